@@ -51,7 +51,7 @@ class CloudTpu:
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
         if not LOCATION.fullmatch(location):
-            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/<project>/locations/<zone>")
+            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/PROJECT/locations/ZONE")
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidRequestError(
                 f"{TEST_CLOUD_TPU_ENDPOINT} is {endpoint!r}; it names an emulator on this machine, such as 127.0.0.1:80"

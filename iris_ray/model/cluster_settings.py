@@ -79,7 +79,7 @@ def _location(text: str) -> str | None:
     if text == OFF:
         return None
     if not LOCATION.fullmatch(text):
-        raise ValueError(f"give projects/<project>/locations/<zone>, or {OFF}")
+        raise ValueError(f"give projects/PROJECT/locations/ZONE, or {OFF}")
     return text
 
 
@@ -105,7 +105,7 @@ EVICTION_GRACE_S = ClusterSetting(
 CLOUD_TPU = ClusterSetting(
     "cloud_tpu",
     OFF,
-    "projects/<project>/locations/<zone>",
+    "projects/PROJECT/locations/ZONE",
     "In which zone of Google's Cloud TPU API the Controller asks what became of lost slices.",
     _location,
 )

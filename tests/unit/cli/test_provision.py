@@ -348,7 +348,7 @@ def invoke(*changes: str) -> Result:
         (["--min", "3"], "--max is 2"),
         (["--name", "Ann"], "--name is 'Ann'"),
         (["--type", "v6e-17", "--location", ""], "not a TPU type"),
-        (["--location", "us-east5-a"], "projects/<project>/locations/<zone>"),
+        (["--location", "us-east5-a"], "projects/PROJECT/locations/ZONE"),
         (["--head", "somewhere"], "--head HOST:PORT"),
     ],
 )

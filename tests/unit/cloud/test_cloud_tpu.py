@@ -323,7 +323,7 @@ def test_nobody_is_asked_at_a_malformed_zone(caplog: pytest.LogCaptureFixture) -
     words = ProviderWords()
     words.ask_at("somewhere")
     assert asyncio.run(_about(words, "a")) == {}
-    assert "projects/<project>/locations/<zone>" in caplog.text
+    assert "projects/PROJECT/locations/ZONE" in caplog.text
 
 
 @pytest.mark.parametrize("endpoint", ["10.0.0.1:80", "example.com:443", "127.0.0.1", "localhost.example.com:1"])
