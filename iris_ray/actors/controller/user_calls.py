@@ -323,9 +323,9 @@ class UserCalls(ControllerProcess):
             self._permissions.require_operator(user, "change the settings of the cluster")
             now = self._clock.wall(self._clock.now())
             sets = {name: None if text is None else WasSet(text, user, now) for name, text in changes.items()}
-            await self._events.recorded([SettingSetEvent(name, to) for name, to in sets.items()])
-            self._follow_settings()
-            await self._events.recorded([])  # a plan by the new settings
+            recorded = self._events.apply([SettingSetEvent(name, to) for name, to in sets.items()])
+            self._follow_settings()  # at once: Ray may cancel a call
+            await asyncio.shield(recorded)
         return dict(was_set)
 
     async def statistics(self) -> dict[str, int]:
