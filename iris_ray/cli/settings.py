@@ -5,12 +5,11 @@ from collections.abc import Iterable, Mapping
 
 import click
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.groups import SuggestingGroup
+from iris_ray.cli.conventions import SuggestingGroup
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing.json_output import print_json
-from iris_ray.cli.printing.tables import print_table
+from iris_ray.cli.printing import print_json, print_table
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.cluster_settings import TABLE, WasSet, setting_named
 
@@ -44,7 +43,7 @@ def settings(context: click.Context, as_json: bool) -> None:
 @address_option
 def set_(assignments: tuple[str, ...], as_json: bool) -> None:
     """Set settings, all or none."""
-    from iris_ray.client.identity import current_user
+    from iris_ray.client.connection import current_user
 
     wanted = read_assignments(assignments)
     with cluster():
@@ -58,7 +57,7 @@ def set_(assignments: tuple[str, ...], as_json: bool) -> None:
 @address_option
 def reset(names: tuple[str, ...], as_json: bool) -> None:
     """Give settings their defaults again."""
-    from iris_ray.client.identity import current_user
+    from iris_ray.client.connection import current_user
 
     wanted = {setting_named(name).name: None for name in names}
     with cluster():

@@ -4,10 +4,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.overview import Changes, Position
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.dashboard.cluster_view import ClusterView
-from iris_ray.dashboard.tables import Diff
+from iris_ray.dashboard.rows import Diff
 from tests.support.waiting import wait_until
 
 Tables = dict[str, dict[str, Any]]

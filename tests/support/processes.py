@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from iris_ray.actors.host.processes.tree import ProcessTree, stat_of
+from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 
 # Starts one child for each argument, prints its pid, and sleeps. It reaps none, so children that end become zombies.
 # "fork TOKEN" is a daemon that starts no program, of a parent that has marked its forks.
@@ -16,7 +16,7 @@ import os, subprocess, sys, time
 
 def fork(token):
     global mark
-    from iris_ray.actors.host.processes.tree import mark_forks
+    from iris_ray.actors.host.process_tree import mark_forks
     mark = mark_forks(token)
     said, say = os.pipe()
     if between := os.fork():

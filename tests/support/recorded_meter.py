@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
-from iris_ray.actors.controller.metric_definitions import Kind, Metric
+from iris_ray.actors.controller.metrics import Kind, Metric
 
 Series = tuple[str, str]
 """The name of a metric, and its labels as Prometheus writes them."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
+from iris_ray.actors.host.exit_status import WatchedProcess
+from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.host.processes.watched_process import WatchedProcess
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.processes import tree
@@ -30,9 +30,9 @@ class Child:
     BEFORE = """
         import faulthandler, os, select, signal, sys, time
         from pathlib import Path
-        from iris_ray.actors.host.directories.host_directory import host_directory
-        from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
-        from iris_ray.actors.wire.task_files import TaskFiles
+        from iris_ray.actors.host.directories import host_directory
+        from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, survive_notices
+        from iris_ray.actors.protocol.task_files import TaskFiles
         files = TaskFiles.of_process(host_directory(), os.getpid())
         os.environ[TaskFiles.VARIABLE] = files.prefix
         def next_start():

@@ -4,10 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, SparePurpose
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import Worker

@@ -6,8 +6,7 @@ The rules of `iris_ray.state` are written down here once more, in other words an
 from collections import Counter
 from collections.abc import Mapping
 
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU_NAME, Worker
 from iris_ray.state import ControllerState

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from iris_ray.model.constraints import AttributeValue, Scalar
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU_NAME

@@ -4,10 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import SpareFor, SparePurpose
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
+from iris_ray.model.lifecycle import TRANSITIONS, AttemptId, JobState, TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.workers import Occupant
 from iris_ray.state.events import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_ray.cli.exits import USAGE
+from iris_ray.cli.conventions import USAGE
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.cluster_settings import TABLE
 from tests.support.controller_in_process import ControllerInProcess

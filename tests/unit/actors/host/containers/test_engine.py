@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.containers import engine as module
-from iris_ray.actors.host.containers.engine import ContainerEngine, ContainerState, find_engine
+from iris_ray.actors.host import containers as module
+from iris_ray.actors.host.containers import ContainerEngine, ContainerState, find_engine
 from iris_ray.errors import ContainerEngineError
 from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
