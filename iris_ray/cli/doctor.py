@@ -114,7 +114,7 @@ def reserved_chips() -> dict[str, float]:
     """Return how many chips of each node iris_ray has reserved, by node id; the names of placement groups tell."""
     from ray.util.placement_group import placement_group_table
 
-    from iris_ray.actors.protocol.names import PLACEMENT_GROUP_PREFIX
+    from iris_ray.actors.calls.names import PLACEMENT_GROUP_PREFIX
 
     chips: defaultdict[str, float] = defaultdict(float)
     for group in placement_group_table().values():

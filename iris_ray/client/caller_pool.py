@@ -15,9 +15,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from iris_ray.actors.calls.names import NAMESPACE
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import RunRequest, with_stored_function
-from iris_ray.actors.protocol.names import NAMESPACE
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.connection import this_connection

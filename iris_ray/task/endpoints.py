@@ -13,8 +13,8 @@ from numbers import Real
 import ray
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.calls.names import endpoint_key
 from iris_ray.actors.calls.ray_internals import ClusterStore, has_inherited_connection
-from iris_ray.actors.protocol.names import endpoint_key
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
 from iris_ray.model.job_info import JobInfo

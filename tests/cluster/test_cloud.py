@@ -11,10 +11,10 @@ import ray
 from google.cloud import tpu_v2
 
 from iris_ray import run_on_pod_ray
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.calls.ray_internals import pending_gang_demand
 from iris_ray.actors.controller import autoscaler_demand
 from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, AutoscalerDemand
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.client.connection import current_user
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing import SimulatedCluster

@@ -13,8 +13,8 @@ from ray.exceptions import RayTaskError
 
 from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.actors.calls.controller_client import get_or_start_controller
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.errors import DeposedError, NotPermittedError
 from iris_ray.model.lifecycle import JobState

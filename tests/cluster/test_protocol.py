@@ -8,8 +8,8 @@ import ray
 
 from iris_ray.actors.calls import controller_client
 from iris_ray.actors.calls.controller_client import ControllerClient
+from iris_ray.actors.calls.names import NAMESPACE
 from iris_ray.actors.protocol import version
-from iris_ray.actors.protocol.names import NAMESPACE
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.errors import VersionMismatchError
 from iris_ray.testing import SimulatedCluster

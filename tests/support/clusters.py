@@ -12,7 +12,7 @@ from ray.util.placement_group import placement_group_table
 
 from iris_ray import release
 from iris_ray.actors.calls.controller_connection import find_controller
-from iris_ray.actors.protocol.names import PLACEMENT_GROUP_PREFIX
+from iris_ray.actors.calls.names import PLACEMENT_GROUP_PREFIX
 from iris_ray.client.connection import current_user
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.lifecycle import job_of

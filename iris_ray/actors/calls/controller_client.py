@@ -13,8 +13,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_
 
 import iris_ray
 from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Unreachable, answer
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError

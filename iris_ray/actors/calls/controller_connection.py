@@ -419,7 +419,7 @@ def find_controller() -> Any:
     """
     import ray
 
-    from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+    from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 
     _require_connected()
     try:

@@ -43,6 +43,7 @@ from dataclasses import replace
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.names import is_endpoint_of
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.corrupt_records import CorruptRecords
@@ -55,7 +56,6 @@ from iris_ray.actors.controller.write_ahead_log import (
     numbers_after,
     read_left_behind,
 )
-from iris_ray.actors.protocol.names import is_endpoint_of
 from iris_ray.model.goodput_sums import FleetTimes, UserTimes
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event

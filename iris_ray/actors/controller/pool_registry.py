@@ -10,11 +10,11 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 
 from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.names import forget_incarnations, reservations_of
 from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.calls.ray_internals import placement_group_by_id
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.protocol.messages import PoolProcess, PoolView
-from iris_ray.actors.protocol.names import forget_incarnations, reservations_of
 from iris_ray.errors import SupersededError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.state import ControllerState

@@ -16,13 +16,13 @@ from iris_ray.actors.calls.asking import Gone, Unreachable, answer, remote_metho
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.host_stub import HostStub
 from iris_ray.actors.calls.liveness import FailureDetector
+from iris_ray.actors.calls.names import reservations_of
 from iris_ray.actors.calls.standby_stub import StandbyStub
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, HostPlace, ProcessSpec, SliceReady
-from iris_ray.actors.protocol.names import reservations_of
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import GPU, TPU
 

@@ -1,4 +1,4 @@
-"""What processes say to each other: messages, status, logs, names, the protocol's version. Frozen data.
+"""What processes say to each other: messages, status, logs, files of tasks, the protocol's version. Frozen data.
 
 May import: the pure core. Start with `messages.py`.
 """
