@@ -15,8 +15,8 @@ from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import json_option, reason_option
 from iris_ray.cli.printing import counted, print_json, print_table
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, UnknownNameError
+from iris_ray.model.checks import unknown
 from iris_ray.model.lifecycle import job_of
-from iris_ray.model.suggestions import unknown
 from iris_ray.model.workers import GPU, TPU
 from iris_ray.terminal import live_line
 

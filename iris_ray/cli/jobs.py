@@ -42,7 +42,7 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
     none = f"no {'' if everything else 'unfinished '}jobs{whose}" + (f"; {hidden} others (--all)" if hidden else "")
     print_table(_JOB_HEADERS, [listed(job) for job in shown], none)
     if aside:
-        some = ", ".join(one.job_id for one in aside[:4]) + (", …" if aside[4:] else "")
+        some = ", ".join(one.name for one in aside[:4]) + (", …" if aside[4:] else "")
         click.echo(f"\nset aside, for they could not be handled: {some} (why: iris-ray doctor)")
 
 

@@ -10,8 +10,8 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import print_json, print_table
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import EVERYBODY, Limits
+from iris_ray.model.options import PriorityBand
 
 EVERYBODY_IN_WORDS = "everybody"
 _HEADERS = ("USER", "BAND", "CHIPS", "RUNNING JOBS", "QUEUED JOBS", "TASKS", "NOTE")

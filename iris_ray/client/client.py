@@ -14,13 +14,15 @@ from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
 from iris_ray.client.caller_pool import pool_of_this_process, submit_detached
 from iris_ray.client.connection import current_user, join, require_cluster
-from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of, require_number
+from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of
 from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
-from iris_ray.client.run_options import JobOptions, takes
+from iris_ray.client.run_options import takes
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import require_int
 from iris_ray.model.job_spec import CoschedulingConfig
+from iris_ray.model.options import JobOptions
 from iris_ray.model.requirement import ResourceSpec
 from iris_ray.task.job_info import get_job_info
 
@@ -95,7 +97,7 @@ class IrisClient:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    @takes(JobOptions, max_retries_failure=0, max_retries_preemption=100)
+    @takes("IrisClient.submit")
     def submit(
         self,
         remote_fn: Callable[[], Any] | Any,
@@ -109,7 +111,8 @@ class IrisClient:
         """Put a job into the cluster's queue; returns as soon as it is there.
 
         On slices of several hosts the tasks are a gang, as with `run_on_pod`, and so they are with ``coscheduling``.
-        Otherwise each task is placed, fails and is retried by itself.
+        Otherwise each task is placed, fails and is retried by itself. Unlike with `run_on_pod`, there is no further
+        attempt after a failure unless you ask for some with ``max_retries_failure``.
 
         Args:
             remote_fn: a function without arguments, or a Ray remote function.
@@ -119,22 +122,7 @@ class IrisClient:
                 ``CoschedulingConfig("rack")`` makes a gang: all tasks start together, each on a host of its own, on
                 hosts with the same value of that attribute.
             detached: the job goes on when this process ends; not for what a task submits, which ends with that task.
-            constraints: what every host must satisfy.
-            preferences: what is better satisfied.
-            tolerations: names of taints that do not keep the job away.
-            max_retries_preemption, max_retries_failure: further attempts of a gang, or of a single task. Unlike
-                `run_on_pod`, a job that is submitted has no further attempt after a failure unless it asks for some.
-            max_task_failures: failed attempts of all tasks in all, retried ones too, that the job survives; its
-                results then have errors in the places of failed tasks. None: it fails with the first task, or gang,
-                whose retries are used up.
-            priority: which jobs it goes before.
-            scheduling_timeout: seconds by which a task must have run, or the job is given up; 0 or less: never.
-            env: environment variables of the tasks. Those that act when a process starts (``LD_…``, ``PYTHON…``,
-                ``RAY_…`` and their kind, see `task_environment.py`) travel as Ray's ``runtime_env``, whose values Ray's
-                own logs show: no secrets in them.
-            keep_warm, preload, spares, grow_after: as for `run_on_pod`; of no use without TPU. Gangs without TPU can't
-                have spares.
-            stall_timeout, exit_grace: as for `run_on_pod`.
+            options: those of docs/options.md, such as ``spares=1``; ``help(IrisClient.submit)`` explains each.
 
         Raises:
             InvalidRequestError: something can't work as written; nothing was acquired.
@@ -173,7 +161,7 @@ class IrisClient:
             InvalidRequestError: ``task_index`` is not a number.
             UnknownNameError: the job has no such task, or there is no such job.
         """
-        require_number("task_index", task_index)
+        require_int("task_index", task_index, 0)
         return controller_of_a_job().task_status(job_id_of(job), task_index)
 
     def fetch_task_logs(
@@ -202,7 +190,7 @@ class IrisClient:
         numbers |= {} if attempt is None else {"attempt": attempt}
         numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
         for what, number in numbers.items():
-            require_number(what, number)
+            require_int(what, number, 0)
         at = LogPosition(attempt, offset, tail_lines)
         return controller_of_a_job().fetch_task_logs(job_id_of(job), task_index, at, max_bytes)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from iris_ray.actors.protocol.overview import plain
+from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobEvent, JobGoodput, JobStatus, TaskStatus
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
 from iris_ray.dashboard.follower import Source
@@ -105,7 +105,7 @@ class JobPages:
 
 def _job(source: JobSource, job_id: str) -> dict[str, Any]:
     status = source.job_status(job_id)
-    found: dict[str, Any] = plain(status)
+    found: dict[str, Any] = as_json(status)
     return found | {
         "explanation": status.explanation,
         "priority": status.priority.name.lower(),
@@ -113,8 +113,8 @@ def _job(source: JobSource, job_id: str) -> dict[str, Any]:
         "over": status.state.finished,
         "tasks": [_task(task) for task in source.first_tasks(job_id)],
         "size": sum(status.tasks.values()),
-        "events": plain(source.job_events(job_id)),
-        "goodput": plain(source.job_goodput(job_id)) if status.num_groups and not status.spare_for else None,
+        "events": as_json(source.job_events(job_id)),
+        "goodput": as_json(source.job_goodput(job_id)) if status.num_groups and not status.spare_for else None,
     }
 
 
@@ -136,8 +136,8 @@ def goodput_by_user(jobs: Iterable[JobGoodput]) -> dict[str, Any]:
 
 
 def _task(task: TaskStatus) -> dict[str, Any]:
-    attempts = [plain(attempt) | {"state": attempt.state.value} for attempt in task.attempts]
-    return {**plain(task), "state": task.state.value, "attempts": attempts}
+    attempts = [as_json(attempt) | {"state": attempt.state.value} for attempt in task.attempts]
+    return {**as_json(task), "state": task.state.value, "attempts": attempts}
 
 
 def _logs(source: JobSource, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:

@@ -4,14 +4,13 @@ People write a setting as text, ``NAME=VALUE``. The Controller checks the text a
 ``iris-ray settings`` and docs/operating.md take everything from `TABLE`.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import is_seconds, unknown
 
 EVERYBODY, OFF, ON = "everybody", "off", "on"
 LOCATION = re.compile(r"projects/[a-z0-9.:-]+/locations/[a-z0-9-]+")
@@ -69,8 +68,8 @@ def _seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
-        seconds = math.nan
-    if not 0.0 <= seconds < math.inf:
+        seconds = -1.0
+    if not is_seconds(seconds):
         raise ValueError("give a number of seconds, 0 or more")
     return seconds
 

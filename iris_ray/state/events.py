@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.constraints import Attributes
 from iris_ray.model.goodput import Marks
-from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
-from iris_ray.model.plain import Words
+from iris_ray.model.plain_values import Words
 from iris_ray.state.records import JobRecord
 
 

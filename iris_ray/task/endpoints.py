@@ -5,10 +5,8 @@ attempt of that task is not over. So it outlives the Controller, and need not be
 files instead.
 """
 
-import math
 import pickle
 import time
-from numbers import Real
 
 import ray
 
@@ -17,9 +15,10 @@ from iris_ray.actors.calls.names import endpoint_key
 from iris_ray.actors.calls.ray_internals import ClusterStore, has_inherited_connection
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
+from iris_ray.model.checks import is_name, is_timeout, require, shown
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import ACTIVE
-from iris_ray.model.plain import plain, shown
+from iris_ray.model.plain_values import plain
 from iris_ray.task.job_info import get_job_info
 
 ASK_AGAIN_S = 0.2
@@ -35,8 +34,7 @@ def register_endpoint(name: str, address: str) -> None:
         NoClusterError: called in a process that the task has started, which is not connected to the cluster.
     """
     me, key = _task(name)
-    if not isinstance(address, str) or not address:
-        raise InvalidRequestError(f"address is {shown(address)}; give a str, such as 10.0.0.2:8080")
+    require(is_name(address), "address", address, "a str, such as 10.0.0.2:8080")
     record = pickle.dumps((me.task_index, me.attempt, plain(str, address, "address")))
     if (run := LocalRun.of_this_task()) is not None:
         run.put(key, record)
@@ -58,8 +56,7 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
         NoClusterError: called in a process that the task has started.
     """
     me, key = _task(name)
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, Real)) or math.isnan(timeout):
-        raise InvalidRequestError(f"timeout is {shown(timeout)}; give seconds, or math.inf to wait for ever")
+    require(is_timeout(timeout), "timeout", timeout, "seconds, or math.inf to wait for ever")
     deadline = time.monotonic() + timeout
     while (address := _registered(me, key, deadline - time.monotonic())) is None:
         if time.monotonic() > deadline:

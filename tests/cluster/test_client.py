@@ -67,7 +67,7 @@ def me() -> tuple[str, int, int, int, str]:
     return info.task_id, info.task_index, info.num_tasks, info.attempt, info.slice_name
 
 
-# -- at the door ----------------------------------------------------------------------------------------------------
+# -- at once --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from iris_ray import release, run_on_pod_ray
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.testing import SimulatedCluster
 from tests.cluster.test_notices import steps
 from tests.support.gangs import Trace, job_view, result_of, the_controller

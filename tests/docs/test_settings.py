@@ -3,18 +3,17 @@
 import re
 
 from iris_ray.model.cluster_settings import TABLE
-from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT, TEST_METADATA_HOST, VARIABLES
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT, TEST_HOST_SILENCE_S, TEST_METADATA_HOST, VARIABLES
 from tests.docs.pages import REPOSITORY
 
-OPTIONS_OF_A_RUN = {"IRIS_RAY_STANDBYS", "IRIS_RAY_HOST_SILENCE_S"}
+OF_TESTS = {TEST_CLOUD_TPU_ENDPOINT, TEST_HOST_SILENCE_S, TEST_METADATA_HOST}
 
 
 def test_page_has_a_line_for_every_variable_and_no_other() -> None:
     page = (REPOSITORY / "docs" / "environment.md").read_text().partition("## Variables that a task gets")[0]
     lines = re.findall(r"^\| `(IRIS_\w+)` \| ([^|]+) \| (.+) \|$", page, re.MULTILINE)
-    ours = [line for line in lines if line[0] not in OPTIONS_OF_A_RUN]
-    assert sorted(ours) == sorted((one.name, one.where, one.meaning) for one in VARIABLES)
-    assert set(re.findall(r"IRIS_RAY_TEST_\w+", page)) == {TEST_METADATA_HOST, TEST_CLOUD_TPU_ENDPOINT}
+    assert sorted(lines) == sorted((one.name, one.where, one.meaning) for one in VARIABLES)
+    assert set(re.findall(r"IRIS_RAY_TEST_\w+", page)) == OF_TESTS
 
 
 def test_page_has_a_line_for_every_setting_of_a_cluster() -> None:

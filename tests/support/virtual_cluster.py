@@ -66,7 +66,7 @@ class VirtualCluster(ClusterInProcess):
             self.works[job_id] = work
         more = {
             name: changes.pop(name)
-            for name in ("keep_warm", "stall_timeout", "silence_s", "exit_grace", "process", "standbys")
+            for name in ("keep_warm", "stall_timeout", "host_silence", "exit_grace", "process", "standbys")
             if name in changes
         }
         pool = changes.pop("pool", self.pool)

@@ -16,7 +16,6 @@ OURS = {
     "_IRIS_RAY_COMPLETE",  # click's
 }
 """Variables that iris_ray gives to its own processes."""
-OPTIONS_OF_A_RUN = {"IRIS_RAY_STANDBYS", "IRIS_RAY_HOST_SILENCE_S"}
 ALONE = {("testing/process_supervisor.py", settings.HOST_DIR.name)}
 """Scripts that import nothing of iris_ray."""
 
@@ -28,7 +27,7 @@ def test_no_other_module_names_a_variable_of_the_users() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAME.fullmatch(node.value)
     }
-    others = {(path, name) for path, name in found if path != "settings.py" and name not in OURS | OPTIONS_OF_A_RUN}
+    others = {(path, name) for path, name in found if path != "settings.py" and name not in OURS}
     assert others == ALONE
 
 

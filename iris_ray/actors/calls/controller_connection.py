@@ -24,8 +24,8 @@ from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, re
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput_sums import UserDay
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -13,7 +13,7 @@ from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.errors import DeposedError, InvalidMessageError, NotYetError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice
-from iris_ray.model.plain import plain
+from iris_ray.model.plain_values import plain
 
 DISPATCH_TIMEOUT_S = 5.0
 RECONNECT_TIMEOUT_S = 5.0

@@ -139,7 +139,6 @@ class ControllerProcess:
                 self._pools,
                 self._nodes,
                 self._dispatcher,
-                self._events.aside,
                 self._read_nodes,
             )
         except ANOTHER_WOULD_MEET:

@@ -27,9 +27,9 @@ from iris_ray.actors.host.output.log_reader import (
 )
 from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.actors.protocol.task_log import LastLines, LogId, LogPlace, LogPosition, TaskLog
+from iris_ray.model.checks import unknown_number
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.suggestions import unknown_number
 from iris_ray.model.workers import Worker
 from iris_ray.state import ControllerState
 

@@ -40,7 +40,7 @@ _MaintenanceListener = ray.remote(MaintenanceListener)
 
 
 class MaintenanceService:
-    """Keeps a listener on every host that is set aside for a maintenance and whose slice no pool holds.
+    """Keeps a listener on every host that is closed for a maintenance and whose slice no pool holds.
 
     Args:
         called_off: gets the id of a host whose maintenance is not planned any more.

@@ -11,12 +11,11 @@ from iris_ray.actors.controller.views import job_status
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError
+from iris_ray.model.checks import shown, unknown_number
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import OUR_MOVES
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
-from iris_ray.model.plain import shown
-from iris_ray.model.suggestions import unknown_number
 from iris_ray.state.events import (
     Event,
     JobSubmittedEvent,
@@ -65,8 +64,8 @@ class PoolCalls(ControllerProcess):
         elif known.spec != spec:
             raise InvalidJobError(f"there is a job {spec.job_id} already, of {known.spec.user}; choose another id")
         await self._events.recorded([JobSubmittedEvent(spec, self._clock.now())])
-        if (why := self._events.aside.jobs.get(spec.job_id)) is not None:
-            raise JobCancelledError(f"job {spec.job_id} was cancelled: {why}")
+        if (aside := self._journal.contained.jobs.get(spec.job_id)) is not None:
+            raise JobCancelledError(f"job {spec.job_id} was cancelled: {aside.why}")
         return self._state.jobs[spec.job_id].state
 
     @checked

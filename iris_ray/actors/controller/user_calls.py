@@ -4,6 +4,7 @@ import asyncio
 import heapq
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -31,19 +32,19 @@ from iris_ray.actors.protocol.status import (
     JobStatus,
     LimitStatus,
     Place,
-    SetAside,
     TaskStatus,
     WorkerStatus,
 )
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
+from iris_ray.model.containment import SetAside
 from iris_ray.model.goodput_sums import UserDay
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
-from iris_ray.model.plain import Words
-from iris_ray.model.suggestions import unknown, unknown_number
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.plain_values import Words
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import (
     JobCancelledEvent,
@@ -54,11 +55,6 @@ from iris_ray.state.events import (
     TaintLiftedEvent,
 )
 from iris_ray.state.job_table import is_measured
-
-LOST = (
-    "its record was damaged when this Controller took over, so iris_ray does not know it any more. What runs of it goes"
-    " on until its caller ends. Submit it again. The rest of the record is kept in the cluster's store, under corrupt/"
-)
 
 
 class UserCalls(ControllerProcess):
@@ -356,14 +352,14 @@ class UserCalls(ControllerProcess):
 
     def _set_aside(self) -> list[SetAside]:
         """Return jobs that the Controller could not handle or can't place, and records that can't be read."""
-        found = {**self._events.aside.jobs, **self._planner.left_out}
-        lost = {name: f"{LOST} ({why})" for name, why in self._journal.corrupt.why.items()}
-        return [SetAside(name, why) for name, why in (found | lost).items()]
+        contained, wall = self._journal.contained, self._clock.wall_or_none
+        found = {**contained.jobs, **self._planner.left_out, **contained.records}
+        return [replace(one, since=wall(one.since), until=wall(one.until)) for one in found.values()]
 
     def _job(self, job_id: str) -> Job:
         job = self._state.jobs.get(job_id)
-        if job is None and (why := self._journal.corrupt.why.get(job_id)) is not None:
-            raise UnknownNameError(f"{job_id}: {LOST} ({why})")
+        if job is None and (lost := self._journal.contained.records.get(job_id)) is not None:
+            raise UnknownNameError(str(lost))
         if job is None:
             raise unknown("job", job_id, self._state.jobs)
         return job

@@ -31,7 +31,7 @@ from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
-from iris_ray.model.plain import LARGEST_INT
+from iris_ray.model.plain_values import LARGEST_INT
 
 # -- task notices ------------------------------------------------------------------------------------------------------
 # Delivers a notice to a task, as a file and a SIGTERM, and waits until the task has saved its state.

@@ -134,7 +134,7 @@ class Attempt:
         self._notices.move_early()
         last_look = asyncio.ensure_future(self.progress.look_again(has_failed=True))
         evidence = await gather_evidence(
-            self.place, self._slices, self._controller, self.shutdown.hung, self._request.silence_s
+            self.place, self._slices, self._controller, self.shutdown.hung, self._request.host_silence
         )
         names = self.place.names
         self.shutdown.lose(names[slice_id] for slice_id in evidence.bad_slices)
@@ -174,7 +174,7 @@ class Attempt:
         self, name: str, generation: int, launches: list[TaskLaunch]
     ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a slice's tasks; return their ends with their results, which come straight from their processes."""
-        ends = await self._slices.stub(name).run_remote_fn(self.id, generation, launches, self._request.silence_s)
+        ends = await self._slices.stub(name).run_remote_fn(self.id, generation, launches, self._request.host_silence)
         if isinstance(ends, Unreachable):
             return ends
         return dict(zip(ends, await asyncio.gather(*map(with_fetched_payload, ends.values())), strict=True))
@@ -184,7 +184,7 @@ class Attempt:
         hosts = range(self.place.order.hosts_per_slice)
         ends: Ends = dict.fromkeys(self.place.tasks())
         stubs = {name: self._slices.stub(name) for name in self.place.names}
-        detector = FailureDetector(lambda name: stubs[name].ping(), stubs, self._request.silence_s)
+        detector = FailureDetector(lambda name: stubs[name].ping(), stubs, self._request.host_silence)
         silence = asyncio.ensure_future(detector.found())
         pending: set[asyncio.Future[Any]] = set(calls)
         try:

@@ -365,7 +365,7 @@ class AttemptShutdown:
         stubs = {name: self._slices.stub(name) for name in asked}
         grace = self._request.exit_grace if reason is None else 0.0
         asks = {name: stub.stop(self._place.order.attempt, reason, grace) for name, stub in stubs.items()}
-        replies = await answers_unless_silent(asks, lambda name: stubs[name].ping(), self._request.silence_s)
+        replies = await answers_unless_silent(asks, lambda name: stubs[name].ping(), self._request.host_silence)
         ends: dict[TaskKey, TaskEnd] = {}
         for name, reply in replies.items():
             if isinstance(reply, (Unreachable, BaseException)):

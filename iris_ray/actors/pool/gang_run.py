@@ -152,7 +152,7 @@ class GangRun:
         """Hold slices ready for this gang, on the Controller's order."""
         try:
             await self._slices.hold_ready(
-                order, self._request.process, self._request.keep_warm, self._request.silence_s
+                order, self._request.process, self._request.keep_warm, self._request.host_silence
             )
             events: list[Event] = [
                 TaskStateChangedEvent(order.attempt, index, TaskState.RUNNING)

@@ -140,7 +140,7 @@ async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: R
         LaunchFailed: some host did not get ready, or the attempt was asked to stop.
     """
     slices.scale_multislice(place.order, request.process, request.keep_warm)
-    ready = asyncio.ensure_future(slices.all_ready(place.names, request.silence_s))
+    ready = asyncio.ensure_future(slices.all_ready(place.names, request.host_silence))
     first: set[asyncio.Future[Any]] = {ready, stop.reason}
     try:
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)

@@ -22,7 +22,7 @@ from iris_ray.client.job_request import make_request
 from iris_ray.client.placement import Placement, on_slices, placement_of
 from iris_ray.errors import IrisError
 from iris_ray.model.constraints import Attributes, AttributeValue
-from iris_ray.model.job_spec import MAX_RETRIES_PREEMPTION
+from iris_ray.model.options import default_of
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU
@@ -179,8 +179,8 @@ def _requests(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str) -> It
             preferences=list(each.preferences),
             tolerations=list(each.tolerations),
             priority=each.priority,
-            max_retries_preemption=MAX_RETRIES_PREEMPTION,
-            max_retries_failure=MAX_RETRIES_PREEMPTION,  # it fails only if its agent is gone
+            max_retries_preemption=default_of("max_retries_preemption"),
+            max_retries_failure=default_of("max_retries_preemption"),  # it fails only if its agent is gone
             keep_warm=0.0,
             exit_grace=EXIT_GRACE_S,
         )

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from iris_ray.actors.calls.asking import Reference
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
-from iris_ray.model.plain import shown
+from iris_ray.model.checks import shown
 from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.actors.messages import TAKEN_AT_ONCE, Ask, ModelOrder, SlotHosts, SlotStatus, packed
 from iris_ray.slots.client.hold_host import cancel_runners, submit_runners

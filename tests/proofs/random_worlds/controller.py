@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError
 
 from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.controller.containment import Containment
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.pool_registry import PoolRegistry
@@ -191,7 +191,7 @@ class VirtualClock(Clock):
 def new_journal(store: FatalStore, now: Callable[[], float]) -> Journal:
     journal = Journal()
     journal.clock = VirtualClock(now)
-    journal._store, journal.corrupt = store, CorruptRecords(store)  # type: ignore[assignment, arg-type]
+    journal._store, journal.contained = store, Containment(store, journal.clock)  # type: ignore[assignment, arg-type]
     return journal
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import (
     AssignedEvent,
     AttemptEndConfirmedEvent,

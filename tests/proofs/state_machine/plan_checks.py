@@ -4,9 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Set
 
 from iris_ray.model.constraints import ConstraintOp
-from iris_ray.model.job_spec import PriorityBand, SparePurpose
+from iris_ray.model.job_spec import SparePurpose
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.result import SchedulingResult

@@ -6,9 +6,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
-from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from tests.support.worlds import gang_spec

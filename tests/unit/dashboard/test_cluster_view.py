@@ -7,8 +7,8 @@ import pytest
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.pool import attempt
 from iris_ray.actors.protocol.messages import GangProgress, PoolProcess
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import AttemptId, JobState
+from iris_ray.model.options import PriorityBand
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.followed import Followed, Tables
 
