@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup
 from iris_ray.cli.options import json_option
@@ -33,7 +34,7 @@ def settings(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is None:
         with cluster():
-            found = ControllerConnection().list_settings()
+            found = ControllerConnection().ask(ControllerInterface.list_settings)
         show(found, TABLE, as_json)
 
 
@@ -47,7 +48,7 @@ def set_(assignments: tuple[str, ...], as_json: bool) -> None:
 
     wanted = read_assignments(assignments)
     with cluster():
-        found = ControllerConnection().set_settings(wanted, False, current_user())
+        found = ControllerConnection().ask(ControllerInterface.set_settings, wanted, False, current_user())
     show(found, wanted, as_json)
 
 
@@ -59,9 +60,9 @@ def reset(names: tuple[str, ...], as_json: bool) -> None:
     """Give settings their defaults again."""
     from iris_ray.client.connection import current_user
 
-    wanted = {setting_named(name).name: None for name in names}
+    wanted: dict[str, str | None] = {setting_named(name).name: None for name in names}
     with cluster():
-        found = ControllerConnection().set_settings(wanted, False, current_user())
+        found = ControllerConnection().ask(ControllerInterface.set_settings, wanted, False, current_user())
     show(found, wanted, as_json)
 
 
