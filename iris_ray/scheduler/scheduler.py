@@ -45,13 +45,16 @@ class Scheduler:
     Args:
         backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.
         evictions: when jobs may take hosts from lower bands; None: never.
+
+    Attributes:
+        evictions: the same; it may be replaced between two plans.
     """
 
     def __init__(
         self, backfill_bound_s: float = BACKFILL_BOUND_S, evictions: EvictionRules | None = DEFAULT_RULES
     ) -> None:
         self._backfill_bound_s = backfill_bound_s
-        self._evictions = evictions
+        self.evictions = evictions
         self._cache = CandidateCache()
         self._fairness = SearchFairness(), SearchFairness()
 
@@ -90,7 +93,7 @@ class Scheduler:
         if pending_reasons:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits)
         if result is None:
-            eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
+            eviction = (running, self.evictions) if running is not None and self.evictions is not None else None
             leaving = frozenset() if running is None else running.leaving()
             cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving, self._fairness)
             result = cycle.run(pending, usage, past, spares)
