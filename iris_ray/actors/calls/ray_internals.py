@@ -17,6 +17,7 @@ from ray.exceptions import RpcError
 from ray.experimental import internal_kv
 from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 STORE_TIMEOUT_S = 5.0
 RAY_VERSION = tuple(map(int, ray.__version__.split(".")[:2]))
@@ -54,6 +55,16 @@ def announce_end(node_id: str, message: str, deadline: float) -> str | None:
     except RpcError as error:
         return f"Ray does not answer: {error}"
     return None if accepted else refusal
+
+
+def on_host(node_id: str, address: str) -> dict[str, Any]:
+    """Return Ray's options for an actor or task that runs on this host and takes no CPU.
+
+    It asks for a bit of the node's own resource: without any resource it may be sent to a node that has just died
+    (Ray 2.60).
+    """
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return {"num_cpus": 0, "resources": {f"node:{address}": 0.001}, "scheduling_strategy": strategy}
 
 
 def driver_lives(job_id: str) -> bool:

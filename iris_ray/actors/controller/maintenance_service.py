@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Container, Mapping
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import Worker
@@ -82,12 +82,7 @@ class MaintenanceService:
         assert notice is not None
         announced = HostNotice(notice.kind, notice.reason, notice.deadline)
         while True:
-            # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
-            actor = _MaintenanceListener.options(
-                num_cpus=0,
-                resources={f"node:{worker.address}": 0.001},
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            ).remote()
+            actor = _MaintenanceListener.options(**on_host(node_id, worker.address)).remote()
             listener = Actor[MaintenanceListener](actor, f"the listener on {worker.name}")
             try:
                 reply = await listener.ask_within(None, MaintenanceListener.called_off, announced)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from iris_ray.actors.host.exit_status import ProgramExit, in_words
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, write_whole
 from iris_ray.errors import ContainerEngineError
 from iris_ray.model.job_info import JobInfo, job_info_of
 from iris_ray.model.job_spec import ContainerSpec, container_name
@@ -224,10 +224,7 @@ class ContainerRecord:
     name: str
 
     def write(self, files: TaskFiles) -> None:
-        """Write the record, whole or not at all."""
-        unfinished = files.container.with_name(f"{files.container.name}.unfinished")
-        unfinished.write_text(json.dumps({"engine": self.engine, "name": self.name}))
-        unfinished.replace(files.container)
+        write_whole(files.container, json.dumps({"engine": self.engine, "name": self.name}).encode())
 
     @staticmethod
     def read(files: TaskFiles) -> "ContainerRecord | None":

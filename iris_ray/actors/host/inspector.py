@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import psutil
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
@@ -71,12 +71,7 @@ def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> by
 
 def ask_host(function: object, node_id: str, address: str, *arguments: object) -> ray.ObjectRef:
     """Call `stacks_of` or `profile_of` on a host. Return at once."""
-    return ray.remote(function).options(
-        num_cpus=0,
-        resources={f"node:{address}": 0.001},
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        max_retries=0,
-    ).remote(*arguments)  # fmt: skip
+    return ray.remote(function).options(**on_host(node_id, address), max_retries=0).remote(*arguments)
 
 
 def _pid_of(task: InspectedTask) -> int:

@@ -12,7 +12,7 @@ import psutil
 
 from iris_ray.actors.host.containers import end_container
 from iris_ray.actors.host.process_tree import ProcessTree, end_task, runs_since, stat_of
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, remove_file
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, remove_file, write_whole
 
 TERM_GRACE_S = 1.0
 """Leftover processes may take so long to end after SIGTERM."""
@@ -142,9 +142,7 @@ class ProcessLedger:
         entry = {"pid": tree.pid, "started": tree.started, "token": tree.token, "descendants": descendants}
         if (recorder := stat_of(os.getpid())) is not None:
             entry["recorder"] = [recorder.pid, recorder.started]
-        unfinished = self._directory / f"{tree.pid}.json.unfinished"
-        unfinished.write_text(json.dumps(entry))
-        unfinished.replace(self._entry(tree.pid))
+        write_whole(self._entry(tree.pid), json.dumps(entry).encode())
 
     def _is_leftover(self, gone: tuple[int, int] | None, recorder: list[int] | None) -> bool:
         """Return whether the tasks of a recorder are leftovers; see `end_leftovers`."""

@@ -116,9 +116,7 @@ class TaskFiles:
     def write_notice(self, notice: Notice) -> None:
         """Write a notice for the task, in place of an earlier one, whole or not at all."""
         content = {"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}
-        unfinished = Path(f"{self.notice}.unfinished")
-        unfinished.write_text(json.dumps(content))
-        unfinished.replace(self.notice)
+        write_whole(self.notice, json.dumps(content).encode())
 
     def read_notice(self) -> Notice | None:
         """Return the task's notice; None if it has none, or the disk can't read it for now."""

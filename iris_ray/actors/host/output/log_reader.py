@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.log_files import AttemptLog, Piece, logs_directory
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
@@ -54,13 +54,7 @@ _LogReader = ray.remote(LogReader)
 
 def start_log_reader(node_id: str, address: str) -> ActorHandle:
     """Start a reader on a host, and return at once. It ends with the calling process at the latest."""
-    # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
-    handle: ActorHandle = _LogReader.options(
-        num_cpus=0,
-        resources={f"node:{address}": 0.001},
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        max_concurrency=8,
-    ).remote()
+    handle: ActorHandle = _LogReader.options(**on_host(node_id, address), max_concurrency=8).remote()
     return handle
 
 
