@@ -188,4 +188,4 @@ def _why(kept: bytes) -> str:
     try:
         return str(pickle.loads(kept)[0])
     except Exception as error:
-        return f"what was kept of it can't be read either: {error}"
+        return f"the copy that was kept apart can't be read either: {error}"

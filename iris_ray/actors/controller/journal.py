@@ -300,7 +300,7 @@ class RecordCollector:
         return values
 
     def delete_endpoints(self, state: ControllerState) -> None:
-        """Delete the endpoints of forgotten jobs with the next records. This may fail: nobody looks them up again."""
+        """Delete the endpoints of forgotten jobs with the next records. This may fail: no task looks them up again."""
         self._forgotten = 0
         with contextlib.suppress(Exception):
             self._pending |= {k: None for k in self._store.keys("endpoint/") if not is_endpoint_of(state.jobs, k)}

@@ -56,29 +56,28 @@ class Metric:
 
 _G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
 
-PENDING_JOBS = Metric("iris_pending_jobs", _G, ("band", "tpu_type"), "jobs that wait, or of which tasks wait")
+PENDING_JOBS = Metric("iris_pending_jobs", _G, ("band", "tpu_type"), "jobs that wait, whole or in part")
 RUNNING_JOBS = Metric("iris_running_jobs", _G, ("band", "tpu_type"), "jobs that have hosts")
 ADMISSION_WAIT = Metric(
-    "iris_admission_wait_seconds",
-    _H,
-    ("band", "tpu_type"),
-    "in the queue, for each attempt",
-    WAIT_S,
+    "iris_admission_wait_seconds", _H, ("band", "tpu_type"), "wait in the queue, for each attempt", WAIT_S
 )
-LAUNCH = Metric("iris_launch_seconds", _H, ("tpu_type",), "from hosts to the first task that runs", START_S)
+LAUNCH = Metric("iris_launch_seconds", _H, ("tpu_type",), "from getting hosts to the first running task", START_S)
 RECOVERY = Metric(
-    "iris_recovery_seconds", _H, ("tpu_type", "cause"), "from an attempt's end to the next one's first task", WAIT_S
+    "iris_recovery_seconds",
+    _H,
+    ("tpu_type", "cause"),
+    "from an attempt's end to the first running task of the next",
+    WAIT_S,
 )
 ATTEMPTS_ENDED = Metric("iris_attempts_ended_total", _C, ("band", "tpu_type", "cause"), "attempts that ended early")
 JOBS_FINISHED = Metric("iris_jobs_finished_total", _C, ("band", "tpu_type", "state"), "jobs that ended, by their state")
 HOSTS = Metric("iris_hosts", _G, ("tpu_type", "condition"), "hosts by condition")
 USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the jobs of a user hold")
-USER_CHIP_SECONDS = Metric("iris_user_chip_seconds_total", _C, ("user",), "the same, added up over time")
+USER_CHIP_SECONDS = Metric(
+    "iris_user_chip_seconds_total", _C, ("user",), "chip-seconds that the jobs of a user have held"
+)
 FINISHED_CHIP_SECONDS = Metric(
-    "iris_finished_chip_seconds_total",
-    _C,
-    ("user", "kind"),
-    "chip-seconds of gangs that have ended, by their use",
+    "iris_finished_chip_seconds_total", _C, ("user", "kind"), "chip-seconds of gangs that have ended, by their use"
 )
 
 METRICS = (

@@ -136,7 +136,7 @@ class PoolRegistry(Mapping[str, Pool]):
         """Take over the pools of an earlier Controller. Return the views of those that answer."""
         for owner, (handle, incarnation) in self._journal.pools().items():
             if not Pool.is_one(handle):
-                logger.error("what is recorded as pool %s is none; its jobs are ended", owner)
+                logger.error("the record of pool %s has no pool's handle; its jobs are ended", owner)
                 continue
             self._note(owner, Pool(handle), incarnation)
         views = await asyncio.gather(*(self._view_of(owner, pool) for owner, pool in self.items()))

@@ -358,7 +358,7 @@ class Overview:
 
 
 def user_shares(state: ControllerState, now: float) -> Iterator[UserShare]:
-    """Yield each user's share of the cluster, first of users who hold resources now."""
+    """Yield each user's share of the cluster. Users who hold resources now come first."""
     totals = state.fleet.totals
     for user in dict.fromkeys([*state.usage, *state.past_usage.snapshot()]):
         held, past = state.usage.get(user, {}), state.past_usage.hours(user, now)

@@ -66,7 +66,7 @@ class StopRequest:
 
     Attributes:
         reason: the reason, for people; done once the attempt is asked to end.
-        cause: the task that we blame for the end, and its outcome; None if somebody else asked for the end.
+        cause: the task that we blame for the end, and its outcome; None if the owner or the Controller asked for it.
         moved_for: the notice that moves the gang, if a notice is the reason.
     """
 
