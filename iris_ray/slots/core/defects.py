@@ -1,4 +1,4 @@
-"""Defects of iris_ray that show with one model: each is told once, and all other models go on."""
+"""Contains defects of iris_ray that show with one model: an alarm tells each once, and all other models go on."""
 
 import traceback
 from collections.abc import Generator, Iterator, Mapping
@@ -12,17 +12,13 @@ from iris_ray.slots.core.served_models import ServedModel
 
 @dataclass(slots=True, eq=False)
 class Defects:
-    """Catches what is raised.
-
-    Attributes:
-        models: those that are served.
-    """
+    """Catches exceptions, by model."""
 
     models: Mapping[SlotIdentity, ServedModel]
     _told: dict[SlotIdentity, SetAside] = field(default_factory=dict)
 
     def contained(self, identity: SlotIdentity, work: Iterator[Instruction]) -> Generator[Instruction, None, bool]:
-        """Yield what is to be done for a model, up to a defect. Return whether there was none."""
+        """Yield the instructions for a model, up to an exception. Return whether there was none."""
         try:
             yield from work
         except Exception as error:
