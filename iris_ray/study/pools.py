@@ -1,7 +1,7 @@
-"""What the callers' side does: it launches attempts, reports how they end, and obeys stops and notices.
+"""The simulated pools: they launch attempts, report how these end, and obey stops and notices.
 
-The order of reports is that of `iris_ray.actors.pool.gang_run`: the end of an attempt is confirmed once none of its
-processes is left, and its slices are released with it or after a while.
+The order of reports is that of `iris_ray.actors.pool.gang_run`: the end of an attempt is confirmed when its last
+process is gone, and its slices are released then or after a while.
 """
 
 import math
@@ -35,7 +35,6 @@ class Attempt:
     """One attempt that has not ended.
 
     Attributes:
-        id: which.
         owner: the id of its pool.
         work: its job; None for a spare.
         slices: names of its slices; empty for tasks that share hosts.
@@ -59,12 +58,12 @@ class SimulatedPools:
     """All pools of a simulation.
 
     Args:
-        agenda: the clock, and what is to happen later.
-        state: read only; what happens comes to it as events.
-        apply: takes these events.
-        look_at: has a plan made at a time.
-        history: is told what happens.
-        timings: how long everything takes.
+        agenda: the clock.
+        state: the Controller's state; only `apply` changes it.
+        apply: takes events.
+        look_at: requests a plan at a time.
+        history: records what happens.
+        timings: how long actions take.
 
     Attributes:
         bad_hosts: ids of hosts where no launch succeeds.
@@ -90,7 +89,7 @@ class SimulatedPools:
         self._live: dict[AttemptId, Attempt] = {}
         self._saved: dict[tuple[str, int], float] = {}  # job id and gang → seconds of work
         self._warm: dict[str, str] = {}  # slice → owner that has processes there
-        self._uses: Counter[str] = Counter()  # of each slice
+        self._uses: Counter[str] = Counter()  # by slice
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -99,7 +98,7 @@ class SimulatedPools:
         self._work[work.spec.job_id] = work
 
     def carry_out(self, instructions: Instructions, placements: Iterable[Placement]) -> None:
-        """Obey what the state wants done, and start the gangs that have got hosts."""
+        """Obey the state's instructions, and start the gangs that have got hosts."""
         for stop in instructions.stop:
             self._stop(stop)
         dropped = [spare.job_id for spare in instructions.dropped]
@@ -116,13 +115,13 @@ class SimulatedPools:
             self._forget(job_id)
 
     def finish(self, job_id: str) -> None:
-        """Have all tasks of a job that run return now."""
+        """Have all running tasks of a job return now."""
         for attempt in [attempt for attempt in self._live.values() if attempt.id.job_id == job_id]:
             if attempt.began_at <= self._agenda.now:
                 self._returned(attempt)
 
     def slice_broke(self, name: str) -> None:
-        """Note that a host of a slice is lost: no process is kept there."""
+        """Note that a host of a slice is lost: its pool keeps no processes there."""
         owner = self._warm.pop(name, None)
         if owner is not None and not any(name in attempt.slices for attempt in self._live.values()):
             self._apply([SliceReleasedEvent(name, owner)])
@@ -245,13 +244,7 @@ class SimulatedPools:
         self._apply(TaskStateChangedEvent(attempt.id, index, state) for index in attempt.tasks)
 
     def _end(self, attempt: Attempt, outcome: str, saved: bool = False) -> None:
-        """Note that an attempt has ended, and what it has saved.
-
-        Args:
-            attempt: which; it is not live any more.
-            outcome: how, in a word.
-            saved: whether all that it has done is saved.
-        """
+        """Note that an attempt has ended, and how much of its work is saved: all, or up to the last regular save."""
         del self._live[attempt.id]
         now, kept_s = self._agenda.now, 0.0
         if attempt.work is not None and attempt.began_at <= now:
@@ -263,7 +256,7 @@ class SimulatedPools:
         self._history.ended(attempt.id, now, outcome, kept_s)
 
     def _confirm(self, attempt: Attempt, *events: Event) -> None:
-        """Report that no process of an attempt is left, after other events about its end."""
+        """Report other events about the end of an attempt, and then that its last process is gone."""
         self._apply([*events, AttemptEndConfirmedEvent(attempt.id)])
         self._history.freed(attempt.id, self._agenda.now)
         self._leave(attempt)
@@ -274,7 +267,7 @@ class SimulatedPools:
                     self._look_at(when)
 
     def _leave(self, attempt: Attempt) -> None:
-        """Keep the slices of an attempt warm for a while. Those that broke are released at once."""
+        """Keep the slices of an attempt warm for a while, but release broken ones at once."""
         job = self._state.jobs.get(attempt.id.job_id)
         goes_on = job is not None and not job.state.finished
         keep_s = self._timings.keep_warm if goes_on or attempt.work is None else attempt.work.keep_warm_s

@@ -1,8 +1,8 @@
-"""Starts Ray's own processes as ``ray start`` would, minus what a simulated cluster does not need.
+"""Starts Ray's own processes as ``ray start`` would, without those that a simulated cluster does not need.
 
 The only part of `iris_ray.testing` that touches Ray's private API; checked on Ray 2.60.0. Start with `head.py`.
 
-What it relies on:
+It relies on these facts:
 
 - ``ray._private.services`` builds each process's command line and runs it through its module-level function
   ``start_ray_process``; `launching.py` replaces that function while a node is started, so that every process gets a

@@ -1,4 +1,4 @@
-"""What the raylet of a node says about itself: resources, labels, object store."""
+"""The resources, labels and object store of a node."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,17 +14,15 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What a raylet on one simulated host says about itself.
+    """One simulated host, as its raylet describes it.
 
     Attributes:
         node_id: hex id.
         cpus: logical CPUs.
         gpus: GPUs that it pretends to have.
         resources: custom resources, ``TPU`` among them.
-        labels: node labels.
         directory: the host's private directory.
         socket_prefix: the beginning of the paths of its Unix sockets; short, as the kernel allows 107 bytes.
-        address: its IP address.
     """
 
     node_id: str
@@ -53,8 +51,8 @@ def new_node_id() -> str:
 
 
 def plasma_directory(fallback: Path) -> str:
-    """Return where to map an object store's memory: shared memory, or ``fallback`` if that is too small, as it is in
-    many containers."""
+    """Return where to map an object store's memory: shared memory, or ``fallback`` if that is too small, as in many
+    containers."""
     if _SHARED_MEMORY.is_dir() and psutil.disk_usage(str(_SHARED_MEMORY)).free >= OBJECT_STORE_BYTES:
         return str(_SHARED_MEMORY)
     return str(fallback)

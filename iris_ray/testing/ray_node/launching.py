@@ -1,4 +1,4 @@
-"""Redirects how Ray runs the processes of a node."""
+"""Redirects how Ray runs the processes of a node, and sets their environment."""
 
 import subprocess
 import threading
@@ -21,7 +21,7 @@ RAYLET = "raylet"
 
 @dataclass
 class _Launching(threading.local):
-    """How the calling thread wants Ray's processes to be run; None outside of a start."""
+    """The thread's own function that runs Ray's processes; None outside of a start."""
 
     launch: Launch | None = field(default=None)
 
@@ -32,7 +32,7 @@ _patch_lock = threading.Lock()
 
 @contextmanager
 def launched_by(launch: Launch) -> Iterator[None]:
-    """Within, ``launch`` runs the processes that this thread asks Ray to start."""
+    """Have ``launch`` run the processes that this thread asks Ray to start within the block."""
 
     def start_ray_process(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
         if _launching.launch is None:  # a ray.init() of another thread
@@ -52,7 +52,6 @@ def launched_by(launch: Launch) -> Iterator[None]:
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
-# The settings of Ray's processes in a simulated cluster, as environment variables.
 
 # A user's own environment may override these.
 _RAY_SETTINGS = {
@@ -70,7 +69,7 @@ _RAY_SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     # There is no agent that metrics could go to.
     "RAY_enable_metrics_collection": "0",
-    # Every raylet would watch the same machine's memory, and kill workers for what the others use.
+    # Every raylet would watch the same machine's memory, and kill workers because of the other hosts' use.
     "RAY_memory_monitor_refresh_ms": "0",
 }
 
@@ -81,5 +80,5 @@ def ray_settings() -> dict[str, str]:
 
 
 def gcs_storage(directory: Path) -> dict[str, str]:
-    """Return the environment for a GCS that stores everything in a directory, so that its successor can read it."""
+    """Return the environment for a GCS that stores its state in a directory, so that its successor can read it."""
     return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory)}
