@@ -54,12 +54,8 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> 
         there = min(needed, free.setdefault(requirement, waiting.free))
         free[requirement] -= there
         if short := needed - there:
-            missing[config.name] += [short] if job.spec.coscheduling else _slices_for_tasks(short, config)
+            missing[config.name] += [short] if job.spec.coscheduling else [1] * -(-short // config.vm_count)
     return dict(missing)
-
-
-def _slices_for_tasks(tasks: int, config: TPUConfig) -> list[int]:
-    return [1] * -(-tasks // config.vm_count)
 
 
 def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resources | None) -> bool:

@@ -1,7 +1,6 @@
 """Who may read the dashboard: programs on this machine without a token, other machines with one."""
 
 import hmac
-import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import is_loopback
 from iris_ray.settings import DASHBOARD_TOKEN
 
 RAY_TOKEN, RAY_TOKEN_PATH, RAY_TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", ".ray/auth_token"
@@ -21,14 +21,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches a server that listens at this address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def token_of(environment: Mapping[str, str]) -> str | None:

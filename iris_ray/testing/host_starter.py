@@ -16,8 +16,7 @@ from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, LOOK_S
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 from iris_ray.testing.network import Network
-from iris_ray.testing.ray_node.head import RayHead
-from iris_ray.testing.ray_node.host import HostSpec, new_node_id
+from iris_ray.testing.ray_node.head import HostSpec, RayHead, new_node_id
 from iris_ray.testing.ray_node.launching import ray_settings
 from iris_ray.testing.tpu_host import Host, PlainHost, RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace

@@ -10,9 +10,8 @@ If `Policy.spread_before_evicting` is off, evicting for one device comes before 
 Slots are evicted only if the new slot has a place afterwards.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from iris_ray.slots.core.devices import DeviceSet, Runner
@@ -21,7 +20,7 @@ from iris_ray.slots.core.eviction_indexes import EvictionIndexes
 from iris_ray.slots.core.fleet import FreeIndex, Pool, SlotFleet
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 from iris_ray.slots.core.policy import Policy, Staleness
-from iris_ray.slots.core.slot import Allocation, Slot, SlotState
+from iris_ray.slots.core.slot import Allocation, SlotState
 
 
 class Requirement(NamedTuple):
@@ -64,19 +63,6 @@ class Never:
 
 
 Decision = Place | Full | Never
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Runners and slots at one moment. Slots are copied before anything is changed."""
-
-    runners: tuple[Runner, ...]
-    slots: tuple[Slot, ...] = ()
-    closed: frozenset[str] = frozenset()
-    prices: Mapping[SlotIdentity, int] = field(default_factory=dict, hash=False)
-
-
-# -- allocator ---------------------------------------------------------------------------------------------------------
 
 
 class Allocator:
@@ -188,33 +174,6 @@ def _evicting_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> 
         return None
     runner, plan = best
     return Place(_allocation(runner, plan.devices, spec), tuple([slot.slot_id for slot in plan.evict]))
-
-
-def decide(snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Decision:
-    """Return where one more slot goes."""
-    return next(plan(snapshot, [requirement], policy, now))
-
-
-def plan(snapshot: Snapshot, queue: Iterable[Requirement], policy: Policy, now: float) -> Iterator[Decision]:
-    """Yield a decision for each requirement, as if the decisions before it had been carried out."""
-    allocator = Allocator(fleet_of(snapshot), policy)
-    for number, requirement in enumerate(queue):
-        decision = allocator.decide(requirement, now)
-        if isinstance(decision, Place):
-            allocator.commit(f"planned {number}", requirement.spec, decision, now)
-        yield decision
-
-
-def fleet_of(snapshot: Snapshot) -> SlotFleet:
-    """Return a fleet as the snapshot describes it, with copies of its slots."""
-    fleet = SlotFleet()
-    for runner in snapshot.runners:
-        fleet.add_runner(runner)
-        fleet.set_open(runner.runner_id, runner.runner_id not in snapshot.closed)
-    for slot in snapshot.slots:
-        fleet.adopt(deepcopy(slot))
-    fleet.set_prices(snapshot.prices)
-    return fleet
 
 
 def fits_when_empty(runner: Runner, spec: ModelSpec) -> bool:

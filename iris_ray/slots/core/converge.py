@@ -1,17 +1,18 @@
 """The work after every event: give requests to slots, places to slots, and end the slots that are over.
 
 It looks only at models for which something may have changed (`Agenda`). A defect that shows with one model holds up no
-other one (`defects.py`).
+other one (`Defects`).
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.slots.core.allocator import Allocator, Place, Requirement
-from iris_ray.slots.core.defects import Defects
 from iris_ray.slots.core.fleet import SlotFleet
-from iris_ray.slots.core.instructions import CreateSlot, DeleteSlot, Instruction, Refusal, RefuseRequest
+from iris_ray.slots.core.instructions import CreateSlot, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
 from iris_ray.slots.core.models import Request, SlotIdentity
 from iris_ray.slots.core.policy import CONVERGE_S, ServingPolicy
 from iris_ray.slots.core.request_queue import ActiveRequests, RequestQueue, Sessions, seats, slots_wanted
@@ -62,6 +63,28 @@ class Agenda:
         for identity in taken:
             self.waits_for_room.pop(identity, None)
         return taken
+
+
+@dataclass(slots=True, eq=False)
+class Defects:
+    """Contains defects of iris_ray that show with one model: an alarm tells each once, and all other models go on."""
+
+    models: Mapping[SlotIdentity, ServedModel]
+    _told: dict[SlotIdentity, SetAside] = field(default_factory=dict)
+
+    def contained(self, identity: SlotIdentity, work: Iterator[Instruction]) -> Generator[Instruction, None, bool]:
+        """Yield the instructions for a model, up to an exception. Return whether there was none."""
+        try:
+            yield from work
+        except Exception as error:
+            aside = SetAside(str(identity), f"it can't be served now, {by_a_defect(error)}")
+            if model := self.models.get(identity):
+                model.waits_for = f"{aside.why}. {others_go_on('models', 'SlotManager')}"
+            if self._told.get(identity) != aside:
+                self._told[identity] = aside
+                yield RaiseAlarm(f"{aside}\n{''.join(traceback.format_exception(error))}")
+            return False
+        return True
 
 
 # -- endings -----------------------------------------------------------------------------------------------------------

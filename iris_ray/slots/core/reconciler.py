@@ -7,8 +7,7 @@ from typing import Any
 from iris_ray.errors import SlotQueueFullError
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator
-from iris_ray.slots.core.converge import Converger, Endings
-from iris_ray.slots.core.defects import Defects
+from iris_ray.slots.core.converge import Converger, Defects, Endings
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import AskRunner, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
 from iris_ray.slots.core.models import Request, SlotIdentity

@@ -152,11 +152,6 @@ class RequestQueue:
                 heapify(self._deadlines)
 
 
-def begun(request: Request) -> Request:
-    """Return the request as a slot gets it: one attempt more."""
-    return replace(request, attempt=request.attempt + 1)
-
-
 # -- warm slots --------------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +250,7 @@ class ActiveRequests:
             if slot is None:
                 return
             request, turn = self.queue.take(identity)
-            request = begun(request)
+            request = replace(request, attempt=request.attempt + 1)
             self.fleet.begin_request(slot.slot_id, request.request_id, now)
             self.fleet.limit(slot, min(most, slot.most_together))
             self.by_id[request.request_id] = Active(request, turn, slot.slot_id, most, now, now, now)

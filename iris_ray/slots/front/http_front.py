@@ -1,7 +1,6 @@
 """The HTTP server, in a thread and an event loop of its own."""
 
 import asyncio
-import ipaddress
 import json
 import logging
 import threading
@@ -18,17 +17,9 @@ from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web import Request, StreamResponse, middleware
 
 from iris_ray.errors import InvalidSlotError, NotPermittedError
-from iris_ray.model.checks import is_plain_int, is_seconds_or_forever, require
+from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forever, require
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.openai_words import BodyTooLargeError, Question, error_answer, question, text_of
-
-
-def is_loopback(host: str | None) -> bool:
-    """Return whether a host name is a loopback address, or ``localhost``, without asking a name server."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
 
 
 def refusing_pages(listens_at: str) -> Middleware:
