@@ -19,75 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
-# While live lines are drawn, all other output of the process goes above them, byte for byte.
-
-Above = Callable[[str | bytes], AbstractContextManager[None]]
-"""Clears the live lines for as long as a text is written."""
-
-
-class StreamAbove:
-    """A text or binary stream to the terminal that clears the live lines before each write.
-
-    We don't use Rich's own redirection: it wraps long lines, ends unfinished lines, such as progress bars, and sends
-    stdout to the terminal even if it leads into a file.
-    """
-
-    def __init__(self, stream: Any, above: Above) -> None:
-        self._stream = stream
-        self._above = above
-
-    def write(self, text: Any) -> Any:
-        with self._above(text):
-            written = self._stream.write(text)
-            self._stream.flush()  # before the lines are drawn again
-        return written
-
-    def writelines(self, lines: Iterable[Any]) -> None:
-        for line in lines:
-            self.write(line)
-
-    @property
-    def buffer(self) -> "StreamAbove":
-        return StreamAbove(self._stream.buffer, self._above)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class RedirectedStreams:
-    """``sys.stdout``, ``sys.stderr`` and the handlers of `logging` that write to them, if they are terminals."""
-
-    def __init__(self, above: Above) -> None:
-        self._above = above
-        self._ours: dict[str, tuple[Any, StreamAbove]] = {}
-
-    def begin(self) -> None:
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            if stream is not None and not isinstance(stream, StreamAbove) and stream.isatty():
-                self._ours[name] = stream, StreamAbove(stream, self._above)
-                setattr(sys, name, self._ours[name][1])
-                _redirect_handlers(stream, self._ours[name][1])
-
-    def end(self) -> None:
-        """Restore the original streams, except where other code has replaced ours meanwhile."""
-        for name, (stream, ours) in self._ours.items():
-            if getattr(sys, name) is ours:
-                setattr(sys, name, stream)
-            _redirect_handlers(ours, stream)
-        self._ours.clear()
-
-
-def _redirect_handlers(stream: Any, other: Any) -> None:
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
-            if isinstance(handler, logging.StreamHandler) and getattr(handler, "stream", None) is stream:
-                handler.setStream(other)
-
-
-# -- live lines --------------------------------------------------------------------------------------------------------
-
 PATIENCE_S = 2.0
 """Waits that take less have no line."""
 TICK_S = 0.2
@@ -281,6 +212,73 @@ def _in_foreground(stream: Any) -> bool:
         return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
     except (OSError, ValueError):
         return True
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+# While live lines are drawn, all other output of the process goes above them, byte for byte.
+
+Above = Callable[[str | bytes], AbstractContextManager[None]]
+"""Clears the live lines for as long as a text is written."""
+
+
+class StreamAbove:
+    """A text or binary stream to the terminal that clears the live lines before each write.
+
+    We don't use Rich's own redirection: it wraps long lines, ends unfinished lines, such as progress bars, and sends
+    stdout to the terminal even if it leads into a file.
+    """
+
+    def __init__(self, stream: Any, above: Above) -> None:
+        self._stream = stream
+        self._above = above
+
+    def write(self, text: Any) -> Any:
+        with self._above(text):
+            written = self._stream.write(text)
+            self._stream.flush()  # before the lines are drawn again
+        return written
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        for line in lines:
+            self.write(line)
+
+    @property
+    def buffer(self) -> "StreamAbove":
+        return StreamAbove(self._stream.buffer, self._above)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class RedirectedStreams:
+    """``sys.stdout``, ``sys.stderr`` and the handlers of `logging` that write to them, if they are terminals."""
+
+    def __init__(self, above: Above) -> None:
+        self._above = above
+        self._ours: dict[str, tuple[Any, StreamAbove]] = {}
+
+    def begin(self) -> None:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and not isinstance(stream, StreamAbove) and stream.isatty():
+                self._ours[name] = stream, StreamAbove(stream, self._above)
+                setattr(sys, name, self._ours[name][1])
+                _redirect_handlers(stream, self._ours[name][1])
+
+    def end(self) -> None:
+        """Restore the original streams, except where other code has replaced ours meanwhile."""
+        for name, (stream, ours) in self._ours.items():
+            if getattr(sys, name) is ours:
+                setattr(sys, name, stream)
+            _redirect_handlers(ours, stream)
+        self._ours.clear()
+
+
+def _redirect_handlers(stream: Any, other: Any) -> None:
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            if isinstance(handler, logging.StreamHandler) and getattr(handler, "stream", None) is stream:
+                handler.setStream(other)
 
 
 _all_lines = LiveLines()

@@ -27,47 +27,6 @@ if TYPE_CHECKING:
     from google.cloud import tpu_v2
 
 
-def word_of_node(node: "tpu_v2.Node") -> ProviderWord:
-    """Return the verdict on a slice from its node's state, by the rules of the API's documentation."""
-    state, health = node.state.name, node.health.name
-    described = f" ({node.health_description})" if node.health_description else ""
-    if state in ("PREEMPTED", "TERMINATED"):
-        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that its node is {state}")
-    if state in ("STATE_UNSPECIFIED", "UNKNOWN"):
-        return ProviderWord(ProviderState.UNKNOWN, f"the provider says that its node is {state}{described}")
-    if state != "READY":
-        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {state}{described}")
-    if health not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
-        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {health}{described}")
-    return ProviderWord(ProviderState.READY, "the provider says that its node is READY")
-
-
-def word_of_queued(resource: "tpu_v2.QueuedResource") -> ProviderWord | None:
-    """Return the verdict from the queued resource, which goes before its node's; None if it has none."""
-    state, who = resource.state.state.name, resource.state.state_initiator.name
-    if state in ("SUSPENDING", "SUSPENDED") and who == "SERVICE":
-        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that it has it {state}")
-    if state in ("SUSPENDING", "SUSPENDED", "DELETING"):
-        return ProviderWord(ProviderState.FAILED, f"the provider says that a user has it {state}")
-    return None
-
-
-def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
-    """Return a queued resource of one node in the provisioner's form."""
-    spec, state = resource.tpu.node_spec[0], resource.state
-    error = state.failed_data.error.message if state.state.name == "FAILED" else ""
-    return QueuedSlice(
-        name=resource.name.rpartition("/")[2],
-        accelerator_type=spec.node.accelerator_type,
-        state=QueuedState.__members__.get(state.state.name, QueuedState.UNKNOWN),
-        labels=dict(spec.node.labels),
-        by_service=state.state_initiator.name == "SERVICE",
-        error=error,
-    )
-
-
-# -- cloud tpu ---------------------------------------------------------------------------------------------------------
-
 _ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
 
 Reply = TypeVar("Reply")
@@ -275,6 +234,48 @@ def _in_words(error: Exception) -> str:
     what = "refuses" if isinstance(error, ClientError) else "can't be asked"
     first_line = (str(error).strip().splitlines() or ["no message"])[0][:300]
     return f"the Cloud TPU API {what}: {type(error).__name__}: {first_line}"
+
+
+# -- replies of the API ------------------------------------------------------------------------------------------------
+
+
+def word_of_node(node: "tpu_v2.Node") -> ProviderWord:
+    """Return the verdict on a slice from its node's state, by the rules of the API's documentation."""
+    state, health = node.state.name, node.health.name
+    described = f" ({node.health_description})" if node.health_description else ""
+    if state in ("PREEMPTED", "TERMINATED"):
+        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that its node is {state}")
+    if state in ("STATE_UNSPECIFIED", "UNKNOWN"):
+        return ProviderWord(ProviderState.UNKNOWN, f"the provider says that its node is {state}{described}")
+    if state != "READY":
+        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {state}{described}")
+    if health not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
+        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {health}{described}")
+    return ProviderWord(ProviderState.READY, "the provider says that its node is READY")
+
+
+def word_of_queued(resource: "tpu_v2.QueuedResource") -> ProviderWord | None:
+    """Return the verdict from the queued resource, which goes before its node's; None if it has none."""
+    state, who = resource.state.state.name, resource.state.state_initiator.name
+    if state in ("SUSPENDING", "SUSPENDED") and who == "SERVICE":
+        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that it has it {state}")
+    if state in ("SUSPENDING", "SUSPENDED", "DELETING"):
+        return ProviderWord(ProviderState.FAILED, f"the provider says that a user has it {state}")
+    return None
+
+
+def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
+    """Return a queued resource of one node in the provisioner's form."""
+    spec, state = resource.tpu.node_spec[0], resource.state
+    error = state.failed_data.error.message if state.state.name == "FAILED" else ""
+    return QueuedSlice(
+        name=resource.name.rpartition("/")[2],
+        accelerator_type=spec.node.accelerator_type,
+        state=QueuedState.__members__.get(state.state.name, QueuedState.UNKNOWN),
+        labels=dict(spec.node.labels),
+        by_service=state.state_initiator.name == "SERVICE",
+        error=error,
+    )
 
 
 # -- provider words ----------------------------------------------------------------------------------------------------

@@ -19,31 +19,6 @@ from iris_ray.slots.core.devices import Device, DeviceKind, DeviceSet, Runner, r
 from iris_ray.slots.core.events import Event, RunnerJoined, RunnerLost
 from iris_ray.slots.core.reconciler import Reconciler, idle_runners, needs_room
 
-_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""The rectangle that so many chips form, as libtpu writes it."""
-
-
-def visible_devices(
-    kind: DeviceKind, devices: Sequence[int], of_runner: int, gpus: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return the environment variables with which CUDA, ROCm, libtpu and JAX see these devices of a host and no others.
-
-    Args:
-        kind: the kind of the devices.
-        devices: their numbers on the runner.
-        of_runner: how many devices the runner has.
-        gpus: the names of the runner's GPUs on its host; if empty, they have the same numbers as on the runner.
-    """
-    listed = ",".join(map(str, devices))
-    named = ",".join(gpus[device] if gpus else str(device) for device in devices) if kind is DeviceKind.GPU else ""
-    found = {"CUDA_VISIBLE_DEVICES": named, "HIP_VISIBLE_DEVICES": named}
-    if kind is DeviceKind.CPU:
-        return {**found, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
-    if kind is DeviceKind.TPU and len(devices) < of_runner:
-        bounds = _CHIP_BOUNDS[len(devices)]
-        found |= {"TPU_VISIBLE_CHIPS": listed, "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"}
-    return found
-
 
 @dataclass(frozen=True, slots=True)
 class HostHere:
@@ -156,6 +131,32 @@ class Runners:
 async def _until_gone(agent: Actor[RunnerAgent]) -> None:
     with suppress(RayError):
         await agent.call(RunnerAgent.watch)
+
+
+_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""The rectangle that so many chips form, as libtpu writes it."""
+
+
+def visible_devices(
+    kind: DeviceKind, devices: Sequence[int], of_runner: int, gpus: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the environment variables with which CUDA, ROCm, libtpu and JAX see these devices of a host and no others.
+
+    Args:
+        kind: the kind of the devices.
+        devices: their numbers on the runner.
+        of_runner: how many devices the runner has.
+        gpus: the names of the runner's GPUs on its host; if empty, they have the same numbers as on the runner.
+    """
+    listed = ",".join(map(str, devices))
+    named = ",".join(gpus[device] if gpus else str(device) for device in devices) if kind is DeviceKind.GPU else ""
+    found = {"CUDA_VISIBLE_DEVICES": named, "HIP_VISIBLE_DEVICES": named}
+    if kind is DeviceKind.CPU:
+        return {**found, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
+    if kind is DeviceKind.TPU and len(devices) < of_runner:
+        bounds = _CHIP_BOUNDS[len(devices)]
+        found |= {"TPU_VISIBLE_CHIPS": listed, "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"}
+    return found
 
 
 # -- yielding ----------------------------------------------------------------------------------------------------------

@@ -22,105 +22,6 @@ from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
 from iris_ray.slots.actors.messages import NotHeld, Piece, Reasons, packed, packed_error
 from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls, SlotRequest, StoppedError
 
-
-class LoadedModel:
-    """An instance of the user's class.
-
-    The class may have ``load()`` and ``unload()``, and must have ``__call__(payload)``: a function, a coroutine, or a
-    generator of either kind. Coroutines run in one event loop, everything else in the calling thread.
-    """
-
-    def __init__(self) -> None:
-        self.loop = ModelLoop()
-        self._model: Any = None
-
-    def load(self, pickled: bytes) -> str | None:
-        """Make an instance of the user's class and load it. Return why that failed, or None."""
-        try:
-            made, keywords = cloudpickle.loads(pickled)
-            self._model = made(**keywords)
-            self._run_if_there("load")
-        except (Exception, asyncio.CancelledError) as error:
-            return "".join(traceback.format_exception_only(error)).strip()
-        return None
-
-    def unload(self) -> None:
-        """Let the user's object tidy up."""
-        self._run_if_there("unload")
-
-    def answer(self, payload: Any, call: ModelCall) -> Any:
-        """Return the answer; the pieces of a generator as a list."""
-        answer = self._begin(payload, call)
-        if isinstance(answer, AsyncIterator):
-            return call.wait(_all(answer))
-        return list(call.each(answer)) if isinstance(answer, Iterator) else answer
-
-    def pieces(self, payload: Any, call: ModelCall) -> Iterator[Any]:
-        """Yield the answer piece by piece; the answer of a function as one piece."""
-        answer = self._begin(payload, call)
-        if isinstance(answer, AsyncIterator):
-            yield from call.wait_each(answer)
-        elif isinstance(answer, Iterator):
-            yield from call.each(answer)
-        else:
-            yield answer
-
-    def _begin(self, payload: Any, call: ModelCall) -> Any:
-        answer = self._model(payload)
-        return call.wait(answer) if inspect.iscoroutine(answer) else answer
-
-    def _run_if_there(self, name: str) -> None:
-        if hasattr(self._model, name):
-            result = getattr(self._model, name)()
-            if inspect.iscoroutine(result):
-                ModelCall(self.loop).wait(result)
-
-
-async def _all(pieces: AsyncIterator[Any]) -> list[Any]:
-    return [piece async for piece in pieces]
-
-
-# -- held sessions -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class HeldSessions:
-    """The sessions that have a seat on a slot, by id, and how many calls each has. Several threads use it."""
-
-    _calls: dict[str, int] = field(default_factory=dict)
-    _over: Reasons = field(default_factory=Reasons)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def open(self, session_id: str) -> None:
-        """Give a session its seat, unless it has been stopped already."""
-        with self._changed:
-            if not self._over.knows(session_id):
-                self._calls[session_id] = 0
-
-    def begin_call(self, session_id: str) -> NotHeld | None:
-        """Count a call; return why the session may not make it, or None. Its client makes one at a time."""
-        with self._changed:
-            if session_id not in self._calls or self._over.knows(session_id):
-                return NotHeld(self._over.of(session_id))
-            self._calls[session_id] += 1
-            return None
-
-    def end_call(self, session_id: str) -> None:
-        """Note the end of a call."""
-        with self._changed:
-            self._calls[session_id] -= 1
-            self._changed.notify_all()
-
-    def stop(self, session_id: str, reason: str) -> None:
-        """Refuse further calls of a session, and return when its last call has ended."""
-        with self._changed:
-            self._over.note(session_id, reason)
-            self._changed.wait_for(lambda: not self._calls.get(session_id))
-            self._calls.pop(session_id, None)
-
-
-# -- slot actor --------------------------------------------------------------------------------------------------------
-
 P = ParamSpec("P")
 T = TypeVar("T")
 CALLS: Final = "calls"
@@ -278,3 +179,99 @@ class SlotActor:
             yield packed_error(error)
         finally:
             self._sessions.end_call(session_id)
+
+
+# -- parts of a slot ---------------------------------------------------------------------------------------------------
+
+
+class LoadedModel:
+    """An instance of the user's class.
+
+    The class may have ``load()`` and ``unload()``, and must have ``__call__(payload)``: a function, a coroutine, or a
+    generator of either kind. Coroutines run in one event loop, everything else in the calling thread.
+    """
+
+    def __init__(self) -> None:
+        self.loop = ModelLoop()
+        self._model: Any = None
+
+    def load(self, pickled: bytes) -> str | None:
+        """Make an instance of the user's class and load it. Return why that failed, or None."""
+        try:
+            made, keywords = cloudpickle.loads(pickled)
+            self._model = made(**keywords)
+            self._run_if_there("load")
+        except (Exception, asyncio.CancelledError) as error:
+            return "".join(traceback.format_exception_only(error)).strip()
+        return None
+
+    def unload(self) -> None:
+        """Let the user's object tidy up."""
+        self._run_if_there("unload")
+
+    def answer(self, payload: Any, call: ModelCall) -> Any:
+        """Return the answer; the pieces of a generator as a list."""
+        answer = self._begin(payload, call)
+        if isinstance(answer, AsyncIterator):
+            return call.wait(_all(answer))
+        return list(call.each(answer)) if isinstance(answer, Iterator) else answer
+
+    def pieces(self, payload: Any, call: ModelCall) -> Iterator[Any]:
+        """Yield the answer piece by piece; the answer of a function as one piece."""
+        answer = self._begin(payload, call)
+        if isinstance(answer, AsyncIterator):
+            yield from call.wait_each(answer)
+        elif isinstance(answer, Iterator):
+            yield from call.each(answer)
+        else:
+            yield answer
+
+    def _begin(self, payload: Any, call: ModelCall) -> Any:
+        answer = self._model(payload)
+        return call.wait(answer) if inspect.iscoroutine(answer) else answer
+
+    def _run_if_there(self, name: str) -> None:
+        if hasattr(self._model, name):
+            result = getattr(self._model, name)()
+            if inspect.iscoroutine(result):
+                ModelCall(self.loop).wait(result)
+
+
+async def _all(pieces: AsyncIterator[Any]) -> list[Any]:
+    return [piece async for piece in pieces]
+
+
+@dataclass(slots=True, eq=False)
+class HeldSessions:
+    """The sessions that have a seat on a slot, by id, and how many calls each has. Several threads use it."""
+
+    _calls: dict[str, int] = field(default_factory=dict)
+    _over: Reasons = field(default_factory=Reasons)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def open(self, session_id: str) -> None:
+        """Give a session its seat, unless it has been stopped already."""
+        with self._changed:
+            if not self._over.knows(session_id):
+                self._calls[session_id] = 0
+
+    def begin_call(self, session_id: str) -> NotHeld | None:
+        """Count a call; return why the session may not make it, or None. Its client makes one at a time."""
+        with self._changed:
+            if session_id not in self._calls or self._over.knows(session_id):
+                return NotHeld(self._over.of(session_id))
+            self._calls[session_id] += 1
+            return None
+
+    def end_call(self, session_id: str) -> None:
+        """Note the end of a call."""
+        with self._changed:
+            self._calls[session_id] -= 1
+            self._changed.notify_all()
+
+    def stop(self, session_id: str, reason: str) -> None:
+        """Refuse further calls of a session, and return when its last call has ended."""
+        with self._changed:
+            self._over.note(session_id, reason)
+            self._changed.wait_for(lambda: not self._calls.get(session_id))
+            self._calls.pop(session_id, None)

@@ -21,40 +21,6 @@ from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forev
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.openai_words import BodyTooLargeError, Question, error_answer, question, text_of
 
-
-def refusing_pages(listens_at: str) -> Middleware:
-    """Return a middleware that raises `NotPermittedError` for requests of web pages.
-
-    A front asks for no key, so any page in a browser could use the models.
-    """
-
-    @middleware
-    async def guarded(request: Request, handler: Handler) -> StreamResponse:
-        if origin := request.headers.get("Origin"):  # browsers send it with each POST, other clients don't
-            raise NotPermittedError(
-                f"a web page of {origin[:100]!r} sent this request; HttpFront answers programs only. Have the page's"
-                " own server ask, or leave out the header Origin"
-            )
-        host = request.headers.get("Host")
-        if host and is_loopback(listens_at) and not is_loopback(_name(host)):
-            raise NotPermittedError(  # a page's own name may be made to lead here
-                f"the header Host says {host[:100]!r}, and HttpFront listens for its own machine only. Ask it at"
-                " http://localhost, or have it listen at another address: HttpFront(..., host=ADDRESS)"
-            )
-        return await handler(request)
-
-    return guarded
-
-
-def _name(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
-
-
-# -- http front --------------------------------------------------------------------------------------------------------
-
 MOST_BODY = 64 * 2**20
 """The limit of a request's bytes."""
 CHARSETS: Final = frozenset({"utf-8", "utf8", "us-ascii"})
@@ -233,3 +199,34 @@ async def _events(asked: Question, first: Any, pieces: AsyncIterator[Any]) -> As
     else:
         yield json.dumps(asked.last())
         yield "[DONE]"
+
+
+def refusing_pages(listens_at: str) -> Middleware:
+    """Return a middleware that raises `NotPermittedError` for requests of web pages.
+
+    A front asks for no key, so any page in a browser could use the models.
+    """
+
+    @middleware
+    async def guarded(request: Request, handler: Handler) -> StreamResponse:
+        if origin := request.headers.get("Origin"):  # browsers send it with each POST, other clients don't
+            raise NotPermittedError(
+                f"a web page of {origin[:100]!r} sent this request; HttpFront answers programs only. Have the page's"
+                " own server ask, or leave out the header Origin"
+            )
+        host = request.headers.get("Host")
+        if host and is_loopback(listens_at) and not is_loopback(_name(host)):
+            raise NotPermittedError(  # a page's own name may be made to lead here
+                f"the header Host says {host[:100]!r}, and HttpFront listens for its own machine only. Ask it at"
+                " http://localhost, or have it listen at another address: HttpFront(..., host=ADDRESS)"
+            )
+        return await handler(request)
+
+    return guarded
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

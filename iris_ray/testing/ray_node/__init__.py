@@ -8,7 +8,7 @@ It relies on these facts:
   ``start_ray_process``; `launching.py` replaces that function while a node is started, so that every process gets a
   supervisor;
 - a raylet finds its agents' ports in files of its session directory, named by ``get_port_filename``; it ends when its
-  dashboard agent ends, and accepts one that does nothing (`raylet_command.py`);
+  dashboard agent ends, and accepts one that does nothing (`launching.py`);
 - the runtime_env agent's script binds the port given to it with ``socket.bind`` (see `testing/lazy_agent.py`);
 - ``Node``, used for the head only, works through the methods that `head.py` overrides.
 """

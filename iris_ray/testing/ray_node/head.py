@@ -17,8 +17,15 @@ from ray._private.resource_isolation_config import ResourceIsolationConfig
 from ray.core.generated import autoscaler_pb2
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
-from iris_ray.testing.ray_node.launching import GCS, RAYLET, Launch, launched_by
-from iris_ray.testing.ray_node.raylet_command import flag, replace_flag, without_agents
+from iris_ray.testing.ray_node.launching import (
+    GCS,
+    RAYLET,
+    Launch,
+    flag,
+    launched_by,
+    replace_flag,
+    without_agents,
+)
 
 _DRAIN_TIMEOUT_S = 3.0
 OBJECT_STORE_BYTES = 256 * 2**20  # of each node; memory is only taken as objects fill it
