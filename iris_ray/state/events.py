@@ -3,7 +3,7 @@
 Reports carry the attempt that they are about; a report about an older attempt changes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.goodput.marks import Marks
@@ -390,3 +390,27 @@ Event = (
     | SliceHeldEvent
     | SliceReleasedEvent
 )
+
+
+# -- what a pool reports of an attempt, in which order. Simulated pools do the same ----------------------------------
+
+
+def all_reached(attempt: AttemptId, tasks: Iterable[int], state: TaskState) -> list[Event]:
+    """Return the report that all tasks of an attempt, given by their indexes, run or have returned."""
+    return [TaskStateChangedEvent(attempt, index, state) for index in tasks]
+
+
+def attempt_over(
+    attempt: AttemptId, why: Iterable[Event] = (), released: Iterable[SliceReleasedEvent] = ()
+) -> list[Event]:
+    """Return the report that no process of an attempt is left.
+
+    It confirms the end at last, since other attempts may have the hosts from then on. After success it has only that:
+    the results come long before the processes are gone.
+
+    Args:
+        attempt: which.
+        why: what is known of its hosts, and then how it ended: a gang that is tried again is to avoid these hosts.
+        released: its slices that its pool does not use again. The others may stay warm.
+    """
+    return [*why, *released, AttemptEndConfirmedEvent(attempt)]

@@ -17,7 +17,7 @@ from iris_ray.actors.wire.background import BackgroundTasks, repeat
 from iris_ray.actors.wire.failure_detector import FailureDetector
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
-from iris_ray.state.events import AttemptEndConfirmedEvent, Event, SliceReleasedEvent, TaskDispatchFailedEvent
+from iris_ray.state.events import Event, SliceReleasedEvent, TaskDispatchFailedEvent, attempt_over
 
 logger = logging.getLogger(__name__)
 
@@ -266,8 +266,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         spares = {held.spare for name in names if (held := self._held.get(name)) and held.spare}
         events = list[Event](self.retire(names))
         for attempt in spares:
-            events.append(TaskDispatchFailedEvent(attempt, "its slice was lost", 0.0))
-            events.append(AttemptEndConfirmedEvent(attempt))
+            events += attempt_over(attempt, [TaskDispatchFailedEvent(attempt, "its slice was lost", 0.0)])
         return events
 
     async def job_over(self, job_id: str) -> None:
