@@ -105,13 +105,14 @@ class Pools(SimulatedPools):
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def check(self, on_their_way: set[AttemptId], to_be_dropped: set[str]) -> None:
-        """The Controller knows of everything that runs, and holds nothing for what does not.
+    def check(self, on_their_way: set[AttemptId], given_next: Instructions) -> None:
+        """The Controller knows of everything that runs, holds nothing for what does not, and has had the rest stopped.
 
         Args:
             on_their_way: attempts whose ends the pools have reported, and the Controller has not heard of.
-            to_be_dropped: spares that the Controller will have dropped with its next orders, and takes for gone.
+            given_next: what the Controller will have stopped, or dropped and takes for gone, with its next orders.
         """
+        to_be_dropped = {one.job_id for one in given_next.dropped}
         for attempt, held in self.running.items():
             for node_id in held if attempt.job_id not in to_be_dropped else ():
                 occupants = {one for _, one in self._state.workers[node_id].occupants}
@@ -119,3 +120,6 @@ class Pools(SimulatedPools):
         believed = {attempt for worker in self._state.workers.values() for _, attempt in worker.occupants}
         outlived = believed - self.running.keys() - on_their_way
         assert not outlived, f"hosts are held for {sorted(outlived)}, of which nothing runs"
+        ending = {attempt for worker in self._state.workers.values() for _, attempt in worker.ending}
+        go_on = ending & self._live.keys() - {one.attempt for one in given_next.stop}
+        assert not go_on, f"{sorted(go_on)} are over, and their pools have not been told"

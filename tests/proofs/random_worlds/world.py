@@ -49,12 +49,12 @@ from iris_ray.state.instructions import Instructions, StopAttempt
 from tests.proofs.random_worlds.chance import CPUS, draw_fleet, draw_job
 from tests.proofs.random_worlds.controller import (
     Background,
-    CountedState,
     FatalStore,
     Killed,
     Nodes,
     Orders,
     Registry,
+    WatchedState,
     Written,
     fates,
     new_journal,
@@ -71,7 +71,7 @@ READ_ANEW = (
 """What nobody repeats: a new Controller learns it from Ray, from the hosts and from the pools."""
 FAULTS = (
     "lose", "lose", "preempt", "warn", "maintain", "call off", "taint", "lift", "suspect", "bad host", "stranger",
-    "pool dies", "pool ends", "cancel", "cancel", "blame", "no answer", "finish", "yield", "yield",
+    "pool dies", "pool ends", "cancel", "cancel", "blame", "no answer", "finish", "yield", "yield", "cancel the taker",
 )  # fmt: skip
 
 
@@ -221,6 +221,11 @@ class RandomWorld(Simulation):
             case "blame" if self.state.jobs:
                 job_id = chance.choice(list(self.state.jobs))
                 self.apply([WorkerBlamedEvent(node_id, job_id, "boom", chance.choice(list(Fault)))])
+            case "cancel the taker":
+                gangs = (gang for job in self.state.jobs.values() for gang in job.gangs)
+                takers = {gang.eviction.job_id for gang in gangs if gang.eviction and gang.eviction.job_id}
+                self.apply([JobCancelledEvent(job_id, "cancelled by its user") for job_id in sorted(takers)])
+                self._look_soon = bool(takers)
             case "cancel" | "finish" | "no answer" | "yield":
                 self._strike_job(what)
 
@@ -331,8 +336,15 @@ class RandomWorld(Simulation):
         self.history.plans += 1
         self._plans_at = Counter({self.now: self._plans_at[self.now] + 1})
         assert self._plans_at[self.now] < MOST_PLANS_AT_ONCE, "plan follows plan, and nothing comes of it"
+        looks = self._look_soon or self.history.plans % self._check_after == 0
+        if looks:
+            self._plan_twice()
         placements = self._planner.plan(self.now, self._instructions)
         self._require_no_defect()
+        waiting = {job.spec.job_id for job in self.state.pending()}
+        assert self._planner.unfinished or waiting <= self._planner.pending_reasons.keys(), (
+            "a job waits without a reason"
+        )
         orders = [(self._orders.order(one.job, one.gang), one) for one in placements]
         instructions, self._instructions = self._instructions, Instructions()
         note = self._written.turn(self.state)
@@ -355,9 +367,17 @@ class RandomWorld(Simulation):
         if self._planner.pending_reasons and self._looks_at <= self.now:
             self._looks_at = self.now + self._look_again_s
             self.look_at(self._looks_at)
-        if self._look_soon or self.history.plans % self._check_after == 0:
+        if looks:
             self._look_soon = False
             self._look()
+
+    def _plan_twice(self) -> None:
+        """The same snapshot gives the same plan. Only the search for hosts to take goes on where the last one ended."""
+        planner, spares = self._planner, [*self.state.spares(), *self.state.yielding()]
+        one, other = (planner._find(list(self.state.pending()), self.now, None, spares) for _ in range(2))
+        assert (one.assignments, one.rooms, one.starving) == (other.assignments, other.rooms, other.starving)
+        assert one.pending_reasons.keys() == other.pending_reasons.keys()
+        planner._scheduler.check(self.now)
 
     def _dies(self) -> None:
         """The Controller is killed, and the next one goes on; it may be killed as it comes back."""
@@ -393,7 +413,7 @@ class RandomWorld(Simulation):
         await self._background.run()
 
     def _new_controller(self) -> None:
-        self.state = CountedState(self._count)
+        self.state = WatchedState(self._count)
         self.pools.meet(self.state)
         self.hosts = self._hosts_of(self.state)
         self._journal: Journal = new_journal(self._store, lambda: self.now)
@@ -432,8 +452,10 @@ class RandomWorld(Simulation):
         """The state is whole, and agrees with what really is."""
         self.state.check()
         assert self.state.workers.keys() == self._registered.keys()
+        for node_id, worker in self.state.workers.items():
+            assert (worker.draining is not None) == (node_id in self._draining), f"{node_id} has notice, or should have"
         on_their_way = {found for event in self._late.values() if (found := _attempt_of(event)) is not None}
-        self.pools.check(on_their_way, {one.job_id for one in self._instructions.dropped})
+        self.pools.check(on_their_way, self._instructions)
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._loop.run_until_complete(coroutine)
