@@ -14,7 +14,7 @@ import iris_ray.levanter
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.goodput.kinds import TimeKind
 from iris_ray.testing import SimulatedCluster
-from tests.support.examples import EXAMPLES
+from tests.support.command_line import EXAMPLES
 from tests.support.waiting import wait_until
 
 pytest.importorskip("levanter", reason="needs Levanter: make marin")

@@ -31,7 +31,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import Instructions
 from tests.proofs.random_worlds.pools import Pools
-from tests.support.store_in_process import Store
+from tests.support.ray_in_process import Store
 
 
 class Killed(BaseException):

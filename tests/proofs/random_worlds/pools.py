@@ -1,5 +1,6 @@
 """Pools whose reports are late, doubled and overtake each other, and an account of what really runs on the hosts."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from iris_ray.model.ids import AttemptId
@@ -102,6 +103,10 @@ class Pools(SimulatedPools):
     def held_by(self, owner: str) -> list[str]:
         """The slices on which a pool has processes."""
         return [name for name, holder in self._warm.items() if holder == owner]
+
+    def starting(self) -> list[AttemptId]:
+        """The attempts that have not begun."""
+        return [attempt.id for attempt in self._live.values() if attempt.began_at == math.inf]
 
     # -- checks --------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from iris_ray.actors.controller.set_aside import SetAsideJobs
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.job_spec import PriorityBand, SpareFor, SparePurpose
+from iris_ray.model.jobs import Job
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler import Scheduler
@@ -183,7 +184,8 @@ class RandomWorld(Simulation):
         what = self.chance.choice(FAULTS)
         self.counts[what] += 1
         self._struck = True
-        hosts = sorted(self.state.workers)  # the order of the table depends on the seed of hashes
+        starting = {node_id for attempt in self.pools.starting() for node_id in self.pools.running[attempt]}
+        hosts = sorted((self.chance.random() < 0.3 and starting) or self.state.workers)  # hashes have a seed
         if hosts:
             self._strike(what, self.chance.choice(hosts))
 
@@ -454,8 +456,25 @@ class RandomWorld(Simulation):
         assert self.state.workers.keys() == self._registered.keys()
         for node_id, worker in self.state.workers.items():
             assert (worker.draining is not None) == (node_id in self._draining), f"{node_id} has notice, or should have"
+        self._look_at_spares()
         on_their_way = {found for event in self._late.values() if (found := _attempt_of(event)) is not None}
         self.pools.check(on_their_way, self._instructions)
+
+    def _look_at_spares(self) -> None:
+        """A gang on slices has the spares that it asked for, and replacements of slices that go."""
+        jobs = self.state.jobs
+        have = Counter((held.job_id, held.purpose) for job in jobs.values() if (held := job.spec.spare_for))
+        for job_id, job in jobs.items():
+            runs = job.spec.coscheduling and job.requirement.chips and job.gang.placed and not job.spec.spare_for
+            spares = (other for other in jobs.values() if other.spec.spare_for == SpareFor(job_id, SparePurpose.SPARE))
+            sound = sum(spare.gang.placed and not self._slices_that_go(spare) for spare in spares)
+            needed = (job.spec.spares, max(0, self._slices_that_go(job) - sound)) if runs else (0, 0)
+            assert needed == (have[job_id, SparePurpose.SPARE], have[job_id, SparePurpose.REPLACEMENT]), job_id
+
+    def _slices_that_go(self, job: Job) -> int:
+        tasks = job.gang.tasks
+        each = len(tasks) // max(1, len(job.gang.groups))
+        return len({number // each for number, task in enumerate(tasks) if task.node_id in self._draining})
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._loop.run_until_complete(coroutine)

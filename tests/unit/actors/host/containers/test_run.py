@@ -22,7 +22,7 @@ from iris_ray.model.container import ContainerSpec
 from iris_ray.model.outcomes import EndKind
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
-from tests.support.task_children import NOTICE
+from tests.support.processes import NOTICE
 from tests.support.waiting import wait_until
 from tests.unit.model.test_job_info import INFO
 
