@@ -18,11 +18,13 @@ class Pools(SimulatedPools):
     Attributes:
         running: what really runs: hosts by attempt, until no process of the attempt is left.
         incarnations: which process each pool is, by owner; without those that are gone.
+        returned: the attempts whose results some pool has.
     """
 
     def begin(self, note: Callable[[Placement], None]) -> None:
         self.running: dict[AttemptId, dict[str, Mapping[str, float]]] = {}
         self.incarnations: dict[str, int] = {}
+        self.returned: set[AttemptId] = set()
         self._ordered: set[AttemptId] = set()
         self._dropped: set[str] = set()  # spares
         self._note = note
@@ -67,6 +69,11 @@ class Pools(SimulatedPools):
         self.running[attempt] = held
         super()._start(placement)
 
+    def _returned(self, attempt: Attempt) -> None:
+        if attempt.id in self._live:
+            self.returned.add(attempt.id)
+        super()._returned(attempt)
+
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def _confirm(self, attempt: Attempt, *events: Event) -> None:
@@ -97,6 +104,7 @@ class Pools(SimulatedPools):
         for attempt_id in [attempt for attempt in self.running if attempt.job_id in whose]:
             del self.running[attempt_id]
             self._history.freed(attempt_id, self._agenda.now)
+        self.returned = {attempt for attempt in self.returned if attempt.job_id not in whose}
         for name in self.held_by(owner):
             del self._warm[name]
 
@@ -128,3 +136,9 @@ class Pools(SimulatedPools):
         ending = {attempt for worker in self._state.workers.values() for _, attempt in worker.ending}
         go_on = ending & self._live.keys() - {one.attempt for one in given_next.stop}
         assert not go_on, f"{sorted(go_on)} are over, and their pools have not been told"
+        unheld = self._warm.keys() - self._state.holders.keys()
+        assert not unheld, f"nobody is known to hold {sorted(unheld)}, where pools have processes"
+        for job in self._state.jobs.values():
+            done = (gang for gang in job.gangs if gang.succeeded == len(gang.tasks) and not job.state.finished)
+            lost = {job.current_attempt(gang) for gang in done} - self.returned
+            assert not lost, f"{sorted(lost)} have succeeded, and nobody has their results"

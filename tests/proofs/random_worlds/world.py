@@ -119,7 +119,7 @@ class RandomWorld(Simulation):
         self._bound_s = chance.choice((0.0, 60.0, 600.0))
         least_run_s = {band: chance.choice((0.0, 20.0, 300.0)) for band in PriorityBand}
         self._evictions = EvictionRules(chance.choice((0.0, 5.0, 60.0)), least_run_s)
-        self._fault_every_s, self._job_every_s = chance.choice((20.0, 100.0, 500.0)), chance.choice((10.0, 30.0, 100.0))
+        self._fault_every_s, self._job_every_s = chance.choice((10.0, 40.0, 200.0)), chance.choice((10.0, 30.0, 100.0))
         self._most_jobs = chance.choice((3, 6, 12, 24))
         self.pools = Pools(self.agenda, self.state, self._report, self.look_at, self.history, TIMINGS)
         self.pools.begin(self._note)
@@ -183,9 +183,12 @@ class RandomWorld(Simulation):
         self.agenda.after(self.chance.expovariate(1 / self._fault_every_s), self._something_happens)
         what = self.chance.choice(FAULTS)
         self.counts[what] += 1
-        self._struck = True
-        starting = {node_id for attempt in self.pools.starting() for node_id in self.pools.running[attempt]}
-        hosts = sorted((self.chance.random() < 0.3 and starting) or self.state.workers)  # hashes have a seed
+        self._struck = self._look_soon = True
+        used = {attempt: set(held) for attempt, held in self.pools.running.items()}
+        starting = {node_id for attempt in self.pools.starting() for node_id in used[attempt]}
+        kept = {node_id for job in self.state.jobs.values() for node_id in job.kept}
+        places = self.chance.choice((set().union(*used.values()), starting, kept, self._draining, ()))
+        hosts = sorted(places or self.state.workers)  # the order of the table depends on the seed of hashes
         if hosts:
             self._strike(what, self.chance.choice(hosts))
 
@@ -227,7 +230,6 @@ class RandomWorld(Simulation):
                 gangs = (gang for job in self.state.jobs.values() for gang in job.gangs)
                 takers = {gang.eviction.job_id for gang in gangs if gang.eviction and gang.eviction.job_id}
                 self.apply([JobCancelledEvent(job_id, "cancelled by its user") for job_id in sorted(takers)])
-                self._look_soon = bool(takers)
             case "cancel" | "finish" | "no answer" | "yield":
                 self._strike_job(what)
 
