@@ -34,9 +34,8 @@ from figures import cpu_s, quantiles, row, spent, spread
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.node_table import registration
-from iris_ray.actors.wire.status import PAGE, JobStatus
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import JobState
+from iris_ray.actors.protocol.status import PAGE, JobStatus
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.scheduler import Scheduler
 from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptEndConfirmedEvent, JobCancelledEvent, JobSubmittedEvent, WorkerRegisteredEvent

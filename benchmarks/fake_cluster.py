@@ -14,11 +14,10 @@ import ray
 from ray.actor import ActorHandle
 
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
-from iris_ray.actors.wire.messages import AttemptOrder, PoolProcess, PoolView
+from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import Notice
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_TOPOLOGY

@@ -24,14 +24,13 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.asking import Unreachable, remote_methods
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.launch_plan import launch_plan
-from iris_ray.actors.pool.launch_preparation import Launch
+from iris_ray.actors.pool.launch import Launch, launch_plan
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_stub import SliceStub
-from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.messages import (
+from iris_ray.actors.protocol.messages import (
     AttemptOrder,
     HostPlace,
     ProcessSpec,
@@ -40,9 +39,8 @@ from iris_ray.actors.wire.messages import (
     StandbyReady,
     TaskLaunch,
 )
-from iris_ray.actors.wire.remote_methods import remote_methods
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
 

@@ -12,11 +12,10 @@ import statistics
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from iris_ray.simulation.slot_traffic import Arrival, least_loads, play, zipf_arrivals
-from iris_ray.slots.devices import Device, DeviceKind, Runner
-from iris_ray.slots.models import ModelSpec
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.core.devices import Device, DeviceKind, Runner
+from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.traffic import Arrival, least_loads, play, zipf_arrivals
 
 GB = 10**9
 REQUESTS = 1_000

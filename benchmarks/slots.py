@@ -25,18 +25,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from iris_ray.slots import events as ev
-from iris_ray.slots.allocator import Allocator
-from iris_ray.slots.decisions import Place, Requirement
-from iris_ray.slots.devices import Device, DeviceKind, Runner
-from iris_ray.slots.fleet import SlotFleet
-from iris_ray.slots.instructions import CreateSlot
-from iris_ray.slots.models import ModelSpec
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.reconciler import Reconciler
-from iris_ray.slots.requests import Request
-from iris_ray.slots.serving_policy import ServingPolicy
-from iris_ray.slots.slot import Allocation, SlotState
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.allocator import Allocator, Place, Requirement
+from iris_ray.slots.core.devices import Device, DeviceKind, Runner
+from iris_ray.slots.core.fleet import SlotFleet
+from iris_ray.slots.core.instructions import CreateSlot
+from iris_ray.slots.core.models import ModelSpec, Request
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.reconciler import Reconciler
+from iris_ray.slots.core.slot import Allocation, SlotState
 
 GB = 10**9
 DEVICES, MEMORY = 8, 80 * GB

@@ -29,8 +29,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray import SlotClient, SlotHosts
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 
 TPU_TYPE, CHIPS = "v4-8", 4

@@ -16,9 +16,8 @@ from collections import defaultdict
 import openai
 
 from iris_ray import SlotClient, SlotHosts
-from iris_ray.front import HttpFront
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.front import HttpFront
 from iris_ray.testing import SimulatedCluster
 
 MB = 2**20

@@ -1,10 +1,7 @@
-from .actors.slots.messages import SlotHosts
-from .actors.slots.slot_request import SlotRequest, slot_request
-from .actors.wire.status import JobStatus, TaskAttempt, TaskStatus
+from .actors.protocol.status import JobStatus, TaskAttempt, TaskStatus
 from .client.client import IrisClient
 from .client.job_handle import JobHandle
-from .client.ray_job_config import RayJobConfig
-from .client.ray_jobs import RayJobs, RayJobStatus, submit_tpu_job_on_ray
+from .client.ray_jobs import RayJobConfig, RayJobs, RayJobStatus, submit_tpu_job_on_ray
 from .client.run_docker_on_pod import run_docker_on_pod
 from .client.run_on_pod import (
     release,
@@ -14,8 +11,6 @@ from .client.run_on_pod import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
-from .client.session import Session
-from .client.slot_client import SlotClient
 from .errors import IrisError
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
 from .model.job_info import JobInfo
@@ -24,8 +19,12 @@ from .model.lifecycle import JobState, TaskState
 from .model.multislice import MultisliceInfo
 from .model.notices import NoticeKind
 from .model.outcomes import TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
-from .model.resources import ResourceSpec, tpu_device
+from .model.requirement import ResourceSpec, tpu_device
 from .model.topology import TPUConfig, get_tpu_config
+from .slots.actors.messages import SlotHosts
+from .slots.actors.model_call import SlotRequest, slot_request
+from .slots.client.session import Session
+from .slots.client.slot_client import SlotClient
 from .task.endpoints import lookup_endpoint, register_endpoint
 from .task.job_info import get_job_info
 from .task.preemption import PreemptionNotice, on_preemption, preemption_notice

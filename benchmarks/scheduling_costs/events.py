@@ -5,8 +5,7 @@ import statistics
 import time
 from itertools import pairwise
 
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.state.events import AttemptEndConfirmedEvent, TaskStateChangedEvent
 from scheduling_costs.cycles import cycle
 from scheduling_costs.worlds import SLICE, full, gang, submit

@@ -3,9 +3,8 @@
 import statistics
 import time
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

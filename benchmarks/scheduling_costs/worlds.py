@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (

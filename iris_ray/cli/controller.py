@@ -8,17 +8,13 @@ from typing import Any
 import click
 
 import iris_ray
-from iris_ray.actors.wire.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
-from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
-from iris_ray.actors.wire.slices import slices_of
+from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
+from iris_ray.actors.protocol.slices import slices_of
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.exits import NO_CLUSTER, say_error
-from iris_ray.cli.groups import SuggestingGroup
+from iris_ray.cli.conventions import NO_CLUSTER, SuggestingGroup, confirm, say_error
 from iris_ray.cli.options import json_option, yes_option
-from iris_ray.cli.printing.json_output import print_json
-from iris_ray.cli.printing.tables import print_facts
-from iris_ray.cli.printing.words import counted, duration
-from iris_ray.cli.questions import confirm
+from iris_ray.cli.printing import counted, duration, print_facts, print_json
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
 from iris_ray.terminal import live_line
 
@@ -109,7 +105,7 @@ def upgrade(as_json: bool) -> None:
 
 
 def _start() -> None:
-    from iris_ray.actors.wire.controller_client import get_or_start_controller
+    from iris_ray.actors.calls.controller_client import get_or_start_controller
 
     asyncio.run(get_or_start_controller())
 

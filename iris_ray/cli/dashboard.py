@@ -24,10 +24,10 @@ def dashboard(port: int, host: str) -> None:
     """
     import asyncio
 
-    from iris_ray.actors.wire.controller_connection import ControllerConnection
+    from iris_ray.actors.calls.controller_connection import ControllerConnection
     from iris_ray.dashboard import place
     from iris_ray.dashboard.access import require_token
-    from iris_ray.dashboard.serve import serve
+    from iris_ray.dashboard.server import serve
 
     token = require_token(host, os.environ)
     with cluster():

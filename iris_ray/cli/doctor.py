@@ -6,21 +6,18 @@ from collections.abc import Iterator
 
 import click
 
+from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.host.chips import host_devices
-from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
-from iris_ray.cli.checks.findings import Finding, Level, print_finding
 from iris_ray.cli.checks.google import check_chips, check_credentials
 from iris_ray.cli.checks.host_look import versions
 from iris_ray.cli.checks.hosts import ask_hosts, check_answers, claimed_nodes, tpu_hosts
 from iris_ray.cli.checks.machine import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
 from iris_ray.cli.controller import in_words
-from iris_ray.cli.exits import FAILED, NO_CLUSTER
+from iris_ray.cli.conventions import FAILED, NO_CLUSTER, on_a_terminal
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing.json_output import print_json
-from iris_ray.cli.printing.words import counted
-from iris_ray.cli.questions import on_a_terminal
+from iris_ray.cli.printing import Finding, Level, counted, print_finding, print_json
 from iris_ray.client.connection import AUTO, host_and_port
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 
@@ -59,7 +56,7 @@ def doctor(as_json: bool) -> None:
 
 def examine() -> Iterator[Finding]:
     """Yield all findings, as they come."""
-    from iris_ray.client.identity import current_user
+    from iris_ray.client.connection import current_user
 
     yield check_versions()
     yield check_user(os.environ, current_user())
@@ -117,7 +114,7 @@ def reserved_chips() -> dict[str, float]:
     """Return how many chips of each node iris_ray has reserved, by node id; the names of placement groups tell."""
     from ray.util.placement_group import placement_group_table
 
-    from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
+    from iris_ray.actors.protocol.names import PLACEMENT_GROUP_PREFIX
 
     chips: defaultdict[str, float] = defaultdict(float)
     for group in placement_group_table().values():

@@ -8,18 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import click
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobGoodput
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.status import JobGoodput
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing.json_output import print_json
-from iris_ray.cli.printing.tables import print_facts, print_table
-from iris_ray.cli.printing.words import duration
-from iris_ray.goodput.kinds import TimeKind
-from iris_ray.goodput.measure import Disruption
-from iris_ray.goodput.totals import Totals, productive_share
-from iris_ray.goodput.user_times import UserDay
+from iris_ray.cli.printing import duration, print_facts, print_json, print_table
+from iris_ray.model.goodput import Disruption, TimeKind, Totals, productive_share
+from iris_ray.model.goodput_sums import UserDay
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 _NOT_MEASURED = "its tasks call no iris_ray.heartbeat(step), so it is not known what they did"

@@ -4,12 +4,11 @@ from typing import Any
 
 import click
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import LimitStatus
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.status import LimitStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing.json_output import print_json
-from iris_ray.cli.printing.tables import print_table
+from iris_ray.cli.printing import print_json, print_table
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import EVERYBODY, Limits
@@ -41,7 +40,7 @@ def limit(user: str | None, priority: str | None, reset: bool, as_json: bool, **
 
     What runs goes on, also if it is over a new limit. Limits last until --reset, also if the Controller restarts.
     """
-    from iris_ray.client.identity import current_user
+    from iris_ray.client.connection import current_user
 
     limits = Limits(**numbers)
     bands = [PriorityBand[priority.upper()]] if priority else list(PriorityBand)

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog, printable
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing import print_json
 from iris_ray.cli.ray_job import show_ray_job_logs
 from iris_ray.client.log_stream import LogLine, stream_logs
 from iris_ray.model.lifecycle import JobState, TaskState

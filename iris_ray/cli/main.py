@@ -8,8 +8,7 @@ import click
 
 import iris_ray
 from iris_ray.cli.address import address_option
-from iris_ray.cli.exits import errors_as_lines
-from iris_ray.cli.groups import SuggestingGroup
+from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Run": {

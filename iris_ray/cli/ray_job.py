@@ -10,11 +10,8 @@ import click
 from click.core import ParameterSource
 
 from iris_ray.cli.address import address_for_ray_jobs
-from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
-from iris_ray.cli.printing.json_output import print_json
-from iris_ray.cli.printing.tables import print_facts
-from iris_ray.cli.printing.words import one_line
-from iris_ray.cli.questions import confirm, on_a_terminal, really_cancel
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, confirm, on_a_terminal, really_cancel, say_error
+from iris_ray.cli.printing import one_line, print_facts, print_json
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.suggestions import unknown
 
@@ -60,7 +57,7 @@ def submit_ray_job(
     as_json: bool,
 ) -> None:
     """Send a directory and a command to a cluster; print the job's id."""
-    from iris_ray.client.ray_job_config import RayJobConfig
+    from iris_ray.client.ray_jobs import RayJobConfig
 
     directory = Path(working_dir or ".")
     command = [*_program(target, directory), *arguments]

@@ -11,10 +11,9 @@ import click
 
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import tpu_types
-from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments
-from iris_ray.cli.printing.words import one_line
-from iris_ray.cli.questions import on_a_terminal, really_cancel
+from iris_ray.cli.printing import one_line
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 
@@ -129,7 +128,7 @@ def as_task(
     from ray import cloudpickle
     from ray.remote_function import RemoteFunction
 
-    from iris_ray.actors.wire.ray_internals import remote_function_parts
+    from iris_ray.actors.calls.ray_internals import remote_function_parts
     from iris_ray.client.user_function import require_no_arguments
 
     function = remote_function_parts(target)[0] if isinstance(target, RemoteFunction) else target
@@ -196,7 +195,7 @@ def _failure_told(name: str) -> Iterator[None]:
     """Say how a job has failed, if it has, and end the command."""
     from ray.exceptions import RayError, RayTaskError
 
-    from iris_ray.client.callers_error import callers_error
+    from iris_ray.client.user_function import callers_error
 
     try:
         yield

@@ -12,12 +12,10 @@ from typing import Any
 import click
 
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.checks.findings import Finding, Level, print_finding
 from iris_ray.cli.completion import tpu_types
-from iris_ray.cli.exits import FAILED
+from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import FiniteRange, json_option
-from iris_ray.cli.printing.json_output import print_json
-from iris_ray.cli.printing.words import counted, one_line
+from iris_ray.cli.printing import Finding, Level, counted, one_line, print_finding, print_json
 from iris_ray.errors import IrisError, TaskCrashedError
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.task import selftest as on_host

@@ -4,18 +4,16 @@ from collections.abc import Sequence
 
 import click
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.logs import show
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
-from iris_ray.cli.printing.json_output import print_json
-from iris_ray.cli.printing.words import one_line
-from iris_ray.cli.questions import on_a_terminal, really_cancel
+from iris_ray.cli.printing import one_line, print_json
 from iris_ray.cli.ray_job import require_fitting_options, submit_ray_job
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
-from iris_ray.client.identity import current_user
+from iris_ray.client.connection import current_user
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.job_spec import CoschedulingConfig
@@ -100,7 +98,7 @@ def submit(
         submit_ray_job(target, arguments, options.working_dir, excludes, options.env, env_file, run_id, follow, as_json)
         return
     from iris_ray.client.client import IrisClient
-    from iris_ray.model.resources import ResourceSpec, tpu_device
+    from iris_ray.model.requirement import ResourceSpec, tpu_device
 
     if options.tpu_type is None:
         _refuse_what_needs_a_type(arguments, options.num_slices)

@@ -6,16 +6,80 @@ import contextlib
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray import cloudpickle
+from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray.actors.wire.messages import RunRequest, with_stored_function
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
+from iris_ray.actors.protocol.messages import RunRequest, with_stored_function
+from iris_ray.actors.protocol.names import NAMESPACE
+from iris_ray.actors.protocol.payloads import INLINE_BYTES
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.connection import this_connection
-from iris_ray.client.pool_actor import PoolActor, PoolClient
+
+# -- pool actor --------------------------------------------------------------------------------------------------------
+# The SlicePoolManager as a Ray actor: what Ray restarts, which calls Ray repeats, and what callers may ask of it.
+
+PoolActor = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)(SlicePoolManager)
+"""Made once, because Ray exports a class anew for each ``ray.remote(...)``. If its process dies, Ray starts another."""
+
+REPEATED: dict[str, Any] = {"max_task_retries": -1}
+"""Options of the calls that Ray repeats in the pool's new process. Ray repeats no others."""
+
+
+class PoolClient:
+    """What callers may ask of a SlicePoolManager: one method for each of its own.
+
+    Args:
+        handle: the actor.
+    """
+
+    def __init__(self, handle: ActorHandle) -> None:
+        self.handle = handle
+
+    def run(self, request: RunRequest, name: str) -> "ray.ObjectRef[list[Any]]":
+        """Start a job, and return the reference to its results. Ray shows the call by this name."""
+        results: ray.ObjectRef[list[Any]] = self.handle.run.options(name=name, **REPEATED).remote(request)
+        return results
+
+    def begin(self, request: RunRequest) -> None:
+        """Start the only job of a pool without a caller, and return when the pool has it."""
+        ray.get(self.handle.begin.remote(request))
+
+    def results(self, name: str) -> "ray.ObjectRef[list[Any]]":
+        """Return the reference to the results of that job. Ray shows the call by this name."""
+        results: ray.ObjectRef[list[Any]] = self.handle.results.options(name=name, **REPEATED).remote()
+        return results
+
+    def accepted(self, job_id: str) -> bool:
+        """Wait until it is known whether the Controller has a job, and return it."""
+        return bool(ray.get(self.handle.accepted.options(**REPEATED).remote(job_id)))
+
+    def release(self) -> None:
+        """Have every slice given up that no job uses, and return when that is done."""
+        ray.get(self.handle.release.remote())
+
+    def tasks_ended(self) -> "ray.ObjectRef[None]":
+        """Return a reference that is ready once no task of a job whose results are out runs any more."""
+        ended: ray.ObjectRef[None] = self.handle.tasks_ended.remote()
+        return ended
+
+    def until_idle(self, calls: int) -> "Future[None]":
+        """Return a future that is done once that many runs have come and gone and no slice is left."""
+        idle: Future[None] = self.handle.until_idle.remote(calls).future()
+        return idle
+
+    def kill(self) -> None:
+        """End the pool's process for good."""
+        ray.kill(self.handle)
+
+
+# -- caller pool -------------------------------------------------------------------------------------------------------
 
 SILENT_S = 1.0
 """A wait for tasks is mentioned after so long."""
@@ -144,3 +208,35 @@ class CallerPool:
 
 pool_of_this_process = CallerPool()
 atexit.register(pool_of_this_process.end_with_process)  # before Ray's own handler, which was registered earlier
+
+
+# -- detached job ------------------------------------------------------------------------------------------------------
+# A job that goes on when its caller ends.
+
+
+def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", PoolClient]:
+    """Start a job that does not end with this process, in a pool of its own, which ends with the job.
+
+    Returns:
+        The reference to its results, and the pool that runs it.
+    """
+    spec = request.spec
+    head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
+    # The cluster keeps what a pool is made with, for the pool's restarts; but of a larger request Ray keeps a reference
+    # only, to an object that goes with this process.
+    large = len(cloudpickle.dumps(request)) > INLINE_BYTES
+    actor = PoolActor.options(
+        max_restarts=0 if large else -1,
+        resources=head,
+        lifetime="detached",
+        name=f"pool/{spec.job_id}",
+        namespace=NAMESPACE,
+    ).remote(None if large else request)
+    pool = PoolClient(actor)
+    if large:
+        try:
+            pool.begin(request)
+        except BaseException:  # such as Ctrl-C: the caller gets no handle with which to cancel the job
+            pool.kill()
+            raise
+    return pool.results(f"submit({spec.name})"), pool

@@ -8,14 +8,12 @@ from typing import Any, Self, Unpack
 
 import ray
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.messages import RunRequest
-from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog
-from iris_ray.client.caller_pool import pool_of_this_process
-from iris_ray.client.connection import join, require_cluster
-from iris_ray.client.detached_job import submit_detached
-from iris_ray.client.identity import current_user
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
+from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
+from iris_ray.client.caller_pool import pool_of_this_process, submit_detached
+from iris_ray.client.connection import current_user, join, require_cluster
 from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of, require_number
 from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
@@ -23,7 +21,7 @@ from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import JobOptions, takes
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.job_spec import CoschedulingConfig
-from iris_ray.model.resources import ResourceSpec
+from iris_ray.model.requirement import ResourceSpec
 from iris_ray.task.job_info import get_job_info
 
 

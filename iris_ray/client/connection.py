@@ -1,6 +1,8 @@
 """Connecting this process to a Ray cluster. Ray is imported when it is needed, so that the command line is quick."""
 
+import getpass
 import os
+import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray.errors import InvalidRequestError, NoClusterError
+from iris_ray.task.job_info import get_job_info
 
 AUTO = "auto"
 _PROBE_S = 3.0
@@ -94,7 +97,7 @@ def require_cluster() -> None:
     """
     import ray
 
-    from iris_ray.actors.wire.ray_internals import has_inherited_connection, is_client_mode
+    from iris_ray.actors.calls.ray_internals import has_inherited_connection, is_client_mode
 
     if is_client_mode():
         raise InvalidRequestError(
@@ -191,3 +194,22 @@ def without_ray_address() -> Iterator[None]:
         yield
     finally:
         os.environ.update(given)
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
+# Who submits a job, and what the job is called.
+
+
+def current_user() -> str:
+    """Return who this process works for: ``$IRIS_USER``, or the name of the operating system's account."""
+    try:
+        return os.environ.get("IRIS_USER") or getpass.getuser()
+    except (KeyError, OSError):  # an account without a name, as containers have them
+        return str(os.getuid())
+
+
+def new_job_id(name: str) -> str:
+    """Return an id that no job had before. The id of a job that a task submits begins with its own job's id and "/"."""
+    parent = get_job_info()
+    own = f"{name.replace('/', '-')}-{secrets.token_hex(4)}"
+    return f"{parent.job_id}/{own}" if parent else own

@@ -10,6 +10,8 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from iris_ray.actors.calls.asking import remote_method
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import (
     IDLE_S,
@@ -19,10 +21,8 @@ from iris_ray.actors.host.output.log_reader import (
     start_log_reader,
     with_piece,
 )
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.remote_methods import remote_method
-from iris_ray.actors.wire.status import JobStatus
-from iris_ray.actors.wire.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.client.connection import this_connection
 
 PLACES_S = 1.0

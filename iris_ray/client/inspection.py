@@ -9,10 +9,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from iris_ray.actors.host.inspector import DUMP_S, WRITING_S, InspectedTask, ask_host, profile_of, stacks_of
-from iris_ray.actors.wire.status import TaskStatus
+from iris_ray.actors.protocol.status import TaskStatus
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
-from iris_ray.model.ids import job_of
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import TaskState, job_of
 
 START_S = 30.0
 """How long a host may take to start a process for the question."""

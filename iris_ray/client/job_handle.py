@@ -8,14 +8,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
-from iris_ray.client.callers_error import callers_error
-from iris_ray.client.connection import this_connection
+from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.client.connection import current_user, this_connection
 from iris_ray.client.host_logs import host_logs
-from iris_ray.client.identity import current_user
 from iris_ray.client.job_progress import wait_visibly
 from iris_ray.client.log_stream import print_logs
+from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
 from iris_ray.terminal import live_line
 

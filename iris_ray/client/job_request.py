@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from iris_ray.actors.host.task_environment import split_by_start
-from iris_ray.actors.wire.messages import HOST_SILENCE_S, NO_OWNER_YET, ProcessSpec, RunRequest
-from iris_ray.client.environment_limits import plain_variables, require_env_travels
-from iris_ray.client.identity import current_user, new_job_id
+from iris_ray.actors.protocol.messages import HOST_SILENCE_S, NO_OWNER_YET, ProcessSpec, RunRequest
+from iris_ray.client.connection import current_user, new_job_id
 from iris_ray.client.placement import Placement, on_slices
-from iris_ray.client.remote_options import TaskOptions, function_and_options
+from iris_ray.client.remote_options import TaskOptions, function_and_options, plain_variables, require_env_travels
 from iris_ray.client.run_options import JobOptions, require_valid, takes
 from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from iris_ray.actors.host.output.line_throttle import LineThrottle
-from iris_ray.actors.wire.status import JobStatus
-from iris_ray.actors.wire.task_log import MOST_LOGS, LogPosition, TaskLog, printable
-from iris_ray.client.job_words import job_in_words
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPosition, TaskLog, printable
+from iris_ray.client.job_progress import job_in_words
 from iris_ray.terminal import LiveLine
 
 PIECE_BYTES = 1 << 20

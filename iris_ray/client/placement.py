@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from iris_ray.errors import InvalidJobError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
-from iris_ray.model.resources import BYTES_PER_GB, ResourceSpec
+from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import TPUConfig
 from iris_ray.model.workers import GPU, TPU, TPU_NAME, TPU_TOPOLOGY
 

@@ -6,13 +6,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.wire.messages import RunRequest
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
-from iris_ray.client.callers_error import callers_error
 from iris_ray.client.connection import require_cluster
 from iris_ray.client.job_progress import results_of
 from iris_ray.client.modes.local_run import run_here, start_here
 from iris_ray.client.modes.mode import Mode
+from iris_ray.client.user_function import callers_error
 
 
 def run_request(request: RunRequest, mode: Mode) -> list[Any]:

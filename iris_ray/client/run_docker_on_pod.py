@@ -4,16 +4,15 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from iris_ray.actors.host.containers.run import run_in_container
-from iris_ray.actors.wire.messages import RunRequest
-from iris_ray.client.environment_limits import plain_variables, require_env_travels
+from iris_ray.actors.host.containers import run_in_container
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.mode import chosen_mode
+from iris_ray.client.remote_options import plain_variables, require_env_travels
 from iris_ray.client.request_run import run_request
 from iris_ray.client.run_options import ContainerOptions, takes
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.container import ContainerSpec
-from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
+from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, ContainerSpec
 
 
 @takes(ContainerOptions)

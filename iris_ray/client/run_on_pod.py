@@ -5,7 +5,7 @@ from typing import Any, Unpack, cast
 
 import ray
 
-from iris_ray.actors.wire.messages import RunRequest
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.mode import chosen_mode

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ray import cloudpickle
+from ray.exceptions import RayTaskError
 
-from iris_ray.errors import InvalidFunctionError
+from iris_ray.errors import InvalidFunctionError, IrisError, RemoteUserError
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -57,3 +58,13 @@ def pickle_function(function: Callable[..., Any], name: str) -> bytes:
             f"{name} can't be pickled: {error}. It, or something that it refers to, does not travel between hosts"
             " (a lock, an open file, a connection, …); create such things inside the function"
         ) from error
+
+
+# -- callers error -----------------------------------------------------------------------------------------------------
+# What a caller of a job gets to see of an error that Ray brings.
+
+
+def callers_error(error: BaseException) -> BaseException:
+    """Return the error of ours that Ray's error carries: its message says it all. Any other error as it is."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return cause if isinstance(cause, IrisError) and not isinstance(cause, RemoteUserError) else error

@@ -5,20 +5,71 @@ Controller, in the environment of the head node. google-cloud-tpu's own client h
 call here has both. Calls block: `ProviderWords` makes them in threads.
 """
 
+import asyncio
 import contextlib
+import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
-from iris_ray.cloud.queued_slices import NewSlice, QueuedSlice
-from iris_ray.cloud.replies import queued_slice, word_of_node, word_of_queued
+from iris_ray.cloud.provisioning import NewSlice, QueuedSlice, QueuedState
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState, ProviderWord
+
+if TYPE_CHECKING:
+    from google.cloud import tpu_v2
+
+
+# -- replies -----------------------------------------------------------------------------------------------------------
+# What the replies of the Cloud TPU API mean. Pure.
+
+
+def word_of_node(node: "tpu_v2.Node") -> ProviderWord:
+    """Return what a node's own state says, by the rules of the API's documentation."""
+    state, health = node.state.name, node.health.name
+    described = f" ({node.health_description})" if node.health_description else ""
+    if state in ("PREEMPTED", "TERMINATED"):
+        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that its node is {state}")
+    if state in ("STATE_UNSPECIFIED", "UNKNOWN"):
+        return ProviderWord(ProviderState.UNKNOWN, f"the provider says that its node is {state}{described}")
+    if state != "READY":
+        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {state}{described}")
+    if health not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
+        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {health}{described}")
+    return ProviderWord(ProviderState.READY, "the provider says that its node is READY")
+
+
+def word_of_queued(resource: "tpu_v2.QueuedResource") -> ProviderWord | None:
+    """Return what the queued resource says ahead of its node, or None."""
+    state, who = resource.state.state.name, resource.state.state_initiator.name
+    if state in ("SUSPENDING", "SUSPENDED") and who == "SERVICE":
+        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that it has it {state}")
+    if state in ("SUSPENDING", "SUSPENDED", "DELETING"):
+        return ProviderWord(ProviderState.FAILED, f"the provider says that a user has it {state}")
+    return None
+
+
+def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
+    """Return a queued resource, which has one node, as what a provisioner needs of it."""
+    spec, state = resource.tpu.node_spec[0], resource.state
+    error = state.failed_data.error.message if state.state.name == "FAILED" else ""
+    return QueuedSlice(
+        name=resource.name.rpartition("/")[2],
+        accelerator_type=spec.node.accelerator_type,
+        state=QueuedState.__members__.get(state.state.name, QueuedState.UNKNOWN),
+        labels=dict(spec.node.labels),
+        by_service=state.state_initiator.name == "SERVICE",
+        error=error,
+    )
+
+
+# -- cloud tpu ---------------------------------------------------------------------------------------------------------
 
 _LOCATION = re.compile(r"projects/[a-z0-9.:-]+/locations/[a-z0-9-]+")
 _ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
@@ -229,3 +280,63 @@ def _in_words(error: Exception) -> str:
     what = "refuses" if isinstance(error, ClientError) else "can't be asked"
     first_line = (str(error).strip().splitlines() or ["no message"])[0][:300]
     return f"the Cloud TPU API {what}: {type(error).__name__}: {first_line}"
+
+
+# -- provider words ----------------------------------------------------------------------------------------------------
+# Asks the provider about lost slices, without ever delaying a verdict for long.
+
+logger = logging.getLogger(__name__)
+
+WORD_TIMEOUT_S = 2.0
+"""How long a verdict waits for the provider's word about the slices of an attempt."""
+WORD_KEPT_S = 5.0
+"""How long an answer is reused."""
+
+
+class ProviderWords:
+    """Asks the provider about slices side by side. The answer takes `WORD_TIMEOUT_S` at most, whatever the API does."""
+
+    def __init__(self, cloud: CloudTpu | None) -> None:
+        self._cloud = cloud
+        self._threads = ThreadPoolExecutor(16, thread_name_prefix="cloud-tpu")
+        self._asked: dict[str, asyncio.Future[ProviderWord]] = {}
+        if cloud is not None:
+            self._threads.submit(cloud.prepare)
+
+    @staticmethod
+    def of(environ: Mapping[str, str]) -> "ProviderWords":
+        """Return one for the zone that the environment names. A malformed name is logged and ignored."""
+        try:
+            return ProviderWords(cloud_tpu_of(environ))
+        except InvalidRequestError as error:
+            logger.error("the provider is not asked about lost slices: %s", error)
+            return ProviderWords(None)
+
+    async def about(self, slice_names: Iterable[str]) -> dict[str, ProviderWord]:
+        """Return the provider's word about each slice; nothing if no zone is configured."""
+        if self._cloud is None:
+            return {}
+        asked = {name: self._ask(self._cloud, name) for name in slice_names}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=WORD_TIMEOUT_S)
+        late = ProviderWord(ProviderState.UNKNOWN, f"the provider did not answer within {WORD_TIMEOUT_S:g} s")
+        words = {name: answer.result() if answer.done() else late for name, answer in asked.items()}
+        for name, word in words.items():
+            logger.info("the provider says about %s: %s (%s)", name, word.state.value, word.reason)
+        return words
+
+    def _ask(self, cloud: CloudTpu, name: str) -> "asyncio.Future[ProviderWord]":
+        """Return the future answer. All hosts of a slice are lost at about the same time: they share one answer."""
+        if name not in self._asked:
+            loop = asyncio.get_running_loop()
+            self._asked[name] = answer = loop.run_in_executor(self._threads, _word_or_defect, cloud, name)
+            answer.add_done_callback(lambda _: loop.call_later(WORD_KEPT_S, self._asked.pop, name, None))
+        return self._asked[name]
+
+
+def _word_or_defect(cloud: CloudTpu, name: str) -> ProviderWord:
+    try:
+        return cloud.slice_word(name)
+    except Exception as error:  # a bug here must not prevent a verdict
+        logger.exception("asking the provider about %s failed", name)
+        return ProviderWord(ProviderState.UNKNOWN, repr(error))

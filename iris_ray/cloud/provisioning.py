@@ -6,13 +6,89 @@ SUSPENDED are deleted. A provisioner owns only what carries its label and a name
 counts anything else.
 """
 
+import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from iris_ray.cloud.demand import ARRIVAL_S
 from iris_ray.cloud.history import History
-from iris_ray.cloud.queued_slices import CANCELLABLE, COMING, OWNER_LABEL, QueuedSlice, QueuedState
 from iris_ray.model.topology import TPUConfig
+
+# -- queued slices -----------------------------------------------------------------------------------------------------
+# Slices as the provider knows them: queued resources of one node each. Pure.
+
+OWNER_LABEL = "iris-ray-provisioner"
+"""The label with the name of the provisioner that made a queued resource."""
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "iris-ray/provisioner")
+
+
+class QueuedState(Enum):
+    """The states of a queued resource, with the API's names."""
+
+    UNKNOWN = "unknown"
+    CREATING = "creating"
+    ACCEPTED = "accepted"
+    WAITING_FOR_RESOURCES = "waiting for resources"
+    PROVISIONING = "provisioning"
+    ACTIVE = "active"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    FAILED = "failed"
+    DELETING = "deleting"
+
+
+COMING = (QueuedState.CREATING, QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES, QueuedState.PROVISIONING)
+CANCELLABLE = (QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES)
+"""The states in which a request can be given back before it becomes a slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedSlice:
+    """A queued resource of one node, which has the same name.
+
+    Attributes:
+        name: without project and zone.
+        accelerator_type: as Google spells it.
+        labels: of its node.
+        by_service: whether the provider, not a user, caused its state.
+        error: why it failed.
+    """
+
+    name: str
+    accelerator_type: str
+    state: QueuedState
+    labels: Mapping[str, str]
+    by_service: bool = False
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NewSlice:
+    """A request for a slice."""
+
+    name: str
+    accelerator_type: str
+    runtime_version: str
+    labels: Mapping[str, str]
+    startup_script: str
+    spot: bool
+    external_ips: bool
+
+    def named(self, name: str) -> "NewSlice":
+        return replace(self, name=name)
+
+    @property
+    def request_id(self) -> str:
+        return request_id("create", self.name)
+
+
+def request_id(verb: str, name: str) -> str:
+    """Return the UUID that makes repeating a request harmless: names are never used twice."""
+    return str(uuid.uuid5(_NAMESPACE, f"{verb}/{name}"))
+
+
+# -- provisioning ------------------------------------------------------------------------------------------------------
 
 JOIN_S, BROKEN_S = 1800.0, 300.0
 """When an ACTIVE slice is deleted: if it never joined the cluster whole, and if it lacks hosts that it had."""
@@ -274,3 +350,19 @@ def _completed(demand: Sequence[int], slices: int) -> tuple[int, list[int]]:
         else:
             left_out.append(missing)
     return used, left_out
+
+
+# -- startup script ----------------------------------------------------------------------------------------------------
+# The script by which a new TPU host joins the Ray cluster.
+
+HEAD_MARK = "@RAY_HEAD@"
+"""The placeholder for HOST:PORT of the cluster's head in start-up scripts."""
+STARTUP_SCRIPT = f"""\
+#!/bin/bash
+# From `iris-ray provision`: this TPU host joins a Ray cluster. All who see the TPU can read this: no secrets here.
+export PATH="/usr/local/bin:$PATH"
+until ray start --address='{HEAD_MARK}'; do
+  sleep 10
+done
+"""
+"""The default, for images with Ray and iris_ray installed."""

@@ -4,14 +4,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from iris_ray.actors.wire.host_condition import HostCondition, condition_of
-from iris_ray.actors.wire.overview import Changes
-from iris_ray.actors.wire.status import PAGE, JobStatus, WorkerStatus
+from iris_ray.actors.protocol.overview import Changes
+from iris_ray.actors.protocol.status import PAGE, HostCondition, JobStatus, WorkerStatus, condition_of
 from iris_ray.dashboard.happenings import Happening, as_row, of_job, of_slice
-from iris_ray.dashboard.host_rows import slice_row
-from iris_ray.dashboard.job_rows import job_row, queue_row
-from iris_ray.dashboard.tables import Diff, Row, Table
-from iris_ray.dashboard.user_rows import user_rows
+from iris_ray.dashboard.rows import Diff, Row, Table, job_row, queue_row, slice_row, user_rows
 
 HAPPENINGS_KEPT = 500
 TABLES = "cluster", "slices", "jobs", "queue", "users", "events"

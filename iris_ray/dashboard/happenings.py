@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from iris_ray.dashboard.tables import Row
+from iris_ray.dashboard.rows import Row
 
 _CONDITIONS = {
     "lost": "gone",

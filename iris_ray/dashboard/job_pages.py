@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
-from iris_ray.actors.wire.json_values import plain
-from iris_ray.actors.wire.status import JobEvent, JobGoodput, JobStatus, TaskStatus
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog, printable
+from iris_ray.actors.protocol.overview import plain
+from iris_ray.actors.protocol.status import JobEvent, JobGoodput, JobStatus, TaskStatus
+from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
 from iris_ray.dashboard.follower import Source
 from iris_ray.errors import InvalidRequestError
-from iris_ray.goodput.totals import Totals, productive_share
+from iris_ray.model.goodput import Totals, productive_share
 
 SHARED_S = 0.5
 """The server reuses an answer for so many seconds, and shares one that is still awaited among all who ask for it."""

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import ray
 
-from iris_ray.actors.wire.ray_internals import ClusterStore, driver_lives
+from iris_ray.actors.calls.ray_internals import ClusterStore, driver_lives
 
 _KEY = "dashboard/place"
 

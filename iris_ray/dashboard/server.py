@@ -13,6 +13,7 @@
 """
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,9 +22,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from iris_ray.dashboard.access import COOKIE, add_headers, guard, is_right
-from iris_ray.dashboard.channel import Channel, encode
 from iris_ray.dashboard.cluster_view import TABLES, ClusterView
-from iris_ray.dashboard.follower import Follower
+from iris_ray.dashboard.follower import Channel, Follower, encode
 from iris_ray.dashboard.job_pages import JobPages, JobSource
 from iris_ray.errors import InvalidRequestError, IrisError, UnknownNameError
 
@@ -167,3 +167,56 @@ class _Routes:
     async def logs(self, request: web.Request) -> web.StreamResponse:
         found = await self._jobs.logs(request.match_info["job"], request.query)
         return web.Response(body=encode(found), content_type="application/json")
+
+
+# -- serve -------------------------------------------------------------------------------------------------------------
+# Runs the dashboard in this process until it is told to end.
+
+PORT = 8267
+"""Ray's dashboard has 8265."""
+
+
+async def serve(
+    connect: Callable[[], JobSource],
+    address: str,
+    host: str,
+    port: int,
+    token: str | None,
+    ready: Callable[[str], object],
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        connect, address, token: see `application`.
+        host, port: where to listen; port 0 takes a free one.
+        ready: called with the URL once it listens.
+
+    Raises:
+        InvalidRequestError: it can't listen there.
+    """
+    runner = web.AppRunner(application(connect, address, token), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise InvalidRequestError(
+                f"can't listen at {host}:{port} ({error.strerror}); choose another port: --port 0 takes a free one"
+            ) from None
+        ready(_url(host, runner.addresses[0][1]))
+        await _told_to_end()
+    finally:
+        await runner.cleanup()
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _told_to_end() -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    await ended.wait()

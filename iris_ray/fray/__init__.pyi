@@ -1,5 +1,4 @@
-from .actor_group import ActorGroup
-from .actor_handle import ActorHandle
+from .actor_handle import ActorGroup, ActorHandle
 from .client import Client
 from .job_handle import JobHandle
 

@@ -1,15 +1,137 @@
 """The caller's side of an actor: handles, methods and futures, as Fray has them. Handles can be sent to anybody."""
 
 import importlib
+import os
+import pickle
+import secrets
 import threading
+import time
+import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
+from ray import cloudpickle
 
-from iris_ray.errors import ActorUnavailableError
-from iris_ray.fray.actor_call import OPTIONS, PATH, TOKEN, ActorAddress, pack_call, unpack_answer
+from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
+from iris_ray.fray.job_handle import JobHandle
 from iris_ray.task.endpoints import endpoints_of
+
+if TYPE_CHECKING:
+    from fray.actor import ActorHandle as FraysHandle
+
+    from iris_ray.actors.protocol.status import JobStatus
+
+
+# -- actor call --------------------------------------------------------------------------------------------------------
+# What a caller and an actor say to each other: one method's call, and its result or error, as bytes over gRPC.
+
+SERVICE, METHOD = "iris_ray.fray.Actor", "Call"
+PATH = f"/{SERVICE}/{METHOD}"
+TOKEN = "iris-ray-token"
+"""The key of the call's metadata under which the address's token travels."""
+
+KEEPALIVE_MS = 10_000
+OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),  # hosts of a cluster reach each other
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # a host that has vanished is noticed while it is waited for
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorAddress:
+    """Where an actor listens, and the word without which it takes no call.
+
+    Attributes:
+        target: ``host:port``.
+        token: made at random for each server. It is as well protected as Ray's key-value store.
+    """
+
+    target: str
+    token: str
+
+    @classmethod
+    def of_port(cls, host: str, port: int) -> "ActorAddress":
+        return cls(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", secrets.token_hex(16))
+
+    @classmethod
+    def parse(cls, text: str) -> "ActorAddress":
+        return cls(*text.split())
+
+    def __str__(self) -> str:
+        return f"{self.target} {self.token}"
+
+    def __repr__(self) -> str:
+        return f"ActorAddress({self.target})"
+
+
+def require_no_tls(environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse actors where Ray encrypts what it sends: their calls would not be.
+
+    Raises:
+        UnsupportedOptionError: it does.
+    """
+    if environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+        raise UnsupportedOptionError("RAY_USE_TLS is set, and calls of Fray's actors are not encrypted")
+
+
+def pack_call(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    """Return a call as bytes.
+
+    Raises:
+        TypeError, pickle.PicklingError: an argument can't travel.
+    """
+    packed: bytes = cloudpickle.dumps((method, args, kwargs))
+    return packed
+
+
+def pack_result(result: Any) -> bytes:
+    """Return a method's result as bytes, or the error that it can't travel."""
+    try:
+        return pickle.dumps((True, cloudpickle.dumps(result), ""))
+    except Exception as error:
+        return pack_error(ResultNotPicklableError(f"an actor's method returned what can't be pickled: {error}"))
+
+
+def pack_error(error: BaseException) -> bytes:
+    """Return a method's error as bytes, with its traceback as text."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        return pickle.dumps((False, cloudpickle.dumps(error), text))
+    except Exception:
+        return pickle.dumps((False, b"", text))
+
+
+def unpack_answer(answer: bytes) -> Any:
+    """Return a method's result, or raise its error; a note of that has the traceback from inside the actor.
+
+    Raises:
+        RemoteUserError: the method raised what can't be rebuilt here.
+    """
+    fine, payload, text = pickle.loads(answer)
+    if fine:
+        return cloudpickle.loads(payload)
+    raise _rebuilt(payload, text)
+
+
+def _rebuilt(payload: bytes, text: str) -> BaseException:
+    try:
+        error = cloudpickle.loads(payload)
+    except Exception:
+        error = None
+    if not isinstance(error, BaseException):
+        return RemoteUserError(f"an actor's method raised what can't be rebuilt here:\n{text}")
+    error.add_note(f"In the actor:\n{text}")
+    return error
+
+
+# -- actor handle ------------------------------------------------------------------------------------------------------
 
 
 def unavailable(message: str) -> RuntimeError:
@@ -159,3 +281,83 @@ class ActorFuture:
             why = error.details() if isinstance(error, grpc.Call) else "the connection was closed"
             raise unavailable(f"{self._method} of {self._handle!r} has no answer: {why}") from None
         return unpack_answer(answer)
+
+
+# -- actor group -------------------------------------------------------------------------------------------------------
+# The actors of one job, as they come and go.
+
+POLL_S = 0.2
+
+
+class ActorGroup:
+    """The actors of one job: ``count`` tasks, each of which is one. It can be pickled.
+
+    Actors are told apart by their number. One that is preempted or fails comes back as long as its job has retries, as
+    a new object under its old handle.
+    """
+
+    def __init__(self, job_id: str, name: str, count: int) -> None:
+        self._job, self._name, self._count = JobHandle(job_id), name, count
+        self._handed_out: set[int] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorGroup, (self.job_id, self._name, self._count)  # whoever gets it has discovered nothing yet
+
+    @property
+    def job_id(self) -> str:
+        """The job, for `iris-ray` and `IrisClient`."""
+        return self._job.job_id
+
+    @property
+    def ready_count(self) -> int:
+        """How many actors take calls now."""
+        return len(self._ready())
+
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> "list[FraysHandle]":
+        """Wait until so many actors take calls, and return their handles by number.
+
+        Args:
+            count: how many; None: all.
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: some are not ready in time; the message says what their job waits for. They go on.
+            fray.actor.ActorUnavailableError: the job has ended. A RuntimeError, also where Fray has none.
+        """
+        wanted = self._count if count is None else min(count, self._count)
+        deadline = time.monotonic() + timeout
+        while len(ready := self._ready()) < wanted:
+            status = self._job.look()
+            if status.state.finished:
+                raise self._gone(status)
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{len(ready)} of {wanted} actors of {self.job_id} are ready after {timeout:g} s:"
+                    f" {status.explanation}"
+                )
+            time.sleep(POLL_S)
+        return self._hand_out(ready[:wanted])
+
+    def discover_new(self) -> "list[FraysHandle]":
+        """Return the handles of actors that take calls now, and that this object has not returned before."""
+        return self._hand_out([index for index in self._ready() if index not in self._handed_out])
+
+    def is_done(self) -> bool:
+        """Return whether the job has ended: no actor of it comes back."""
+        return self._job.look().state.finished
+
+    def shutdown(self) -> None:
+        """End all actors."""
+        self._job.terminate()
+
+    def _ready(self) -> list[int]:
+        prefix = f"{self._name}-"
+        found = (name.removeprefix(prefix) for name in endpoints_of(self.job_id, prefix))
+        return sorted(int(number) for number in found if number.isdecimal())  # others are the user's own
+
+    def _hand_out(self, indexes: list[int]) -> "list[FraysHandle]":
+        self._handed_out.update(indexes)
+        return [ActorHandle(InTaskOf(self.job_id, f"{self._name}-{index}")) for index in indexes]
+
+    def _gone(self, status: "JobStatus") -> RuntimeError:
+        return unavailable(f"the actors of {self.job_id} have ended: {status.state.value}: {status.error}")

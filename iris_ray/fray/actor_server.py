@@ -1,6 +1,7 @@
 """Serves the methods of one object in this process to others, and is the task of an actor's job."""
 
 import contextvars
+import functools
 import hmac
 import importlib
 import threading
@@ -11,13 +12,29 @@ import grpc
 import ray
 from ray import cloudpickle
 
-from iris_ray.fray.actor_call import METHOD, OPTIONS, SERVICE, TOKEN, ActorAddress, pack_error, pack_result
-from iris_ray.fray.actor_handle import ActorHandle, InTaskOf
+from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.errors import InvalidRequestError
+from iris_ray.fray.actor_handle import (
+    METHOD,
+    OPTIONS,
+    SERVICE,
+    TOKEN,
+    ActorAddress,
+    ActorHandle,
+    InProcess,
+    InTaskOf,
+    pack_error,
+    pack_result,
+    require_no_tls,
+)
+from iris_ray.fray.job_request import band_of, fray_placement, function_in_task, task_request
 from iris_ray.task.endpoints import register_endpoint
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
-    from fray.actor import ActorContext
+    from fray.actor import ActorContext, HostedActor
+    from fray.types import ActorConfig, EnvironmentConfig, ResourceConfig
+
 
 GRACE_S = 10.0
 """How long calls that run have when an actor ends by its own wish."""
@@ -100,3 +117,70 @@ def serve_actor(
     server.stop(GRACE_S)
     if context._errors:
         raise context._errors[0]
+
+
+# -- actor request -----------------------------------------------------------------------------------------------------
+# From a class to the request of a job whose tasks are actors, or to an actor of this process.
+
+MAX_RESTARTS = 100
+"""After preemptions, if an `ActorConfig` does not say."""
+
+
+def actor_request(
+    actor_class: type,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    count: int,
+    resources: "ResourceConfig | None",
+    actor_config: "ActorConfig | None",
+    environment: "EnvironmentConfig | None",
+) -> RunRequest:
+    """Return the request of a job with an actor in each task; arguments as for `Client.create_actor_group`.
+
+    Actors on slices of one VM are placed, lost and restarted one by one, on larger slices as one gang.
+
+    Raises:
+        InvalidRequestError: something can't work as written; nothing was acquired.
+    """
+    from fray.types import ActorConfig, ResourceConfig
+
+    require_no_tls()
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidRequestError(f"count is {count!r}; give an int of 1 or more")
+    resources = ResourceConfig() if resources is None else resources
+    config = ActorConfig() if actor_config is None else actor_config
+    serve = functools.partial(serve_actor, actor_class, args, kwargs, name, config.max_concurrency)
+    return task_request(
+        function_in_task(serve),
+        name,
+        resources,
+        fray_placement(resources, count, tpu_gang=False),
+        environment,
+        priority=band_of(config.priority),
+        max_retries_preemption=MAX_RESTARTS if config.max_restarts is None else config.max_restarts,
+        max_retries_failure=config.max_task_retries or 0,
+    )
+
+
+def host_here(
+    actor_class: type,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    actor_config: "ActorConfig | None",
+) -> "HostedActor":
+    """Make an object in this process and serve its methods; arguments and errors as for `Client.host_actor`."""
+    from fray.actor import ActorContext, HostedActor
+    from fray.types import ActorConfig
+
+    require_no_tls()
+    config = ActorConfig() if actor_config is None else actor_config
+    server = ActorServer(config.max_concurrency)
+    handle = ActorHandle(InProcess(name, server.address))
+    try:
+        server.serve(make_instance(ActorContext(handle, 0, name), actor_class, args, kwargs))
+    except BaseException:
+        server.stop()
+        raise
+    return HostedActor(handle, stop=server.stop)

@@ -4,12 +4,12 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection, find_controller
+from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection, find_controller
 from iris_ray.client.client import IrisClient, launch, require_may_detach
-from iris_ray.client.identity import current_user
+from iris_ray.client.connection import current_user
 from iris_ray.errors import UnknownNameError
-from iris_ray.fray.actor_group import ActorGroup
-from iris_ray.fray.actor_request import actor_request, host_here
+from iris_ray.fray.actor_handle import ActorGroup
+from iris_ray.fray.actor_server import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
 from iris_ray.fray.job_request import fray_request

@@ -4,10 +4,10 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
-from iris_ray.actors.wire.task_log import LogPosition
-from iris_ray.client.identity import current_user
+from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.actors.protocol.task_log import LogPosition
+from iris_ray.client.connection import current_user
 from iris_ray.model.lifecycle import JobState
 
 if TYPE_CHECKING:

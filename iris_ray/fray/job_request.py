@@ -1,20 +1,186 @@
 """From Fray's `JobRequest` to a request of iris_ray: checked, and complete, without a cluster."""
 
+import functools
 import json
 import logging
-from dataclasses import replace
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from iris_ray.actors.wire.messages import RunRequest
+from ray import cloudpickle
+
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.job_request import make_request
-from iris_ray.client.placement import Placement
-from iris_ray.errors import InvalidRequestError, UnsupportedOptionError
-from iris_ray.fray.entrypoint import InTask, in_task
-from iris_ray.fray.placement import fray_placement, size_in_bytes
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.client.placement import Placement, placement_of
+from iris_ray.client.user_function import name_of, pickle_function
+from iris_ray.errors import InvalidFunctionError, InvalidJobError, InvalidRequestError, UnsupportedOptionError
+from iris_ray.fray.current import as_current_client
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
+from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
+from iris_ray.model.topology import TPUConfig, get_tpu_config
+from iris_ray.model.workers import TPU_TOPOLOGY
 
 if TYPE_CHECKING:
-    from fray.types import EnvironmentConfig, JobRequest, ResourceConfig
+    from fray.types import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
+
+
+# -- entrypoint --------------------------------------------------------------------------------------------------------
+# What each task of a job of Fray's runs: its entrypoint, with Fray's current client set to ours.
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program and its arguments, which no shell reads. What it prints is the task's output.
+
+    Raises, when it is called:
+        subprocess.CalledProcessError: it has ended with another exit code than 0, or by a signal.
+        OSError: it can't be started, for example because the host does not have it.
+    """
+
+    command: str
+    arguments: tuple[str, ...]
+
+    def __call__(self) -> None:
+        subprocess.run([self.command, *self.arguments], check=True)
+
+
+@dataclass(frozen=True, slots=True)
+class InTask:
+    """A function, run where ``fray.current_client.current_client()`` is a client of ours.
+
+    It is unpickled once that is so: modules that ask for the client when they are imported get ours, too. What it
+    returns is dropped, as Fray drops it.
+    """
+
+    pickled: bytes
+
+    def __call__(self) -> None:
+        from iris_ray.fray.client import Client
+
+        with as_current_client(Client()):
+            cloudpickle.loads(self.pickled)()
+
+
+def in_task(entrypoint: "Entrypoint") -> InTask:
+    """Return what each task of a job with this entrypoint runs.
+
+    Raises:
+        InvalidFunctionError: there is nothing to run, or it can't be pickled.
+    """
+    return function_in_task(_function_of(entrypoint))
+
+
+def function_in_task(function: Callable[[], Any]) -> InTask:
+    """Return what each task of a job runs in order to run this function; raises like `in_task`."""
+    return InTask(pickle_function(function, name_of(function)))
+
+
+def _function_of(entrypoint: "Entrypoint") -> Callable[[], Any]:
+    if (asked := entrypoint.callable_entrypoint) is not None:
+        return functools.partial(asked.callable, *asked.args, **asked.kwargs)
+    if (program := entrypoint.binary_entrypoint) is not None:
+        return Command(program.command, tuple(program.args))
+    raise InvalidFunctionError("the entrypoint has neither a function nor a program; see Entrypoint.from_callable")
+
+
+# -- placement ---------------------------------------------------------------------------------------------------------
+# From Fray's `ResourceConfig` to what iris_ray places.
+
+ANY_REGION = "*"
+"""Fray's word for "in whatever region"."""
+ACCELERATOR_TYPE = "ray.io/accelerator-type"
+TOPOLOGY = "ray.io/tpu-topology"
+_NOT_PREEMPTIBLE = Constraint("preemptible", ConstraintOp.EQ, False)
+"""A preference: most clusters don't say it of their hosts, and Marin's coordinators all ask for it."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b|bytes?)?", re.IGNORECASE)
+_POWERS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("", "k", "m", "g", "t", "p"))}
+
+
+def size_in_bytes(text: str) -> float:
+    """Return an amount of memory as Fray reads it: all units are binary, so "4g", "4gb" and "4GiB" are 4 × 2³⁰.
+
+    Raises:
+        InvalidRequestError: it is not an amount.
+    """
+    found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None:
+        raise InvalidRequestError(f"{text!r} is not an amount of memory; give a str such as '4g' or '512m'")
+    return float(found[1]) * _POWERS[found[2].lower()]
+
+
+def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool) -> Placement:
+    """Return where a job's tasks go.
+
+    Args:
+        resources: what each task takes.
+        replicas: how many tasks; on TPUs those of all slices together, as Fray counts them.
+        tpu_gang: whether tasks on TPUs are one gang even if each slice has a single VM. On larger slices they always
+            are.
+
+    Raises:
+        InvalidRequestError: the parts make no sense, or not together.
+    """
+    device = resources.device
+    amounts: dict[str, Any] = {"cpu": resources.cpu, "memory_gb": size_in_bytes(resources.ram) / BYTES_PER_GB}
+    if device.kind != "tpu":
+        gpu = device.chip_count() if device.kind == "gpu" else 0
+        placed = placement_of(ResourceSpec(**amounts, replicas=replicas, gpu=gpu), None)
+    else:
+        placed = _on_slices(get_tpu_config(device.variant), replicas, tpu_gang, amounts)
+    of_device = _of_device(resources)
+    same = {constraint.key for constraint in of_device}
+    kept = tuple(constraint for constraint in placed.constraints if constraint.key not in same)
+    preferences = placed.preferences if resources.preemptible else (_NOT_PREEMPTIBLE, *placed.preferences)
+    return replace(placed, constraints=(*kept, *of_device, *_of_place(resources)), preferences=preferences)
+
+
+def _on_slices(tpu: TPUConfig, replicas: int, gang: bool, amounts: dict[str, Any]) -> Placement:
+    slices, left = divmod(replicas, tpu.vm_count)
+    if left or slices < 1:
+        raise InvalidJobError(
+            f"replicas is {replicas}, but every {tpu.name} slice has {tpu.vm_count} VMs with one task each; give"
+            f" ResourceConfig.with_tpu({tpu.name!r}, slice_count=…), which counts them, or a multiple of {tpu.vm_count}"
+        )
+    if tpu.vm_count == 1 and (slices == 1 or not gang):
+        return placement_of(ResourceSpec(**amounts, replicas=replicas, device=tpu), None)
+    return placement_of(ResourceSpec(**amounts, device=tpu), CoschedulingConfig(num_groups=slices))
+
+
+def _of_device(resources: "ResourceConfig") -> tuple[Constraint, ...]:
+    """The types that will do, the first one and its alternatives, and the shape of the slice."""
+    device, others = resources.device, tuple(resources.device_alternatives or ())
+    if device.kind == "tpu":
+        types = [get_tpu_config(variant) for variant in (device.variant, *others)]
+        if len({(tpu.vm_count, tpu.chips_per_vm) for tpu in types}) > 1:
+            raise InvalidJobError(
+                f"{', '.join(tpu.name for tpu in types)} can't stand in for each other: the numbers of their VMs, or of"
+                " chips in a VM, differ"
+            )
+        shape = getattr(device, "topology", None)
+        of_shape = (Constraint(TOPOLOGY, ConstraintOp.EQ, shape),) if shape else ()
+        return (Constraint(TPU_TOPOLOGY, ConstraintOp.IN, [tpu.name for tpu in types]), *of_shape)
+    if device.kind == "gpu" and device.variant != "auto":
+        return (Constraint(ACCELERATOR_TYPE, ConstraintOp.IN, [device.variant, *others]),)
+    return ()
+
+
+def _of_place(resources: "ResourceConfig") -> tuple[Constraint, ...]:
+    """The region and the zone, by the names that operators give as labels."""
+    found = []
+    regions = list(resources.regions or ())
+    if ANY_REGION in regions and len(regions) > 1:
+        raise InvalidRequestError(f"regions is {regions}: give regions, or {ANY_REGION!r} alone for any")
+    if regions and ANY_REGION not in regions:
+        found.append(Constraint("region", ConstraintOp.IN, regions))
+    if resources.zone:
+        found.append(Constraint("zone", ConstraintOp.EQ, resources.zone))
+    return tuple(found)
+
+
+# -- job request -------------------------------------------------------------------------------------------------------
 
 log = logging.getLogger(__name__)
 

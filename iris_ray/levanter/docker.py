@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from iris_ray.client.ray_job_config import RayJobConfig
+from iris_ray.client.ray_jobs import RayJobConfig
 from iris_ray.client.ray_jobs import submit_tpu_job_on_ray as submit
 from iris_ray.client.run_docker_on_pod import make_docker_request, run_docker_on_pod
 from iris_ray.errors import InvalidRequestError

@@ -7,10 +7,9 @@ So every rule about attempts, budgets and capacity exists once, for gangs.
 from collections import Counter
 from dataclasses import dataclass, field
 
-from iris_ray.goodput.job_times import JobTimes
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.goodput import JobTimes
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.requirement import Requirement
 
@@ -187,7 +186,7 @@ class Job:
         kept: node ids of the hosts that are kept for it until it runs, since it has waited too long.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
         over: the state in which it has ended, or None.
-        avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.avoided_hosts`.
+        avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.quarantine`.
         avoided_until: when it tries these hosts again; seconds on the caller's clock.
         error: why its latest attempt, or the job, ended, in words.
         yields: whether its owner has no use for its hosts now: it waits behind all others, and gives its hosts to any

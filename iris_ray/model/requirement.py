@@ -1,10 +1,14 @@
-"""What a gang asks of its workers. Jobs with equal requirements share one evaluation of the fleet."""
+"""What a task asks of its host: resources, constraints, tolerations."""
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint, ConstraintOp
+from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU, Worker, rounded
 
 
@@ -128,3 +132,59 @@ def _same(requirement: Requirement) -> Requirement:
 @functools.lru_cache(maxsize=10_000)
 def _without_amounts(requirement: Requirement) -> Requirement:
     return _same(replace(requirement, resources=()))
+
+
+# -- resources ---------------------------------------------------------------------------------------------------------
+# What each task of a job needs of its host.
+
+BYTES_PER_GB = 10**9
+
+
+def tpu_device(tpu_type: str) -> TPUConfig:
+    """Return a TPU type as a device to ask for, such as ``tpu_device("v4-32")``.
+
+    Raises:
+        UnknownTPUTypeError: there is no such type; the message has the nearest.
+    """
+    return get_tpu_config(tpu_type)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSpec:
+    """What each task of a job takes of its host.
+
+    Args:
+        cpu: CPUs, as Ray counts them. Without ``cpu``, ``memory_gb``, ``gpu`` and ``device``: one.
+        memory_gb: memory in gigabytes (10^9 bytes).
+        replicas: tasks; of a gang, per group. On slices of several hosts the number of a slice's hosts, which is the
+            default.
+        device: the TPU type; each task has all chips of its host. None: a task without TPU.
+        gpu: GPUs, which no other task has meanwhile; ``CUDA_VISIBLE_DEVICES`` names them. Not with a TPU type.
+
+    Raises:
+        InvalidRequestError: an amount that makes no sense; the message names it.
+    """
+
+    cpu: float = 0.0
+    memory_gb: float = 0.0
+    replicas: int | None = None
+    device: TPUConfig | None = None
+    gpu: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("cpu", "memory_gb"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise InvalidRequestError(f"{name} is {value!r}; give a number of 0 or more")
+        if not _is_int(self.gpu, 0):
+            raise InvalidRequestError(f"gpu is {self.gpu!r}; give an int of 0 or more")
+        if self.replicas is not None and not _is_int(self.replicas, 1):
+            raise InvalidRequestError(f"replicas is {self.replicas!r}; give an int of 1 or more")
+        if self.device is not None and not isinstance(self.device, TPUConfig):
+            raise InvalidRequestError(f'device is {self.device!r}; give tpu_device("v4-32"), or None for no TPU')
+        if self.device is not None and self.gpu:
+            raise InvalidRequestError(f"gpu is {self.gpu}, but the hosts of a {self.device.name} slice have no GPUs")
+
+
+def _is_int(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from iris_ray.model.constraints import Attributes, Scalar
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 
 TPU = "TPU"

@@ -24,12 +24,11 @@ from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining_capacity import RemainingCapacity
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.turns import Turns
-from iris_ray.state.avoided_hosts import avoided_by
+from iris_ray.state.attempt_ends import YIELDED_S
 from iris_ray.state.events import GivesWayEvent, SpareGivenBackEvent, TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
-from iris_ray.state.past_usage import PastUsage
-from iris_ray.state.retry_budget import YIELDED_S
-from iris_ray.state.user_limits import Account, UserLimits
+from iris_ray.state.quarantine import avoided_by
+from iris_ray.state.user_limits import Account, PastUsage, UserLimits
 
 _Kind = tuple[Requirement, tuple[int, ...], str, bool]
 

@@ -10,8 +10,7 @@ from enum import Enum
 from heapq import nsmallest
 
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue, Constraint
-from iris_ray.model.requirement import Requirement
-from iris_ray.model.resources import BYTES_PER_GB
+from iris_ray.model.requirement import BYTES_PER_GB, Requirement
 from iris_ray.model.workers import TPU_VM_COUNT, Resources, Worker, accelerators
 from iris_ray.state.groups import Group
 

@@ -18,7 +18,7 @@ from enum import IntEnum
 from iris_ray.model.job_spec import SparePurpose
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.deadlines import Deadlines
-from iris_ray.state.past_usage import PastUsage
+from iris_ray.state.user_limits import PastUsage
 
 Usage = Mapping[str, Mapping[str, float]]
 """What each user's gangs hold, by Ray's resource names."""

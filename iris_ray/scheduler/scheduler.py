@@ -27,8 +27,7 @@ from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.turns import Turns
 from iris_ray.state.fleet import Fleet
-from iris_ray.state.past_usage import PastUsage
-from iris_ray.state.user_limits import UserLimits
+from iris_ray.state.user_limits import PastUsage, UserLimits
 
 BACKFILL_BOUND_S = 600.0
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, islice
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import TPU, Worker, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import Status

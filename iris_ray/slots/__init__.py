@@ -1,5 +1,5 @@
-"""Slots: models kept warm on devices, placed by memory, evicted for others. Only decides.
+"""Slots: models kept warm on devices, placed by memory, evicted for others. Everything of slots is in this room.
 
-May import: `model`, `errors`. No Ray, no clock, no I/O: times and ids come in as arguments.
-Start with `slot.py` and `fleet.py`; `allocator.py` decides where a slot goes and what is evicted for it.
+`core/` decides and is pure, `actors/` are the processes, `client/` is the public API, `front/` serves over HTTP, and
+`cli.py` is ``iris-ray slots``. Start with `core/slot.py` and `core/fleet.py`. May import: everything.
 """

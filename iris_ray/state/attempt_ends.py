@@ -1,13 +1,10 @@
 """How attempts end: what an end costs the gang, which attempts are stopped, and when their capacity is free."""
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.workers import Worker
-from iris_ray.state import attempt_history, avoided_hosts, job_times, retry_budget
-from iris_ray.state.allocations import Allocations
-from iris_ray.state.change import Change
+from iris_ray.state import job_table, quarantine
 from iris_ray.state.events import (
     GangMovedEvent,
     GangReturnedEvent,
@@ -15,11 +12,126 @@ from iris_ray.state.events import (
     TaskDispatchFailedEvent,
     TaskUnschedulableEvent,
 )
-from iris_ray.state.fleet import Fleet
-from iris_ray.state.instructions import StopAttempt
-from iris_ray.state.job_table import JobTable
+from iris_ray.state.fleet import Allocations, Fleet
+from iris_ray.state.instructions import Change, StopAttempt
+from iris_ray.state.job_table import WAY_TO_SUCCESS, JobTable, move, move_all
 from iris_ray.state.spares import Spares
-from iris_ray.state.transitions import WAY_TO_SUCCESS, move, move_all
+
+# -- retry budget ------------------------------------------------------------------------------------------------------
+# Retry budgets: what the end of an attempt costs its gang, and when and how urgently the gang is requeued.
+#
+# `iris_ray.model.verdict` judges why an attempt ended; these are the consequences, once for each attempt.
+
+QUICK_S = 10.0
+"""An attempt that ended sooner after its start is a quick end."""
+QUICK_ENDS_ARE_FAILURES = 5
+"""After so many quick ends in a row, a task that is lost on a sound host counts as a failure."""
+MOST_FAILED_LAUNCHES = 10
+"""After so many failed launches of a gang in a row its job ends."""
+YIELDED_S = 5.0
+"""So long a job that yields waits after it has given its hosts to others."""
+RETURNING_S = 30.0
+"""How long a gang that has just lost its hosts goes before the others of its band."""
+
+
+def quick_end_backoff_s(quick_ends: int) -> float:
+    """Return the seconds to wait before the next attempt after so many quick ends in a row: 0, 0, 1, 2, 4, 8, 10, …"""
+    return 0.0 if quick_ends < 2 else min(10.0, 2.0 ** min(quick_ends - 2, 10))
+
+
+def dispatch_backoff_s(failures: int) -> float:
+    """Return the seconds to wait before the next launch after so many failed launches in a row: 0.5, 1, 2, … 30."""
+    return float(min(30.0, 0.5 * 2 ** min(failures - 1, 10)))
+
+
+def count_quick_end(gang: Gang, now: float) -> None:
+    """Count the quick ends in a row, as an attempt that had started ends now."""
+    gang.quick_ends = gang.quick_ends + 1 if now < gang.running_since + QUICK_S else 0
+
+
+def is_its_own_doing(gang: Gang, lost: Task, worker: Worker | None) -> bool:
+    """Return whether a lost task counts as failed: it was lost on a sound host, after several quick ends in a row.
+
+    Args:
+        gang: the task's gang; this end is already counted.
+        lost: the lost task.
+        worker: its host, or None if the host is lost.
+    """
+    sound = worker is not None and not worker.draining
+    return gang.quick_ends > QUICK_ENDS_ARE_FAILURES and sound and lost.state is not TaskState.SUCCEEDED
+
+
+def charge(job: Job, gang: Gang, end: TaskState, started: bool) -> bool:
+    """Charge one retry budget for the end of an attempt.
+
+    Args:
+        job, gang: the gang whose attempt ended, and its job.
+        end: FAILED or WORKER_FAILED; selects the budget.
+        started: whether any task ran. A host that is lost before costs nothing.
+
+    Returns:
+        Whether the budget is exhausted.
+    """
+    spec = job.spec
+    if end is TaskState.FAILED:
+        gang.failures += 1
+        job.failures += 1
+        limit = spec.max_task_failures
+        return gang.failures > spec.max_retries_failure or (limit is not None and job.failures > limit)
+    gang.preemptions += started
+    job.preemptions += started
+    return gang.preemptions > spec.max_retries_preemption
+
+
+def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: float) -> None:
+    """Set when a gang is tried again after an attempt's end. If no task had run, it keeps its place in the queue."""
+    if started:
+        gang.waiting_since = now
+        gang.not_before = now + quick_end_backoff_s(gang.quick_ends)
+        _comes_first(job, gang, gang.not_before)
+    if end is TaskState.WORKER_FAILED:
+        gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
+
+
+def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
+    """Set when a gang is tried again after a failed launch: after a pause, not charged.
+
+    Its wait for the backfill bound begins anew: it has had its turn.
+    """
+    gang.dispatch_failures += counts
+    gang.not_before = now + dispatch_backoff_s(max(1, gang.dispatch_failures))
+    gang.waiting_since = now
+
+
+def can_not_be_launched(job: Job, gang: Gang) -> bool:
+    """Return whether so many launches of a gang have failed in a row that its job ends. Spares never end so."""
+    return gang.dispatch_failures >= MOST_FAILED_LAUNCHES and job.spec.spare_for is None
+
+
+def returns_to_move(job: Job, gang: Gang, now: float) -> None:
+    """Set when a gang that moves is tried again: at once, not charged."""
+    gang.waiting_since = now
+    gang.quick_ends = 0  # it has saved its state
+    _comes_first(job, gang, now)
+
+
+def returns_after_eviction(job: Job, gang: Gang, now: float) -> None:
+    """Set when a gang is tried again that gave its hosts to others: at once, unless it yields; not charged."""
+    gang.waiting_since = now
+    gang.quick_ends = 0
+    gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
+    if job.yields:
+        gang.not_before = now + YIELDED_S
+    _comes_first(job, gang, now)
+
+
+def _comes_first(job: Job, gang: Gang, since: float) -> None:
+    """Let a gang that ran a moment ago go before the others of its band. Spares don't: replacements are urgent."""
+    if job.spec.spare_for is None:
+        gang.returning_until = since + RETURNING_S
+
+
+# -- attempt ends ------------------------------------------------------------------------------------------------------
 
 
 class AttemptEnds:
@@ -58,7 +170,7 @@ class AttemptEnds:
         if (found := self._table.live(event.attempt)) is None:
             return
         job, gang = found
-        avoided_hosts.avoid(job, gang, event.groups, self._fleet, event.now)
+        quarantine.avoid(job, gang, event.groups, self._fleet, event.now)
         self._launch_failed(job, gang, event.error, change, event.counts)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
@@ -68,7 +180,7 @@ class AttemptEnds:
             if gang.eviction is not None:
                 self._gives_way(job, gang, gang.eviction, change)
                 return
-            retry_budget.returns_to_move(job, gang, change.now)
+            returns_to_move(job, gang, change.now)
             self._requeue(job, gang, event.reason, change.now)
 
     def evicted(self, job: Job, gang: Gang, change: Change) -> None:
@@ -91,7 +203,7 @@ class AttemptEnds:
         for task in gang.tasks:
             for state in WAY_TO_SUCCESS[task.state]:
                 move(job, gang, task, state)
-            attempt_history.note_success(task, change.now)
+            job_table.note_task_success(task, change.now)
         self._table.waits_no_more(job, gang)
         self._table.queue_changed(attempt.job_id)
         self._spares.look_at(job)
@@ -196,13 +308,13 @@ class AttemptEnds:
         self._table.gang_changed(job, gang)
         job.started = job.started or started
         if started:
-            retry_budget.count_quick_end(gang, change.now)
-            if retry_budget.is_its_own_doing(gang, cause, self._fleet.workers.get(cause.node_id or "")):
+            count_quick_end(gang, change.now)
+            if is_its_own_doing(gang, cause, self._fleet.workers.get(cause.node_id or "")):
                 state = TaskState.FAILED
-        exhausted = retry_budget.charge(job, gang, state, started) or is_hopeless
+        exhausted = charge(job, gang, state, started) or is_hopeless
         self._end_attempt(job, gang, error, change)
         if not exhausted:
-            retry_budget.returns_after_end(job, gang, state, started, change.now)
+            returns_after_end(job, gang, state, started, change.now)
             self._requeue(job, gang, error, change.now, state, cause)
             return
         job.error = gang.error = error
@@ -218,7 +330,7 @@ class AttemptEnds:
     def mark_ending(self, job: Job, gang: Gang, now: float) -> None:
         """Mark a gang's attempt as over. It holds its hosts until its end is confirmed, if that has not come before."""
         gang.notice = gang.eviction = None
-        job_times.attempt_ended(job, now)
+        job_table.note_attempt_ended(job, now)
         self._allocations.mark_ending(job.current_attempt(gang))
         if gang.end_confirmed:
             gang.end_confirmed = False
@@ -226,9 +338,9 @@ class AttemptEnds:
 
     def _launch_failed(self, job: Job, gang: Gang, error: str, change: Change, counts: bool = True) -> None:
         """Requeue a gang that could not be started, uncharged and after a pause; after many in a row its job ends."""
-        retry_budget.returns_after_failed_launch(gang, change.now, counts)
+        returns_after_failed_launch(gang, change.now, counts)
         self._requeue(job, gang, error, change.now)
-        if retry_budget.can_not_be_launched(job, gang):
+        if can_not_be_launched(job, gang):
             failed = f"{gang.dispatch_failures} launches in a row failed; the last one: {error}"
             self._give_up(job, gang, failed, change)
 
@@ -255,14 +367,14 @@ class AttemptEnds:
         """Requeue a gang that gives its hosts to a higher band. It is not charged."""
         gang.evictions += 1
         job.evictions += 1
-        attempt_history.note_end(gang, change.now)
-        retry_budget.returns_after_eviction(job, gang, change.now)
+        job_table.note_attempt_end(gang, change.now)
+        returns_after_eviction(job, gang, change.now)
         self._requeue(job, gang, f"evicted: {eviction.reason}", change.now)
 
     def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
         if gang.placed:  # else all tasks have returned, and their results are lost
             change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason))
-        attempt_history.note_end(gang, change.now)
+        job_table.note_attempt_end(gang, change.now)
         self.mark_ending(job, gang, change.now)
 
     def _requeue(
@@ -280,7 +392,7 @@ class AttemptEnds:
             job, gang, error, now: which gang, and why and when its attempt ended.
             state, cause: how the attempt was charged, and the task that ended first.
         """
-        attempt_history.set_aside(gang, state, error, now, cause)
+        job_table.remember_attempt(gang, state, error, now, cause)
         self.mark_ending(job, gang, now)
         job.error = gang.error = error
         self._spares.look_at(job)

@@ -9,18 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.goodput.user_times import ForgottenJob
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.goodput_sums import ForgottenJob
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import is_as_urgent
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import Worker
-from iris_ray.state import avoided_hosts, job_times
-from iris_ray.state.allocations import Allocations
+from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds
-from iris_ray.state.change import Change
-from iris_ray.state.change_log import ChangeLog
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
@@ -55,22 +52,16 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.state.evictions import Evictions
-from iris_ray.state.fleet import SUSPICION_S, Fleet, Taint
-from iris_ray.state.gang_notices import GangNotices
-from iris_ray.state.gangs import Gangs
-from iris_ray.state.host_identity import another_host, with_what_is_known
-from iris_ray.state.instructions import FailedEvent, Instructions
+from iris_ray.state.evictions import Evictions, KeptRoom
+from iris_ray.state.fleet import SUSPICION_S, Allocations, Fleet, Taint, another_host, with_what_is_known
+from iris_ray.state.gangs import Gangs, SliceHolders
+from iris_ray.state.instructions import Change, ChangeLog, FailedEvent, Instructions
 from iris_ray.state.invariants import check_state
 from iris_ray.state.job_table import JobTable
-from iris_ray.state.kept_room import KeptRoom
-from iris_ray.state.past_usage import PastUsage
 from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
-from iris_ray.state.slice_holders import SliceHolders
-from iris_ray.state.spare_jobs import SpareJobs
-from iris_ray.state.spares import Spares
-from iris_ray.state.user_limits import UserLimits
+from iris_ray.state.spares import GangNotices, SpareJobs, Spares
+from iris_ray.state.user_limits import PastUsage, UserLimits
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +200,7 @@ class ControllerState:
         finished = change.instructions.finished
         for job_id in finished:
             self._table.has_finished(job_id)
-            job_times.job_ended(self.jobs[job_id], change.now)
+            job_table.note_job_ended(self.jobs[job_id], change.now)
             self._kept.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
             grouped = self.jobs[job_id].spec.coscheduling
@@ -255,7 +246,7 @@ class ControllerState:
             user = job.spec.user if job else event.job_id
             self._quarantine.blame(Blame(event.node_id, user, event.fault, self._now), event.reason)
             if job and event.fault is Fault.DISK:
-                avoided_hosts.avoid_host(job, event.node_id, self._now)
+                quarantine.avoid_host(job, event.node_id, self._now)
 
     def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
         """Keep the event in the story of its job or gang, or of those whose attempts it ends."""

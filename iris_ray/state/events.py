@@ -6,11 +6,10 @@ Reports carry the attempt that they are about; a report about an older attempt c
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.goodput.marks import Marks
 from iris_ray.model.constraints import Attributes
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.goodput import Marks
 from iris_ray.model.job_spec import JobSpec, PriorityBand
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault

@@ -6,14 +6,18 @@ with these changes when it is next read.
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from iris_ray.model.constraints import TAINT_PREFIX, Attributes, AttributeValue
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.jobs import Allocation, Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.plain import Words, plain
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
-from iris_ray.state.change_log import ChangeLog
 from iris_ray.state.groups import Grouping
+from iris_ray.state.instructions import ChangeLog
+from iris_ray.state.user_limits import PastUsage, UserLimits
 
 SUSPICION_S = 20.0
 """For so long a host that did not answer gets no new tasks, unless Ray declares it dead before that. With Ray's default
@@ -301,3 +305,127 @@ def _contents(group: object) -> Mapping[str, object]:
         "room",
     )
     return {name: getattr(group, name) for name in slots}
+
+
+# -- allocations -------------------------------------------------------------------------------------------------------
+# Which resources of hosts each attempt holds, until it is confirmed that none of its processes is left.
+
+
+class Allocations:
+    """All allocations, and each user's total. The fleet is kept in step with them.
+
+    Attributes:
+        usage: amounts that each user's gangs hold, by Ray's resource names.
+        past: what they have held in the past hours.
+        by_band: the attempts of each band, in the order in which they got hosts.
+    """
+
+    def __init__(self, fleet: Fleet, limits: UserLimits) -> None:
+        self.usage: dict[str, Counter[str]] = {}
+        self.past = PastUsage(self.usage)
+        self._fleet = fleet
+        self.by_band: dict[PriorityBand, dict[AttemptId, None]] = {band: {} for band in PriorityBand}
+        self._limits = limits
+        self._of: dict[str, dict[AttemptId, Allocation]] = {}  # by job id
+
+    def of(self, job_id: str) -> Mapping[AttemptId, Allocation]:
+        """Return what a job's attempts hold."""
+        return self._of.get(job_id, {})
+
+    def __iter__(self) -> Iterator[AttemptId]:
+        return (attempt for allocations in self._of.values() for attempt in allocations)
+
+    def of_owner(self, jobs: Mapping[str, Job], owner: str) -> list[AttemptId]:
+        """Return the attempts of one owner's jobs."""
+        return [attempt for attempt in self if jobs[attempt.job_id].spec.owner == owner]
+
+    def add(self, job: Job, attempt: AttemptId, allocation: Allocation) -> None:
+        """Record what an attempt holds from now on."""
+        self._of.setdefault(job.spec.job_id, {})[attempt] = allocation
+        self.past.settle(job.spec.user)
+        self.by_band[job.spec.priority][attempt] = None
+        usage = self.usage.setdefault(job.spec.user, Counter())
+        for node_id, task_id, demand in allocation:
+            self._fleet.occupy(node_id, (task_id, attempt), demand)
+            usage.update(demand)
+        self._limits.took(job.spec, (demand for _, _, demand in allocation))
+
+    def end(self, job: Job, attempt: AttemptId) -> bool:
+        """Free all that an attempt holds. Return whether it held anything."""
+        allocations = self._of.get(job.spec.job_id, {})
+        allocation = allocations.pop(attempt, None)
+        if allocation is None:
+            return False
+        del self.by_band[job.spec.priority][attempt]
+        if not allocations:
+            del self._of[job.spec.job_id]
+        for node_id, task_id, demand in allocation:
+            self._fleet.vacate(node_id, (task_id, attempt))
+            self._give_back(job.spec.user, demand)
+        self._limits.gave_back(job.spec, (demand for _, _, demand in allocation), holds_more=bool(allocations))
+        return True
+
+    def let_go(self, job: Job, node_id: str, attempt: AttemptId) -> None:
+        """Remove what an attempt held of a lost worker."""
+        allocations = self._of[job.spec.job_id]
+        lost = next(demand for place, _, demand in allocations[attempt] if place == node_id)
+        self._give_back(job.spec.user, lost)
+        self._limits.gave_back(job.spec, [lost], holds_more=True)  # until the attempt's end is confirmed
+        allocations[attempt] = tuple(held for held in allocations[attempt] if held[0] != node_id)
+
+    def mark_ending(self, attempt: AttemptId) -> None:
+        """Mark what an attempt holds as free soon: the attempt is over, its end not yet confirmed."""
+        for node_id, task_id, _ in self.of(attempt.job_id).get(attempt, ()):
+            self._fleet.mark_ending(node_id, (task_id, attempt))
+
+    def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
+        self.past.settle(user)
+        usage = self.usage.get(user, Counter())  # none if the user's tasks ask for nothing
+        usage.subtract(demand)
+        if not any(amount > 1e-9 for amount in usage.values()):
+            self.usage.pop(user, None)  # drops rounding errors of fractions, too
+
+    def all_of(self) -> Mapping[str, Mapping[AttemptId, Allocation]]:
+        """Return what attempts hold, by job id."""
+        return self._of
+
+
+# -- host identity -----------------------------------------------------------------------------------------------------
+# Whether a host that registers again is still the host on which its tasks were placed.
+
+
+def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | None:
+    """Return why a host is not the one any more on which its tasks were placed; None if it still is.
+
+    Then it is as if the old host were lost: a gang can't go on in two slices, nor a task on chips that are not there.
+
+    Args:
+        known: the host with its occupants, as it registered before.
+        now: the same, as it registers now.
+        jobs: the jobs of all occupants, by id.
+    """
+    for resource, held in known.held.items():  # in whole units: a sum of fractions may exceed what there is
+        if held > (has := now.resources.get(resource, 0.0)):
+            return f"the host came back with {has:g} of {resource}, of which its tasks hold {held:g}"
+    for group_by in {_group_by(jobs[attempt.job_id]) for _, attempt in known.occupants} - {None}:
+        grouping = Grouping(group_by)
+        was, is_now = grouping.name_of(known), grouping.name_of(now)
+        if was != is_now:
+            return f"the host came back in {group_by} {is_now}; it was in {was}"
+    return None
+
+
+def with_what_is_known(now: Worker, known: Worker) -> Worker:
+    """Return the host with what was said of the old one: a drain is of the machine, whatever its slice is called."""
+    return replace(
+        now,
+        draining=known.draining,
+        notice=known.notice,
+        final=known.final,
+        suspected=known.suspected,
+        suspected_until=known.suspected_until,
+    )
+
+
+def _group_by(job: Job) -> str | None:
+    return job.spec.coscheduling.group_by if job.spec.coscheduling else None

@@ -4,23 +4,66 @@ import math
 from collections import Counter
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
-from iris_ray.model.lifecycle import TaskState
-from iris_ray.state import attempt_history, avoided_hosts, job_times
-from iris_ray.state.allocations import Allocations
+from iris_ray.model.lifecycle import AttemptId, TaskState
+from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds
-from iris_ray.state.change import Change
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, TaskStateChangedEvent
-from iris_ray.state.fleet import Fleet
-from iris_ray.state.gang_notices import GangNotices
-from iris_ray.state.instructions import NotifyGang, StopAttempt
-from iris_ray.state.job_table import JobTable
-from iris_ray.state.kept_room import KeptRoom
+from iris_ray.state.evictions import KeptRoom
+from iris_ray.state.fleet import Allocations, Fleet
+from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
+from iris_ray.state.job_table import JobTable, move, new_tasks
 from iris_ray.state.records import JobRecord
-from iris_ray.state.slice_holders import SliceHolders
-from iris_ray.state.spare_jobs import SpareJobs
-from iris_ray.state.transitions import move, new_tasks
+from iris_ray.state.spares import GangNotices, SpareJobs
+
+# -- slice holders -----------------------------------------------------------------------------------------------------
+# Slice holders: which owner keeps actors on which slice, busy or warm.
+
+
+class SliceHolders:
+    """Keeps `Fleet.holders` as jobs take slices and owners release them."""
+
+    def __init__(self, table: JobTable, fleet: Fleet) -> None:
+        self._table = table
+        self._fleet = fleet
+
+    def take(self, job: Job, node_ids: tuple[str, ...], change: Change) -> None:
+        """Make the job's owner the holder of these hosts' slices, or tell the present holder to release them."""
+        if not job.requirement.chips:
+            return
+        slices = dict.fromkeys(self._fleet.workers[node_id].slice_name for node_id in node_ids)
+        for name in filter(None, slices):
+            holder = self._fleet.holders.get(name)
+            if holder is None:
+                self._fleet.hold(name, job.spec.owner)
+            elif holder != job.spec.owner:  # it holds the slice until it has released it
+                change.instructions.reclaim.append(ReclaimSlice(name, holder))
+
+    def held(self, slice_name: str, owner: str) -> None:
+        """Record that an owner holds a slice, unless another owner does."""
+        if slice_name not in self._fleet.holders:
+            self._fleet.hold(slice_name, owner)
+
+    def released(self, slice_name: str, owner: str) -> None:
+        """Record that an owner has released a slice. If a job has been placed there since, its owner holds it now."""
+        if self._fleet.holders.get(slice_name) != owner:
+            return
+        next_owner = None
+        for worker in self._fleet.slice_workers(slice_name):
+            for _, attempt in worker.occupants:
+                job = self._table.jobs[attempt.job_id]
+                gang = job.gangs[attempt.gang]
+                if gang.attempt == attempt.number and gang.placed and job.requirement.chips:
+                    next_owner = job.spec.owner
+        self._fleet.hold(slice_name, next_owner)
+
+    def released_all(self, owner: str) -> None:
+        """Record that an owner has released all its slices."""
+        for name in [name for name, holder in self._fleet.holders.items() if holder == owner]:
+            self.released(name, owner)
+
+
+# -- gangs -------------------------------------------------------------------------------------------------------------
 
 
 class Gangs:
@@ -110,7 +153,7 @@ class Gangs:
             move(job, gang, task, TaskState.ASSIGNED)
             task.node_id = node_id
         self._allocations.add(job, job.current_attempt(gang), tuple(allocation))
-        job_times.assigned(job, tuple(allocation), change.now)
+        job_table.note_assigned(job, tuple(allocation), change.now)
         self._table.waits_no_more(job, gang)
         self._kept.taken_by(job, node_ids)
         self._holders.take(job, node_ids, change)
@@ -167,7 +210,7 @@ class Gangs:
         if task.state is TaskState.ASSIGNED:  # the RUNNING report may be late or lost
             move(job, gang, task, TaskState.RUNNING)
         move(job, gang, task, TaskState.SUCCEEDED)
-        attempt_history.note_success(task, change.now)
+        job_table.note_task_success(task, change.now)
         self._has_started(job, gang, change)
         if gang.succeeded in (
             1,
@@ -183,9 +226,9 @@ class Gangs:
         if gang.running_since == math.inf:
             gang.running_since = change.now
             gang.dispatch_failures = 0
-            avoided_hosts.forgive(job, gang)
+            quarantine.forgive(job, gang)
         job.started = True
-        job_times.began(job, change.now)
+        job_table.note_began(job, change.now)
         self._table.gang_changed(job, gang)
 
     # -- coming back -----------------------------------------------------------------------------------------------

@@ -4,9 +4,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import ATTEMPTS_KEPT, Allocation, Gang, Job
-from iris_ray.model.lifecycle import ACTIVE, TaskState
+from iris_ray.model.lifecycle import ACTIVE, AttemptId, TaskState
 from iris_ray.model.workers import Worker
 from iris_ray.state.fleet import Fleet
 

@@ -1,21 +1,181 @@
 """All jobs, with the indexes over them: waiting, finished, changed since they were last recorded."""
 
-from collections import Counter, deque
-from itertools import islice
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Set
+from itertools import count, islice
+from operator import itemgetter
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.goodput.user_times import ForgottenJob
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.goodput import Totals, measure, settle
+from iris_ray.model.goodput_sums import ForgottenJob
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.jobs import Gang, Job
-from iris_ray.model.lifecycle import TaskState
-from iris_ray.state import job_times
-from iris_ray.state.allocations import Allocations
-from iris_ray.state.change_log import ChangeLog
+from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Allocation, Gang, Job, PastAttempt, Task
+from iris_ray.model.lifecycle import TRANSITIONS, AttemptId, JobState, TaskState, task_id
+from iris_ray.model.workers import TPU
+from iris_ray.state.events import Event
+from iris_ray.state.fleet import Allocations
+from iris_ray.state.instructions import ChangeLog
 from iris_ray.state.records import chunk_of, chunks_in, is_large
-from iris_ray.state.stories import Stories
-from iris_ray.state.transitions import new_tasks
 from iris_ray.state.user_limits import UserLimits
+
+# -- transitions -------------------------------------------------------------------------------------------------------
+# The one function that moves a task from one state to another, by the table of legal moves.
+
+_TO_SUCCESS = (TaskState.PENDING, TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED)
+WAY_TO_SUCCESS = {state: _TO_SUCCESS[i + 1 :] for i, state in enumerate(_TO_SUCCESS)}
+"""The states that a task still passes through until it has succeeded."""
+
+
+def new_tasks(job_id: str, count: int) -> list[Task]:
+    """Return the tasks of a job, all pending."""
+    return [Task(task_id(job_id, index), index) for index in range(count)]
+
+
+def move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = None) -> None:
+    """Move a task, and keep the counts of its job and gang.
+
+    Raises:
+        IllegalTransitionError: the table does not hold this move.
+    """
+    if new not in TRANSITIONS[task.state]:
+        raise IllegalTransitionError(f"{task.task_id} (attempt {gang.attempt}): {task.state.name} → {new.name}")
+    job.counts[task.state] -= 1
+    if not job.counts[task.state]:
+        del job.counts[task.state]
+    job.counts[new] += 1
+    gang.succeeded += (new is TaskState.SUCCEEDED) - (task.state is TaskState.SUCCEEDED)
+    task.state, task.error = new, error
+
+
+def move_all(job: Job, gang: Gang, new: TaskState, error: str | None = None) -> None:
+    """Move every task of a gang."""
+    for task in gang.tasks:
+        move(job, gang, task, new, error)
+
+
+# -- stories -----------------------------------------------------------------------------------------------------------
+# The latest events of each job and gang, to explain an event that is refused.
+
+STORY_LENGTH = 12
+"""Events of a job, and of each gang, that are remembered."""
+GANGS_KEPT = 10_000
+"""So many gangs of jobs with many gangs have a story of their own: those with the latest events."""
+
+_Story = list[tuple[int, float, Event]]
+"""The latest events, oldest first, each with its number and time."""
+
+_SHOWN = ("task_index", "new_state", "node_id", "group_names", "owner")
+"""Fields that are shown beside the attempt. Others may hold words of users: errors, reasons, the job itself."""
+
+
+class Stories:
+    """Remembers the latest events of each job and, if a job has many gangs, those of each gang."""
+
+    def __init__(self) -> None:
+        self._of_jobs: dict[str, _Story] = {}  # by job id
+        self._of_gangs: OrderedDict[tuple[str, int], _Story] = OrderedDict()  # the latest ones, by job id and gang
+        self._gangs: defaultdict[str, set[int]] = defaultdict(set)  # the keys of `_of_gangs`, by job id
+        self._count = count()
+
+    @property
+    def job_ids(self) -> Set[str]:
+        """Return the ids of the jobs that have a story."""
+        return self._of_jobs.keys() | self._gangs.keys()
+
+    def remember(self, job_id: str, gang: int | None, event: Event, now: float) -> None:
+        """Add an event to the story of a job or of one of its gangs.
+
+        Args:
+            job_id: the job that the event is about.
+            gang: the position of the gang that it is about; None if it is about the whole job.
+            event: what happened.
+            now: seconds on the clock of the events.
+        """
+        story = self._of_jobs.setdefault(job_id, []) if gang is None else self._of_gang(job_id, gang)
+        story.append((next(self._count), now, event))
+        del story[:-STORY_LENGTH]
+
+    def forget(self, job_id: str) -> None:
+        """Drop the stories of a job that is forgotten."""
+        self._of_jobs.pop(job_id, None)
+        for gang in self._gangs.pop(job_id, ()):
+            del self._of_gangs[job_id, gang]
+
+    def told(self, job_id: str, gang: int | None) -> tuple[str, ...]:
+        """Return the latest events of a job and of one of its gangs, one line for each event, oldest first."""
+        of_gang = () if gang is None else self._of_gangs.get((job_id, gang), ())
+        story = sorted((*self._of_jobs.get(job_id, ()), *of_gang), key=itemgetter(0))
+        return tuple(f"{now:.3f} {_in_words(event)}" for _, now, event in story[-STORY_LENGTH:])
+
+    def _of_gang(self, job_id: str, gang: int) -> _Story:
+        """Return a gang's story, and note that it is the latest one."""
+        key = job_id, gang
+        story = self._of_gangs.setdefault(key, [])
+        self._of_gangs.move_to_end(key)
+        self._gangs[job_id].add(gang)
+        if len(self._of_gangs) > GANGS_KEPT:
+            self._forget_oldest()
+        return story
+
+    def _forget_oldest(self) -> None:
+        (job_id, gang), _ = self._of_gangs.popitem(last=False)
+        self._gangs[job_id].remove(gang)
+        if not self._gangs[job_id]:
+            del self._gangs[job_id]
+
+
+def _in_words(event: Event) -> str:
+    """Return the event's class, and those of its fields that hold no words of users."""
+    words = [type(event).__name__]
+    if (attempt := getattr(event, "attempt", None)) is not None:
+        words.append(str(attempt))
+    shown = ((name, getattr(event, name)) for name in _SHOWN if hasattr(event, name))
+    return ", ".join([*words, *(f"{name}={getattr(value, 'name', value)}" for name, value in shown)])
+
+
+# -- job times ---------------------------------------------------------------------------------------------------------
+# Notes when attempts of coscheduled jobs hold chips and run; `iris_ray.goodput` works out what that time went into.
+
+
+def note_assigned(job: Job, allocation: Allocation, now: float) -> None:
+    """Note that an attempt of a job got its hosts. Earlier attempts are settled, so that few are kept."""
+    if job.spec.coscheduling:
+        job.times.assigned(job.attempt, sum(demand.get(TPU, 0.0) for _, _, demand in allocation), now)
+        settle(job.times, job.submitted_at)
+
+
+def note_began(job: Job, now: float) -> None:
+    """Note that user code of a job's attempt runs."""
+    if job.spec.coscheduling:
+        job.times.began(now)
+
+
+def note_attempt_ended(job: Job, now: float) -> None:
+    """Note that a job's attempt is over."""
+    if job.spec.coscheduling:
+        job.times.ended(now)
+
+
+def note_job_ended(job: Job, now: float) -> None:
+    """Note that a job is over."""
+    job.times.ended_at = now
+    job.times.succeeded = job.over is JobState.SUCCEEDED
+
+
+def is_measured(job: Job) -> bool:
+    """Return whether it is told of a job what its time went into: of gangs, but for those that only hold slices."""
+    return job.spec.coscheduling is not None and job.spec.spare_for is None
+
+
+def times_of_forgotten(job: Job) -> list[ForgottenJob]:
+    """Return what is to be remembered of a finished job that is forgotten; nothing of one that is not measured."""
+    if job.times.ended_at is None or not is_measured(job):
+        return []
+    ended_at = job.times.ended_at
+    return [ForgottenJob(job.spec.user, ended_at, Totals.of(measure(job.times, job.submitted_at, ended_at)))]
+
+
+# -- job table ---------------------------------------------------------------------------------------------------------
 
 FINISHED_JOBS_KEPT = 1000
 FINISHED_BYTES_KEPT = 128 << 20
@@ -251,7 +411,7 @@ class JobTable:
             self.stories.forget(job_id)
             job = self.jobs.pop(job_id)
             self.all_changed(job)
-            self.forgotten.extend(job_times.forgotten(job))
+            self.forgotten.extend(times_of_forgotten(job))
 
     def _is_grouped(self, spec: JobSpec) -> None:
         if spec.coscheduling:
@@ -273,3 +433,48 @@ def _memory_of(job: Job) -> int:
     """Return how many bytes of memory a finished job takes, roughly. Words that tasks share count once."""
     words = {id(task.error): len(task.error) for gang in job.gangs for task in gang.tasks if task.error}
     return TASK_BYTES * job.size + 4 * sum(words.values())
+
+
+# -- attempt history ---------------------------------------------------------------------------------------------------
+# When attempts of tasks began and ended, and how: what is remembered of them for people.
+
+
+def note_attempt_end(gang: Gang, now: float) -> None:
+    """Note that a gang's attempt is over: its tasks that have not ended do so now."""
+    for task in gang.tasks:
+        if task.ended_at is None:
+            task.ended_at = now
+
+
+def note_task_success(task: Task, now: float) -> None:
+    """Note that a task has succeeded."""
+    if task.started_at is None:
+        task.started_at = now  # the report that it runs was lost
+    task.ended_at, task.exit_code = now, 0
+
+
+def remember_attempt(gang: Gang, state: TaskState, error: str, now: float, cause: Task | None) -> None:
+    """Remember a gang's attempt as a past one, before the gang is requeued.
+
+    Args:
+        gang: whose attempt is over.
+        state: FAILED or WORKER_FAILED, as it was charged; KILLED if it was free of charge.
+        error: why it ended, in words.
+        now: seconds on the clock of the events.
+        cause: the task that ended first; None if none did.
+    """
+    began = [task.started_at for task in gang.tasks if task.started_at is not None]
+    past = PastAttempt(
+        number=gang.attempt,
+        state=state,
+        groups=gang.groups,
+        started_at=min(began, default=None),
+        ended_at=now,
+        cause=cause.index if cause else None,
+        exit_code=cause.exit_code if cause else None,
+        error=error[:ATTEMPT_ERROR_CHARACTERS],
+    )
+    others = (one for one in gang.past if one.number != gang.attempt)  # it may have been taken back, and returned since
+    gang.past = (*others, past)[-ATTEMPTS_KEPT:]
+    for task in gang.tasks:
+        task.started_at = task.ended_at = task.exit_code = None

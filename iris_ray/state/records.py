@@ -19,8 +19,8 @@ from operator import attrgetter
 from typing import Any
 
 from iris_ray.errors import CorruptRecordError, UnknownRecordError
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
+from iris_ray.model.lifecycle import AttemptId
 
 RECORD_VERSION = 6
 """Raise it whenever the fields of a class inside a record change; a test compares them with a list."""

@@ -6,13 +6,19 @@ Their slices are then the gang's first choice, since its own pool keeps them war
 """
 
 import heapq
+import math
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
-from iris_ray.model.jobs import Job
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, Notice, NoticeKind, is_as_urgent
 from iris_ray.model.workers import Worker
+from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
+from iris_ray.state.fleet import Allocations, Fleet
+from iris_ray.state.instructions import Change, DropSpare, NotifyGang
+from iris_ray.state.job_table import JobTable
 
 Need = tuple[SparePurpose, tuple[int, ...]]
 """The purpose, and the numbers of slices that would do."""
@@ -236,3 +242,174 @@ def need_of(spare: Job) -> Need:
     assert spare.spec.spare_for is not None
     assert spare.spec.coscheduling is not None
     return spare.spec.spare_for.purpose, spare.spec.coscheduling.num_groups
+
+
+# -- gang notices ------------------------------------------------------------------------------------------------------
+# Notices: which hosts are to go, and which gangs are told.
+
+
+class GangNotices:
+    """Tells gangs that they are to move. A gang hears of a notice only if it is more urgent than the one it has."""
+
+    def __init__(self, table: JobTable, fleet: Fleet, spares: Spares) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._spares = spares
+
+    def worker_drained(self, event: WorkerDrainedEvent, change: Change) -> None:
+        """Mark a worker as draining and tell the gangs on it, once. Replacements are made for their slices."""
+        worker = self._fleet.workers.get(event.node_id)
+        if worker is None:
+            return
+        known, deadline = worker.notice, event.deadline
+        if deadline is None:
+            deadline = change.now + NOTICE_S if known is None else known.deadline
+        place = f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
+        notice = Notice(event.kind, f"{place}: {event.reason}", deadline)
+        is_final = event.kind is not NoticeKind.MAINTENANCE
+        if is_final and (worker.final is None or not is_as_urgent(worker.final[1], event.deadline)):
+            worker.final = event.reason, notice
+        if known is not None and is_as_urgent(known, event.deadline):
+            return
+        self._fleet.put(replace(worker, draining=event.reason, notice=notice))
+        for _, attempt in worker.occupants:
+            if (found := self._table.live(attempt)) is not None:
+                self._spares.look_at(found[0])
+                self.tell(*found, notice, change)
+
+    def maintenance_called_off(self, event: MaintenanceCalledOffEvent, change: Change) -> None:
+        """Take a maintenance back. If the worker is to go for another reason, its gangs are told of that.
+
+        A gang may know of a maintenance that its worker does not have, from the gang's record.
+        """
+        worker = self._fleet.workers.get(event.node_id)
+        if worker is None:
+            return
+        if worker.notice is not None and worker.notice.kind is NoticeKind.MAINTENANCE:
+            draining, notice = worker.final or (None, None)
+            self._fleet.put(replace(worker, draining=draining, notice=notice))
+        for _, attempt in worker.occupants:
+            if (found := self._table.live(attempt)) is not None:
+                self._spares.look_at(found[0])
+                self._look_again(*found, change)
+
+    def _look_again(self, job: Job, gang: Gang, change: Change) -> None:
+        """Take a gang's maintenance notice back, unless another of its hosts has the same one.
+
+        The gang is told of what is left: of its other hosts, and of an eviction.
+        """
+        told = gang.notice
+        if told is None or told.kind is not NoticeKind.MAINTENANCE:
+            return
+        hosts = (self._fleet.workers.get(task.node_id or "") for task in gang.tasks)
+        left = [worker.notice for worker in hosts if worker is not None and worker.notice is not None]
+        if any((notice.kind, notice.deadline) == (told.kind, told.deadline) for notice in left):
+            return
+        gang.notice = None
+        self._table.gang_changed(job, gang)
+        if gang.eviction is not None:
+            left.append(gang.eviction.notice)
+        if left:
+            self.tell(job, gang, min(left, key=lambda notice: notice.deadline), change)
+
+    def tell(self, job: Job, gang: Gang, notice: Notice, change: Change) -> None:
+        """Tell a gang that it is to move, unless it has a notice as urgent. Spares are not told."""
+        known = gang.notice
+        if known is not None and known.kind is not NoticeKind.GROWTH and is_as_urgent(known, notice.deadline):
+            return
+        if job.spec.spare_for is not None:
+            return
+        gang.notice = notice
+        self._table.gang_changed(job, gang)
+        change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
+
+    def tell_of_its_hosts(self, job: Job, gang: Gang, change: Change) -> None:
+        """Tell a gang of notices that its hosts got before the gang was placed or its record was read."""
+        for task in gang.tasks:
+            worker = self._fleet.workers.get(task.node_id or "")
+            if worker is not None and worker.notice is not None:
+                self.tell(job, gang, worker.notice, change)
+
+
+# -- spare jobs --------------------------------------------------------------------------------------------------------
+# Makes and drops the jobs that hold spare slices, as gangs need them.
+
+
+class SpareJobs:
+    """Makes and drops spare jobs as `Spares` decides."""
+
+    def __init__(
+        self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares, notices: GangNotices
+    ) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._allocations = allocations
+        self._spares = spares
+        self._notices = notices
+
+    def look_at(self, job: Job) -> None:
+        """Note that a job has changed and may need other spares."""
+        self._spares.look_at(job)
+
+    def restored(self, spare: Job) -> None:
+        """Note a spare that an earlier Controller made."""
+        self._spares.restored(spare)
+
+    def placed_again(self, job: Job) -> None:
+        """Note a job of an earlier Controller whose gang has its hosts."""
+        self._spares.gang_runs(job)
+
+    def gang_runs(self, job: Job, gang: Gang, change: Change) -> None:
+        """Note that all tasks of a gang run. If it holds room for another gang to grow, that gang is told to move."""
+        self._spares.gang_runs(job)
+        spare_for = job.spec.spare_for
+        if spare_for is not None and spare_for.purpose is SparePurpose.GROWTH:
+            parent = self._table.jobs[spare_for.job_id]
+            have = len(parent.gang.groups)
+            reason = f"{have + len(gang.groups)} slices are there for it instead of {have}"
+            notice = Notice(NoticeKind.GROWTH, reason, change.now + GROWTH_NOTICE_S)
+            self._notices.tell(parent, parent.gang, notice, change)
+
+    def give_back(self, spare_id: str, change: Change) -> None:
+        """Free what a spare holds, for a job that waits. Its parent gets another one, which waits behind all jobs."""
+        spare = self._table.jobs.get(spare_id)
+        if spare is not None and spare.spec.spare_for is not None and spare.gang.placed:
+            self._spares.look_at(spare)
+            self._spares.forget(spare)
+            self._drop(spare, change)
+
+    def settle(self, change: Change) -> None:
+        """Make the spares that jobs need now and drop the others. Take growth notices back where the room is gone."""
+        if self._spares.are_settled:
+            return
+        for job, superfluous, missing in self._spares.changes(self._table.jobs, self._fleet.workers, change.now):
+            for spare in superfluous:
+                self._drop(spare, change)
+            for spec in missing:
+                self._make(spec, change)
+            if job is not None and job.gang.is_to_grow and not self._spares.room_is_ready(job, self._table.jobs):
+                job.gang.notice = None  # its pool asks before it moves
+                self._table.gang_changed(job, job.gang)
+
+    def evict(self, spare: Job, change: Change) -> None:
+        """Drop a spare whose hosts a higher band takes. Its gang gets another one, which waits in the queue."""
+        self._drop(spare, change)
+        self._spares.look_at(spare)
+
+    def _make(self, spec: JobSpec, change: Change) -> None:
+        assert spec.spare_for is not None
+        self._table.submit(spec, change.now)
+        self._table.changed(spec.spare_for.job_id)  # it counts them
+        spare = self._table.jobs[spec.job_id]
+        spare.started = True  # like its job; so it is never given up as unschedulable
+        if spec.spare_for.purpose is SparePurpose.REPLACEMENT:
+            spare.gang.returning_until = math.inf
+
+    def _drop(self, spare: Job, change: Change) -> None:
+        """Free what a spare holds at once, since no user code runs there. Its owner keeps the slices warm."""
+        job_id = spare.spec.job_id
+        if spare.gang.placed:
+            change.instructions.dropped.append(DropSpare(job_id, spare.spec.owner))
+        for attempt in list(self._allocations.of(job_id)):
+            self._allocations.end(spare, attempt)
+        self._table.remove(job_id)

@@ -12,10 +12,10 @@ from numbers import Real
 
 import ray
 
-from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
-from iris_ray.actors.wire.local_run import LocalRun
-from iris_ray.actors.wire.ray_internals import ClusterStore, has_inherited_connection
-from iris_ray.actors.wire.shared_names import endpoint_key
+from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.calls.ray_internals import ClusterStore, has_inherited_connection
+from iris_ray.actors.protocol.names import endpoint_key
+from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import ACTIVE

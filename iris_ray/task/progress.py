@@ -1,6 +1,6 @@
 """How a task says how far it is.
 
-What it says goes through files of its process (`actors/wire/task_files.py`), which TPUHostActor reads every few
+What it says goes through files of its process (`actors/protocol/task_files.py`), which TPUHostActor reads every few
 seconds. So child processes of a task can say it, too.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from iris_ray.actors.wire.task_files import STATUS_CHARACTERS, TaskFiles
+from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
-from iris_ray.goodput.kinds import MARKS
+from iris_ray.model.goodput import MARKS
 from iris_ray.model.plain import LARGEST_INT, shown
 
 

@@ -6,6 +6,6 @@ Start with `cluster.py`, the public `SimulatedCluster`: it starts a `HeadMachine
 """
 
 from iris_ray.testing.cluster import SimulatedCluster
-from iris_ray.testing.preemption import Preemption
+from iris_ray.testing.faults import Preemption
 
 __all__ = ["Preemption", "SimulatedCluster"]

@@ -15,24 +15,22 @@ import ray
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import TPUConfig, get_tpu_config
-from iris_ray.testing.arguments import (
+from iris_ray.testing.console import ConsoleOutput, interrupt_held_back
+from iris_ray.testing.faults import HostFaults, Preemption
+from iris_ray.testing.head_machine import HeadMachine
+from iris_ray.testing.host_starter import EndWatch, HostStarter, log_tail, loopback_addresses
+from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
+from iris_ray.testing.network import Network, checked_direction
+from iris_ray.testing.tpu_host import (
     NoticeChannel,
+    RunningHost,
+    TPUHost,
     checked_count,
     checked_notice,
     checked_seconds,
     checked_slices,
     require_channel,
 )
-from iris_ray.testing.console_output import ConsoleOutput
-from iris_ray.testing.end_watch import EndWatch
-from iris_ray.testing.faults import HostFaults
-from iris_ray.testing.head_machine import HeadMachine
-from iris_ray.testing.host_starter import HostStarter, log_tail, loopback_addresses
-from iris_ray.testing.interrupts import interrupt_held_back
-from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
-from iris_ray.testing.network import Network, checked_direction
-from iris_ray.testing.preemption import Preemption
-from iris_ray.testing.tpu_host import RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.testing.console_output import ConsoleOutput
+from iris_ray.testing.console import ConsoleOutput
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.ray_node.head import RayHead
-from iris_ray.testing.ray_node.launching import GCS, RAYLET
-from iris_ray.testing.ray_node.settings import gcs_storage, ray_settings
+from iris_ray.testing.ray_node.launching import GCS, RAYLET, gcs_storage, ray_settings
 from iris_ray.testing.tpu_host import machine_environment
 from iris_ray.testing.workspace import Workspace
 

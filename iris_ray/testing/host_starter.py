@@ -2,21 +2,22 @@
 
 import random
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address
 from itertools import count
 
 from iris_ray.model.topology import TPUConfig
-from iris_ray.testing.console_output import ConsoleOutput
+from iris_ray.testing.console import ConsoleOutput
 from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, LOOK_S
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 from iris_ray.testing.network import Network
 from iris_ray.testing.ray_node.head import RayHead
 from iris_ray.testing.ray_node.host import HostSpec, new_node_id
-from iris_ray.testing.ray_node.settings import ray_settings
+from iris_ray.testing.ray_node.launching import ray_settings
 from iris_ray.testing.tpu_host import METADATA_VARIABLE, Host, PlainHost, RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace
 
@@ -182,3 +183,55 @@ def loopback_addresses() -> Iterator[str]:
     """
     first = int(IPv4Address("127.0.0.1")) + (random.randrange(1, 2**16) << 8)
     return (str(IPv4Address(first + number)) for number in count())
+
+
+# -- end watch ---------------------------------------------------------------------------------------------------------
+# Reports simulated hosts that end unasked: a fault of this machine, not of the simulation.
+
+_LOOK_S = 0.5
+
+
+class EndWatch:
+    """Watches hosts in the background, and prints the end of a raylet's log if the raylet ended by itself.
+
+    It prints in a quiet cluster too: otherwise such an end looks like a loss that a test asked for.
+
+    Args:
+        tail: returns the last lines of a host's logs, as the end of a message.
+    """
+
+    def __init__(self, tail: Callable[[RunningHost], str]) -> None:
+        self._tail = tail
+        self._lock = threading.Lock()
+        self._hosts: list[RunningHost] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="end-watch", daemon=True)
+        self._thread.start()
+
+    def add(self, host: RunningHost) -> None:
+        """Watch one more host."""
+        with self._lock:
+            self._hosts.append(host)
+
+    def expect(self, host: RunningHost) -> None:
+        """Expect a host to end by itself: it was drained, or is frozen for longer than Ray waits."""
+        with self._lock:
+            self._hosts = [other for other in self._hosts if other is not host]
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            with self._lock:
+                ended = [host for host in self._hosts if not host.machine.running]
+                self._hosts = [host for host in self._hosts if host not in ended]
+            for host in ended:
+                if not host.machine.killed:
+                    print(
+                        f"simulated host {host.host.name} ended by itself; its log ends with:{self._tail(host)}",
+                        file=sys.stderr,
+                        flush=True,
+                    )

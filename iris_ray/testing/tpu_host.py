@@ -5,8 +5,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
-from iris_ray.model.topology import TPUConfig, default_topology
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata
 
@@ -206,3 +208,49 @@ def machine_environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
     kept["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), kept.get("PATH", os.defpath)])
     return kept
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+# Checks the arguments of `SimulatedCluster`. Pure functions; each raises `InvalidRequestError`.
+
+NoticeChannel = Literal["both", "ray", "metadata"]
+"""Where a preemption is announced: as a drain of Ray's nodes, by the hosts' metadata servers, or both."""
+
+LONGEST_S = 365 * 24 * 3600.0
+"""The kernel's and Ray's own times overflow at some point; a year is enough."""
+
+
+def checked_slices(slices: Mapping[str, int] | None) -> list[tuple[TPUConfig, int]]:
+    """Return each TPU type with the number of its slices."""
+    if slices is None:
+        return []
+    if not isinstance(slices, Mapping):
+        raise InvalidRequestError(
+            f'slices maps TPU types to the number of their slices, as in {{"v4-32": 2}}; it can\'t be {slices!r}.'
+        )
+    return [
+        (get_tpu_config(name), checked_count(f"The number of {name} slices", number, least=0))
+        for name, number in slices.items()
+    ]
+
+
+def checked_count(what: str, number: object, *, least: int) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise InvalidRequestError(f"{what} must be an int, {least} or more, not {number!r}.")
+    return number
+
+
+def checked_notice(notice_s: object) -> float:
+    """Return the notice in seconds; None is 0."""
+    return 0.0 if notice_s is None else checked_seconds("notice_s", notice_s)
+
+
+def checked_seconds(what: str, seconds: object) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_S:
+        raise InvalidRequestError(f"{what} must be a number of seconds from 0 to {LONGEST_S:.0f}, not {seconds!r}.")
+    return float(seconds)
+
+
+def require_channel(heard_by: str) -> None:
+    if heard_by not in get_args(NoticeChannel):
+        raise InvalidRequestError(f"heard_by is one of {get_args(NoticeChannel)}, not {heard_by!r}.")

@@ -17,7 +17,7 @@ SCRIPT = """
 import contextlib
 import ray
 from iris_ray import get_job_info, run_on_pod_ray
-from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.errors import IrisError
 
 ray.init()

@@ -24,11 +24,11 @@ from click.shell_completion import ShellComplete
 
 import iris_ray
 from iris_ray import CoschedulingConfig, IrisClient, ResourceSpec, run_on_pod_ray, tpu_device
+from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.controller.node_table import NodeTable
-from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.cli import completion
 from iris_ray.cli.checks.hosts import ask_hosts, tpu_hosts
-from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK
 from iris_ray.cli.main import main
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster

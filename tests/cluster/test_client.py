@@ -28,8 +28,8 @@ from iris_ray import (
     register_endpoint,
     tpu_device,
 )
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.cli.exits import OK
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.cli.conventions import OK
 from iris_ray.client.log_stream import FIRST_WORD_S
 from iris_ray.errors import (
     EndpointNotFoundError,

@@ -11,11 +11,11 @@ import ray
 from google.cloud import tpu_v2
 
 from iris_ray import run_on_pod_ray
+from iris_ray.actors.calls.ray_internals import pending_gang_demand
 from iris_ray.actors.controller import autoscaler_demand
 from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, AutoscalerDemand
-from iris_ray.actors.wire.ray_internals import pending_gang_demand
-from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.client.identity import current_user
+from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.client.connection import current_user
 from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from iris_ray import IrisClient, TaskState, run_docker_on_pod
-from iris_ray.actors.host.containers.engine import VARIABLE
+from iris_ray.actors.host.containers import VARIABLE
 from iris_ray.errors import JobCancelledError, TaskCrashedError
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import Clusters

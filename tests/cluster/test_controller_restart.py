@@ -12,8 +12,8 @@ from ray.exceptions import RayTaskError
 
 from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.actors.wire.status import JobStatus
+from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.errors import DeposedError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster

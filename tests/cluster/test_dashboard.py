@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from iris_ray import run_on_pod_ray
-from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.dashboard.place import link_to
 from tests.support.command_line import command_line, environment, iris
 from tests.support.waiting import wait_until

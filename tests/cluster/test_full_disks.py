@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray import release, run_on_pod
-from iris_ray.actors.host.processes.ledger import EXCLUSIVE
+from iris_ray.actors.host.ledger import EXCLUSIVE
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import slice_of_this_task
 from tests.support.odd_hosts import fill, unmount

@@ -8,7 +8,7 @@ import pytest
 import ray
 
 from iris_ray import get_job_info, heartbeat, report_status, run_on_pod_ray, unproductive
-from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris, iris_json
 from tests.support.waiting import wait_until

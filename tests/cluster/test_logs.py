@@ -14,10 +14,10 @@ import pytest
 import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
-from iris_ray.actors.wire.ray_internals import ClusterStore
-from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.actors.wire.task_log import LogId, LogPosition, TaskLog
-from iris_ray.cli.exits import INTERRUPTED, OK, USAGE
+from iris_ray.actors.calls.ray_internals import ClusterStore
+from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.protocol.task_log import LogId, LogPosition, TaskLog
+from iris_ray.cli.conventions import INTERRUPTED, OK, USAGE
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import TaskCrashedError, UnknownNameError
 from iris_ray.testing import SimulatedCluster

@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from iris_ray import IrisClient, JobState
-from iris_ray.cli.exits import USAGE
+from iris_ray.cli.conventions import USAGE
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line, environment, iris, iris_json
 from tests.support.gangs import alive

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from iris_ray import run_on_pod, run_on_pod_ray
-from iris_ray.actors.wire.contact import HOST_UNASKED_S
+from iris_ray.actors.calls.liveness import HOST_UNASKED_S
 from iris_ray.errors import InvalidRequestError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, alive, job_view

@@ -64,7 +64,7 @@ def test_gang_goes_on_elsewhere_after_a_raylet_was_killed(cluster: SimulatedClus
     assert ray.get(ref) == [2, 2]
     assert job_view(first[0]["job"]).preemptions == 1
     wait_until(lambda: not sleepers(marker), 20)
-    wait_until(lambda: not cluster.host_pids(first[0]["slice"], 1, "iris_ray.actors.host.processes.reaper"), 20)
+    wait_until(lambda: not cluster.host_pids(first[0]["slice"], 1, "iris_ray.actors.host.reaper"), 20)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make namespaces")

@@ -12,7 +12,7 @@ from ray._private.internal_api import get_memory_info_reply, get_state_from_addr
 from ray.exceptions import RayTaskError
 
 from iris_ray import IrisClient, ResourceSpec, run_on_pod
-from iris_ray.actors.wire.ray_internals import ClusterStore
+from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import controller_pid
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from iris_ray.actors.wire import controller_client, protocol
-from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
-from iris_ray.actors.wire.shared_names import NAMESPACE
+from iris_ray.actors.calls import controller_client
+from iris_ray.actors.calls.controller_client import ControllerClient
+from iris_ray.actors.protocol import version
+from iris_ray.actors.protocol.names import NAMESPACE
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.errors import VersionMismatchError
 from iris_ray.testing import SimulatedCluster
 
@@ -40,6 +41,6 @@ def test_pools_connection_is_refused_by_a_newer_controller(
     cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(ControllerClient().why("no job"))
-    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
+    monkeypatch.setattr(version, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
     with pytest.raises(VersionMismatchError, match="install iris_ray"):
         asyncio.run(ControllerClient().why("no job"))

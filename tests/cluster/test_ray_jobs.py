@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.exits import FAILED, OK, USAGE
+from iris_ray.cli.conventions import FAILED, OK, USAGE
 from tests.support.proofs import in_long
 from tests.support.ray_head import RayHead, ray_head
 

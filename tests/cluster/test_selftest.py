@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from iris_ray.cli.exits import FAILED, OK
+from iris_ray.cli.conventions import FAILED, OK
 from iris_ray.testing import SimulatedCluster
 
 pytestmark = pytest.mark.proof

@@ -12,8 +12,8 @@ import pytest
 
 from iris_ray import CoschedulingConfig, IrisClient, PriorityBand, ResourceSpec, tpu_device
 from iris_ray.model.lifecycle import JobState
-from iris_ray.simulation import SimulatedJob, Simulation
-from iris_ray.simulation.jobs import slice_spec
+from iris_ray.study import SimulatedJob, Simulation
+from iris_ray.study.jobs import slice_spec
 from iris_ray.testing import SimulatedCluster
 from tests.support.waiting import wait_until
 

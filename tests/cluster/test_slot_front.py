@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from iris_ray import SlotClient, SlotHosts
-from iris_ray.front import HttpFront
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.front import HttpFront
 from iris_ray.testing import SimulatedCluster
 from tests.support.waiting import wait_until
 

@@ -15,8 +15,7 @@ import ray
 
 from iris_ray import Session, SlotClient, SlotHosts
 from iris_ray.errors import InvalidSlotError, RequestExpiredError, RequestLostError, SessionEndedError
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris_json
 from tests.support.waiting import wait_until

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from iris_ray import SlotClient, SlotHosts
-from iris_ray.actors.slots.pieces import MOST_PIECES
-from iris_ray.cli.exits import USAGE
+from iris_ray.cli.conventions import USAGE
 from iris_ray.errors import (
     InvalidSlotError,
     JobCancelledError,
@@ -27,8 +26,8 @@ from iris_ray.errors import (
     RequestLostError,
     UnknownNameError,
 )
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.actors.messages import MOST_PIECES
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import environment, iris, iris_json
 from tests.support.waiting import wait_until

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from iris_ray import IrisClient, ResourceSpec, Session, SlotClient, SlotHosts, run_on_pod_ray
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import SessionEndedError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.scheduler.eviction_costs import GRACE_S
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris
 from tests.support.gangs import Trace, alive, result_of, the_controller

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from iris_ray import SlotClient, SlotHosts
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.waiting import wait_until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.exits import USAGE
+from iris_ray.cli.conventions import USAGE
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import Done, command_line, environment
 

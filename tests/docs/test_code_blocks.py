@@ -85,7 +85,7 @@ def test_block_runs_without_a_cluster(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", those("notice"), ids=str)
 def test_block_says_that_it_has_saved_when_there_is_a_notice(block: Block, tmp_path: Path) -> None:
-    from iris_ray.actors.wire.task_files import TaskFiles
+    from iris_ray.actors.protocol.task_files import TaskFiles
 
     files = TaskFiles(str(tmp_path / "task"))
     notice = {"kind": "preemption", "reason": "the slice goes", "deadline": time.time() + 60.0}

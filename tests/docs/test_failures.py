@@ -8,8 +8,8 @@ import pytest
 
 from iris_ray.actors.pool.attempt import AT_ONCE_S, RUNNING_DELAY_S
 from iris_ray.actors.pool.attempt_end import FAULTS
-from iris_ray.actors.pool.stop_request import StopRequest
-from iris_ray.actors.wire.messages import HOST_SILENCE_S
+from iris_ray.actors.pool.attempt_place import StopRequest
+from iris_ray.actors.protocol.messages import HOST_SILENCE_S
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
@@ -26,8 +26,8 @@ from iris_ray.model.outcomes import (
     TpuRunError,
 )
 from iris_ray.model.verdict import judge_gang
+from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, QUICK_S
 from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, TaskDispatchFailedEvent
-from iris_ray.state.retry_budget import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, QUICK_S
 from tests.docs.pages import REPOSITORY
 from tests.support.worlds import World, charged
 

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from iris_ray.actors.controller.metric_definitions import METRICS, Kind
+from iris_ray.actors.controller.metrics import METRICS, Kind
 from tests.docs.pages import REPOSITORY
 
 GRAFANA = REPOSITORY / "examples" / "grafana" / "iris_ray.json"

@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.eviction_costs import GRACE_S, LEAST_RUN_S
-from iris_ray.simulation import Simulation
 from iris_ray.state.events import Event, EvictionEvent, GangAssignedEvent
 from iris_ray.state.instructions import Instructions
+from iris_ray.study import Simulation
 from tests.proofs.test_fair_worlds import SEEDS, SLACK_S, Crowd
 from tests.support.proofs import EXAMPLES
 from tests.support.simulations import DAY, HOUR, MINUTE

@@ -7,15 +7,15 @@ from random import Random
 
 import pytest
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.eviction_costs import GRACE_S, LEAST_RUN_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.simulation import SimulatedJob, Simulation
-from iris_ray.simulation.jobs import slice_spec
-from iris_ray.simulation.report import report
 from iris_ray.state.events import Event, EvictionEvent
 from iris_ray.state.instructions import Instructions
+from iris_ray.study import SimulatedJob, Simulation
+from iris_ray.study.jobs import slice_spec
+from iris_ray.study.report import report
 from tests.support.proofs import EXAMPLES, in_proofs
 from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS
 

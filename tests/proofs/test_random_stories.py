@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from iris_ray.actors.pool.attempt_shutdown import AttemptShutdown
+from iris_ray.actors.pool.attempt_end import AttemptShutdown
 from iris_ray.model import verdict
 from tests.proofs.random_stories.story import play
 from tests.support.proofs import EXAMPLES, a_seed

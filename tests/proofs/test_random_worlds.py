@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from iris_ray.actors.controller import recovery
-from iris_ray.state.allocations import Allocations
+from iris_ray.state.fleet import Allocations
 from iris_ray.state.job_table import JobTable
 from tests.proofs.random_worlds.__main__ import play
 from tests.support.proofs import EXAMPLES, a_seed

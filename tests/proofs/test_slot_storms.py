@@ -8,10 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from iris_ray.slots import events as ev
-from iris_ray.slots.devices import DeviceKind
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
 from tests.support.proofs import EXAMPLES, in_proofs
 from tests.support.slot_world import SlotWorld
 from tests.support.slots import GB, chips, gpus, model

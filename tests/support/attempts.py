@@ -3,10 +3,10 @@
 import asyncio
 import time
 
+from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.pool.attempt import Attempt
-from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.messages import AttemptOrder, GangProgress, HostPlace, ProcessSpec, Progress, RunRequest
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import AttemptOrder, GangProgress, HostPlace, ProcessSpec, Progress, RunRequest
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
 from tests.support.worlds import gang_spec

@@ -19,18 +19,18 @@ from unittest import mock
 import pytest
 import ray
 
+from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.controller.metric_definitions import Kind, Metric
+from iris_ray.actors.controller.metrics import Kind, Metric
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.output.log_reader import LogReader
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-from iris_ray.actors.wire.messages import ProcessSpec, RunRequest
-from iris_ray.actors.wire.ray_internals import ClusterStore
-from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
+from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest
+from iris_ray.actors.protocol.names import CONTROLLER_NAME
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
 from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end

@@ -11,11 +11,11 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from iris_ray import release
-from iris_ray.actors.wire.controller_connection import find_controller
-from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
-from iris_ray.client.identity import current_user
+from iris_ray.actors.calls.controller_connection import find_controller
+from iris_ray.actors.protocol.names import PLACEMENT_GROUP_PREFIX
+from iris_ray.client.connection import current_user
 from iris_ray.errors import UnknownNameError
-from iris_ray.model.ids import job_of
+from iris_ray.model.lifecycle import job_of
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import free_chips, the_controller
 from tests.support.waiting import wait_until

@@ -16,7 +16,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from iris_ray.cli.exits import FAILED, OK
+from iris_ray.cli.conventions import FAILED, OK
 from iris_ray.cli.main import SECTIONS, main
 
 if TYPE_CHECKING:

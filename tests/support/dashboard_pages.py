@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 from aiohttp import web
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.dashboard.job_pages import JobSource
 from iris_ray.dashboard.server import application
 

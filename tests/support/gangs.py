@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import RayError
 
 from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod_ray, tpu_device
-from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
-from iris_ray.actors.wire.messages import JobView
+from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.protocol.messages import JobView
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
 from tests.support.proofs import a_seed

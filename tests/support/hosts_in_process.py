@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from iris_ray.actors.host.chip_release import NotFree
-from iris_ray.actors.host.exits.result_pickling import exited, raised, returned
-from iris_ray.actors.host.output.log_files import AttemptLog, logs_directory
-from iris_ray.actors.host.output.log_writer import LogWriter
-from iris_ray.actors.wire.answers import Unfit
-from iris_ray.actors.wire.messages import HostPlace, Progress, StandbyReady, TaskLaunch
-from iris_ray.goodput.marks import Marks, StepTime, with_step
+from iris_ray.actors.calls.asking import Unfit
+from iris_ray.actors.host.chips import NotFree
+from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_directory
+from iris_ray.actors.host.user_code import exited, raised, returned
+from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady, TaskLaunch
+from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd

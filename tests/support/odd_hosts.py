@@ -5,7 +5,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from iris_ray.actors.host.processes.ledger import EXCLUSIVE
+from iris_ray.actors.host.ledger import EXCLUSIVE
 
 CONTAINER = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]
 """Sees no process but its own, with pids of its own."""

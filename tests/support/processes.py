@@ -13,10 +13,10 @@ from typing import Any
 
 import psutil
 
+from iris_ray.actors.host.exit_status import WatchedProcess
+from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.host.processes.tree import ProcessTree, stat_of
-from iris_ray.actors.host.processes.watched_process import WatchedProcess
+from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.model.notices import Notice, NoticeKind
 
@@ -27,7 +27,7 @@ import os, subprocess, sys, time
 
 def fork(token):
     global mark
-    from iris_ray.actors.host.processes.tree import mark_forks
+    from iris_ray.actors.host.process_tree import mark_forks
     mark = mark_forks(token)
     said, say = os.pipe()
     if between := os.fork():
@@ -126,9 +126,9 @@ class Child:
     BEFORE = """
         import faulthandler, os, select, signal, sys, time
         from pathlib import Path
-        from iris_ray.actors.host.directories.host_directory import host_directory
-        from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
-        from iris_ray.actors.wire.task_files import TaskFiles
+        from iris_ray.actors.host.directories import host_directory
+        from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, survive_notices
+        from iris_ray.actors.protocol.task_files import TaskFiles
         files = TaskFiles.of_process(host_directory(), os.getpid())
         os.environ[TaskFiles.VARIABLE] = files.prefix
         def next_start():

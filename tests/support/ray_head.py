@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from iris_ray.actors.host.free_ports import hold_ports
+from iris_ray.actors.host.task_environment import hold_ports
 from tests.support.command_line import REPOSITORY
 from tests.support.waiting import wait_until
 

@@ -27,7 +27,7 @@ from ray import cloudpickle
 from ray.actor import ActorClass
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError, TaskCancelledError
 
-from iris_ray.actors.wire import pool_stub
+from iris_ray.actors.calls import pool_stub
 
 MakeActor = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
 """Makes the object behind an actor from its class, its arguments and the options that it is created with."""

@@ -4,10 +4,10 @@ from typing import Any
 
 import ray
 
-from iris_ray.actors.wire.messages import RunRequest
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.job_request import make_pod_request, make_request
 from iris_ray.client.placement import placement_of
-from iris_ray.model.resources import ResourceSpec
+from iris_ray.model.requirement import ResourceSpec
 
 
 def hello() -> str:

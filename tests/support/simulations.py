@@ -6,10 +6,10 @@ from dataclasses import fields
 from random import Random
 from typing import Any
 
-from iris_ray.simulation import SimulatedJob, Simulation
-from iris_ray.simulation.history import AttemptHistory
-from iris_ray.simulation.jobs import slice_spec, tasks_spec
-from iris_ray.simulation.timings import Timings
+from iris_ray.study import SimulatedJob, Simulation
+from iris_ray.study.agenda import Timings
+from iris_ray.study.history import AttemptHistory
+from iris_ray.study.jobs import slice_spec, tasks_spec
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 TIMINGS = Timings(launch=10.0, warm_launch=1.0, failed_launch=30.0, stop=5.0, exit=2.0, reclaim=3.0, keep_warm=60.0)

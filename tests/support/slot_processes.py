@@ -7,12 +7,11 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from iris_ray.actors.slots.messages import Ask, Maker, ModelOrder
-from iris_ray.actors.slots.pieces import Piece, packed
-from iris_ray.actors.slots.slot_manager import SlotManager
-from iris_ray.actors.slots.slot_request import SlotRequest
-from iris_ray.slots.models import ModelSpec
-from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.actors.messages import Ask, Maker, ModelOrder, Piece, packed
+from iris_ray.slots.actors.model_call import SlotRequest
+from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.policy import ServingPolicy
 from tests.support.slots import host_here
 
 MAKER = Maker("ann", "job", "worker", "process 1 on host")

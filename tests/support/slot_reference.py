@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from itertools import combinations
 
-from iris_ray.slots.decisions import Place, Requirement, Snapshot
-from iris_ray.slots.devices import Runner
-from iris_ray.slots.policy import Policy
-from iris_ray.slots.slot import USES_MEMORY, Slot, SlotState
+from iris_ray.slots.core.allocator import Place, Requirement, Snapshot
+from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.policy import Policy
+from iris_ray.slots.core.slot import USES_MEMORY, Slot, SlotState
 
 Score = tuple[float, ...]
 LONG_AGO = float("-inf")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from iris_ray.slots import events as ev
-from iris_ray.slots.devices import Runner
-from iris_ray.slots.instructions import (
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.instructions import (
     AskRunner,
     CreateSlot,
     DeleteSlot,
@@ -23,12 +23,10 @@ from iris_ray.slots.instructions import (
     RequeueRequest,
     StartRequest,
 )
-from iris_ray.slots.models import ModelSpec, SlotIdentity
-from iris_ray.slots.policy import IdleFor, Policy
-from iris_ray.slots.reconciler import Reconciler
-from iris_ray.slots.requests import Request, WorkloadKind
-from iris_ray.slots.serving_policy import ServingPolicy
-from iris_ray.slots.slot import Allocation, SlotState
+from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity, WorkloadKind
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.reconciler import Reconciler
+from iris_ray.slots.core.slot import Allocation, SlotState
 from tests.support.slots import gpus, model
 
 QUICK = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from iris_ray.actors.slots.agent_stub import AgentStub
-from iris_ray.actors.slots.runners import HostHere
 from iris_ray.model.constraints import AttributeValue
-from iris_ray.slots.devices import Device, DeviceKind, Runner
-from iris_ray.slots.models import ModelSpec
+from iris_ray.slots.actors.agent_stub import AgentStub
+from iris_ray.slots.actors.runners import HostHere
+from iris_ray.slots.core.devices import Device, DeviceKind, Runner
+from iris_ray.slots.core.models import ModelSpec
 
 GB = 10**9
 

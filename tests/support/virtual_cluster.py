@@ -11,10 +11,10 @@ import pytest
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-from iris_ray.actors.wire.messages import JobView
-from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
-from iris_ray.actors.wire.status import JobStatus, WorkerStatus
-from iris_ray.client.pool_actor import REPEATED
+from iris_ray.actors.protocol.messages import JobView
+from iris_ray.actors.protocol.names import CONTROLLER_NAME
+from iris_ray.actors.protocol.status import JobStatus, WorkerStatus
+from iris_ray.client.caller_pool import REPEATED
 from tests.support import virtual_time
 from tests.support.cluster_in_process import ClusterInProcess
 from tests.support.hosts_in_process import Task, Work

@@ -5,15 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import running
+from iris_ray.state.attempt_ends import QUICK_S
 from iris_ray.state.controller_state import ControllerState, apply_all
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -28,7 +28,6 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
 )
 from iris_ray.state.instructions import Instructions
-from iris_ray.state.retry_budget import QUICK_S
 
 S = TaskState
 

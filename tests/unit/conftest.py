@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 
 

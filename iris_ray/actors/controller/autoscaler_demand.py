@@ -22,8 +22,8 @@ from collections.abc import Mapping
 
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from iris_ray.actors.calls.ray_internals import has_autoscaler_v2, placement_group_by_id, runs_autoscaler
 from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL
-from iris_ray.actors.wire.ray_internals import has_autoscaler_v2, placement_group_by_id, runs_autoscaler
 from iris_ray.cloud.demand import Arrivals, net_demand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU

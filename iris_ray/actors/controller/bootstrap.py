@@ -12,7 +12,7 @@ from ray.exceptions import RayTaskError
 
 import iris_ray
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.errors import IrisError
 
 

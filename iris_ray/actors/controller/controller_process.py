@@ -10,27 +10,24 @@ from dataclasses import replace
 from typing import Any
 
 import iris_ray
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.actors.controller.eviction_settings import eviction_rules
-from iris_ray.actors.controller.goodput_views import chips_by_state, day_of
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
-from iris_ray.actors.controller.measurements import Measurements
-from iris_ray.actors.controller.meter import Meter, RayMeter
-from iris_ray.actors.controller.node_diff import NodeDiff
-from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
-from iris_ray.actors.controller.overview import Overview
+from iris_ray.actors.controller.metrics import Measurements, Meter, RayMeter
+from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeDiff, NodeTable
 from iris_ray.actors.controller.permissions import Permissions, operators_in
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.recovery import come_back
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
+from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.cloud.cloud_tpu import ProviderWords
 from iris_ray.cloud.demand import missing_slices, slices_in
-from iris_ray.cloud.provider_words import ProviderWords
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler import Scheduler

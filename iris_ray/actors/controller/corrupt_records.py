@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import TypeVar
 
-from iris_ray.actors.wire.ray_internals import ClusterStore
+from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.errors import UnknownRecordError
 
 logger = logging.getLogger(__name__)

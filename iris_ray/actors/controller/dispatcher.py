@@ -5,17 +5,16 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
+from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService
 from iris_ray.actors.controller.pool_registry import PoolRegistry
-from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
-from iris_ray.actors.wire.pool_stub import PoolStub
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.errors import NotYetError
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.model.lifecycle import JobState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (

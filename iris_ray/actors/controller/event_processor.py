@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.set_aside import BrokenStateError, SetAsideJobs
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.messages import AttemptOrder
+from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.errors import ControllerUnavailableError, DeposedError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler.planner import Placement, Planner

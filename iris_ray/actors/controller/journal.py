@@ -25,36 +25,212 @@ so it acknowledges nothing.
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
 ``unrestorable/…``  why a job could not be restored from its record; the next Controller moves it, too
 ``aside/<id>``      why a job broke the Controller, or could not be recorded; the next Controller ends it
-``incarnation/…``   a process of a pool has begun, see `actors/wire/incarnations.py`
+``incarnation/…``   a process of a pool has begun, see `actors/protocol/names.py`
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
 """
 
+import asyncio
+import contextlib
+import json
 import logging
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.corrupt_records import CorruptRecords
-from iris_ray.actors.controller.left_behind import (
+from iris_ray.actors.controller.write_ahead_log import (
     KINDS,
     SINGLE_KINDS,
     LeftBehind,
+    WriteAheadLog,
     last_complete,
     numbers_after,
     read_left_behind,
 )
-from iris_ray.actors.controller.record_collector import RecordCollector
-from iris_ray.actors.controller.shared_records import SharedRecords
-from iris_ray.actors.controller.write_ahead_log import WriteAheadLog
-from iris_ray.actors.wire.ray_internals import ClusterStore
-from iris_ray.goodput.fleet_times import FleetTimes
-from iris_ray.goodput.user_times import UserTimes
+from iris_ray.actors.protocol.names import is_endpoint_of
+from iris_ray.model.goodput_sums import FleetTimes, UserTimes
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event
+from iris_ray.state.fleet import Taint
 from iris_ray.state.records import JobRecord
+
+# -- shared records ----------------------------------------------------------------------------------------------------
+# What is recorded once for the whole cluster, beside the jobs: settings, and sums over users and chips.
+
+USAGE_EVERY_S = 60.0
+"""So often sums are written. What they held since then counts for nothing after a crash."""
+
+
+class SharedRecords:
+    """Knows what was recorded last, and makes new records of what has changed since.
+
+    Args:
+        fleet_times: what the chips of the cluster were in.
+        user_times: what the time of forgotten jobs went into.
+        clock: the Controller's.
+    """
+
+    def __init__(self, fleet_times: FleetTimes, user_times: UserTimes, clock: Clock) -> None:
+        self._fleet_times = fleet_times
+        self._user_times = user_times
+        self._clock = clock
+        self._taints: dict[str, dict[str, Taint]] = {}
+        self._limits = 0  # the version of the users' limits that is recorded
+        self._users = 0  # the version of `user_times` that is recorded
+        self._sums_at = -math.inf  # when the sums were recorded
+
+    def changed(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
+        """Yield each kind of record that is to be written anew, and what to write."""
+        if state.fleet.taints != self._taints:
+            found = state.fleet.taints.items()
+            plain = {target: {name: (t.reason, t.until) for name, t in named.items()} for target, named in found}
+            recorded = json.dumps(plain).encode()
+            self._taints = {target: dict(named) for target, named in found}
+            yield "taints", recorded
+        if state.past_usage.now >= self._sums_at + USAGE_EVERY_S:
+            self._sums_at = state.past_usage.now
+            yield from self._sums(state)
+        if state.limits.version != self._limits:
+            table = [(user, band.name, dict(limits.items())) for (user, band), limits in state.limits.table.items()]
+            recorded = json.dumps(table).encode()
+            self._limits = state.limits.version
+            yield "limits", recorded
+
+    def _sums(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
+        """Yield what grows all the time: what the chips were in, and what users have held."""
+        if not self._fleet_times.is_empty:
+            yield "fleet", self._fleet_times.to_json()
+        add_forgotten(state, self._user_times, self._clock)
+        if self._user_times.version != self._users:
+            self._users = self._user_times.version
+            yield "users", self._user_times.to_json()
+        if hours := state.past_usage.snapshot():
+            yield "usage", json.dumps([state.past_usage.now, hours]).encode()
+
+
+def add_forgotten(state: ControllerState, user_times: UserTimes, clock: Clock) -> None:
+    """Add up what the time of jobs that were just forgotten went into, by the wall clock of their end."""
+    for job in state.take_forgotten():
+        user_times.add(replace(job, ended_at=clock.wall(job.ended_at)))
+
+
+# -- record collector --------------------------------------------------------------------------------------------------
+# What is to be recorded next: all that has changed since the last time, of one moment.
+
+TURN_S = 0.02
+"""For so long records are made without a pause."""
+CHUNKS_AT_ONCE = 16
+"""Of a large job, which takes about as long."""
+FORGOTTEN_AT_ONCE = 100
+"""Jobs whose endpoints are deleted together: to look for them is a call to the store."""
+CLOCK_S = 10.0
+"""How often the clock is recorded at least."""
+
+
+class RecordCollector:
+    """Makes records of what has changed.
+
+    Args:
+        epoch: the number of the Controller that writes; it is in every key.
+        store: knows which endpoints there are.
+        clock: is recorded with all else.
+        shared: what is recorded beside the jobs.
+    """
+
+    def __init__(self, epoch: int, store: ClusterStore, clock: Clock, shared: SharedRecords) -> None:
+        self._epoch = epoch
+        self._store = store
+        self._clock = clock
+        self._shared = shared
+        self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
+        self._unrecordable: dict[str, Exception] = {}
+        self._forgotten = 0  # jobs whose endpoints were not deleted yet
+        self._clock_recorded_at = -math.inf
+
+    def put_pool(self, owner: str, value: bytes | None) -> None:
+        """Have what is known of a pool written with the next records; None: have it deleted."""
+        self._pending[f"pool/{self._epoch}/{owner}"] = value
+
+    async def collect(self, state: ControllerState) -> dict[str, bytes | None]:
+        """Return what has changed since the last call, by key; None is to be deleted.
+
+        The records of very many jobs are made in pieces, and others get their turn in between. What changes meanwhile
+        is taken once more at the end.
+        """
+        await self._collect_jobs_in_turns(state)
+        for job_id, chunks in _taken(state.unrecorded):
+            self._collect_job(state, job_id, sorted(chunks))
+        for kind, value in self._shared.changed(state):
+            self._pending[f"{kind}/{self._epoch}"] = value
+        if self._forgotten > FORGOTTEN_AT_ONCE:
+            self.delete_endpoints(state)
+        if self._pending or self._clock.now() > self._clock_recorded_at + CLOCK_S:
+            self._clock_recorded_at = self._clock.now()  # no time in these records is later
+            self._pending[f"clock/{self._epoch}"] = self._clock.record()
+        values, self._pending = self._pending, {}
+        return values
+
+    def delete_endpoints(self, state: ControllerState) -> None:
+        """Have the endpoints of forgotten jobs deleted. They are never looked up again, so it may fail."""
+        self._forgotten = 0
+        with contextlib.suppress(Exception):
+            self._pending |= {k: None for k in self._store.keys("endpoint/") if not is_endpoint_of(state.jobs, k)}
+
+    def take_unrecordable(self) -> dict[str, Exception]:
+        """Return the jobs of which no record could be made since the last call, by id, each with its error."""
+        found, self._unrecordable = self._unrecordable, {}
+        return found
+
+    async def _collect_jobs_in_turns(self, state: ControllerState) -> None:
+        turn_ends = time.monotonic() + TURN_S
+        for job_id, chunks in _taken(state.unrecorded):
+            for some in _in_parts(sorted(chunks)) if job_id in state.jobs else [sorted(chunks)]:
+                if not self._collect_job(state, job_id, some):
+                    break
+                if time.monotonic() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + TURN_S
+
+    def _collect_job(self, state: ControllerState, job_id: str, chunks: list[int]) -> bool:
+        """Return whether a record could be made of what has changed of a job. If not, all others are recorded."""
+        try:
+            self._make_record(state, job_id, chunks)
+        except Exception as error:
+            self._unrecordable[job_id] = error
+            return False
+        return True
+
+    def _make_record(self, state: ControllerState, job_id: str, chunks: list[int]) -> None:
+        """Make what has changed of a job's record, or note that the job is forgotten."""
+        record = state.record(job_id)
+        self._pending[f"job/{self._epoch}/{job_id}"] = None if record is None else record.head()
+        parts = dict.fromkeys(chunks) if record is None else dict(record.chunks(chunks))
+        self._pending |= {f"gangs/{self._epoch}/{number}/{job_id}": part for number, part in parts.items()}
+        if record is None:
+            self._forgotten += 1
+
+
+def _taken(unrecorded: dict[str, set[int]]) -> list[tuple[str, set[int]]]:
+    """Return what has changed of which jobs, and forget it."""
+    changed = list(unrecorded.items())
+    unrecorded.clear()
+    return changed
+
+
+def _in_parts(chunks: list[int]) -> Iterator[list[int]]:
+    """Yield all of them, a few at a time, and at least once."""
+    for start in range(0, max(1, len(chunks)), CHUNKS_AT_ONCE):
+        yield chunks[start : start + CHUNKS_AT_ONCE]
+
+
+# -- journal -----------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Container, Mapping
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray.actors.wire.answers import Unreachable, answer
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.remote_methods import remote_method
+from iris_ray.actors.calls.asking import Unreachable, answer, remote_method
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import Worker
 
@@ -28,7 +27,7 @@ class MaintenanceListener:
 
     async def called_off(self, announced: HostNotice) -> None:
         """Wait until a maintenance is not planned any more."""
-        from iris_ray.actors.host.metadata_watch import MetadataWatch  # not in the Controller's process: it is slow
+        from iris_ray.actors.host.metadata import MetadataWatch  # not in the Controller's process: it is slow
 
         heard = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:  # an error of the watch ends the waiting

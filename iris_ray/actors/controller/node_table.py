@@ -1,18 +1,23 @@
-"""From Ray's node table to events for the controller's state: which hosts there are, and what became of them."""
+"""From Ray's node table to events for the controller's state, and what other work uses of the hosts."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
 import ray
 
-from iris_ray.actors.wire.ray_internals import available_resources_by_node, draining_nodes
+from iris_ray.actors.calls.ray_internals import available_resources_by_node, draining_nodes
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.outcomes import HostEvidence
 from iris_ray.model.topology import TPUConfig, get_tpu_config
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
-from iris_ray.state.events import WorkerFailedEvent, WorkerRegisteredEvent
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, Resources, Worker, rounded
+from iris_ray.state import ControllerState
+from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent, WorkerRegisteredEvent
 
 SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
 WORKER_ID_LABEL = "ray.io/tpu-worker-id"
@@ -128,3 +133,230 @@ def failure(node: Mapping[str, Any]) -> WorkerFailedEvent:
     """Return the event for a node that Ray declared dead."""
     reason = node.get("DeathReasonMessage") or "Ray declared the node dead"
     return WorkerFailedEvent(node["NodeID"], f"the host died: {str(reason).strip()[:200]}")
+
+
+# -- use elsewhere -----------------------------------------------------------------------------------------------------
+# What work outside iris_ray uses of the hosts: CPUs, memory and other resources. Chips are `node_table`'s.
+
+READINGS = 6
+"""So many readings of Ray's tables decide."""
+
+
+class UseElsewhere:
+    """Works out what is used of each host, but not by iris_ray.
+
+    Ray's tables and the state are never of the same moment: a reservation is there some time after the gang has been
+    assigned, and gone some time after its end. So hosts on which a gang is just starting or ending are not judged, and
+    of the others the least of `READINGS` readings counts. Of a host that is seen for the first time the first one
+    counts until the next. Work that comes and goes within seconds counts as little as it may.
+
+    Args:
+        state: read only; it knows what iris_ray itself holds.
+    """
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._readings: dict[str, tuple[int, Resources | None]] = {}  # node id → how many, and the least of them
+
+    def is_judged(self, node_id: str) -> bool:
+        """Return whether no further readings of a host are needed as long as they are the same."""
+        return node_id not in self._readings
+
+    def of(self, node: Mapping[str, Any], table: NodeTable, is_held: bool) -> dict[str, float]:
+        """Take a reading. Return what counts from now on.
+
+        Args:
+            node: an entry of ``ray.nodes()``.
+            table: the reading that it comes from.
+            is_held: whether a pool holds the host's slice. While that is warm, the state does not know with how much.
+        """
+        node_id = node["NodeID"]
+        worker, unclaimed = self._state.workers.get(node_id), table.available.get(node_id)
+        known = dict(worker.elsewhere) if worker is not None else {}
+        if unclaimed is None or (is_held and worker is not None and worker.chips_idle):
+            self.forget(node_id)
+            return known
+        if worker is None:
+            first = _used(node["Resources"], unclaimed, {})
+            if first:
+                self._readings[node_id] = READINGS - 1, first
+            return first
+        if self._is_changing(worker):
+            self._readings[node_id] = 0, None
+            return known
+        return self._counted(node_id, known, _used(node["Resources"], unclaimed, worker.held))
+
+    def forget(self, node_id: str) -> None:
+        """Forget a host."""
+        self._readings.pop(node_id, None)
+
+    def _counted(self, node_id: str, known: dict[str, float], now: dict[str, float]) -> dict[str, float]:
+        count, least = self._readings.get(node_id, (0, None))
+        least = now if least is None else {r: min(n, now[r]) for r, n in least.items() if r in now}
+        if count + 1 < READINGS and (now != known or least != known):
+            self._readings[node_id] = count + 1, least
+            return known
+        self.forget(node_id)
+        if least != now:
+            self._readings[node_id] = 1, now
+        return dict(least)
+
+    def _is_changing(self, worker: Worker) -> bool:
+        """Return whether a gang on a host is just starting or ending."""
+        jobs = self._state.jobs
+        gangs = (jobs[attempt.job_id].gangs[attempt.gang] for _, attempt in worker.occupants)
+        return bool(worker.ending) or any(gang.tasks[0].state is TaskState.ASSIGNED for gang in gangs)
+
+
+def _used(resources: Resources, unclaimed: Resources, ours: Resources) -> dict[str, float]:
+    """Return what is claimed of a host and not ours. Ray leaves a resource out of which nothing is left."""
+    amounts = {
+        name: rounded(has - unclaimed.get(name, 0.0) - ours.get(name, 0.0))
+        for name, has in resources.items()
+        if name not in (TPU, "object_store_memory") and not name.startswith("node:")
+    }
+    return {name: amount for name, amount in amounts.items() if amount > 0}
+
+
+# -- node diff ---------------------------------------------------------------------------------------------------------
+# What has changed in Ray's node table since the last reading, and what became of the hosts that are gone.
+
+logger = logging.getLogger(__name__)
+
+GONE_HOSTS_KEPT = 10_000
+MISSING = "the host is missing in Ray's node table, which lists a node that died only until very many others have died"
+
+
+@dataclass(frozen=True, slots=True)
+class UnusableHost:
+    """A live host that no job gets, because of its labels or its chips.
+
+    Attributes:
+        node_id, address: Ray's node id and the IP address.
+        slice_name: the slice that it says it is of, or None.
+        resources: by Ray's resource names.
+        why: what is wrong with it, in words.
+    """
+
+    node_id: str
+    address: str
+    slice_name: str | None
+    resources: Mapping[str, float]
+    why: str
+
+    @staticmethod
+    def of(node: Mapping[str, Any], why: str) -> "UnusableHost":
+        labels, resources = node.get("Labels", {}), node.get("Resources", {})
+        return UnusableHost(
+            node["NodeID"], node["NodeManagerAddress"], labels.get(SLICE_NAME_LABEL), dict(resources), why
+        )
+
+
+class NodeDiff:
+    """Compares readings of the node table, and remembers how hosts were lost.
+
+    Args:
+        state: read only; it knows the hosts that are alive.
+        clock: the Controller's.
+
+    Attributes:
+        unusable: the live hosts that no job gets, by node id.
+    """
+
+    def __init__(self, state: ControllerState, clock: Clock) -> None:
+        self.unusable: dict[str, UnusableHost] = {}
+        self._state = state
+        self._clock = clock
+        self._readings: dict[str, object] = {}  # node id → what was last read of it
+        self._elsewhere = UseElsewhere(state)
+        self._missing: set[str] = set()  # live hosts that the last reading did not have
+        self._gone: dict[str, str] = {}  # node id → how it was lost
+        self._notices: dict[str, str] = {}  # node id → the notice that it had when it was lost
+        self._slices: dict[str, str] = {}  # node id → the slice that it is, or was, of
+
+    def events_of(self, table: NodeTable) -> list[Event]:
+        """Return what has changed since the last reading.
+
+        A host is lost if Ray says so, or if two readings in a row don't have it. A reading without any live node says
+        nothing of hosts that it does not have.
+        """
+        events: list[Event] = []
+        for node in table.nodes:
+            node_id = node["NodeID"]
+            if node_id not in self._slices and (name := node.get("Labels", {}).get(SLICE_NAME_LABEL)):
+                self._slices[node_id] = name
+            events += self._alive(node, table) if node["Alive"] else self._lost(failure(node))
+        if any(node["Alive"] for node in table.nodes):
+            events += self._vanished({node["NodeID"] for node in table.nodes})
+        return events
+
+    def note_drains(self, events: Iterable[Event]) -> None:
+        """Remember the notices of hosts that are gone already: they make a loss a preemption."""
+        for event in events:
+            if isinstance(event, WorkerDrainedEvent) and event.node_id not in self._state.workers:
+                self._notices[event.node_id] = event.reason
+        while len(self._notices) > GONE_HOSTS_KEPT:
+            del self._notices[next(iter(self._notices))]
+
+    def evidence(self, node_ids: Iterable[str]) -> dict[str, HostEvidence]:
+        """Return what is known about these hosts."""
+        return {node_id: self._evidence(node_id) for node_id in node_ids}
+
+    def slices_of(self, node_ids: Iterable[str]) -> dict[str, str]:
+        """Return the names of the slices that these hosts are, or were, of."""
+        return {node_id: self._slices[node_id] for node_id in node_ids if node_id in self._slices}
+
+    def _evidence(self, node_id: str) -> HostEvidence:
+        worker = self._state.workers.get(node_id)
+        draining = worker.draining if worker else self._notices.get(node_id)
+        return HostEvidence(self._gone.get(node_id), draining)
+
+    def _vanished(self, listed: Set[str]) -> list[Event]:
+        """Return the loss of the hosts that are neither in this reading nor were in the one before."""
+        for node_id in self.unusable.keys() - listed:
+            del self.unusable[node_id]
+        before, self._missing = self._missing, self._state.workers.keys() - listed
+        vanished = [WorkerFailedEvent(node_id, MISSING) for node_id in before & self._missing]
+        return [event for died in vanished for event in self._lost(died)]
+
+    def _lost(self, died: WorkerFailedEvent) -> list[Event]:
+        node_id = died.node_id
+        worker = self._state.workers.get(node_id)
+        if node_id not in self._gone:
+            if worker is not None and worker.draining:
+                self._notices[node_id] = worker.draining
+            self._remember(node_id, died.reason)
+        self._readings.pop(node_id, None)
+        self.unusable.pop(node_id, None)
+        self._elsewhere.forget(node_id)
+        if worker is None:
+            return []
+        notice = self._notices.get(node_id)
+        return [replace(died, reason=f"{died.reason}; {notice}") if notice else died]
+
+    def _alive(self, node: Mapping[str, Any], table: NodeTable) -> list[Event]:
+        node_id = node["NodeID"]
+        held = node.get("Labels", {}).get(SLICE_NAME_LABEL) in self._state.holders
+        reading = node, table.draining.get(node_id), table.available.get(node_id), held
+        if self._readings.get(node_id) == reading and self._elsewhere.is_judged(node_id):
+            return []
+        self._readings[node_id] = reading
+        self._gone.pop(node_id, None)
+        chips = node.get("Resources", {}).get("TPU", 0.0)
+        worker = registration(node, table, ours=chips if held else 0.0)
+        known = self.unusable.pop(node_id, None)
+        if isinstance(worker, str):
+            if known is None or known.why != worker:
+                logger.warning("of no use: %s", worker)
+            self.unusable[node_id] = UnusableHost.of(node, worker)
+            return []
+        worker = self._clock.heard(replace(worker, elsewhere=self._elsewhere.of(node, table, held)))
+        return [] if self._state.knows(worker) else [worker]
+
+    def _remember(self, node_id: str, reason: str) -> None:
+        self._gone[node_id] = reason
+        while len(self._gone) > GONE_HOSTS_KEPT:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._notices.pop(oldest, None)
+            self._slices.pop(oldest, None)

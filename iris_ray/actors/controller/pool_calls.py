@@ -4,16 +4,15 @@ from dataclasses import replace
 
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.door import ReportedEvent, checked
-from iris_ray.actors.controller.status_views import job_status
-from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
-from iris_ray.actors.wire.pool_stub import PoolStub
-from iris_ray.actors.wire.task_log import LastLines
+from iris_ray.actors.controller.message_checks import ReportedEvent, checked
+from iris_ray.actors.controller.views import job_status
+from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
+from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.lifecycle import JobState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import OUR_MOVES
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.model.plain import shown

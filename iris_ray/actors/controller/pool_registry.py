@@ -8,16 +8,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
+from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.pool_stub import PoolStub
+from iris_ray.actors.calls.ray_internals import placement_group_by_id
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.incarnations import forget_incarnations
-from iris_ray.actors.wire.messages import PoolProcess, PoolView
-from iris_ray.actors.wire.pool_stub import PoolStub
-from iris_ray.actors.wire.ray_internals import placement_group_by_id
-from iris_ray.actors.wire.shared_names import reservations_of
+from iris_ray.actors.protocol.messages import PoolProcess, PoolView
+from iris_ray.actors.protocol.names import forget_incarnations, reservations_of
 from iris_ray.errors import SupersededError
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

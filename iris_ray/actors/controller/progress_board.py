@@ -3,9 +3,9 @@
 from collections.abc import Container
 from dataclasses import dataclass
 
-from iris_ray.actors.wire.messages import GangProgress
-from iris_ray.actors.wire.task_files import STATUS_CHARACTERS
-from iris_ray.goodput.marks import Marks
+from iris_ray.actors.protocol.messages import GangProgress
+from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS
+from iris_ray.model.goodput import Marks
 
 STALE_S = 120.0
 """After so long the words of another gang of the same job are shown."""

@@ -6,8 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 
 from iris_ray.actors.controller.dispatcher import CALLS_IN_A_TURN, Dispatcher
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.node_diff import NodeDiff
-from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.actors.controller.node_table import NodeDiff, NodeTable
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.set_aside import SetAsideJobs
 from iris_ray.model.jobs import Gang, Job

@@ -11,20 +11,20 @@ import ray
 
 import iris_ray
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.door import checked
-from iris_ray.actors.controller.goodput_views import job_goodput
-from iris_ray.actors.controller.job_events import job_events
+from iris_ray.actors.controller.journal import add_forgotten
 from iris_ray.actors.controller.log_service import log_standing
-from iris_ray.actors.controller.shared_records import add_forgotten
-from iris_ray.actors.controller.status_views import (
+from iris_ray.actors.controller.message_checks import checked
+from iris_ray.actors.controller.views import (
+    job_events,
+    job_goodput,
     job_status,
     limit_statuses,
     task_status,
     unusable_status,
     worker_status,
 )
-from iris_ray.actors.wire.overview import Changes, Position
-from iris_ray.actors.wire.status import (
+from iris_ray.actors.protocol.overview import Changes, Position
+from iris_ray.actors.protocol.status import (
     PAGE,
     JobEvent,
     JobGoodput,
@@ -35,9 +35,9 @@ from iris_ray.actors.wire.status import (
     TaskStatus,
     WorkerStatus,
 )
-from iris_ray.actors.wire.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.errors import InvalidRequestError, UnknownNameError
-from iris_ray.goodput.user_times import UserDay
+from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
@@ -45,7 +45,7 @@ from iris_ray.model.plain import Words
 from iris_ray.model.suggestions import unknown, unknown_number
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import JobCancelledEvent, JobYieldsEvent, LimitsSetEvent, TaintedEvent, TaintLiftedEvent
-from iris_ray.state.job_times import is_measured
+from iris_ray.state.job_table import is_measured
 
 LOST = (
     "its record was damaged when this Controller took over, so iris_ray does not know it any more. What runs of it goes"

@@ -1,22 +1,97 @@
-"""A host's TPU chips, and the processes that hold them: those with libtpu's lock, or with a chip's device file open.
-
-Two things can't be seen from everywhere. Only root sees which files other users' processes have open: `Holders` counts
-the processes that could not be checked. A process outside our container shows only through its lock, without a pid.
-
-`find_holders` is not for a process that may use the chips itself: see `libtpu_lock`.
-"""
+"""A host's TPU chips: who holds them, libtpu's lock, and when they are free."""
 
 import contextlib
+import errno
+import fcntl
 import os
+import pwd
 import stat
-from collections.abc import Iterator, Mapping
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from iris_ray.actors.host.libtpu_lock import NO_PID, lock_holder
-from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.ledger import ProcessLedger
+
+# -- libtpu lock -------------------------------------------------------------------------------------------------------
+# libtpu's lock: a POSIX write lock on a file, which a process holds as long as it uses the chips.
+#
+# The kernel gives the lock back when the process ends, so a lock file that is left over means nothing.
+#
+# Closing *any* descriptor of a file drops all locks that the same process has on it. So a process that may use the
+# chips
+# itself must use `LockProbe`, and nothing else here.
+
+# struct flock: short l_type, short l_whence, off_t l_start, off_t l_len, pid_t l_pid.
+_FLOCK = struct.Struct("hhqqi4x")
+
+TO_ASK = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""Flags that open the file without waiting. Another user may have put a FIFO there, and a FIFO waits for a writer."""
+
+NO_PID = 0
+"""The kernel's number for a process that has none in our container."""
+
+
+def lock_holder(lock: Path) -> int | None:
+    """Return the pid of the process that holds the lock; `NO_PID` if it has none in our container.
+
+    Returns None if no process holds the lock, or if the file can't be read.
+    """
+    try:
+        descriptor = os.open(lock, TO_ASK)
+    except OSError:
+        return None
+    try:
+        return _other_holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class LockProbe:
+    """Tells a process that is about to use the chips whether another process does.
+
+    The file stays open for the rest of the process's life: closing it would drop the lock that libtpu takes later.
+    """
+
+    def __init__(self, lock: Path) -> None:
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            self._descriptor = os.open(lock, TO_ASK)
+
+    def holder(self) -> int | None:
+        """Return the pid of the other process that holds the lock, as `lock_holder` does."""
+        return None if self._descriptor is None else _other_holder(self._descriptor)
+
+
+def blocks(lock: Path) -> bool:
+    """Return whether the file exists and libtpu could not open it, whether or not a process holds the lock."""
+    if not lock.exists():
+        return False
+    try:
+        os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
+    except OSError:
+        return True
+    return False
+
+
+def _other_holder(descriptor: int) -> int | None:
+    """Return the pid of the process whose lock would refuse us a write lock. The kernel ignores our own locks."""
+    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    return None if kind == fcntl.F_UNLCK else max(pid, NO_PID)  # -1: a lock that several processes share
+
+
+# -- chips -------------------------------------------------------------------------------------------------------------
+# A host's TPU chips, and the processes that hold them: those with libtpu's lock, or with a chip's device file open.
+#
+# Two things can't be seen from everywhere. Only root sees which files other users' processes have open: `Holders`
+# counts
+# the processes that could not be checked. A process outside our container shows only through its lock, without a pid.
+#
+# `find_holders` is not for a process that may use the chips itself: see `libtpu_lock`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,3 +219,98 @@ def _has_command(pid: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
         return command.read(1) != b""
     return False
+
+
+# -- chip release ------------------------------------------------------------------------------------------------------
+# Waits until a host's chips are free, and says in words why they are not. Ends no process.
+
+RELEASE_S = 2.0
+"""How long the kernel may take to get a chip back from a process that has ended."""
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class NotFree:
+    """Why a host's chips can't be used.
+
+    Attributes:
+        why: as part of a sentence about the host.
+        ours: whether only tasks of iris_ray hold the chips. The host is not blamed for that.
+    """
+
+    why: str
+    ours: bool = False
+
+
+def wait_until_free(devices: Devices, ledger: ProcessLedger, timeout_s: float = RELEASE_S) -> NotFree | None:
+    """Wait until no process holds the chips, for ``timeout_s`` seconds at most.
+
+    Removes a lock file that no process holds and that libtpu can't open. Other lock files stay.
+
+    Returns:
+        None if the chips are free; otherwise why they are not.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (holders := find_holders(devices, ledger)).seen:
+        if time.monotonic() > deadline:
+            return in_use(holders.seen, holders.hidden)
+        time.sleep(POLL_S)
+    return remove_if_it_blocks(devices.lock, ledger)
+
+
+def in_use(holders: Sequence[Holder], hidden: int = 0) -> NotFree:
+    """Return why the chips can't be used, and what to do.
+
+    Args:
+        holders: the processes that hold them.
+        hidden: how many processes could not be checked. Alone they are no reason: system services are among them.
+    """
+    unseen = f"; {hidden} processes of other users could not be checked" if hidden else ""
+    others = [holder for holder in holders if not holder.ours]
+    if not others:
+        why = f"its chips are held by {_listed(holders)}, which belongs to another task on it{unseen}"
+        return NotFree(why, ours=True)
+    return NotFree(
+        f"its chips are held by {_listed(others)}, which does not belong to iris_ray;"
+        f" end it if it is no longer needed{unseen}"
+    )
+
+
+def _listed(holders: Sequence[Holder]) -> str:
+    return ", ".join(str(holder) for holder in holders)
+
+
+def remove_if_it_blocks(lock: Path, ledger: ProcessLedger) -> NotFree | None:
+    """Remove a lock file that no process holds and that libtpu can't open, such as another user's of mode 0644.
+
+    Returns:
+        Why it can't be removed; None if libtpu can use the lock now.
+    """
+    if not blocks(lock):
+        return None
+    # A read lock keeps all processes from taking the file while it goes. Without it, a held file could be removed, and
+    # a second process could use the chips beside the first.
+    try:
+        descriptor = os.open(lock, TO_ASK)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            os.unlink(lock)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES) and (pid := lock_holder(lock)) is not None:
+            return in_use([describe(pid, ledger)])
+        return NotFree(
+            f"libtpu can't open {lock}, which belongs to {_owner(lock)}, and iris_ray can't remove it"
+            f" ({error.strerror}): if no process uses the chips, sudo rm {lock}"
+        )
+    return None
+
+
+def _owner(path: Path) -> str:
+    try:
+        return pwd.getpwuid(path.stat().st_uid).pw_name
+    except (OSError, KeyError):
+        return "another user"

@@ -13,25 +13,22 @@ from importlib import import_module
 
 from ray.actor import ActorHandle
 
-from iris_ray.actors.host.chip_release import NotFree
-from iris_ray.actors.host.chips import host_devices
-from iris_ray.actors.host.directories.host_directory import can_not_start, host_directory
-from iris_ray.actors.host.directories.local_directories import LocalDirectories
+from iris_ray.actors.calls.asking import Unfit
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.clocks import by_this_clock
+from iris_ray.actors.calls.host_stub import HostStub
+from iris_ray.actors.calls.liveness import HOST_UNASKED_S, Contact, HostWatch
+from iris_ray.actors.calls.pool_stub import PoolStub
+from iris_ray.actors.host.chips import NotFree, host_devices
+from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
+from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_preparation import HostPreparation
+from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.host.processes.tree import ProcessTree
-from iris_ray.actors.host.processes.watched_process import WatchedProcess
+from iris_ray.actors.host.process_tree import ProcessTree
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.wire.answers import Unfit
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.clocks import by_this_clock
-from iris_ray.actors.wire.contact import HOST_UNASKED_S, Contact
-from iris_ray.actors.wire.host_stub import HostStub
-from iris_ray.actors.wire.host_watch import HostWatch
-from iris_ray.actors.wire.messages import HostPlace, Progress
-from iris_ray.actors.wire.pool_stub import PoolStub
-from iris_ray.actors.wire.task_log import LastLines
+from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
@@ -255,9 +252,9 @@ class TPUHostActor:
 
     async def _watch_metadata(self) -> None:
         """Tell the pool what the host's metadata server announces and calls off."""
-        module = "iris_ray.actors.host.metadata_watch"
+        module = "iris_ray.actors.host.metadata"
         await asyncio.to_thread(import_module, module)  # imports aiohttp, slowly: not on the event loop
-        from iris_ray.actors.host.metadata_watch import MetadataWatch
+        from iris_ray.actors.host.metadata import MetadataWatch
 
         node_id = self._place.node_id
         await MetadataWatch(

@@ -5,14 +5,12 @@ import logging
 import subprocess
 import time
 
-from iris_ray.actors.host.chip_release import NotFree, wait_until_free
-from iris_ray.actors.host.chips import Devices
-from iris_ray.actors.host.directories.host_directory import host_directory
-from iris_ray.actors.host.output.log_files import logs_directory
-from iris_ray.actors.host.output.log_retention import prune
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.host.processes.reaper import start_reaper
-from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.host.chips import Devices, NotFree, wait_until_free
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.output.log_files import logs_directory, prune
+from iris_ray.actors.host.reaper import start_reaper
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray.actors.host.directories.host_directory import host_directory
-from iris_ray.actors.host.output.started_task import StartedTask
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.actors.host.output.redirect import StartedTask
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError
 
 DUMP_S = 20.0

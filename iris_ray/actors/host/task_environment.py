@@ -1,6 +1,11 @@
-"""The environment of a task process: which variables are set or removed, and which a process must start with."""
+"""The environment of a task process: its variables, what the raylet's environment says, and free ports."""
 
-from collections.abc import Mapping, Sequence
+import errno
+import random
+import socket
+from collections.abc import Collection, Mapping, Sequence
+
+import psutil
 
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
@@ -86,3 +91,61 @@ def task_environment(
         if name.startswith(MEGASCALE_PREFIX) and not (megascale and name in user_env):
             changes[name] = None  # set by a provider or an earlier attempt; a user may tune a multislice run
     return changes | megascale | info.to_env()
+
+
+# -- raylet environment ------------------------------------------------------------------------------------------------
+# The environment of the raylet that has started this process: what the machine or the pod says about itself.
+
+RAYLET = "raylet"
+
+
+def raylet_environment() -> dict[str, str]:
+    """Return the raylet's variables; none if this process was not started by a raylet, or may not read them."""
+    try:
+        above = psutil.Process().parents()  # `uv run` may stand between
+        return next((each.environ() for each in above if each.name() == RAYLET), {})
+    except (psutil.Error, OSError):
+        return {}
+
+
+# -- free ports --------------------------------------------------------------------------------------------------------
+# Free ports of a host, held until a task needs them.
+
+# Below Linux' default ephemeral range (32768 and up), where an outgoing connection may take a port at any moment, and
+# above Ray's default worker ports (10002-19999).
+PORTS = range(20_000, 32_768)
+MOST_REFUSALS = 1000
+"""Even if 99 of 100 ports are in use or forbidden, a free one is found by then."""
+
+
+def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.socket]:
+    """Return sockets that are bound to unused ports of this address, and do not listen.
+
+    Args:
+        address: an IP address of this host.
+        count: how many.
+        avoid: ports not to use.
+
+    Raises:
+        OSError: no port of this address can be bound, such as because it is another host's, or all are forbidden.
+    """
+    held: list[socket.socket] = []
+    refusals = 0
+    while len(held) < count:
+        port = random.choice(PORTS)
+        if port in avoid:
+            continue
+        candidate = socket.socket()
+        try:
+            candidate.bind((address, port))
+        except OSError as error:
+            candidate.close()
+            refusals += 1
+            passes = error.errno in (errno.EADDRINUSE, errno.EACCES)  # the latter: a rule of this host for this port
+            if not passes or refusals == MOST_REFUSALS:
+                for one in held:
+                    one.close()
+                raise
+        else:
+            held.append(candidate)
+    return held

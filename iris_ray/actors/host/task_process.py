@@ -14,26 +14,18 @@ from dataclasses import replace
 import psutil
 import ray
 
-from iris_ray.actors.host.chip_release import NotFree, in_use
-from iris_ray.actors.host.chips import describe, lock_file
-from iris_ray.actors.host.directories.host_directory import can_not_start, host_directory
-from iris_ray.actors.host.directories.local_directories import LocalDirectories
-from iris_ray.actors.host.exits.after_notice import flush_output
-from iris_ray.actors.host.exits.handlers import run_exit_handlers
-from iris_ray.actors.host.free_ports import hold_ports
-from iris_ray.actors.host.libtpu_lock import LockProbe
+from iris_ray.actors.calls.clocks import Moment
+from iris_ray.actors.calls.ray_internals import label_output
+from iris_ray.actors.host.chips import LockProbe, NotFree, describe, in_use, lock_file
+from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
+from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.redirect import redirect_output, wait_until_drained
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.host.processes.tree import mark_forks, stat_of
-from iris_ray.actors.host.raylet_environment import raylet_environment
-from iris_ray.actors.host.task_environment import task_environment
-from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
-from iris_ray.actors.host.user_code import import_all, run_function
-from iris_ray.actors.wire.clocks import Moment
-from iris_ray.actors.wire.messages import StandbyReady, TaskLaunch
-from iris_ray.actors.wire.payloads import with_stored_payload
-from iris_ray.actors.wire.ray_internals import label_output
-from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.host.process_tree import mark_forks, stat_of
+from iris_ray.actors.host.task_environment import hold_ports, raylet_environment, task_environment
+from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
+from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.payloads import with_stored_payload
+from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TOKEN_VARIABLE, TaskFiles, survive_notices
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 

@@ -2,35 +2,207 @@
 
 import asyncio
 import contextlib
+import json
 import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import psutil
 import ray
 from ray.actor import ActorHandle
 
-from iris_ray.actors.host.chip_release import wait_until_free
-from iris_ray.actors.host.chips import Devices
-from iris_ray.actors.host.containers.record import end_container
-from iris_ray.actors.host.directories.host_directory import host_directory
-from iris_ray.actors.host.exits.diagnosis import ProcessExit, diagnose
-from iris_ray.actors.host.exits.oom_kills import RecentOomKills
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.clocks import Moment
+from iris_ray.actors.calls.standby_stub import StandbyStub
+from iris_ray.actors.host.chips import Devices, wait_until_free
+from iris_ray.actors.host.containers import end_container
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.actors.host.exit_status import ProcessExit, RecentOomKills, WatchedProcess, diagnose
+from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
-from iris_ray.actors.host.processes.end_task import end_task
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.host.processes.tree import ProcessTree
-from iris_ray.actors.host.processes.watched_process import WatchedProcess
-from iris_ray.actors.host.task_notices import TaskNotices
-from iris_ray.actors.host.task_progress import TaskProgress
-from iris_ray.actors.host.task_signals import STACKS_SIGNAL
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.clocks import Moment
-from iris_ray.actors.wire.messages import Progress
-from iris_ray.actors.wire.standby_stub import StandbyStub
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.host.process_tree import ProcessTree, end_task
+from iris_ray.actors.protocol.messages import Progress
+from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
+from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
+from iris_ray.model.plain import LARGEST_INT
+
+# -- task notices ------------------------------------------------------------------------------------------------------
+# Delivers a notice to a task, as a file and a SIGTERM, and waits until the task has saved its state.
 
 logger = logging.getLogger(__name__)
+
+WRITE_AGAIN_S = 0.5
+SAVED_POLL_S = 0.02
+"""Seconds between two looks whether a task has saved its state; its gang moves once all tasks have."""
+LATE_ANSWER_S = 5.0
+"""Seconds after a notice's deadline after which a caller gets an answer in any case. It allows for hosts whose clocks
+differ; a caller that still wants to know asks again."""
+
+
+class TaskNotices:
+    """Tells one task about notices.
+
+    Args:
+        process: the task's process.
+        files: the files that the process and its host share.
+        has_started: whether user code has begun to run in the process. Before that it has no signal handler.
+        background: runs the delivery.
+    """
+
+    def __init__(
+        self,
+        process: WatchedProcess,
+        files: TaskFiles,
+        has_started: Callable[[], bool],
+        background: BackgroundTasks,
+    ) -> None:
+        self._process = process
+        self._files = files
+        self._has_started = has_started
+        self._background = background
+        self._latest: Notice | None = None
+        self._delivery: asyncio.Task[bool] | None = None
+        self._was_signalled = False
+
+    async def deliver(self, notice: Notice) -> bool:
+        """Tell the task, and return whether it has saved its state by the notice's deadline, or a moment later.
+
+        A new notice replaces the one before. The same notice is told once, however many callers wait for its answer.
+        """
+        if self._delivery is None or notice != self._latest:
+            if self._delivery is not None:
+                self._delivery.cancel()
+            self._latest = notice
+            self._delivery = self._background.start(self._tell(notice), "delivering a notice to a task")
+        delivery = self._delivery
+        await asyncio.wait({delivery}, timeout=max(0.0, notice.deadline - time.time()) + LATE_ANSWER_S)
+        return delivery.done() and not delivery.cancelled() and delivery.result()
+
+    async def _tell(self, notice: Notice) -> bool:
+        """Deliver a notice and wait until the task has saved its state or has ended; return whether it has saved."""
+        while not self._process.ended and not self._write(notice):
+            await self._process.wait_at_most(WRITE_AGAIN_S)
+        while not self._process.ended and not self._has_started():
+            await self._process.wait_at_most(SAVED_POLL_S)
+        if not self._was_signalled:  # a second signal would start a handler that is saving once more, within itself
+            self._was_signalled = True
+            self._process.signal(signal.SIGTERM)
+        while not self._process.ended and not os.path.exists(self._files.saved):
+            await self._process.wait_at_most(SAVED_POLL_S)
+        return os.path.exists(self._files.saved)
+
+    def _write(self, notice: Notice) -> bool:
+        """Return whether the notice could be written; the disk may be full now and have room later."""
+        try:
+            self._files.write_notice(notice)
+        except OSError as error:
+            logger.warning("the notice %s can't be written for now: %s", notice.reason, error)
+            return False
+        return True
+
+
+# -- task progress -----------------------------------------------------------------------------------------------------
+# Reads what a task has said of its progress in its files. A faulty disk, or odd content, is no reason to end a run.
+
+
+class TaskProgress:
+    """What a task says about itself, from before its first word on.
+
+    Args:
+        files: of its process.
+    """
+
+    def __init__(self, files: TaskFiles) -> None:
+        self._files = files
+        self._beat: float | None = None  # the time of the latest heartbeat's file, by the wall clock
+        self._beat_at = self._looked_at = time.monotonic()
+
+    def read(self) -> Progress:
+        """Return what it has last said."""
+        files = self._files
+        saved, status = os.path.exists(files.saved), files.read_status()
+        beat_at = _time_of(files.heartbeat)
+        step = None if beat_at is None else _step_in(_text_of(files.heartbeat))
+        marks = _marks(files, step, beat_at)
+        return Progress(self._age_of(beat_at), step, saved, status, marks)
+
+    def _age_of(self, beat_at: float | None) -> float | None:
+        """Return how many seconds ago the latest heartbeat was, though somebody may have set the wall clock since."""
+        now, before = time.monotonic(), self._looked_at
+        self._looked_at = now
+        if beat_at is None:
+            return None
+        if beat_at != self._beat:
+            age = min(max(0.0, time.time() - beat_at), now - before)  # at the look before, it was not there
+            self._beat, self._beat_at = beat_at, now - age
+        return now - self._beat_at
+
+
+def _marks(files: TaskFiles, step: int | None, beat_at: float | None) -> Marks:
+    began = _time_of(files.started)
+    if began is None:
+        return Marks()
+    steps: tuple[StepTime, ...] = ()
+    for line in _text_of(files.first_steps).splitlines():
+        first, _, at = line.partition(" ")
+        if len(steps) < 2 and (number := _step_in(first)) is not None and (time_s := _number(at)) is not None:
+            steps = with_step(steps, number, max(0.0, time_s - began))
+    if step is not None and beat_at is not None:
+        steps = with_step(steps, step, max(0.0, beat_at - began))
+    return Marks(steps, *_marked(_text_of(files.marked)))
+
+
+def _marked(text: str) -> tuple[dict[str, float], dict[str, float]]:
+    try:
+        before, during = (
+            {
+                name: number
+                for name, seconds in part.items()
+                if name in MARKS and (number := _number(seconds)) is not None
+            }
+            for part in json.loads(text)
+        )
+    except (ValueError, TypeError, AttributeError):
+        return {}, {}
+    return before, during
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _time_of(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _step_in(text: str) -> int | None:
+    number = _number(text)
+    return int(number) if number is not None and abs(number) < LARGEST_INT else None
+
+
+def _number(said: Any) -> float | None:
+    try:
+        number = float(said)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+# -- task watch --------------------------------------------------------------------------------------------------------
+
 
 DYING_S = 600.0
 """How long processes may take to end once they are killed: to give back hundreds of GB takes the kernel a minute."""

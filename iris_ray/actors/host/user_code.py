@@ -1,13 +1,134 @@
-"""Calls of user code in a task's process. Whatever it does becomes a value."""
+"""Calls of user code in a task's process. Whatever it does becomes a value that can be pickled."""
 
+import atexit
+import contextlib
+import errno
 import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Collection
+from typing import NoReturn
 
-from iris_ray.actors.host.exits.after_notice import means_saved, report_saved
-from iris_ray.actors.host.exits.result_pickling import exited, raised, returned
-from iris_ray.actors.wire.payloads import Payload, load
-from iris_ray.actors.wire.task_files import TaskFiles
-from iris_ray.model.outcomes import TaskEnd
+import ray
+from ray import cloudpickle
+
+from iris_ray.actors.calls.clocks import Moment
+from iris_ray.actors.host.exit_status import ProgramExit
+from iris_ray.actors.protocol.payloads import Payload, Rebuilt, load
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
+from iris_ray.model.outcomes import EndKind, TaskEnd
+
+# -- result pickling ---------------------------------------------------------------------------------------------------
+# From what the user's function did, returned, raised or exited, to a `TaskEnd` that can travel to the driver.
+
+MOST_RESULT_BYTES = 1 << 30
+MOST_ERROR_BYTES = 1 << 20
+"""A larger exception stays behind; its text travels."""
+
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""Numbers of errors that say that a disk is full, read-only or faulty."""
+
+
+def returned(result: object) -> TaskEnd:
+    """Return the end of a task whose function returned this. A result that can't travel makes it an error."""
+    what = f"the function returned a {type(result).__name__}"
+    try:
+        payload = cloudpickle.dumps(result)
+    except Exception as error:
+        return raised(ResultNotPicklableError(f"{what} that can't be pickled: {error}"))
+    if len(payload) > MOST_RESULT_BYTES:
+        size, most = (f"{count / 2**20:,.0f} MiB" for count in (len(payload), MOST_RESULT_BYTES))
+        return raised(ResultTooLargeError(f"{what} of {size}, and the limit is {most}; write it to files instead"))
+    return TaskEnd(EndKind.RETURNED, Moment.now(), payload, exit_code=0)
+
+
+def exited(stop: SystemExit) -> TaskEnd:
+    """Return the end of a task whose function called ``sys.exit``. Without a code or with 0, it counts as a return."""
+    if stop.code in (None, 0):
+        return TaskEnd(EndKind.RETURNED, Moment.now(), cloudpickle.dumps(None), exit_code=0)
+    code = stop.code if isinstance(stop.code, int) else 1  # as Python: anything else is printed, and the code is 1
+    if isinstance(stop, ProgramExit):
+        return TaskEnd(stop.kind, Moment.now(), error=stop.words, exit_code=code & 0xFF)
+    error = f"the function called sys.exit({stop.code!r})"
+    return TaskEnd(EndKind.EXITED, Moment.now(), error=error, exit_code=code & 0xFF)
+
+
+def raised(error: BaseException) -> TaskEnd:
+    """Return the end of a task whose function raised this."""
+    ended_at = Moment.now()
+    text = "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    payload = _pickled(error) if isinstance(error, Exception) else None
+    return TaskEnd(_kind(error), ended_at, payload, summary, text, exit_code=1)
+
+
+def _kind(error: BaseException) -> EndKind:
+    if isinstance(error, MemoryError):
+        return EndKind.OUT_OF_MEMORY
+    return EndKind.DISK_ERROR if isinstance(error, OSError) and error.errno in DISK_ERRORS else EndKind.RAISED
+
+
+def _pickled(error: Exception) -> bytes | None:
+    """Return the exception, pickled in a way that was tried out here; None if no way works."""
+    for travelling in (error, Rebuilt(error)):  # Rebuilt: for an __init__ that takes other arguments than it passes on
+        try:
+            payload: bytes = cloudpickle.dumps(travelling)
+            cloudpickle.dumps(cloudpickle.loads(payload))  # as Ray does where it arrives
+            return payload if len(payload) <= MOST_ERROR_BYTES else None
+        except Exception:
+            continue
+    return None
+
+
+# -- after notice ------------------------------------------------------------------------------------------------------
+# What a task process does when user code leaves with ``sys.exit`` after a notice: the task has saved its state.
+
+
+def means_saved(stop: SystemExit, files: TaskFiles) -> bool:
+    """Return whether this exit says that the task has saved its state: neither a success nor a failure.
+
+    After a notice that is so for an exit without a code or with 0, and for any exit that a SIGTERM handler raised. A
+    disk that can't tell of a notice changes nothing about an exit.
+    """
+    return os.path.exists(files.notice) and (stop.code in (None, 0) or _came_from_sigterm_handler(stop))
+
+
+def report_saved(files: TaskFiles) -> NoReturn:
+    """Say that the task has saved its state, once all threads have ended that an exit waits for.
+
+    One of them may be writing the checkpoint. If that takes too long, the notice's deadline ends the task.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the task already knows
+    threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does at exit; it ends idle thread pools, too
+    flush_output()
+    with contextlib.suppress(OSError):  # if the disk is full, the gang moves at the deadline
+        files.saved.touch()
+    while True:
+        time.sleep(60.0)
+
+
+def flush_output() -> None:
+    """Flush stdout and stderr, also if user code has closed or replaced them."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _came_from_sigterm_handler(stop: SystemExit) -> bool:
+    """Return whether the process's SIGTERM handler is in the traceback, as far as its code can be found."""
+    handler = signal.getsignal(signal.SIGTERM)
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    frames = traceback.walk_tb(stop.__traceback__)
+    return code is not None and any(frame.f_code is code for frame, _ in frames)
+
+
+# -- user code ---------------------------------------------------------------------------------------------------------
+# Calls of user code in a task's process. Whatever it does becomes a value.
 
 
 def run_function(function: Payload, files: TaskFiles) -> TaskEnd:
@@ -30,3 +151,18 @@ def import_all(modules: Collection[str]) -> str | None:
         except Exception as error:
             return f"preload={module!r} can't be imported: {type(error).__name__}: {error}"
     return None
+
+
+# -- handlers ----------------------------------------------------------------------------------------------------------
+# Exit handlers of user code. They run before Ray ends the process.
+
+
+def run_exit_handlers() -> None:
+    """Do what the interpreter does when it ends: wait for threads that are no daemons, then run exit handlers.
+
+    Ray would end all child processes first. Then a handler that talks to one, as experiment trackers do with the
+    process that uploads for them, would lose what it had to say.
+    """
+    atexit.unregister(ray.shutdown)  # the process stays connected until it exits
+    threading._shutdown()  # type: ignore[attr-defined]  # concurrent.futures ends its threads here
+    atexit._run_exitfuncs()

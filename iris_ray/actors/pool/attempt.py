@@ -11,23 +11,27 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
 from typing import Any
 
-from iris_ray.actors.pool.attempt_end import AttemptEnd, Ends, all_returned, judge_attempt, with_late_ends
-from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.attempt_shutdown import AttemptShutdown
-from iris_ray.actors.pool.evidence import gather_evidence
-from iris_ray.actors.pool.hang_watch import HangWatch
-from iris_ray.actors.pool.launch_preparation import Launch, prepare_launch
+from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.controller_client import ControllerClient
+from iris_ray.actors.calls.liveness import FailureDetector
+from iris_ray.actors.pool.attempt_end import (
+    AttemptEnd,
+    AttemptShutdown,
+    Ends,
+    all_returned,
+    gather_evidence,
+    judge_attempt,
+    with_late_ends,
+)
+from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.launch import Launch, prepare_launch
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
-from iris_ray.actors.pool.progress_watch import ProgressWatch
+from iris_ray.actors.pool.progress_watch import HangWatch, ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.pool.stop_request import StopRequest
-from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.failure_detector import FailureDetector
-from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, TaskLaunch
-from iris_ray.actors.wire.payloads import with_fetched_payload
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest, TaskLaunch
+from iris_ray.actors.protocol.payloads import with_fetched_payload
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, TaskEnd, TaskKey
 

@@ -1,14 +1,180 @@
 """How an attempt ended, and what is known of its tasks and hosts by then."""
 
-from collections.abc import Collection, Mapping
+import asyncio
+import time
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.evidence import Evidence
-from iris_ray.actors.pool.stop_request import StopRequest
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Gone, KilledForMemory, Unreachable
+from iris_ray.actors.calls.controller_client import ControllerClient
+from iris_ray.actors.calls.liveness import answers_unless_silent
+from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.model.notices import Notice
-from iris_ray.model.outcomes import DID_NOT_RUN, EndKind, Fault, HostEvidence, TaskEnd, TaskKey, TpuPreempted
+from iris_ray.model.outcomes import (
+    DID_NOT_RUN,
+    EndKind,
+    Fault,
+    HostEvidence,
+    ProviderWord,
+    TaskEnd,
+    TaskKey,
+    TpuPreempted,
+)
 from iris_ray.model.verdict import Verdict, judge_gang
+
+# -- evidence ----------------------------------------------------------------------------------------------------------
+# What is known about the hosts of an attempt that has ended: asked before anything is given back.
+
+ALONE_TIMEOUT_S = 1.0
+"""How long a host has to answer whose SliceActor does not."""
+CONTROLLER_AWAY_S = 10.0
+"""How long a verdict waits for a Controller that is being started anew: it knows of notices."""
+CONTROLLER_AGAIN_S = 0.5
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The state of every host.
+
+    Attributes:
+        hosts: by task.
+        suspects: hosts that did not answer, by node id, and why.
+        reachable: hosts that answer, or of which only a process is known to be gone.
+    """
+
+    hosts: dict[TaskKey, HostEvidence] = field(default_factory=dict)
+    suspects: dict[str, str] = field(default_factory=dict)
+    reachable: set[TaskKey] = field(default_factory=set)
+
+    @property
+    def lost_without_notice(self) -> set[TaskKey]:
+        return {key for key, host in self.hosts.items() if (host.lost or host.out_of_memory) and not host.draining}
+
+    @property
+    def bad_slices(self) -> set[int]:
+        """The slice is the unit of failure: one host lost or about to go, and it is worthless."""
+        bad = (key for key, host in self.hosts.items() if host.lost or host.draining or host.out_of_memory)
+        return {key.slice_id for key in bad}
+
+    @property
+    def draining(self) -> TaskKey | None:
+        """The first host that is about to go."""
+        return next((key for key, host in self.hosts.items() if host.draining), None)
+
+
+async def gather_evidence(
+    place: AttemptPlace,
+    slices: ReservedSlices,
+    controller: ControllerClient,
+    silent: Mapping[str, str],
+    silence_s: float,
+) -> Evidence:
+    """Ask every host whether it is there, and the Controller what it has heard about them.
+
+    Args:
+        place: the hosts.
+        slices, controller: are asked.
+        silent: slices whose SliceActor has stopped answering, and for how long; they are not asked.
+        silence_s: how long a host may take to answer; seconds.
+    """
+    names = place.names
+    heard, replies = await asyncio.gather(
+        _heard(controller, [host.node_id for hosts in place.order.slices for host in hosts]),
+        asyncio.gather(*(_asked(slices, name, silent, silence_s) for name in names)),
+    )
+    evidence = Evidence()
+    unexplained: dict[TaskKey, str] = {}
+    for slice_id, (hosts, (slice_silence, silences)) in enumerate(zip(place.order.slices, replies, strict=True)):
+        for host in hosts:
+            key, said = TaskKey(slice_id, host.host_index), heard.get(host.node_id, HostEvidence())
+            on_first = slice_silence if host.host_index == 0 else None
+            found = _HostReplies(said, silences[host.host_index], on_first)
+            evidence.hosts[key] = HostEvidence(found.lost, said.draining, out_of_memory=found.killed)
+            if found.is_reachable:
+                evidence.reachable.add(key)
+            if suspicion := found.suspicion:
+                evidence.suspects[host.node_id] = suspicion
+                if not said.draining:
+                    unexplained[key] = host.node_id
+    words = await _provider_words(controller, list(unexplained.values()))
+    for key, node_id in unexplained.items():
+        evidence.hosts[key] = replace(evidence.hosts[key], provider=words.get(node_id))
+    return evidence
+
+
+@dataclass(frozen=True, slots=True)
+class _HostReplies:
+    """What was learned about one host.
+
+    Attributes:
+        said: what the Controller has heard.
+        silence: why its own actor does not answer; None if it does.
+        slice_silence: why the SliceActor does not answer that runs there; None if it does, or none runs there.
+    """
+
+    said: HostEvidence
+    silence: Unreachable | None
+    slice_silence: Unreachable | None
+
+    @property
+    def is_reachable(self) -> bool:
+        return not self.said.lost and (self.silence is None or isinstance(self.silence, Gone))
+
+    @property
+    def killed(self) -> str | None:
+        """How Ray killed a process of ours for lack of memory, if it did; such a host is there."""
+        killed = (actor for actor in (self.slice_silence, self.silence) if isinstance(actor, KilledForMemory))
+        return next((actor.reason for actor in killed), None)
+
+    @property
+    def suspicion(self) -> str | None:
+        """Why the host is thought to be gone; None if it is not."""
+        silence = None if self.silence is None or self.killed is not None else self.silence.reason
+        return self.said.lost or silence
+
+    @property
+    def lost(self) -> str | None:
+        """Why the host is of no use to the gang: it may just have lost the SliceActor."""
+        if self.suspicion or self.slice_silence is None or self.killed is not None:
+            return self.suspicion
+        return self.slice_silence.reason
+
+
+async def _asked(
+    slices: ReservedSlices, name: str, silent: Mapping[str, str], silence_s: float
+) -> tuple[Unreachable | None, dict[int, Unreachable | None]]:
+    """Return why a slice's SliceActor does not answer, or None, and why each of its hosts counts as lost, or None."""
+    reply: dict[int, Unreachable | None] | Unreachable
+    if name in silent:
+        reply = Unreachable(f"slice {name} {silent[name]}")
+    else:
+        reply = await slices.stub(name).healthy(silence_s, timeout_s=silence_s + ANSWER_TIMEOUT_S)
+    if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
+        return reply, await slices.ask_hosts(name, ALONE_TIMEOUT_S)
+    return None, reply
+
+
+async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:
+    """Return what the Controller has heard about hosts; it may just be coming back."""
+    give_up_at = time.monotonic() + CONTROLLER_AWAY_S
+    while isinstance(word := await controller.evidence(node_ids), Unreachable):
+        if time.monotonic() > give_up_at:
+            return {}
+        await asyncio.sleep(CONTROLLER_AGAIN_S)
+    return word
+
+
+async def _provider_words(controller: ControllerClient, node_ids: list[str]) -> dict[str, ProviderWord]:
+    """Return what the provider says about hosts that were lost without notice, as far as it says anything."""
+    if not node_ids:
+        return {}
+    words = await controller.provider_words(node_ids)
+    return {} if isinstance(words, Unreachable) else words
+
+
+# -- attempt end -------------------------------------------------------------------------------------------------------
 
 FAULTS = {
     EndKind.CRASHED: Fault.CRASH,
@@ -152,3 +318,70 @@ def _refused(ends: Ends) -> dict[TaskKey, TaskEnd]:
     """Return the ends of tasks that their hosts can't take."""
     kinds = EndKind.HOST_UNFIT, EndKind.CHIPS_TAKEN
     return {key: end for key, end in ends.items() if end is not None and end.kind in kinds}
+
+
+# -- attempt shutdown --------------------------------------------------------------------------------------------------
+# Ending the tasks of an attempt, and which of its slices can't be used again after that.
+
+
+class AttemptShutdown:
+    """Ends the tasks of an attempt. What is not known to be clean after that is not used again.
+
+    Args:
+        place: whose tasks these are.
+        slices: end the tasks.
+        request: says how long exit handlers may run, and how long hosts may be silent.
+
+    Attributes:
+        hung: slices whose SliceActor has stopped answering, and for how long; they are not asked.
+    """
+
+    def __init__(self, place: AttemptPlace, slices: ReservedSlices, request: RunRequest) -> None:
+        self.hung: Mapping[str, str] = {}
+        self._place = place
+        self._slices = slices
+        self._request = request
+        self._lost: set[str] = set()  # slices that can't be used any more
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """What is given back at once: slices that can't be used any more, and the place on a host that others share."""
+        return tuple(sorted(self._lost)) if self._place.on_slices else self._place.names
+
+    def lose(self, names: Iterable[str]) -> None:
+        """Note that these slices can't be used any more."""
+        self._lost.update(names)
+
+    async def stop_all(self, reason: str | None) -> dict[TaskKey, TaskEnd]:
+        """End all tasks and wait until their processes are gone; return how each ended, as far as its host can say.
+
+        Args:
+            reason: why; None after success, to let exit handlers of user code run. A later call with a reason cuts that
+                short.
+        """
+        names = self._place.names
+        asked = [name for name in names if name in self._slices and name not in self.hung]
+        self.lose(self.hung)
+        stubs = {name: self._slices.stub(name) for name in asked}
+        grace = self._request.exit_grace if reason is None else 0.0
+        asks = {name: stub.stop(self._place.order.attempt, reason, grace) for name, stub in stubs.items()}
+        replies = await answers_unless_silent(asks, lambda name: stubs[name].ping(), self._request.silence_s)
+        ends: dict[TaskKey, TaskEnd] = {}
+        for name, reply in replies.items():
+            if isinstance(reply, (Unreachable, BaseException)):
+                self.lose([name])
+                continue
+            if None in reply.values():
+                self.lose([name])  # what is not known to be clean is not used again
+            slice_id = names.index(name)
+            ends |= {TaskKey(slice_id, host_index): end for host_index, end in reply.items() if end is not None}
+        return ends
+
+    async def end_leftovers(self, hosts: Collection[TaskKey]) -> None:
+        """End what runs on those hosts of lost slices, though a process of ours that should have done so is gone."""
+        place = self._place
+        left = {name: [key.host_index for key in hosts if place.name(key) == name] for name in sorted(self._lost)}
+        asks = (
+            self._slices.end_tasks(name, indexes) for name, indexes in left.items() if indexes and name in self._slices
+        )
+        await asyncio.gather(*asks)

@@ -8,27 +8,33 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ray import cloudpickle
+from ray.exceptions import RayTaskError
+
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt import Attempt, Phase
 from iris_ray.actors.pool.attempt_end import AttemptEnd
-from iris_ray.actors.pool.failure_error import failure_error
-from iris_ray.actors.pool.launch_preparation import LaunchFailed, silent_hosts
+from iris_ray.actors.pool.launch import LaunchFailed, silent_hosts
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.messages import AttemptOrder, JobView, RunRequest
-from iris_ray.actors.wire.payloads import Pickled
+from iris_ray.actors.protocol.messages import AttemptOrder, JobView, RunRequest
+from iris_ray.actors.protocol.payloads import Pickled, PickledError
 from iris_ray.errors import (
     ControllerUnavailableError,
     JobCancelledError,
     JobUnschedulableError,
     LaunchesFailedError,
     PreemptedTooManyTimesError,
+    RemoteUserError,
+    TaskCrashedError,
+    TaskOutOfMemoryError,
     TaskSetupError,
 )
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
-from iris_ray.model.outcomes import TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
+from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
+from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import (
     AttemptMarkedEvent,
     Event,
@@ -42,7 +48,30 @@ from iris_ray.state.events import (
     all_reached,
     attempt_over,
 )
-from iris_ray.state.retry_budget import MOST_FAILED_LAUNCHES
+
+# -- failure error -----------------------------------------------------------------------------------------------------
+# What a caller gets if a job has failed by itself.
+
+
+def failure_error(name: str, who: str, why: str, result: TpuResult) -> Exception:
+    """Return the error to raise.
+
+    Args:
+        name: what people call the job.
+        who: its id, or its task's.
+        why: which task was the first cause, and how it ended.
+        result: that task's outcome.
+    """
+    if isinstance(result, TpuRunError) and result.traceback:
+        payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
+        where = f"{why}\n{result.traceback}"  # which task it was, then its own traceback
+        error: Exception = RayTaskError(name, where, PickledError(payload))
+        return error
+    no_memory = isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY
+    return (TaskOutOfMemoryError if no_memory else TaskCrashedError)(f"job {who} failed: {why}")
+
+
+# -- gang run ----------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import ray
 
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.messages import AttemptOrder, RunRequest
+from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest
 from iris_ray.errors import InvalidRequestError, JobCancelledError, LimitReachedError, ResultsLostError
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import JobState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import Notice
 from iris_ray.state.events import JobCancelledEvent
 

@@ -4,12 +4,11 @@ import asyncio
 import logging
 import time
 
-from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.controller_client import ControllerClient
+from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.pool.stop_request import StopRequest
-from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.model.notices import Notice, NoticeKind
 
 logger = logging.getLogger(__name__)

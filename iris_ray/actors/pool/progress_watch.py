@@ -2,19 +2,186 @@
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
 
-from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.hang_watch import HangWatch
+from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.background import repeat
+from iris_ray.actors.calls.controller_client import ControllerClient
+from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.pool.stragglers import Speeds
-from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.background import repeat
-from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.messages import GangProgress, Progress
-from iris_ray.goodput.marks import Marks, with_step
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.outcomes import TaskKey
+from iris_ray.actors.protocol.messages import GangProgress, Progress
+from iris_ray.model.goodput import Marks, with_step
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuRunError
+
+# -- hang watch --------------------------------------------------------------------------------------------------------
+# Ending an attempt in which no task makes progress.
+
+STACKS_S = 1.0
+"""How long the stacks of a gang that hangs have to reach the logs."""
+LOOK_AT_MOST_S = 5.0
+
+
+class HangWatch:
+    """Sees how far the tasks of an attempt are, see `ProgressWatch`.
+
+    Args:
+        place: whose tasks these are.
+        slices: have the tasks print what they are doing.
+        notices: what they were told; to save takes time, too.
+        stop: is asked to end the attempt.
+        limit_s: seconds without progress of any task after which the attempt hangs; None: never.
+    """
+
+    def __init__(
+        self,
+        place: AttemptPlace,
+        slices: ReservedSlices,
+        notices: NoticeDelivery,
+        stop: StopRequest,
+        limit_s: float | None,
+    ) -> None:
+        self._place = place
+        self._slices = slices
+        self._notices = notices
+        self._stop = stop
+        self._limit = limit_s
+        self._progress_at = time.monotonic()
+        self._running: set[TaskKey] = set()
+
+    def progress_made(self) -> None:
+        """Count from now."""
+        self._progress_at = time.monotonic()
+
+    @property
+    def look_after_s(self) -> float:
+        """How often it has to see how far the tasks are, in seconds; infinite without a limit."""
+        return math.inf if self._limit is None else min(self._limit / 4, LOOK_AT_MOST_S)
+
+    async def is_over(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> bool:
+        """Return whether the attempt hangs. If so, it has been asked to end.
+
+        Args:
+            running: the tasks that have not returned.
+            progress: what those of them say whose hosts answer.
+        """
+        if self._limit is None:
+            return False
+        silence = self._silence(running, progress)
+        if not progress or silence <= self._limit:
+            return False
+        await self._end(progress, silence)
+        return True
+
+    def _silence(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> float:
+        """Return for how many seconds no task has made progress."""
+        now = time.monotonic()
+        beats = [now - max(0.0, p.age) for p in progress.values() if p.age is not None]
+        if self._running - running:  # a task that has returned has made progress
+            beats.append(now)
+        self._running = running
+        notice = self._notices.latest
+        if notice is not None and time.time() < notice.deadline and any(p.saved for p in progress.values()):
+            beats.append(now)  # the others may be waiting for those that have saved
+        self._progress_at = max([self._progress_at, *beats])
+        return now - self._progress_at
+
+    async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
+        last = min(progress, key=lambda key: _how_far(progress[key]))
+        attempt = self._place.order.attempt
+        dumps = (self._slices.stub(name).dump_stacks(attempt) for name in self._place.names)
+        await asyncio.gather(*dumps, return_exceptions=True)
+        await asyncio.sleep(STACKS_S)
+        reason = (
+            f"no task has made progress for {silence:.0f} s; the last is {self._place.in_words(last)},"
+            f" {_in_words(progress[last], progress)}. What each was doing is in its log"
+        )
+        self._stop.blame(last, TpuRunError(reason, kind=RunErrorKind.HANG), reason)
+
+
+def _how_far(progress: Progress) -> tuple[int, float]:
+    """A task that has never said anything is further behind than any that has."""
+    return -1 if progress.step is None else progress.step, -(progress.age or float("inf"))
+
+
+def _in_words(last: Progress, all_of_them: Mapping[TaskKey, Progress]) -> str:
+    steps = [progress.step for progress in all_of_them.values() if progress.step is not None]
+    where = "before its first heartbeat" if last.step is None and last.age is None else f"at step {last.step}"
+    return where + (f"; the furthest is at step {max(steps)}" if steps else "")
+
+
+# -- stragglers --------------------------------------------------------------------------------------------------------
+# Names the tasks of a gang that make fewer steps than the others.
+
+WINDOW_S = 60.0
+"""Over so long speeds are measured at least, and over twice as long at most."""
+FEWEST = 3
+"""A gang of fewer tasks has no median that says anything."""
+SLOW = 0.8
+"""A task that makes less than this share of the median's steps is a straggler."""
+MOST_NAMED = 5
+
+_Seen = tuple[int, float]
+"""A step, and when it began; seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A task that is slow.
+
+    Attributes:
+        task: its place.
+        steps_per_s: how fast it is.
+        median_per_s: how fast half of the tasks are at least.
+    """
+
+    task: TaskKey
+    steps_per_s: float
+    median_per_s: float
+
+
+class Speeds:
+    """How fast each task of an attempt makes steps."""
+
+    def __init__(self) -> None:
+        self._since: dict[TaskKey, tuple[_Seen, _Seen]] = {}  # where two windows began, the earlier one first
+        self._latest: dict[TaskKey, _Seen] = {}
+
+    def note(self, steps: Mapping[TaskKey, int], now: float) -> None:
+        """Take how far tasks are now.
+
+        Args:
+            steps: the latest step of each task that has named one.
+            now: seconds on any clock.
+        """
+        for key, step in steps.items():
+            _, later = self._since.setdefault(key, ((step, now), (step, now)))
+            self._latest[key] = step, now
+            if now >= later[1] + WINDOW_S:
+                self._since[key] = later, (step, now)
+
+    def stragglers(self) -> list[Straggler]:
+        """Return the slowest tasks, if some are clearly slower than the others; at most `MOST_NAMED`, slowest first."""
+        speeds = {key: self._speed(key) for key in self._latest}
+        known = {key: speed for key, speed in speeds.items() if speed is not None}
+        if len(known) < FEWEST:
+            return []
+        usual = median(known.values())
+        slow = sorted((speed, key.slice_id, key.host_index) for key, speed in known.items() if speed < SLOW * usual)
+        return [Straggler(TaskKey(slice_id, host), speed, usual) for speed, slice_id, host in slow[:MOST_NAMED]]
+
+    def _speed(self, key: TaskKey) -> float | None:
+        """Return the steps per second of a task; None as long as it was not watched for `WINDOW_S`."""
+        ((first, since), _), (latest, until) = self._since[key], self._latest[key]
+        return (latest - first) / (until - since) if until - since >= WINDOW_S else None
+
+
+# -- progress watch ----------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from ray.exceptions import RuntimeEnvSetupError
 
-from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks, repeat
+from iris_ray.actors.calls.liveness import FailureDetector
+from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice, SharedHosts
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
-from iris_ray.actors.pool.slice_crew import SharedHosts
 from iris_ray.actors.pool.slice_stub import SliceStub
-from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
-from iris_ray.actors.wire.background import BackgroundTasks, repeat
-from iris_ray.actors.wire.failure_detector import FailureDetector
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
 from iris_ray.state.events import Event, SliceReleasedEvent, TaskDispatchFailedEvent, attempt_over
 

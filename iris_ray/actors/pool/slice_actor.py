@@ -13,16 +13,15 @@ from typing import Any, TypeAlias
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
+from iris_ray.actors.calls.asking import SetupFailed, Unreachable, answer
+from iris_ray.actors.calls.clocks import Moment, by_this_clock
+from iris_ray.actors.calls.host_stub import HostStub
+from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
+from iris_ray.actors.calls.standby_stub import StandbyStub
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
-from iris_ray.actors.wire.answers import SetupFailed, Unreachable, answer
-from iris_ray.actors.wire.clocks import Moment, by_this_clock
-from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unless_silent
-from iris_ray.actors.wire.host_stub import HostStub
-from iris_ray.actors.wire.host_watch import HostWatch
-from iris_ray.actors.wire.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
-from iris_ray.actors.wire.payloads import with_fetched_payload
-from iris_ray.actors.wire.standby_stub import StandbyStub
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.payloads import with_fetched_payload
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
 

@@ -12,20 +12,58 @@ from typing import Any
 
 import ray
 
+from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.clocks import by_this_clock
+from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.job_run import JobRun
-from iris_ray.actors.pool.last_lines_relay import LastLinesRelay
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.clocks import by_this_clock
-from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.incarnations import take_incarnation
-from iris_ray.actors.wire.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
-from iris_ray.actors.wire.task_log import LastLines
+from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
+from iris_ray.actors.protocol.names import take_incarnation
+from iris_ray.actors.protocol.task_log import LastLines, LogId
 from iris_ray.errors import DeposedError, NotYetError
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.state.events import Event, MaintenanceCalledOffEvent, WorkerDrainedEvent
+
+# -- last lines relay --------------------------------------------------------------------------------------------------
+# The last lines of a pool's tasks, on their way to the Controller.
+
+GATHERED_S = 0.5
+"""What comes within this time goes to the Controller in one call."""
+
+
+class LastLinesRelay:
+    """Gathers what hosts report and passes it on in batches, beside all other work.
+
+    Args:
+        controller: gets it.
+    """
+
+    def __init__(self, controller: ControllerClient) -> None:
+        self._controller = controller
+        self._waiting: dict[LogId, LastLines] = {}
+        self._background = BackgroundTasks()
+        self._sending: asyncio.Task[None] | None = None
+
+    def take(self, last: LastLines) -> None:
+        """Pass these lines on soon, instead of older ones of the same attempt."""
+        self._waiting[last.log_id] = last
+        if self._sending is None or self._sending.done():
+            self._sending = self._background.repeat(self._send_batch, "sending the last lines of tasks")
+
+    async def _send_batch(self) -> bool:
+        """Send what comes within a moment. Return whether nothing is left to be sent."""
+        await asyncio.sleep(GATHERED_S)
+        batch, self._waiting = self._waiting, {}
+        reply = await self._controller.note_last_lines(list(batch.values()))
+        if isinstance(reply, Unreachable):
+            self._waiting = batch | self._waiting
+        return not self._waiting
+
+
+# -- slice pool manager ------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 

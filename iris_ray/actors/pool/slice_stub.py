@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Sequence
 
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Unreachable, answer
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
-from iris_ray.actors.wire.messages import Progress, SliceReady, TaskLaunch
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import Progress, SliceReady, TaskLaunch
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import iris_ray
-from iris_ray.actors.wire.status import WorkerStatus
-from iris_ray.cli.checks.findings import Finding, Level
-from iris_ray.cli.printing.words import counted, duration
+from iris_ray.actors.protocol.status import WorkerStatus
+from iris_ray.cli.printing import Finding, Level, counted, duration
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.workers import TPU_NAME, Worker, string_attribute
 from iris_ray.state.events import WorkerRegisteredEvent

@@ -4,10 +4,8 @@ import threading
 import warnings
 from collections.abc import Mapping
 
-from iris_ray.actors.host.chips import Devices, find_holders
-from iris_ray.actors.host.libtpu_lock import blocks
-from iris_ray.cli.checks.findings import Finding, Level
-from iris_ray.cli.printing.words import counted
+from iris_ray.actors.host.chips import Devices, blocks, find_holders
+from iris_ray.cli.printing import Finding, Level, counted
 
 CREDENTIALS_TIMEOUT_S = 3.0
 _CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.cli.checks import host_look
-from iris_ray.cli.checks.findings import Finding, Level
-from iris_ray.cli.printing.words import counted, one_line
+from iris_ray.cli.printing import Finding, Level, counted, one_line
 from iris_ray.model.workers import TPU
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import iris_ray
-from iris_ray.cli.checks.findings import Finding, Level
 from iris_ray.cli.checks.host_look import (
     METADATA_TIMEOUT_S,
     NO_NOTICES,
@@ -16,6 +15,7 @@ from iris_ray.cli.checks.host_look import (
     metadata_tells,
     metadata_variable,
 )
+from iris_ray.cli.printing import Finding, Level
 
 OLDEST_RAY, NEWEST_RAY = (2, 49), (2, 60)
 """The versions of Ray that iris_ray's use of private APIs was checked on."""

@@ -14,23 +14,21 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.host.containers.record import end_container
-from iris_ray.actors.host.exits.diagnosis import ProcessExit, diagnose
-from iris_ray.actors.host.free_ports import hold_ports
-from iris_ray.actors.host.task_environment import task_environment
+from iris_ray.actors.host.containers import end_container
+from iris_ray.actors.host.exit_status import ProcessExit, diagnose
+from iris_ray.actors.host.task_environment import hold_ports, task_environment
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.failure_error import failure_error
-from iris_ray.actors.pool.launch_plan import launch_plan
-from iris_ray.actors.wire.local_run import LocalRun
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, RunRequest, TaskLaunch
-from iris_ray.actors.wire.payloads import load
-from iris_ray.actors.wire.task_files import TaskFiles
-from iris_ray.client.callers_error import callers_error
+from iris_ray.actors.pool.gang_run import failure_error
+from iris_ray.actors.pool.launch import launch_plan
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, RunRequest, TaskLaunch
+from iris_ray.actors.protocol.payloads import load
+from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles
 from iris_ray.client.log_stream import print_line
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import VARIABLE, ModeKind
+from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidJobError
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
 from iris_ray.model.verdict import judge_gang
 from iris_ray.model.workers import TPU

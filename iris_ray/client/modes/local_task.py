@@ -4,11 +4,8 @@ import pickle
 import sys
 from pathlib import Path
 
-from iris_ray.actors.host.exits.after_notice import flush_output
-from iris_ray.actors.host.exits.result_pickling import raised
-from iris_ray.actors.host.user_code import import_all, run_function
-from iris_ray.actors.wire.local_run import LocalRun, write_whole
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.host.user_code import flush_output, import_all, raised, run_function
+from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
 from iris_ray.client.modes.local_process import end_with_parent
 from iris_ray.errors import TaskSetupError
 

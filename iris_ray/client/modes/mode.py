@@ -1,13 +1,214 @@
 """The mode of a run: what ``mode=``, ``simulate=`` and ``IRIS_RAY_MODE`` say."""
 
 import difflib
+import importlib.util
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from iris_ray.client.modes.fault_schedule import PlannedFault, parse_schedule
-from iris_ray.errors import InvalidModeError
+from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.payloads import INLINE_BYTES, load
+from iris_ray.errors import InvalidFunctionError, InvalidModeError, InvalidRequestError
+from iris_ray.model.topology import get_tpu_config
+
+# -- plan --------------------------------------------------------------------------------------------------------------
+# What validate checks beyond what every request is checked for, and the plan that it prints.
+
+
+def require_runnable(request: RunRequest) -> None:
+    """Check what can be checked on this machine.
+
+    Raises:
+        InvalidFunctionError: the function can't be unpickled.
+        InvalidRequestError: a module of ``preload`` is not there.
+    """
+    try:
+        load(request.pickled_function)
+    except Exception as error:
+        raise InvalidFunctionError(f"the function can't be unpickled: {type(error).__name__}: {error}") from error
+    for module in request.process.preload:
+        if not _exists(module):
+            raise InvalidRequestError(
+                f"preload holds {module!r}, and there is no such module here; install it, or leave it out"
+            )
+
+
+def plan_in_words(request: RunRequest) -> str:
+    """Return what the job asks for and how it would run on a cluster, a line for each part."""
+    return "\n".join([f"plan of {request.spec.job_id}", *(f"  {what:<12}{text}" for what, text in _parts(request))])
+
+
+def _parts(request: RunRequest) -> Iterator[tuple[str, str]]:
+    spec = request.spec
+    assert spec.device is not None, "a gang on slices has a type"
+    assert spec.coscheduling is not None, "and numbers of slices"
+    config, counts = get_tpu_config(spec.device), spec.coscheduling.num_groups
+    one_of = " or ".join(map(str, counts))
+    yield "slices", f"{one_of} of {config.name}, each of {config.vm_count} hosts with {config.chips_per_vm} chips"
+    most = max(counts)
+    on = f"{most} slice{'s' * (most > 1)}"
+    yield "tasks", f"{most * spec.replicas} on {on}, one process on each host, all or none"
+    for slice_id in range(min(most, 8)):
+        first = slice_id * spec.replicas
+        yield "", f"slice {slice_id}: tasks {first} to {first + spec.replicas - 1}"
+    if most > 8:
+        yield "", "…"
+    yield "retries", f"{spec.max_retries_failure:,} after failures, {spec.max_retries_preemption:,} after lost hosts"
+    yield "queue", f"user {spec.user}, band {spec.priority.name}"
+    yield "spares", str(spec.spares)
+    if others := {name: amount for name, amount in spec.resources.items() if name != "TPU"}:
+        yield "each task", ", ".join(f"{amount:g} {name}" for name, amount in others.items())
+    yield "hosts", "; ".join(map(str, spec.constraints))
+    if spec.preferences:
+        yield "preferred", "; ".join(map(str, spec.preferences))
+    if spec.tolerations:
+        yield "tolerates", ", ".join(spec.tolerations)
+    size = len(request.pickled_function) if isinstance(request.pickled_function, bytes) else 0
+    travels = "once to each node" if size > INLINE_BYTES else "with each launch"
+    yield "function", f"{spec.name}, {size:,} bytes, travels {travels}"
+    env = {**request.env, **request.process.runtime_env.get("env_vars", {})}
+    if env:
+        yield "variables", ", ".join(sorted(env))
+    if parts := sorted(set(request.process.runtime_env) - {"env_vars"}):
+        yield "runtime_env", ", ".join(parts)
+    if request.process.preload:
+        yield "preload", ", ".join(request.process.preload)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package that it would be in
+        return False
+
+
+# -- fault schedule ----------------------------------------------------------------------------------------------------
+# What is to happen to a simulated cluster, and when: ``"kill slice 0 after 30s, add slice after 2m"``. Pure.
+
+FORMS = (
+    "kill slice SLICE after TIME",
+    "kill host HOST of slice SLICE after TIME",
+    "preempt slice SLICE after TIME",
+    "preempt slice SLICE after TIME with NOTICE notice",
+    "freeze host HOST of slice SLICE after TIME",
+    "thaw host HOST of slice SLICE after TIME",
+    "add slice after TIME",
+)
+LOSSES = frozenset({"kill", "preempt", "freeze"})
+"""What costs a slice; a new one then takes its place."""
+LONGEST_S = 365 * 24 * 3600.0
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TIME = r"\d+(?:\.\d+)?\s?(?:ms|s|m|h)\b"
+_WITHOUT_UNIT = re.compile(r"((?:after|with) \d+(?:\.\d+)?)(?= notice|$| with)")
+_VALUES = {"SLICE": r"\d{1,6}", "HOST": r"\d{1,6}", "TIME": _TIME, "NOTICE": _TIME}
+_USUAL = {"SLICE": "0", "HOST": "0", "TIME": "30s", "NOTICE": "10s"}
+_PLACE = re.compile("|".join(_VALUES))
+_PATTERNS = [re.compile(_PLACE.sub(lambda m: f"(?P<{m[0]}>{_VALUES[m[0]]})", form)) for form in FORMS]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One thing that is to happen.
+
+    Attributes:
+        text: as the user wrote it.
+        action: the first word: kill, preempt, freeze, thaw or add.
+        after_s: seconds after the job has first run.
+        slice_number: which slice, in the order in which they were started; None for add.
+        host: which host of it; None for all.
+        notice_s: of a preemption; 0 without.
+    """
+
+    text: str
+    action: str
+    after_s: float
+    slice_number: int | None = None
+    host: int | None = None
+    notice_s: float = 0.0
+
+
+def parse_schedule(source: str, schedule: str) -> tuple[PlannedFault, ...]:
+    """Return the faults, separated by commas, in the order in which they happen.
+
+    Args:
+        source: where it is written, for messages.
+        schedule: such as ``"kill slice 0 after 30s, preempt slice 1 after 1m with 10s notice"``; empty: none.
+
+    Raises:
+        InvalidModeError: there is no such fault; the message has the nearest.
+    """
+    if not isinstance(schedule, str):
+        raise InvalidModeError(f'{source} is {schedule!r}; give faults, such as "kill slice 0 after 30s"')
+    texts = [" ".join(text.lower().split()) for text in schedule.split(",")]
+    faults = [_parse(source, text) for text in texts if text]
+    return tuple(sorted(faults, key=lambda fault: fault.after_s))
+
+
+def require_possible(faults: Sequence[PlannedFault], slices: int, hosts: int) -> None:
+    """Refuse faults of slices and hosts that there won't be.
+
+    Args:
+        faults: in the order in which they happen.
+        slices: how many there are at the start.
+        hosts: how many each has.
+
+    Raises:
+        InvalidModeError: the first fault that can't happen.
+    """
+    for fault in faults:
+        if fault.slice_number is not None and fault.slice_number >= slices:
+            raise InvalidModeError(f"{fault.text!r}: by then there are only the slices 0 to {slices - 1}")
+        if fault.host is not None and fault.host >= hosts:
+            raise InvalidModeError(f"{fault.text!r}: a slice has the hosts 0 to {hosts - 1}")
+        slices += fault.action in LOSSES or fault.action == "add"
+
+
+def _parse(source: str, text: str) -> PlannedFault:
+    found = _match(text)
+    if found is None:
+        in_seconds = _WITHOUT_UNIT.sub(r"\1s", text)
+        if _match(in_seconds):
+            raise InvalidModeError(f"{source}: {text!r} lacks the unit of a time; did you mean {in_seconds!r}?")
+        raise InvalidModeError(f"{source}: there is no fault {text!r}; did you mean {_nearest(text)!r}?")
+    values = found.groupdict()
+    number, host, notice = values.get("SLICE"), values.get("HOST"), values.get("NOTICE")
+    after_s, notice_s = _seconds(values["TIME"]), _seconds(notice) if notice else 0.0
+    if max(after_s, notice_s) > LONGEST_S:
+        raise InvalidModeError(f"{source}: {text!r} has a time of more than a year; give a shorter one")
+    return PlannedFault(
+        text,
+        text.split()[0],
+        after_s,
+        None if number is None else int(number),
+        None if host is None else int(host),
+        notice_s,
+    )
+
+
+def _match(text: str) -> re.Match[str] | None:
+    return next(filter(None, (pattern.fullmatch(text) for pattern in _PATTERNS)), None)
+
+
+def _seconds(written: str) -> float:
+    found = re.fullmatch(r"([\d.]+)\s?(\w+)", written)
+    assert found is not None, "the pattern has seen it"
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def _nearest(text: str) -> str:
+    """Return the form that is most like this text, with the values that the text has."""
+    slices, hosts, times = re.findall(r"slice (\d+)", text), re.findall(r"host (\d+)", text), re.findall(_TIME, text)
+    values = {"SLICE": slices[:1], "HOST": hosts[:1], "TIME": times[:1], "NOTICE": times[1:2]}
+    verbs = difflib.get_close_matches(text.partition(" ")[0], [form.partition(" ")[0] for form in FORMS], n=1)
+    forms = [form for form in FORMS if form.startswith(tuple(verbs))] or FORMS
+    filled = [_PLACE.sub(lambda m: (values[m[0]] or [_USUAL[m[0]]])[0], form) for form in forms]
+    return difflib.get_close_matches(text, filled, n=1, cutoff=0.0)[0]
+
+
+# -- mode --------------------------------------------------------------------------------------------------------------
 
 VARIABLE = "IRIS_RAY_MODE"
 

@@ -12,7 +12,57 @@ from google.rpc import status_pb2
 
 from iris_ray.errors import UnknownTPUTypeError
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.testing.cloud_tpu_server.refusal import Refusal
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+# Failures and delays of the API that a test asks for.
+
+
+@dataclass(slots=True)
+class Fault:
+    """What happens to the next calls of a method (``*``: of all methods)."""
+
+    method: str
+    times: int
+    delay_s: float = 0.0
+    code: grpc.StatusCode | None = None
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults to come; not thread-safe."""
+
+    _faults: list[Fault] = field(default_factory=list)
+
+    def add(self, fault: Fault) -> None:
+        self._faults.append(fault)
+
+    def clear(self) -> None:
+        self._faults.clear()
+
+    def take(self, method: str) -> Fault | None:
+        """Return the fault that this call of a method meets, or None. It counts as one of its ``times``."""
+        for fault in self._faults:
+            if fault.method in (method, "*"):
+                fault.times -= 1
+                if fault.times <= 0:
+                    self._faults.remove(fault)
+                return fault
+        return None
+
+
+# -- refusal -----------------------------------------------------------------------------------------------------------
+# How the API refuses a request.
+
+
+class Refusal(Exception):
+    """The status that answers a call instead of a result."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+# -- zone --------------------------------------------------------------------------------------------------------------
 
 State = tpu_v2.QueuedResourceState.State
 Initiator = tpu_v2.QueuedResourceState.StateInitiator

@@ -11,8 +11,8 @@ import pytest
 import ray
 
 import iris_ray.levanter
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.goodput.kinds import TimeKind
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.model.goodput import TimeKind
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import EXAMPLES
 from tests.support.waiting import wait_until

@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from iris_ray.actors.host.processes import reaper
+from iris_ray.actors.host import reaper
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import Disturbances
 from tests.proofs.chaos.jobs import Running, runs

@@ -14,8 +14,8 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from iris_ray import release, run_on_pod_ray
-from iris_ray.actors.host.processes.ledger import EXCLUSIVE
-from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
+from iris_ray.actors.host.ledger import EXCLUSIVE
+from iris_ray.actors.protocol.names import PLACEMENT_GROUP_PREFIX
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import KnownAttempt, check_steps, overlaps
 from tests.proofs.chaos.faults import Faults

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from iris_ray.actors.host.chip_release import NotFree
+from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
 from tests.support.virtual_cluster import VirtualCluster

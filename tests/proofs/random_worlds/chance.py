@@ -7,7 +7,7 @@ from typing import Any
 
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
-from iris_ray.simulation.jobs import SimulatedJob, slice_spec, tasks_spec
+from iris_ray.study.jobs import SimulatedJob, slice_spec, tasks_spec
 
 OP = ConstraintOp
 TPU_TYPES = ("v4-8", "v4-16", "v4-32", "v5litepod-16")

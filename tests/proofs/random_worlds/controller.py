@@ -9,16 +9,15 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError
 
+from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.corrupt_records import CorruptRecords
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.pool_registry import PoolRegistry
-from iris_ray.actors.wire.messages import AttemptOrder, PoolView
-from iris_ray.actors.wire.pool_stub import PoolStub
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import AttemptOrder, PoolView
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (

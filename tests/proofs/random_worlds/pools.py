@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import TPU
 from iris_ray.scheduler.planner import Placement
-from iris_ray.simulation.pools import Attempt, SimulatedPools
 from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptEndConfirmedEvent, Event
 from iris_ray.state.instructions import Instructions, StopAttempt
+from iris_ray.study.pools import Attempt, SimulatedPools
 
 
 class Pools(SimulatedPools):

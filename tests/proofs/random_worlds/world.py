@@ -9,22 +9,19 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller import pool_registry, recovery, write_ahead_log
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.set_aside import SetAsideJobs
-from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand, SpareFor, SparePurpose
 from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.scheduler.planner import Placement, Planner
-from iris_ray.simulation import Simulation
-from iris_ray.simulation.hosts import SimulatedHosts
-from iris_ray.simulation.timings import Timings
 from iris_ray.state import ControllerState, job_table, records
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -47,6 +44,9 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
+from iris_ray.study import Simulation
+from iris_ray.study.agenda import Timings
+from iris_ray.study.hosts import SimulatedHosts
 from tests.proofs.random_worlds.chance import CPUS, draw_fleet, draw_job
 from tests.proofs.random_worlds.controller import (
     Background,

@@ -15,8 +15,7 @@ from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import group_name
-from iris_ray.state.past_usage import PastUsage
-from iris_ray.state.user_limits import Account, UserLimits
+from iris_ray.state.user_limits import Account, PastUsage, UserLimits
 from tests.proofs.reference.constraints import is_an_error, is_hopeless, is_met
 from tests.proofs.reference.jobs import counts, is_extra, needs, oldest, uses_chips
 from tests.proofs.reference.workers import is_complete, lack, place, suits, value_of

@@ -7,12 +7,12 @@ import pytest
 from ray.exceptions import RayTaskError
 
 import iris_ray
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller import bootstrap
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
-from iris_ray.cli.exits import FAILED, NO_CLUSTER
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.cli.conventions import FAILED, NO_CLUSTER
 from iris_ray.errors import ControllerUnavailableError, VersionMismatchError
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess

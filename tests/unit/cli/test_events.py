@@ -1,6 +1,6 @@
 """``iris-ray events``: what it tells about the real Controller's jobs."""
 
-from iris_ray.cli.exits import USAGE
+from iris_ray.cli.conventions import USAGE
 from tests.support.controller_in_process import ControllerInProcess
 
 

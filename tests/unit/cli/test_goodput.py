@@ -5,9 +5,9 @@ import io
 
 import pytest
 
-from iris_ray.actors.controller import controller_process, shared_records
+from iris_ray.actors.controller import controller_process, journal
 from iris_ray.actors.pool import progress_watch
-from iris_ray.cli.exits import USAGE
+from iris_ray.cli.conventions import USAGE
 from iris_ray.state import job_table
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -95,7 +95,7 @@ def test_sums_of_forgotten_jobs_stay_and_survive_a_restart(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
-    monkeypatch.setattr(shared_records, "USAGE_EVERY_S", 0.0)
+    monkeypatch.setattr(journal, "USAGE_EVERY_S", 0.0)
     world.succeed(world.start("of-bob", user="bob"))
     for number in range(3):
         trained(world, f"train-{number}")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from iris_ray.actors.calls import ray_internals
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
-from iris_ray.actors.wire import ray_internals
-from iris_ray.cli.exits import FAILED, USAGE
+from iris_ray.cli.conventions import FAILED, USAGE
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 

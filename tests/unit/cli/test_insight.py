@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.exits import USAGE
+from iris_ray.cli.conventions import USAGE
 from iris_ray.client import inspection
 from tests.support.command_line import address_of_nobody, invoke
 from tests.support.controller_in_process import ControllerInProcess

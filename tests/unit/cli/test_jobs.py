@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.controller import user_calls
-from iris_ray.actors.wire import controller_connection
-from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import CTRL_C, Terminal

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from iris_ray.cli.exits import USAGE
+from iris_ray.cli.conventions import USAGE
 from iris_ray.errors import LimitReachedError
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess

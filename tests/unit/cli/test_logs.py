@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_ray.cli.exits import INTERRUPTED, OK, USAGE
+from iris_ray.cli.conventions import INTERRUPTED, OK, USAGE
 from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until

@@ -10,18 +10,15 @@ from click.testing import CliRunner, Result
 from google.cloud import tpu_v2
 from ray.exceptions import GetTimeoutError, RaySystemError
 
-from iris_ray.cli import provisioner as provisioner_module
+from iris_ray.cli import provision as provisioner_module
 from iris_ray.cli.main import main
-from iris_ray.cli.provision import startup_script
-from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
+from iris_ray.cli.provision import Jobs, Provisioner, joined_slices, startup_script
 from iris_ray.cloud.cloud_tpu import CloudTpu
-from iris_ray.cloud.provisioning import Joined, Settings
-from iris_ray.cloud.queued_slices import OWNER_LABEL, NewSlice
-from iris_ray.cloud.startup_script import HEAD_MARK, STARTUP_SCRIPT
+from iris_ray.cloud.provisioning import HEAD_MARK, OWNER_LABEL, STARTUP_SCRIPT, Joined, NewSlice, Settings
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, NotPermittedError, ProviderError
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
-from tests.unit.actors.wire.test_slices import host
+from tests.unit.actors.protocol.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
 TYPE = "v6e-16"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.exits import OK, USAGE
+from iris_ray.cli.conventions import OK, USAGE
 from tests.support.command_line import invoke
 from tests.support.dashboard import Dashboard, served
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec, PriorityBand
 from iris_ray.model.lifecycle import JobState

@@ -16,10 +16,18 @@ import click
 import pytest
 
 from iris_ray import testing
-from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE, errors_as_lines, exit_code
-from iris_ray.cli.groups import OTHER_NAMES
+from iris_ray.cli.conventions import (
+    FAILED,
+    INTERRUPTED,
+    NO_CLUSTER,
+    OK,
+    OTHER_NAMES,
+    USAGE,
+    confirm,
+    errors_as_lines,
+    exit_code,
+)
 from iris_ray.cli.main import SECTIONS, main
-from iris_ray.cli.questions import confirm
 from iris_ray.cli.selftest import SelfTest
 from iris_ray.client import run_on_pod
 from iris_ray.client.modes.mode import Mode, ModeKind

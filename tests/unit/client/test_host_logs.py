@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.host.output.log_reader import LogReader
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.task_log import LogPosition
+from iris_ray.actors.protocol.task_log import LogPosition
 from iris_ray.client import host_logs as module
 from iris_ray.client.host_logs import HostLogs, host_logs
 from iris_ray.errors import UnknownNameError

@@ -7,16 +7,16 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray import IrisClient
-from iris_ray.actors.wire.messages import HOST_SILENCE_S, NO_OWNER_YET, TaskLaunch
-from iris_ray.cli.exits import USAGE
-from iris_ray.client.environment_limits import MAX_VARIABLE_BYTES
+from iris_ray.actors.protocol.messages import HOST_SILENCE_S, NO_OWNER_YET, TaskLaunch
+from iris_ray.cli.conventions import USAGE
 from iris_ray.client.job_request import host_silence_s, make_request, standbys_wanted
 from iris_ray.client.placement import placement_of
+from iris_ray.client.remote_options import MAX_VARIABLE_BYTES
 from iris_ray.errors import InvalidJobError, InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.multislice import MultisliceInfo
-from iris_ray.model.resources import ResourceSpec
+from iris_ray.model.requirement import ResourceSpec
 from iris_ray.model.topology import get_tpu_config
 from tests.support.command_line import address_of_nobody, invoke
 from tests.support.requests import hello, pod_request, remote, task_request

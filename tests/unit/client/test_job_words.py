@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from iris_ray.actors.wire.status import JobStatus
-from iris_ray.client.job_words import job_in_words
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.client.job_progress import job_in_words
 from iris_ray.model.lifecycle import JobState, TaskState
-from tests.unit.cli.printing.test_tables import WAITING, job_status
+from tests.unit.cli.test_printing import WAITING, job_status
 
 LOST = "host v4-16-0/1 was lost"
 RUNNING = job_status(state=JobState.RUNNING, tasks={TaskState.RUNNING: 4}, groups=("v4-16-0", "v4-16-1"))

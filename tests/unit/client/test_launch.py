@@ -8,9 +8,9 @@ import pytest
 import ray
 from ray.exceptions import ObjectStoreFullError
 
-from iris_ray.actors.wire.messages import RunRequest
-from iris_ray.actors.wire.payloads import INLINE_BYTES
-from iris_ray.client import client, detached_job
+from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.payloads import INLINE_BYTES
+from iris_ray.client import caller_pool, client
 from iris_ray.client.caller_pool import CallerPool, pool_of_this_process
 from iris_ray.client.job_request import make_pod_request
 
@@ -42,8 +42,8 @@ def launch(monkeypatch: pytest.MonkeyPatch, pool: InterruptedPool, request: RunR
     monkeypatch.setattr(client, "require_cluster", lambda: None)
     monkeypatch.setattr(pool_of_this_process, "submit", lambda _: (pool.results("run"), pool))
     monkeypatch.setattr(ray, "cancel", pool.cancel)
-    monkeypatch.setattr(detached_job, "PoolActor", actor)
-    monkeypatch.setattr(detached_job, "PoolClient", lambda _: pool)
+    monkeypatch.setattr(caller_pool, "PoolActor", actor)
+    monkeypatch.setattr(caller_pool, "PoolClient", lambda _: pool)
     client.launch(request, detached)
 
 
@@ -99,8 +99,8 @@ def test_detached_job_with_a_large_environment_does_not_depend_on_its_caller(
     begun: list[RunRequest] = []
     actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made_with.append))
     pool = SimpleNamespace(begin=begun.append, results=lambda _: None)
-    monkeypatch.setattr(detached_job, "PoolActor", actor)
-    monkeypatch.setattr(detached_job, "PoolClient", lambda _: pool)
-    detached_job.submit_detached(request)
+    monkeypatch.setattr(caller_pool, "PoolActor", actor)
+    monkeypatch.setattr(caller_pool, "PoolClient", lambda _: pool)
+    caller_pool.submit_detached(request)
     assert made_with == [request if kept else None]
     assert begun == ([] if kept else [request])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from iris_ray import RayJobConfig, RayJobs, submit_tpu_job_on_ray
-from iris_ray.actors.wire import ray_internals
-from iris_ray.client.ray_job_config import read_env_file
+from iris_ray.actors.calls import ray_internals
+from iris_ray.client.ray_jobs import read_env_file
 from iris_ray.errors import (
     InvalidRequestError,
     NoClusterError,

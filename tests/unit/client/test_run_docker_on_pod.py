@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from iris_ray import run_docker_on_pod
-from iris_ray.actors.wire.messages import RunRequest
-from iris_ray.actors.wire.payloads import load
+from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.payloads import load
 from iris_ray.client import run_docker_on_pod as module
 from iris_ray.errors import InvalidModeError, InvalidRequestError, TaskCrashedError, UnknownTPUTypeError
-from iris_ray.model.container import ContainerSpec
+from iris_ray.model.job_spec import ContainerSpec
 from tests.support.containers import a_stand_in
 
 

@@ -13,11 +13,10 @@ import pytest
 from google.api_core import exceptions
 from google.cloud import tpu_v2
 
-from iris_ray.cloud import provider_words
-from iris_ray.cloud.cloud_tpu import CloudTpu, Patience, cloud_tpu_of
+from iris_ray.cloud import cloud_tpu
+from iris_ray.cloud.cloud_tpu import WORD_TIMEOUT_S, CloudTpu, Patience, ProviderWords, cloud_tpu_of
 from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
-from iris_ray.cloud.provider_words import WORD_TIMEOUT_S, ProviderWords
-from iris_ray.cloud.queued_slices import NewSlice, QueuedState, request_id
+from iris_ray.cloud.provisioning import NewSlice, QueuedState, request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
@@ -290,7 +289,7 @@ def test_words_do_not_wait_for_credentials_either(monkeypatch: pytest.MonkeyPatc
     for variable in ("GOOGLE_APPLICATION_CREDENTIALS", "NO_GCE_CHECK"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-    monkeypatch.setattr(provider_words, "WORD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(cloud_tpu, "WORD_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{silent.getsockname()[1]}")

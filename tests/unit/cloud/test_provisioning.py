@@ -10,15 +10,18 @@ from iris_ray.cloud.history import History
 from iris_ray.cloud.provisioning import (
     BROKEN_S,
     JOIN_S,
+    OWNER_LABEL,
     Action,
     Create,
     Delete,
     Joined,
+    QueuedSlice,
+    QueuedState,
     Settings,
     Wait,
     plan,
+    request_id,
 )
-from iris_ray.cloud.queued_slices import OWNER_LABEL, QueuedSlice, QueuedState, request_id
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.topology import get_tpu_config

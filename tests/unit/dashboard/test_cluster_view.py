@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.pool import attempt
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.messages import GangProgress, PoolProcess
-from iris_ray.actors.wire.overview import Changes, Position
+from iris_ray.actors.protocol.messages import GangProgress, PoolProcess
+from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.dashboard.cluster_view import ClusterView
-from iris_ray.dashboard.tables import Diff
-from iris_ray.model.ids import AttemptId
+from iris_ray.dashboard.rows import Diff
 from iris_ray.model.job_spec import PriorityBand
-from iris_ray.model.lifecycle import JobState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 

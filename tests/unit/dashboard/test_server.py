@@ -16,9 +16,9 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import PAGE
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.status import PAGE
+from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
 from iris_ray.dashboard import place
 from iris_ray.dashboard.access import COOKIE, is_loopback, require_token
 from iris_ray.dashboard.job_pages import SHARED_S

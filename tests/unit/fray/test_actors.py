@@ -12,9 +12,9 @@ import pytest
 import ray
 
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
-from iris_ray.fray import actor_group, actor_handle
-from iris_ray.fray.actor_call import ActorAddress, require_no_tls
-from iris_ray.fray.actor_handle import ActorHandle, InProcess
+from iris_ray.fray import actor_handle
+from iris_ray.fray import actor_handle as actor_group
+from iris_ray.fray.actor_handle import ActorAddress, ActorHandle, InProcess, require_no_tls
 from iris_ray.fray.actor_server import ActorServer
 from tests.support.waiting import wait_until
 
@@ -127,7 +127,7 @@ def test_as_many_methods_run_at_a_time_as_is_said(server: ActorServer) -> None:
 def test_private_methods_are_not_served(handle: ActorHandle) -> None:
     with pytest.raises(AttributeError):
         handle._secret()
-    from iris_ray.fray.actor_call import pack_call, unpack_answer
+    from iris_ray.fray.actor_handle import pack_call, unpack_answer
 
     with pytest.raises(AttributeError, match="underscore"):
         unpack_answer(handle._call(pack_call("_secret", (), {}))[0].result())

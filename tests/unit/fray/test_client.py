@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import UnknownNameError
-from iris_ray.fray.actor_group import ActorGroup
-from iris_ray.fray.actor_handle import ActorFuture, ActorMethod
+from iris_ray.fray.actor_handle import ActorFuture, ActorGroup, ActorMethod
 from iris_ray.fray.client import Client
 from iris_ray.fray.current import as_current_client
 from iris_ray.fray.job_handle import JobHandle

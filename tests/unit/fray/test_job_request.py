@@ -10,8 +10,7 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnsupportedOptionError
-from iris_ray.fray.entrypoint import Command, InTask
-from iris_ray.fray.job_request import band_of, fray_request
+from iris_ray.fray.job_request import Command, InTask, band_of, fray_request
 from iris_ray.model.job_spec import PriorityBand
 
 types = pytest.importorskip("fray.types", reason="needs Fray: make marin")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import InvalidJobError, InvalidRequestError, UnknownTPUTypeError
-from iris_ray.fray.placement import fray_placement, size_in_bytes
+from iris_ray.fray.job_request import fray_placement, size_in_bytes
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.workers import TPU_TOPOLOGY
 

@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.goodput.job_times import AttemptTimes, JobTimes
-from iris_ray.goodput.marks import Marks, StepTime, with_step
-from iris_ray.goodput.measure import measure, settle
-from iris_ray.goodput.totals import Totals
+from iris_ray.model.goodput import AttemptTimes, JobTimes, Marks, StepTime, Totals, measure, settle, with_step
 
 RUN = json.loads(Path(__file__).with_name("recorded_run.json").read_text())
 THEIRS: dict[str, float] = RUN["by ml-goodput-measurement 0.2.3"]

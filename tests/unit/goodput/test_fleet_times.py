@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_ray.goodput.fleet_times import DAYS_KEPT, ChipState, FleetTimes
+from iris_ray.model.goodput_sums import DAYS_KEPT, ChipState, FleetTimes
 
 
 def test_chip_seconds_add_up_by_day_and_survive_a_restart() -> None:

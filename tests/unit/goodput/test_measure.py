@@ -4,10 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iris_ray.goodput.job_times import AttemptTimes, JobTimes
-from iris_ray.goodput.kinds import TimeKind
-from iris_ray.goodput.marks import MOST_STEPS, Marks, StepTime, with_step
-from iris_ray.goodput.measure import ATTEMPTS_KEPT, Disruption, Span, last_disruption, measure, settle
+from iris_ray.model.goodput import (
+    ATTEMPTS_KEPT,
+    MOST_STEPS,
+    AttemptTimes,
+    Disruption,
+    JobTimes,
+    Marks,
+    Span,
+    StepTime,
+    TimeKind,
+    last_disruption,
+    measure,
+    settle,
+    with_step,
+)
 
 K = TimeKind
 RECOVERY = K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION

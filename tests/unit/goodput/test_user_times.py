@@ -2,8 +2,8 @@
 
 import pytest
 
-from iris_ray.goodput.totals import Totals
-from iris_ray.goodput.user_times import DAY_S, ENTRIES_KEPT, ForgottenJob, UserDay, UserTimes
+from iris_ray.model.goodput import Totals
+from iris_ray.model.goodput_sums import DAY_S, ENTRIES_KEPT, ForgottenJob, UserDay, UserTimes
 
 
 def job(user: str, day: float, productive: float) -> ForgottenJob:

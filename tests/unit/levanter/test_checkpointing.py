@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.levanter.checkpointing import GangCheckpointer, is_complete, marked_restores
 from tests.support.processes import NOTICE
 from tests.support.waiting import wait_until

@@ -12,9 +12,8 @@ import pytest
 
 from iris_ray.errors import InvalidConstraintError, InvalidJobError, InvalidMessageError, InvalidRequestError
 from iris_ray.model.constraints import MOST_VALUES, AttributeValue, Constraint, ConstraintOp
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import MOST_TASKS, CoschedulingConfig, JobSpec
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.multislice import MOST_COUNTS, MOST_SLICES
 from iris_ray.model.plain import MOST_CHARACTERS, Scalar, Words, plain
 from iris_ray.state.events import AttemptEndConfirmedEvent, TaskStateChangedEvent, WorkerDrainedEvent

@@ -17,7 +17,7 @@ from iris_ray.model.outcomes import (
     TpuSuccess,
 )
 from iris_ray.model.verdict import Verdict, judge_gang, judge_task
-from iris_ray.state.retry_budget import dispatch_backoff_s
+from iris_ray.state.attempt_ends import dispatch_backoff_s
 
 HEALTHY = HostEvidence()
 LOST = HostEvidence(lost="host died")

@@ -8,10 +8,9 @@ import pytest
 
 import iris_ray
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job, Task
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.state import ControllerState, events
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, WorkerRegisteredEvent

@@ -10,8 +10,8 @@ from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent
-from iris_ray.state.retry_budget import RETURNING_S
 from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host
 
 S = TaskState

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.state.events import JobCancelledEvent
 from tests.support.worlds import World, host
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.status_views import task_status
-from iris_ray.actors.wire.status import TaskAttempt
+from iris_ray.actors.controller.views import task_status
+from iris_ray.actors.protocol.status import TaskAttempt
 from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.events import (

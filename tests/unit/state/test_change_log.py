@@ -1,6 +1,6 @@
 """What has changed, for readers that look now and then."""
 
-from iris_ray.state.change_log import ChangeLog
+from iris_ray.state.instructions import ChangeLog
 
 
 def test_reader_gets_what_came_since_and_learns_when_it_was_away_too_long() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import (
     TRANSITIONS,
+    AttemptId,
     JobState,
     TaskState,
 )

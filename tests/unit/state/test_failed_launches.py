@@ -5,19 +5,18 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state import ControllerState
-from iris_ray.state.avoided_hosts import AVOIDED_S, MOST_AVOIDED, avoided_by
+from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import JobRestoredEvent, TaskDispatchFailedEvent, TimePassedEvent, WorkerBlamedEvent
 from iris_ray.state.instructions import Instructions
+from iris_ray.state.quarantine import AVOIDED_S, MOST_AVOIDED, avoided_by
 from iris_ray.state.records import JobRecord
-from iris_ray.state.retry_budget import MOST_FAILED_LAUNCHES
 from tests.support.worlds import World, charged, cpu_host, task_states
 
 S = TaskState

@@ -6,9 +6,8 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     JobCancelledEvent,

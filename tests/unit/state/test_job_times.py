@@ -1,9 +1,6 @@
 """When attempts of jobs hold chips and run, as the state notes it."""
 
-from iris_ray.goodput.kinds import TimeKind
-from iris_ray.goodput.marks import MOST_STEPS, Marks
-from iris_ray.goodput.measure import last_disruption, measure
-from iris_ray.goodput.totals import Totals
+from iris_ray.model.goodput import MOST_STEPS, Marks, TimeKind, Totals, last_disruption, measure
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.events import AttemptMarkedEvent, JobCancelledEvent

@@ -4,7 +4,7 @@ import pytest
 
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.events import PastUsageEvent, TimePassedEvent
-from iris_ray.state.past_usage import _USERS, HALF_LIFE_S, PastUsage
+from iris_ray.state.user_limits import _USERS, HALF_LIFE_S, PastUsage
 from tests.support.worlds import World
 
 S = TaskState

@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_ray.actors.controller.status_views import worker_status
+from iris_ray.actors.controller.views import worker_status
 from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import TaintedEvent, TaintLiftedEvent, TimePassedEvent, WorkerBlamedEvent
 from iris_ray.state.fleet import Fleet

@@ -5,8 +5,8 @@ import pytest
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.attempt_ends import QUICK_ENDS_ARE_FAILURES, QUICK_S
 from iris_ray.state.events import GangMovedEvent, WorkerDrainedEvent
-from iris_ray.state.retry_budget import QUICK_ENDS_ARE_FAILURES, QUICK_S
 from tests.support.worlds import World, charged
 
 S = TaskState

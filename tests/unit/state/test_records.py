@@ -6,13 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from iris_ray.errors import CorruptRecordError, UnknownRecordError
-from iris_ray.goodput.job_times import AttemptTimes, JobTimes
-from iris_ray.goodput.marks import Marks
 from iris_ray.model.constraints import AttributeValue, Constraint
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.goodput import AttemptTimes, JobTimes, Marks
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
 from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state import job_table
 from iris_ray.state.controller_state import apply_all

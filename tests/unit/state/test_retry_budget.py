@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.state.events import TaskStateChangedEvent
 from iris_ray.state.instructions import StopAttempt
 from tests.support.worlds import World, charged

@@ -1,8 +1,7 @@
 """A gang has returned all its results, but a host was lost between the first of them and the last."""
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.state.events import GangReturnedEvent, JobCancelledEvent, WorkerFailedEvent
 from iris_ray.state.instructions import StopAttempt
 from tests.support.worlds import World

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, NoticeKind
 from iris_ray.model.workers import Worker
 from iris_ray.state import spares as spares_module
+from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangMovedEvent,
@@ -21,7 +21,6 @@ from iris_ray.state.events import (
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import DropSpare, Instructions
-from iris_ray.state.retry_budget import RETURNING_S
 from iris_ray.state.spares import doomed_groups
 from tests.support.worlds import World, host, tagged
 

@@ -6,9 +6,10 @@ from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
-from iris_ray.state import job_table, stories
+from iris_ray.state import job_table
+from iris_ray.state import job_table as stories
 from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, WorkerDrainedEvent
-from iris_ray.state.stories import STORY_LENGTH
+from iris_ray.state.job_table import STORY_LENGTH
 from tests.support.worlds import World, attempt_id, cpu_host
 
 S = TaskState

@@ -3,8 +3,7 @@
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.state.events import (
     TaskDispatchFailedEvent,
     TaskUnschedulableEvent,

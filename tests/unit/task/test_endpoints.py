@@ -126,7 +126,7 @@ def test_timeout_that_is_no_number_is_refused(timeout: Any, monkeypatch: pytest.
 FORK = """
 import os, ray
 from iris_ray import lookup_endpoint, register_endpoint, run_on_pod
-from iris_ray.actors.wire.controller_connection import find_controller
+from iris_ray.actors.calls.controller_connection import find_controller
 from iris_ray.errors import NoClusterError
 
 ray._private.worker.global_worker.core_worker = object()

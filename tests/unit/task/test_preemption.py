@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray import on_preemption, preemption_notice
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.task.preemption import PreemptionNotice

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from iris_ray import heartbeat, report_status, unproductive
-from iris_ray.actors.host import task_progress
-from iris_ray.actors.host.task_progress import TaskProgress
-from iris_ray.actors.wire.messages import Progress
-from iris_ray.actors.wire.task_files import STATUS_CHARACTERS, TaskFiles
+from iris_ray.actors.host import task_watch
+from iris_ray.actors.host.task_watch import TaskProgress
+from iris_ray.actors.protocol.messages import Progress
+from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
-from iris_ray.goodput.marks import Marks
+from iris_ray.model.goodput import Marks
 from iris_ray.model.plain import plain
 
 
@@ -81,7 +81,7 @@ def test_age_of_a_heartbeat_is_right_though_somebody_sets_the_wall_clock(
     """Else a gang that hangs would seem to go on, or the other way round."""
     now, ahead = 1000.0, 1e9
     clocks = SimpleNamespace(monotonic=lambda: now, time=lambda: now + ahead)
-    monkeypatch.setattr(task_progress, "time", clocks)
+    monkeypatch.setattr(task_watch, "time", clocks)
 
     def beats() -> None:
         heartbeat(1)

@@ -3,7 +3,7 @@
 import pytest
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.testing.arguments import checked_notice
+from iris_ray.testing.tpu_host import checked_notice
 
 
 @pytest.mark.parametrize("notice_s", [-1.0, float("nan"), float("inf"), 1e10, 10**100, True, "30"])

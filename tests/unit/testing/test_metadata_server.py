@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from iris_ray.actors.host.metadata_watch import UPCOMING_MAINTENANCE
+from iris_ray.actors.host.metadata import UPCOMING_MAINTENANCE
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.metadata_server import PREEMPTED, Fault, HostMetadata, MetadataServers, Value
 from iris_ray.testing.tpu_host import TPUHost

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from iris_ray.actors.wire.task_log import printable
+from iris_ray.actors.protocol.task_log import printable
 
 FORWARDED_LINES_PER_S = 500.0
 """How many lines a second all tasks of a job together may send to its driver's terminal."""

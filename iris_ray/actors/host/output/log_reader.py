@@ -12,9 +12,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray.actors.host.directories.host_directory import host_directory
+from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.log_files import AttemptLog, Piece, logs_directory
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog
+from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
 
 READ_TIMEOUT_S = 20.0
 """How long a reader may take to start and to answer."""

@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from iris_ray.actors.host.output.started_task import StartedTask
+from iris_ray.actors.host.output.redirect import StartedTask
 from iris_ray.actors.host.output.task_output import TaskOutput
-from iris_ray.actors.wire.task_files import TaskFiles, remove_file
-from iris_ray.actors.wire.task_log import LastLines
+from iris_ray.actors.protocol.task_files import TaskFiles, remove_file
+from iris_ray.actors.protocol.task_log import LastLines
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from ray.exceptions import ActorDiedError
 from iris_ray.actors.controller import corrupt_records
 from iris_ray.actors.controller.corrupt_records import CorruptRecords
 from iris_ray.errors import ControllerUnavailableError, CorruptRecordError, UnknownNameError, UnknownRecordError
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.state import ControllerState
 from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.record_check import require_whole

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.calls.asking import Gone, Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller import dispatcher as module
 from iris_ray.actors.controller import recovery
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.dispatcher import Dispatcher
-from iris_ray.actors.wire.answers import Gone, Unreachable
-from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.planner import Placement
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-from iris_ray.actors.wire.messages import PoolProcess
+from iris_ray.actors.protocol.messages import PoolProcess
 from iris_ray.errors import InvalidJobError, InvalidMessageError, UnknownNameError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, SpareFor, SparePurpose
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state.events import JobRestoredEvent, TaskStateChangedEvent, TimePassedEvent, WorkerDrainedEvent
 from tests.support.controller_in_process import ControllerInProcess

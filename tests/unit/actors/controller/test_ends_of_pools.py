@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.pool_registry import PoolRegistry, ends_with_pool
-from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.state import ControllerState, job_table
-from iris_ray.state.allocations import Allocations
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent
+from iris_ray.state.fleet import Allocations
 from tests.support.worlds import World, cpu_host, tasks_spec
 
 JOBS = 200

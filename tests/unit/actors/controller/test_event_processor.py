@@ -4,9 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.event_processor import EventProcessor
-from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 

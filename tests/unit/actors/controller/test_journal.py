@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 
 from iris_ray.actors.controller import journal as module
-from iris_ray.actors.controller import record_collector, write_ahead_log
-from iris_ray.actors.controller.journal import EPOCHS_KEPT, Journal
-from iris_ray.actors.controller.shared_records import USAGE_EVERY_S
+from iris_ray.actors.controller import journal as record_collector
+from iris_ray.actors.controller import write_ahead_log
+from iris_ray.actors.controller.journal import EPOCHS_KEPT, USAGE_EVERY_S, Journal
 from iris_ray.errors import DeposedError
-from iris_ray.goodput.user_times import DAY_S
+from iris_ray.model.goodput_sums import DAY_S
 from iris_ray.model.lifecycle import JobState
 from iris_ray.state import job_table
 from iris_ray.state.events import PastUsageEvent, TimePassedEvent

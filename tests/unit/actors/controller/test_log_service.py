@@ -15,7 +15,7 @@ from iris_ray.actors.controller import log_service
 from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import IDLE_S
-from iris_ray.actors.wire.task_log import LastLines, LogPosition
+from iris_ray.actors.protocol.task_log import LastLines, LogPosition
 from tests.support.virtual_time import run
 from tests.support.worlds import World
 

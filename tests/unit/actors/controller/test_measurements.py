@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from iris_ray.actors.controller.measurements import MOST_VALUES, Measurements
-from iris_ray.actors.controller.metric_definitions import METRICS, Kind
+from iris_ray.actors.controller.metrics import METRICS, MOST_VALUES, Kind, Measurements
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState as S

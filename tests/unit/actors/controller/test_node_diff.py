@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.controller import node_diff
+from iris_ray.actors.controller import node_table
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.node_diff import NodeDiff
-from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.actors.controller.node_table import NodeDiff, NodeTable
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
@@ -97,7 +96,7 @@ def test_missing_host_that_is_there_again_is_a_host_again(looks: Looks) -> None:
 
 
 def test_notices_of_hosts_that_never_come_are_forgotten(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_diff, "GONE_HOSTS_KEPT", 10)
+    monkeypatch.setattr(node_table, "GONE_HOSTS_KEPT", 10)
     for number in range(100):
         looks.nodes.note_drains([WorkerDrainedEvent(f"odd-{number}", "it goes", NoticeKind.PREEMPTION, 1.0)])
     known = looks.nodes.evidence(f"odd-{number}" for number in range(100))

@@ -11,7 +11,7 @@ import pytest
 
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.node_diff import NodeDiff
+from iris_ray.actors.controller.node_table import NodeDiff
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.errors import ControllerUnavailableError, IllegalTransitionError
 from iris_ray.model.lifecycle import JobState

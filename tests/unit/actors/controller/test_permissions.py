@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.controller.permissions import OPERATORS_VARIABLE, operators_in
-from iris_ray.actors.wire.messages import GangProgress, PoolProcess
-from iris_ray.actors.wire.task_log import LastLines
-from iris_ray.cli.exits import FAILED
+from iris_ray.actors.protocol.messages import GangProgress, PoolProcess
+from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.cli.conventions import FAILED
 from iris_ray.errors import NotPermittedError
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
+from iris_ray.actors.calls.pool_stub import DISPATCH_TIMEOUT_S
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-from iris_ray.actors.wire.incarnations import forget_incarnations, take_incarnation
-from iris_ray.actors.wire.messages import AttemptOrder, PoolProcess
-from iris_ray.actors.wire.pool_stub import DISPATCH_TIMEOUT_S
+from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
+from iris_ray.actors.protocol.names import forget_incarnations, take_incarnation
 from iris_ray.errors import SupersededError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.state.events import JobCancelledEvent

@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.node_diff import NodeDiff
-from iris_ray.actors.controller.node_table import NodeTable
-from iris_ray.actors.controller.use_elsewhere import READINGS
+from iris_ray.actors.controller.node_table import READINGS, NodeDiff, NodeTable
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import TPU
 from iris_ray.state.events import JobRestoredEvent

@@ -14,17 +14,24 @@ import psutil
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host import chip_release, host_preparation, task_watch
-from iris_ray.actors.host.chip_release import remove_if_it_blocks, wait_until_free
-from iris_ray.actors.host.chips import Devices, find_holders, host_devices
+from iris_ray.actors.calls.asking import Unfit
+from iris_ray.actors.host import chips, host_preparation, task_watch
+from iris_ray.actors.host.chips import (
+    Devices,
+    LockProbe,
+    blocks,
+    find_holders,
+    host_devices,
+    lock_holder,
+    remove_if_it_blocks,
+    wait_until_free,
+)
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.libtpu_lock import LockProbe, blocks, lock_holder
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.host.processes.tree import ProcessTree, stat_of
+from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
-from iris_ray.actors.wire.answers import Unfit
-from iris_ray.actors.wire.messages import HostPlace, TaskLaunch
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.messages import HostPlace, TaskLaunch
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -416,7 +423,7 @@ def test_pipe_in_the_place_of_the_lock_file_keeps_nobody_waiting(host: Host, mon
         return opened(path, flags, *args)
 
     monkeypatch.setattr(os, "open", without_waiting)
-    monkeypatch.setattr(chip_release, "blocks", lambda _: True)  # the pipe is another user's
+    monkeypatch.setattr(chips, "blocks", lambda _: True)  # the pipe is another user's
     assert lock_holder(host.devices.lock) is None
     assert LockProbe(host.devices.lock).holder() is None
     assert remove_if_it_blocks(host.devices.lock, host.ledger) is None

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.chip_release import NotFree
-from iris_ray.actors.host.chips import Devices, host_devices
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.host.chips import Devices, NotFree, host_devices
 from iris_ray.actors.host.host_preparation import HostPreparation
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.host.ledger import ProcessLedger
 
 
 class StubbornOnce(ProcessLedger):

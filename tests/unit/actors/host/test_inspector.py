@@ -10,8 +10,8 @@ import pytest
 
 from iris_ray.actors.host import inspector
 from iris_ray.actors.host.inspector import InspectedTask, profile_of, stacks_of
-from iris_ray.actors.host.output.started_task import StartedTask
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.host.output.redirect import StartedTask
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError
 
 TASK = InspectedTask("train", 3, 1)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from iris_ray.actors.host.maintenance import denies_maintenance, maintenance_notice
-from iris_ray.actors.host.metadata_client import Answer
+from iris_ray.actors.host.metadata import Answer, denies_maintenance, maintenance_notice
 from iris_ray.model.notices import NoticeKind
 
 

@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from iris_ray.actors.host.maintenance import CalledOff, MaintenanceNews, maintenance_notice
-from iris_ray.actors.host.metadata_client import Answer
+from iris_ray.actors.host.metadata import Answer, CalledOff, MaintenanceNews, maintenance_notice
 from iris_ray.model.notices import HostNotice
 
 NOW, LEAD_S = 1_000_000.0, 600.0

@@ -1,6 +1,6 @@
 """Where a host's metadata server is."""
 
-from iris_ray.actors.host.metadata_client import WELL_KNOWN_HOSTS, metadata_hosts
+from iris_ray.actors.host.metadata import WELL_KNOWN_HOSTS, metadata_hosts
 
 
 def test_metadata_host_comes_from_the_environment_or_is_the_well_known_one() -> None:

@@ -10,7 +10,7 @@ import pytest
 START = "import os, subprocess, sys; del os.environ['OF_THE_HOST']; sys.exit(subprocess.call(sys.argv[1:]))"
 """Starts a program without a variable of its own."""
 READ = (
-    "from iris_ray.actors.host.raylet_environment import raylet_environment;"
+    "from iris_ray.actors.host.task_environment import raylet_environment;"
     "print(raylet_environment().get('OF_THE_HOST'))"
 )
 

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host import free_ports
-from iris_ray.actors.host.exits import result_pickling
-from iris_ray.actors.host.free_ports import hold_ports
+from iris_ray.actors.host import task_environment, user_code
+from iris_ray.actors.host.task_environment import hold_ports
 from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess
-from iris_ray.actors.wire.messages import TaskLaunch
+from iris_ray.actors.protocol.messages import TaskLaunch
 from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
@@ -148,8 +147,8 @@ def test_run_result_that_can_not_be_pickled_is_a_typed_error() -> None:
 
 
 def test_run_result_that_is_too_large_is_a_typed_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_pickling, "MOST_RESULT_BYTES", 3 << 20)
-    assert result_pickling.returned(bytes(2 << 20)).kind is EndKind.RETURNED
+    monkeypatch.setattr(user_code, "MOST_RESULT_BYTES", 3 << 20)
+    assert user_code.returned(bytes(2 << 20)).kind is EndKind.RETURNED
     rebuilt = cloudpickle.loads(run(lambda: bytes(4 << 20)).payload)
     assert isinstance(rebuilt, ResultTooLargeError)
     assert "a bytes of 4 MiB, and the limit is 3 MiB; write it to files" in str(rebuilt)
@@ -265,7 +264,7 @@ def test_hold_ports_on_an_address_of_another_host_raises() -> None:
 class ForbiddenPorts(socket.socket):
     """What a host lets a process have that may bind few ports, or none."""
 
-    forbidden: Collection[int] = free_ports.PORTS
+    forbidden: Collection[int] = task_environment.PORTS
 
     def bind(self, address: Any) -> None:
         if address[1] in self.forbidden:
@@ -275,10 +274,10 @@ class ForbiddenPorts(socket.socket):
 
 @pytest.mark.timeout(20)
 def test_hold_ports_tries_others_if_some_are_forbidden_and_raises_if_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_ports, "socket", SimpleNamespace(socket=ForbiddenPorts))
+    monkeypatch.setattr(task_environment, "socket", SimpleNamespace(socket=ForbiddenPorts))
     with pytest.raises(PermissionError):
         hold_ports(HERE, 1, ())
-    monkeypatch.setattr(ForbiddenPorts, "forbidden", free_ports.PORTS[::2])
+    monkeypatch.setattr(ForbiddenPorts, "forbidden", task_environment.PORTS[::2])
     for one in hold_ports(HERE, 8, ()):
         assert one.getsockname()[1] % 2 == 1
         one.close()

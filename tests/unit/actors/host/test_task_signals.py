@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from tests.support.processes import NOTICE, Child, Make
 
 SAY_AND_EXIT = "signal.signal(signal.SIGTERM, lambda *_: (print('handler', flush=True), os._exit(7)))"
@@ -71,7 +71,7 @@ def test_task_heeds_signals_before_anybody_knows_that_it_has_begun(make: Make, t
     script = """
         import iris_ray.actors.host.task_process as task_process
         from iris_ray.model.job_info import JobInfo
-        from iris_ray.actors.wire.messages import TaskLaunch
+        from iris_ray.actors.protocol.messages import TaskLaunch
         from iris_ray.model.multislice import MultisliceInfo
         from ray import cloudpickle
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -13,12 +13,13 @@ import psutil
 import pytest
 import ray
 
-from iris_ray.actors.host import task_notices, task_watch
+from iris_ray.actors.host import task_watch
+from iris_ray.actors.host import task_watch as task_notices
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.processes.tree import stat_of
+from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.wire.messages import HostPlace, Progress
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.job_request import MOST_STANDBYS
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, TaskEnd

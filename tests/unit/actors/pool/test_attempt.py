@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.pool import hang_watch, notice_delivery
+from iris_ray.actors.pool import notice_delivery, progress_watch
 from iris_ray.actors.pool.attempt import Attempt
-from iris_ray.actors.pool.launch_preparation import Launch
-from iris_ray.actors.wire.messages import Progress
+from iris_ray.actors.pool.launch import Launch
+from iris_ray.actors.protocol.messages import Progress
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import RunErrorKind, TpuPreempted, TpuRunError
 from iris_ray.model.verdict import Verdict
@@ -23,7 +23,7 @@ LIMIT_S = 0.4
 def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a test need not take seconds."""
     monkeypatch.setattr(notice_delivery, "ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(hang_watch, "STACKS_S", 0.0)
+    monkeypatch.setattr(progress_watch, "STACKS_S", 0.0)
 
 
 async def verdict_of(attempt: Attempt, story: Callable[[], Coroutine[Any, Any, None]]) -> Verdict:

@@ -8,11 +8,11 @@ from itertools import product
 
 import pytest
 
-from iris_ray.actors.host.chip_release import NotFree
+from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.pool.reserved_slice import SHARED_IDLE_S
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.slice_crew import SHARED_IDLE_S
-from iris_ray.actors.wire.messages import ProcessSpec
+from iris_ray.actors.protocol.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.quarantine import QUARANTINE

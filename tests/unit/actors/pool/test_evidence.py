@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from iris_ray.actors.calls.asking import KilledForMemory, Unreachable
+from iris_ray.actors.pool.attempt_end import ALONE_TIMEOUT_S, Evidence, gather_evidence
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.evidence import ALONE_TIMEOUT_S, Evidence, gather_evidence
-from iris_ray.actors.wire.answers import KilledForMemory, Unreachable
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import HostEvidence, TaskKey
 from tests.support.attempts import Controller, Slices
 from tests.support.virtual_time import run

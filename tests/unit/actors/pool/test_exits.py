@@ -6,7 +6,7 @@ import time
 import pytest
 import ray
 
-from iris_ray.actors.wire.messages import HOST_SILENCE_S
+from iris_ray.actors.protocol.messages import HOST_SILENCE_S
 from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 

@@ -10,7 +10,7 @@ import pytest
 from iris_ray.actors.pool import notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_end import AttemptEnd
-from iris_ray.actors.pool.launch_preparation import Launch
+from iris_ray.actors.pool.launch import Launch
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuRunError
 from tests.support.attempts import Controller, Slices, new_attempt

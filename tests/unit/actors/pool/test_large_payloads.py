@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from iris_ray.actors.wire.messages import TaskLaunch
-from iris_ray.actors.wire.payloads import INLINE_BYTES
+from iris_ray.actors.protocol.messages import TaskLaunch
+from iris_ray.actors.protocol.payloads import INLINE_BYTES
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.hosts_in_process import Process, Task
 from tests.support.ray_in_process import Handle

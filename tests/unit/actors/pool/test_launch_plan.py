@@ -3,12 +3,11 @@
 import pytest
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.launch_plan import launch_plan
-from iris_ray.actors.pool.launch_preparation import FEW_CORES, refill
+from iris_ray.actors.pool.launch import FEW_CORES, launch_plan, refill
 from iris_ray.actors.pool.reserved_slices import Refill
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest, SliceReady
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest, SliceReady
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import TaskKey
 from tests.support.worlds import gang_spec, tasks_spec
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from iris_ray.actors.pool import progress_watch
-from iris_ray.actors.pool.launch_preparation import Launch
-from iris_ray.actors.wire.messages import Progress
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.pool.launch import Launch
+from iris_ray.actors.protocol.messages import Progress
+from iris_ray.model.lifecycle import AttemptId
 from tests.support.attempts import Controller, Slices, new_attempt
 from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster

@@ -12,7 +12,7 @@ from iris_ray.actors.pool.reserved_slice import Generation, ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_stub import SliceStub
-from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
+from iris_ray.actors.protocol.messages import HostPlace, ProcessSpec
 from iris_ray.state.events import SliceReleasedEvent
 from tests.support import virtual_time
 

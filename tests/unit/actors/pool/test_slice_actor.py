@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from ray.exceptions import OutOfMemoryError
 
+from iris_ray.actors.calls.liveness import SLICE_UNASKED_S
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.wire.contact import SLICE_UNASKED_S
-from iris_ray.actors.wire.messages import TaskLaunch
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.messages import TaskLaunch
 from iris_ray.model.job_info import JobInfo
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.virtual_time import run

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from iris_ray.actors.wire.messages import ProcessSpec
+from iris_ray.actors.protocol.messages import ProcessSpec
 from tests.support.hosts_in_process import OutOfMemory, Task, returns_at_once
 from tests.support.virtual_cluster import Stage, VirtualCluster
 

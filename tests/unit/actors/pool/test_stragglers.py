@@ -2,7 +2,7 @@
 
 import asyncio
 
-from iris_ray.actors.pool.stragglers import MOST_NAMED, Speeds
+from iris_ray.actors.pool.progress_watch import MOST_NAMED, Speeds
 from iris_ray.model.outcomes import TaskKey
 from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster

@@ -21,21 +21,21 @@ import pytest
 
 import iris_ray
 from iris_ray.actors.host.chips import Devices, host_devices
-from iris_ray.actors.host.metadata_client import HOST_VARIABLES, WELL_KNOWN_HOSTS
-from iris_ray.actors.wire.status import WorkerStatus
+from iris_ray.actors.host.metadata import HOST_VARIABLES, WELL_KNOWN_HOSTS
+from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.checks import host_look, machine
 from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine
-from iris_ray.cli.checks.findings import Level
 from iris_ray.cli.checks.google import check_chips, check_credentials
 from iris_ray.cli.checks.host_look import device_places, foreign_lock
 from iris_ray.cli.checks.hosts import Host, check_answers, named
 from iris_ray.cli.checks.machine import check_metadata, check_ports, check_user
-from iris_ray.cli.exits import NO_CLUSTER
+from iris_ray.cli.conventions import NO_CLUSTER
+from iris_ray.cli.printing import Level
 from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
 
 
 def test_doctor_knows_what_the_rest_of_the_project_says() -> None:
-    from iris_ray.actors.host.free_ports import PORTS
+    from iris_ray.actors.host.task_environment import PORTS
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     (major, oldest), (_, newest) = machine.OLDEST_RAY, machine.NEWEST_RAY

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.controller.node_table import NodeTable
-from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli import doctor
 from iris_ray.cli.checks.host_look import versions
 from iris_ray.cli.checks.hosts import Answer, Host, claimed_nodes, tpu_hosts
-from iris_ray.cli.exits import FAILED
+from iris_ray.cli.conventions import FAILED
 from tests.support.command_line import address_of_nobody
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until

@@ -14,8 +14,8 @@ import pytest
 import ray
 
 from iris_ray import get_job_info, heartbeat, lookup_endpoint, preemption_notice, register_endpoint, run_on_pod
-from iris_ray.actors.host.processes.tree import stat_of
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError, RemoteUserError, TaskCrashedError, TaskSetupError
 from tests.support.waiting import wait_until
 

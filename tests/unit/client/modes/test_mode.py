@@ -5,8 +5,15 @@ from typing import Any
 import pytest
 
 from iris_ray import IrisClient, run_on_pod
-from iris_ray.client.modes.fault_schedule import FORMS, PlannedFault, parse_schedule, require_possible
-from iris_ray.client.modes.mode import Mode, ModeKind, chosen_mode
+from iris_ray.client.modes.mode import (
+    FORMS,
+    Mode,
+    ModeKind,
+    PlannedFault,
+    chosen_mode,
+    parse_schedule,
+    require_possible,
+)
 from iris_ray.errors import InvalidJobError, InvalidModeError
 from tests.support.requests import hello
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from iris_ray.actors.host.containers.command import client_environment, container_environment, run_arguments
-from iris_ray.model.container import ContainerSpec
+from iris_ray.actors.host.containers import client_environment, container_environment, run_arguments
+from iris_ray.model.job_spec import ContainerSpec
 from tests.unit.model.test_job_info import INFO
 
 ODD = "a b\"c'd\n$e\\ ü"

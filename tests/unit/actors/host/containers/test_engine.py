@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.containers import engine as module
-from iris_ray.actors.host.containers.engine import VARIABLE, ContainerEngine, ContainerState, find_engine
+from iris_ray.actors.host import containers as module
+from iris_ray.actors.host.containers import VARIABLE, ContainerEngine, ContainerState, find_engine
 from iris_ray.errors import ContainerEngineError
 from tests.support.containers import StandIn
 from tests.support.gangs import alive

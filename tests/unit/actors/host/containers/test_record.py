@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from iris_ray.actors.host.containers.record import ContainerRecord, end_container
-from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.containers import ContainerRecord, end_container
+from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
 from tests.support.processes import TOKEN, Make, Nursery, tree, watched
@@ -58,7 +58,7 @@ def test_container_that_can_not_be_ended_keeps_the_host_from_the_next_task_until
     ledger, one = ProcessLedger(tmp_path), tree(process)
     ledger.record(one)
     pid = container_of(tmp_path, engine, process.pid, *WITHOUT_TOKEN)
-    monkeypatch.setattr("iris_ray.actors.host.processes.ledger.end_container", lambda files: end_container(files, 0.0))
+    monkeypatch.setattr("iris_ray.actors.host.ledger.end_container", lambda files: end_container(files, 0.0))
     engine.break_down()
     name = f"of-{process.pid}"
     assert ledger.end_leftovers() == [f"container {name} (Cannot connect to the daemon)"]

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.host.containers.engine import VARIABLE, ContainerState
-from iris_ray.actors.host.containers.record import ContainerRecord
-from iris_ray.actors.host.containers.run import container_exit
-from iris_ray.actors.host.exits.program_exit import ProgramExit
-from iris_ray.actors.host.exits.result_pickling import exited
-from iris_ray.actors.wire.task_files import TaskFiles
-from iris_ray.model.container import ContainerSpec
+from iris_ray.actors.host.containers import VARIABLE, ContainerRecord, ContainerState, container_exit
+from iris_ray.actors.host.exit_status import ProgramExit
+from iris_ray.actors.host.user_code import exited
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.model.job_spec import ContainerSpec
 from iris_ray.model.outcomes import EndKind
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
@@ -29,11 +27,11 @@ from tests.unit.model.test_job_info import INFO
 # For each line that it reads, a forked process runs a container as a task does, and writes how the task ended.
 TASKS = """
 import json, os, signal, sys
-from iris_ray.actors.host.containers.run import run_in_container
-from iris_ray.actors.host.task_signals import survive_notices
+from iris_ray.actors.host.containers import run_in_container
+from iris_ray.actors.protocol.task_files import survive_notices
 from iris_ray.actors.host.user_code import run_function
-from iris_ray.actors.wire.task_files import TaskFiles
-from iris_ray.model.container import ContainerSpec
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.model.job_spec import ContainerSpec
 from ray import cloudpickle
 
 def task(env, spec, output):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.directories import host_directory as module
-from iris_ray.actors.host.directories.host_directory import host_directory
+from iris_ray.actors.host import directories as module
+from iris_ray.actors.host.directories import host_directory
 
 
 def test_host_directory_is_private_and_configurable(tmp_path: Path) -> None:

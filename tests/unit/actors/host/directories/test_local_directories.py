@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.host.directories.local_directories import LEAST_MEMORY_BYTES, LocalDirectories
+from iris_ray.actors.host.directories import LEAST_MEMORY_BYTES, LocalDirectories
 
 UNPRIVILEGED_USER = 65534
 

@@ -9,7 +9,7 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray.actors.host.user_code import run_function
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.outcomes import EndKind
 from tests.support.processes import PATIENCE_S, Make
 
@@ -17,7 +17,7 @@ from tests.support.processes import PATIENCE_S, Make
 LEAVE = """
     import concurrent.futures, functools, json, threading
     import iris_ray.actors.host.task_process as task_process
-    from iris_ray.actors.wire.messages import TaskLaunch
+    from iris_ray.actors.protocol.messages import TaskLaunch
     from iris_ray.model.job_info import JobInfo
     from iris_ray.model.multislice import MultisliceInfo
     from ray import cloudpickle

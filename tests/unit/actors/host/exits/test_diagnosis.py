@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_ray.actors.host.exits.diagnosis import ProcessExit, diagnose
+from iris_ray.actors.host.exit_status import ProcessExit, diagnose
 from iris_ray.model.outcomes import EndKind
 
 KILLED, ABORTED = -9, -6

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from iris_ray.actors.host.exits.oom_kills import LOOKS_KEPT, RecentOomKills, oom_kills
+from iris_ray.actors.host.exit_status import LOOKS_KEPT, RecentOomKills, oom_kills
 
 
 def test_oom_kills_of_all_files_are_added_up(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from iris_ray.actors.host.exits.status import exit_code_of, in_words
+from iris_ray.actors.host.exit_status import exit_code_of, in_words
 
 TELLS = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 15)
 

@@ -1,7 +1,7 @@
 """Which lines of a task reach the driver's terminal."""
 
 from iris_ray.actors.host.output.line_throttle import LONGEST_LINE, LineThrottle
-from iris_ray.actors.wire.task_log import printable
+from iris_ray.actors.protocol.task_log import printable
 
 
 def throttle(rate: float = 10.0, burst: float = 20.0) -> LineThrottle:

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.output.log_files import AttemptLog
-from iris_ray.actors.host.output.log_retention import prune
-from iris_ray.actors.host.output.log_writer import RETRY_BYTES, LogWriter
+from iris_ray.actors.host.output.log_files import RETRY_BYTES, AttemptLog, LogWriter, prune
 
 
 @pytest.fixture

@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.host.output import pump
-from iris_ray.actors.host.output.last_lines_report import LAST_BYTES, LastBytes
 from iris_ray.actors.host.output.log_files import AttemptLog, logs_directory
 from iris_ray.actors.host.output.pump import OutputPump
-from iris_ray.actors.host.output.started_task import StartedTask
-from iris_ray.actors.host.output.task_output import TaskOutput
-from iris_ray.actors.wire.task_files import TaskFiles
-from iris_ray.actors.wire.task_log import LastLines
+from iris_ray.actors.host.output.redirect import StartedTask
+from iris_ray.actors.host.output.task_output import LAST_BYTES, LastBytes, TaskOutput
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.actors.protocol.task_log import LastLines
 from tests.support.waiting import wait_until
 
 MARK = '{"job_id": "job-1", "task_index": 3, "attempt": 1, "num_tasks": 1, "label": "label"}'

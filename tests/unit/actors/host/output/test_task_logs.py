@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.controller.log_memory import LogMemory
+from iris_ray.actors.controller.log_service import LogMemory
 from iris_ray.actors.host.output.line_throttle import LineThrottle
-from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogId, LogPosition, TaskLog
+from iris_ray.actors.protocol.task_log import MOST_LOGS, LastLines, LogId, LogPosition, TaskLog
 from iris_ray.client import log_stream
 from iris_ray.client.log_stream import LogLine, stream_logs
 

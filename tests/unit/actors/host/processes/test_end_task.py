@@ -6,8 +6,8 @@ import re
 import psutil
 import pytest
 
-from iris_ray.actors.host.processes import end_task as module
-from iris_ray.actors.host.processes.end_task import end_task
+from iris_ray.actors.host import process_tree as module
+from iris_ray.actors.host.process_tree import end_task
 from tests.support.processes import Nursery, alive, tree
 from tests.support.waiting import wait_until
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from iris_ray.actors.host.processes import reaper
-from iris_ray.actors.host.processes.ledger import ProcessLedger
-from iris_ray.actors.host.processes.tree import ProcessTree
-from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.host import reaper
+from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.process_tree import ProcessTree
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.processes import TOKEN, Nursery, alive, tree
 

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from iris_ray.actors.host.processes import tree as module
-from iris_ray.actors.host.processes.end_task import end_task
-from iris_ray.actors.host.processes.tree import ProcessTree, stat_of
+from iris_ray.actors.host import process_tree as module
+from iris_ray.actors.host.process_tree import ProcessTree, end_task, stat_of
 from tests.support.processes import TOKEN, Nursery, alive, tree
 
 

@@ -1,0 +1,201 @@
+"""The way from a pool to the cluster's Controller: find it, start it if none runs, and ask it."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ray
+from ray.actor import ActorHandle
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_fixed
+
+import iris_ray
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Unreachable, answer
+from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
+from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
+from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.lifecycle import AttemptId, JobState
+from iris_ray.model.outcomes import HostEvidence, ProviderWord
+from iris_ray.state.events import Event
+
+START_TIMEOUT_S = 120.0
+PATIENT_ANSWER_TIMEOUT_S = 10.0
+ASK_AGAIN_S = 0.5
+TRIES = 120
+"""`ASK_AGAIN_S` apart: the Controller's process is back within seconds, its node's may take a minute."""
+
+# What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.
+_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",
+              "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY",
+              "RAY_TLS_CA_CERT")  # fmt: skip
+
+_Call = Callable[[ActorHandle], Awaitable[Any]]
+"""From the Controller's actor handle to the reference of an answer."""
+
+
+def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for the process that starts the Controller: nothing of its caller's but what Ray needs."""
+    passed = {name: environ[name] for name in _PASSED_ON if name in environ}
+    return passed | {"PYTHONPATH": str(Path(iris_ray.__file__).parents[1])}
+
+
+class ControllerClient:
+    """Asks the Controller: "unavailable" means "ask again", not "failed"; every question may arrive twice.
+
+    Args:
+        sender: the pool's process that asks; None if it is none.
+    """
+
+    def __init__(self, sender: PoolProcess | None = None) -> None:
+        self._sender = sender
+        self._controller: ActorHandle | None = None
+        self._has_met_one = False
+        self._connecting = asyncio.Lock()
+
+    async def connect(self) -> ActorHandle:
+        """Find the Controller, or start it.
+
+        Raises:
+            ControllerUnavailableError: it could not be started; the message has what was printed last.
+            VersionMismatchError: it is of a version that can't be talked to from here.
+        """
+        async with self._connecting:
+            if self._controller is None:
+                controller = await get_or_start_controller()
+                if not await self._is_understood(controller):
+                    return controller
+                self._controller, self._has_met_one = controller, True
+            return self._controller
+
+    async def _is_understood(self, controller: ActorHandle) -> bool:
+        """False if it does not answer yet; raises VersionMismatchError."""
+        if not hasattr(controller, "versions"):
+            require_same_protocol(NO_PROTOCOL, SOME_OLDER_VERSION, iris_ray.__version__)
+        reply = await answer(controller.versions.remote(), "the Controller", ANSWER_TIMEOUT_S)
+        if isinstance(reply, Unreachable):
+            return False
+        require_same_protocol(reply["protocol"], reply["version"], iris_ray.__version__)
+        return True
+
+    # -- one method for each of the Controller's that pools call -----------------------------------------------------
+
+    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
+        """Submit a job, as often as it takes; return how it stands. Raises like `_ask`."""
+        state: JobState = await self._ask(lambda controller: controller.submit.remote(spec, pool, incarnation))
+        return state
+
+    async def report(self, job_id: str | None, events: Sequence[Event], gang: int = 0) -> JobView | None:
+        """Report events, as often as it takes; return how a gang of the job stands. Raises like `_ask`."""
+        view: JobView | None = await self._ask(
+            lambda controller: controller.report.remote(job_id, list(events), gang, self._sender)
+        )
+        return view
+
+    async def why(self, job_id: str) -> str:
+        """Return why a job is not running, in a sentence. Raises like `_ask`."""
+        sentence: str = await self._ask(lambda controller: controller.why.remote(job_id))
+        return sentence
+
+    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence] | Unreachable:
+        """Return what the Controller has heard about hosts. Asks once."""
+        heard: dict[str, HostEvidence] | Unreachable = await self._ask_once(
+            lambda controller: controller.evidence.remote(node_ids)
+        )
+        return heard
+
+    async def is_to_grow(self, attempt: AttemptId) -> bool | Unreachable:
+        """Return whether the slices that an attempt was told to move to are still there. Asks once."""
+        there: bool | Unreachable = await self._ask_once(lambda controller: controller.is_to_grow.remote(attempt))
+        return there
+
+    async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord] | Unreachable:
+        """Return what the provider says about the slices of lost hosts. Asks once."""
+        words: dict[str, ProviderWord] | Unreachable = await self._ask_once(
+            lambda controller: controller.provider_words.remote(node_ids)
+        )
+        return words
+
+    async def note_last_lines(self, batch: list[LastLines]) -> Unreachable | None:
+        """Have the Controller remember what tasks printed last. Asks once."""
+        reply: Unreachable | None = await self._ask_once(
+            lambda controller: controller.note_last_lines.remote(batch, self._sender)
+        )
+        return reply
+
+    async def note_progress(self, progress: GangProgress) -> Unreachable | None:
+        """Have the Controller know how far an attempt is. Asks once."""
+        reply: Unreachable | None = await self._ask_once(
+            lambda controller: controller.note_progress.remote(progress, self._sender)
+        )
+        return reply
+
+    async def _ask(self, call: _Call) -> Any:
+        """Return its answer, however often it has to be asked.
+
+        Raises:
+            ControllerUnavailableError: no answer after `TRIES` times.
+            SupersededError: a newer process has taken this one's place.
+        """
+        again = AsyncRetrying(
+            retry=retry_if_result(lambda reply: isinstance(reply, Unreachable)),
+            wait=wait_fixed(ASK_AGAIN_S),
+            stop=stop_after_attempt(TRIES),
+            retry_error_callback=_give_up,
+        )
+        return await again(self._ask_once, call, timeout_s=PATIENT_ANSWER_TIMEOUT_S)
+
+    async def _ask_once(self, call: _Call, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Return its answer, or `Unreachable`; raises like `connect` as long as it has met none."""
+        try:
+            controller = await self.connect()
+        except (ControllerUnavailableError, VersionMismatchError) as error:
+            if not self._has_met_one:
+                raise
+            return Unreachable(str(error))  # for now: it may be about to come back
+        try:
+            reply = await answer(call(controller), "the Controller", timeout_s)
+        except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:
+            reply = Unreachable(str(error))  # this one can't answer; another one may
+        if isinstance(reply, Unreachable) and self._controller is controller:
+            self._controller = None  # it may have been replaced: look for it before the next question
+        return reply
+
+
+def _give_up(state: RetryCallState) -> NoReturn:
+    assert state.outcome is not None
+    raise ControllerUnavailableError(f"{state.outcome.result().reason}; nothing can go on without it")
+
+
+async def get_or_start_controller() -> ActorHandle:
+    """Return the Controller's handle. The first caller starts it; callers that come a little later get the same one.
+
+    Raises:
+        ControllerUnavailableError: it could not be started; the message has what was printed last.
+    """
+    try:
+        return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)
+    except ValueError:
+        pass
+    address = ray.get_runtime_context().gcs_address
+    starter = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "iris_ray.actors.controller.bootstrap", address,
+        env=bootstrap_environment(os.environ), cwd="/",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S):
+            output, _ = await starter.communicate()
+    except TimeoutError:
+        starter.kill()
+        raise ControllerUnavailableError(
+            f"the cluster's Controller did not start within {START_TIMEOUT_S:g} s"
+        ) from None
+    if starter.returncode != 0:
+        last = output.decode(errors="replace").strip()[-2000:]
+        raise ControllerUnavailableError(f"the cluster's Controller did not start:\n{last}")
+    return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)

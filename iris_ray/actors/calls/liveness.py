@@ -1,0 +1,246 @@
+"""How long a silent host, slice or pool is tolerated, and how each of them notices the silence."""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+from ray.exceptions import ActorDiedError, ActorUnschedulableError, OutOfMemoryError
+
+from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks, repeat
+from iris_ray.actors.calls.host_stub import HostStub
+
+Key = TypeVar("Key")
+
+PING_S, RETRY_S = 1.0, 0.2
+FIRST_PING_S = 0.2
+"""A member that was just told to start a task is busy, and may have returned before the first ping."""
+LAG_CHECK_S = 0.25
+
+
+class FailureDetector(Generic[Key]):
+    """Pings members once a second. A member that is silent for `limit_s` is marked lost.
+
+    Time in which this process itself was late does not count: on a machine without free CPU every answer is late.
+
+    Args:
+        ping: asks one member.
+        keys: the members.
+        limit_s: silence after which a member is marked lost; seconds.
+        since_first: whether members may still be starting: their silence counts from their first answer.
+
+    Attributes:
+        silent: the members that are marked lost, and why.
+        hung: those of them whose process may still be there. Asking one that is gone fails at once; asking these waits.
+    """
+
+    def __init__(
+        self,
+        ping: Callable[[Key], Awaitable[Any]],
+        keys: Iterable[Key],
+        limit_s: float,
+        since_first: bool = False,
+    ) -> None:
+        self.silent: dict[Key, str] = {}
+        self.hung: dict[Key, str] = {}
+        self._ping = ping
+        self._limit = limit_s
+        self._since_first = since_first
+        self._late, self._checked = 0.0, asyncio.get_running_loop().time()
+        self._found = asyncio.Event()
+        self._heard: dict[Key, float] = {}  # when each member answered last
+        self._background = BackgroundTasks()
+        for key in keys:
+            self._background.start(self._watch(key), f"watching {key}")
+        self._background.repeat(self._measure_lag, "measuring lag")
+
+    async def found(self) -> None:
+        """Return when a member is marked lost."""
+        await self._found.wait()
+
+    def hear(self, silent: Mapping[Key, str], hung: Mapping[Key, str]) -> None:
+        """Mark members lost that somebody else has found silent, who asks them."""
+        self.hung.update(hung)
+        for key, reason in silent.items():
+            self._lost(key, reason)
+
+    def stop(self) -> None:
+        """Stop pinging."""
+        self._background.cancel()
+
+    async def _watch(self, key: Key) -> None:
+        await asyncio.sleep(FIRST_PING_S)
+        self._heard[key] = math.inf if self._since_first else self._time()
+        await repeat(lambda: self._ask(key), f"watching {key}", RETRY_S)
+
+    async def _ask(self, key: Key) -> bool:
+        """Ping a member, and pause once it has answered. Return whether it is lost."""
+        call = asyncio.ensure_future(self._received(key))
+        try:
+            while not call.done():
+                left = self._heard[key] + self._limit - self._time()
+                if left < 1e-6:  # less than sums of seconds are exact to
+                    self.hung[key] = f"has not answered for {self._limit:g} s"
+                    self._lost(key, self.hung[key])
+                    return True
+                await asyncio.wait({call}, timeout=min(left, self._limit))
+        finally:
+            call.cancel()
+        error = asyncio.CancelledError() if call.cancelled() else call.exception()
+        if isinstance(error, (ActorDiedError, ActorUnschedulableError, OutOfMemoryError)):
+            self._lost(key, f"is gone ({type(error).__name__})")
+            return True
+        if error is None:
+            self._heard[key] = self._time()
+        await asyncio.sleep(PING_S if error is None else RETRY_S)
+        return False
+
+    async def _received(self, key: Key) -> None:
+        await self._ping(key)
+
+    def _lost(self, key: Key, reason: str) -> None:
+        self.silent[key] = reason
+        self._found.set()
+
+    def _time(self) -> float:
+        """Return the time of a clock that stands still while this process is late."""
+        return asyncio.get_running_loop().time() - self._late - self._late_now()
+
+    def _late_now(self) -> float:
+        return max(0.0, asyncio.get_running_loop().time() - self._checked - 2 * LAG_CHECK_S)
+
+    async def _measure_lag(self) -> None:
+        await asyncio.sleep(LAG_CHECK_S)
+        self._late += self._late_now()
+        self._checked = asyncio.get_running_loop().time()
+
+
+async def answers_unless_silent(
+    calls: Mapping[Key, Awaitable[Any]], ping: Callable[[Key], Awaitable[Any]], limit_s: float
+) -> dict[Key, Any]:
+    """Await calls to members for as long as they take, but no member that stops answering pings meanwhile.
+
+    Args:
+        calls: by member.
+        ping: asks one member.
+        limit_s: silence after which a member is marked lost; seconds.
+
+    Returns:
+        The answers. `Unreachable` for a member that is marked lost, and the exception of a call that raised.
+    """
+    asks = {key: asyncio.ensure_future(call) for key, call in calls.items()}
+    detector = FailureDetector(ping, asks, limit_s)
+    try:
+        while waiting := {ask for key, ask in asks.items() if not ask.done() and key not in detector.silent}:
+            await asyncio.wait(waiting, timeout=PING_S)
+        return {key: _outcome(ask) if ask.done() else Unreachable(detector.silent[key]) for key, ask in asks.items()}
+    finally:
+        detector.stop()
+        for ask in asks.values():
+            ask.cancel()
+
+
+def _outcome(ask: "asyncio.Future[Any]") -> Any:
+    return asyncio.CancelledError() if ask.cancelled() else ask.exception() or ask.result()
+
+
+# -- contact -----------------------------------------------------------------------------------------------------------
+# How an actor notices that its pool no longer calls it: the pool hangs, or a failed network has cut this host off.
+#
+# The pool marks such a host lost within seconds, and runs the gang elsewhere. So what runs here must end; otherwise
+# two
+# attempts of a task would write the same checkpoints for as long as the network is broken.
+
+TICK_S = 1.0
+SLICE_UNASKED_S = 10.0
+"""A SliceActor that was not called for so long stops pinging its hosts: its pool may be gone."""
+HOST_UNASKED_S = 60.0
+"""A TPUHostActor that was not called for so long ends its tasks and itself. Ray's processes wait as long for a GCS."""
+
+
+class Contact:
+    """Counts the seconds since an actor was last called, as far as it matters.
+
+    Args:
+        limit_s: contact is lost after so many seconds.
+        matters: returns whether there is anything that must end then; other seconds don't count.
+    """
+
+    def __init__(self, limit_s: float, matters: Callable[[], bool]) -> None:
+        self._limit_s = limit_s
+        self._matters = matters
+        self._unasked_s = 0.0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last call is too long ago."""
+        return self._unasked_s >= self._limit_s
+
+    def asked(self) -> None:
+        """Start the count anew, since a call came."""
+        self._unasked_s = 0.0
+
+    async def count(self) -> None:
+        """Count one second, and take it. A time in which this whole process did not run counts as one second, too."""
+        await asyncio.sleep(TICK_S)
+        self._unasked_s = self._unasked_s + TICK_S if self._matters() else 0.0
+
+
+# -- host watch --------------------------------------------------------------------------------------------------------
+# Pings the hosts of a slice once a second, for as long as this process is pinged itself.
+#
+# More than `MOST_ASKED` hosts are pinged in groups: the first host of a group pings the others, and reports which are
+# silent. One process that pings 1,024 hosts would need half a core.
+
+MOST_ASKED = 64
+
+
+class HostWatch:
+    """Watches hosts until it is stopped.
+
+    Args:
+        hosts: by index.
+        silence_s: a host that has not answered for so long is marked lost; seconds.
+
+    Attributes:
+        detector: says which hosts are silent.
+    """
+
+    def __init__(self, hosts: Mapping[int, HostStub], silence_s: float) -> None:
+        self._hosts = hosts
+        self._silence_s = silence_s
+        self._groups = groups_of(list(hosts))
+        self._id = secrets.token_hex(4)
+        self._contact = Contact(SLICE_UNASKED_S, lambda: True)
+        self._background = BackgroundTasks()
+        self._background.repeat(self._contact.count, "counting silent seconds")
+        self.detector = FailureDetector(self._ask, self._groups, silence_s)
+
+    def asked(self) -> None:
+        """Note that this process was pinged."""
+        self._contact.asked()
+
+    def stop(self) -> None:
+        """Stop pinging."""
+        self.detector.stop()
+        self._background.cancel()
+
+    async def _ask(self, first: int) -> None:
+        """Ping the first host of a group, unless this process is not pinged itself. The hosts then end their tasks."""
+        if self._contact.is_lost:
+            return
+        host, others = self._hosts[first], self._groups[first]
+        if not others:
+            await host.ping()
+        elif (found := await host.silent_peers(self._id)) is not None:
+            self.detector.hear(*found)
+        else:
+            await host.watch_peers(self._id, {i: self._hosts[i] for i in others}, self._silence_s)
+
+
+def groups_of(indexes: list[int]) -> dict[int, list[int]]:
+    """Return by the first host of each group who else is in it. Few hosts are groups of one."""
+    size = 1 if len(indexes) <= MOST_ASKED else math.isqrt(len(indexes))
+    return {indexes[at]: indexes[at + 1 : at + size] for at in range(0, len(indexes), size)}

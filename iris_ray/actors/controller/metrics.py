@@ -1,0 +1,337 @@
+"""Measures the queue, jobs, hosts and users, and gives the figures to Ray's metrics."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from typing import Protocol
+
+from ray.util import metrics
+
+from iris_ray.actors.controller.views import worker_status
+from iris_ray.actors.protocol.status import HostCondition, condition_of
+from iris_ray.model.goodput import Totals, measure
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.workers import Worker
+from iris_ray.state import ControllerState
+from iris_ray.state.job_table import is_measured
+
+# -- metric definitions ------------------------------------------------------------------------------------------------
+# The metrics of the Controller: names, labels and meanings. Ray exports each with ``ray_`` before its name.
+
+WAIT_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
+"""Limits of the buckets of waits in the queue, in seconds."""
+START_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+"""The same of launches and recoveries."""
+
+
+class Kind(Enum):
+    """What a metric counts: what there is now, what there has been in all, or how long things took."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: without Ray's prefix.
+        kind: what it counts.
+        labels: the names of its labels.
+        meaning: in words.
+        buckets: the limits of a histogram's buckets, in seconds.
+    """
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    meaning: str
+    buckets: tuple[float, ...] = ()
+
+
+_G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
+
+PENDING_JOBS = Metric("iris_pending_jobs", _G, ("band", "tpu_type"), "jobs that wait, or of which tasks wait")
+RUNNING_JOBS = Metric("iris_running_jobs", _G, ("band", "tpu_type"), "jobs that have hosts")
+ADMISSION_WAIT = Metric(
+    "iris_admission_wait_seconds",
+    _H,
+    ("band", "tpu_type"),
+    "in the queue, for each attempt",
+    WAIT_S,
+)
+LAUNCH = Metric("iris_launch_seconds", _H, ("tpu_type",), "from hosts to the first task that runs", START_S)
+RECOVERY = Metric(
+    "iris_recovery_seconds", _H, ("tpu_type", "cause"), "from an attempt's end to the next one's first task", WAIT_S
+)
+ATTEMPTS_ENDED = Metric("iris_attempts_ended_total", _C, ("band", "tpu_type", "cause"), "attempts that ended early")
+JOBS_FINISHED = Metric("iris_jobs_finished_total", _C, ("band", "tpu_type", "state"), "jobs that ended, by their state")
+HOSTS = Metric("iris_hosts", _G, ("tpu_type", "condition"), "hosts by condition")
+USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the jobs of a user hold")
+USER_CHIP_SECONDS = Metric("iris_user_chip_seconds_total", _C, ("user",), "the same, added up over time")
+FINISHED_CHIP_SECONDS = Metric(
+    "iris_finished_chip_seconds_total",
+    _C,
+    ("user", "kind"),
+    "chip-seconds of gangs that have ended, by their use",
+)
+
+METRICS = (
+    PENDING_JOBS,
+    RUNNING_JOBS,
+    ADMISSION_WAIT,
+    LAUNCH,
+    RECOVERY,
+    ATTEMPTS_ENDED,
+    JOBS_FINISHED,
+    HOSTS,
+    USER_CHIPS,
+    USER_CHIP_SECONDS,
+    FINISHED_CHIP_SECONDS,
+)
+
+
+# -- meter -------------------------------------------------------------------------------------------------------------
+# Where measurements go: Ray's metrics, which Prometheus reads from every node.
+
+Labels = Mapping[str, str]
+
+
+class Meter(Protocol):
+    """Takes measurements."""
+
+    def set(self, metric: Metric, value: float, labels: Labels) -> None:
+        """Say what a gauge is now."""
+
+    def add(self, metric: Metric, amount: float, labels: Labels) -> None:
+        """Add to a counter."""
+
+    def observe(self, metric: Metric, seconds: float, labels: Labels) -> None:
+        """Add one duration to a histogram."""
+
+
+class RayMeter:
+    """Gives measurements to Ray. The node's agent exports them every ten seconds; without one they are lost."""
+
+    def __init__(self) -> None:
+        of = {kind: [metric for metric in METRICS if metric.kind is kind] for kind in Kind}
+        self._gauges = {m: metrics.Gauge(m.name, m.meaning, tag_keys=m.labels) for m in of[Kind.GAUGE]}
+        self._counters = {m: metrics.Counter(m.name, m.meaning, tag_keys=m.labels) for m in of[Kind.COUNTER]}
+        self._histograms = {
+            m: metrics.Histogram(m.name, m.meaning, boundaries=list(m.buckets), tag_keys=m.labels)
+            for m in of[Kind.HISTOGRAM]
+        }
+
+    def set(self, metric: Metric, value: float, labels: Labels) -> None:
+        self._gauges[metric].set(value, dict(labels))
+
+    def add(self, metric: Metric, amount: float, labels: Labels) -> None:
+        if amount > 0:
+            self._counters[metric].inc(amount, dict(labels))
+
+    def observe(self, metric: Metric, seconds: float, labels: Labels) -> None:
+        self._histograms[metric].observe(seconds, dict(labels))
+
+
+# -- measurements ------------------------------------------------------------------------------------------------------
+# Measures the queue, jobs, hosts and users. It reads what has changed, so that it costs next to nothing.
+
+MOST_VALUES = 100
+"""Of a label whose values users choose. What comes later is called `OTHER`."""
+OTHER, NO_TYPE = "other", "none"
+
+Values = tuple[str, ...]
+"""Of the labels of a metric, in their order."""
+
+_CAUSES = {TaskState.FAILED: "failure", TaskState.WORKER_FAILED: "preemption", TaskState.KILLED: "eviction"}
+
+
+class Measurements:
+    """What is measured of a state. Call `look` every few seconds.
+
+    Args:
+        state: read only. What its jobs have done before is not measured.
+        unusable: node ids of the live hosts that no job gets; read only.
+        meter: takes the measurements.
+        now: seconds on the events' clock.
+    """
+
+    def __init__(self, state: ControllerState, unusable: Collection[str], meter: Meter, now: float) -> None:
+        self._state = state
+        self._unusable = unusable
+        self._meter = meter
+        self._names: dict[str, dict[str, None]] = {"tpu_type": {}, "user": {}}
+        self._shown: dict[Metric, set[Values]] = {}  # for which values of its labels each gauge has been set
+        self._jobs_read = state.job_changes.version
+        self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
+        self._starting: dict[str, dict[tuple[int, int], float]] = {}  # job id → gang, attempt → when it got hosts
+        self._hosts_read = -1
+        self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
+        self._looked_at = now
+        for job in state.jobs.values():  # what they did before is not measured again
+            self._ends[job.spec.job_id] = _ends_of(job)
+
+    def placed(self, job: Job, gang: Gang, now: float) -> None:
+        """Measure how long a gang has waited that is given hosts now."""
+        if job.spec.spare_for is None:
+            labels = self._of_job(job.spec, "band", "tpu_type")
+            self._meter.observe(ADMISSION_WAIT, max(0.0, now - gang.waiting_since), labels)
+            self._starting.setdefault(job.spec.job_id, {})[gang.position, gang.attempt] = now
+
+    def look(self, now: float) -> None:
+        """Measure what has changed since the last look, and what there is now."""
+        changed = self._state.job_changes.since(self._jobs_read)
+        known = self._state.jobs, self._ends, self._starting  # some of these may be forgotten by now
+        for job_id in dict.fromkeys(chain(*known) if changed is None else changed):
+            self._look_at_job(job_id)
+        self._jobs_read = self._state.job_changes.version
+        self._look_at_hosts(now)
+        self._count_jobs()
+        self._count_chips(now)
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def _look_at_job(self, job_id: str) -> None:
+        job = self._state.jobs.get(job_id)
+        if job is None or job.spec.spare_for is not None:
+            self._ends.pop(job_id, None)
+            self._starting.pop(job_id, None)
+            return
+        self._measure_starts(job)
+        self._measure_ends(job)
+
+    def _measure_starts(self, job: Job) -> None:
+        waits = self._starting.pop(job.spec.job_id, {})
+        for (position, attempt), placed_at in waits.items():
+            gang = job.gangs[position]
+            started_at = _start_of(gang, attempt)
+            if started_at is not None:
+                self._measure_start(job, gang, attempt, started_at, placed_at)
+            elif gang.attempt == attempt and job.over is None:
+                self._starting.setdefault(job.spec.job_id, {})[position, attempt] = placed_at
+
+    def _measure_start(self, job: Job, gang: Gang, attempt: int, started_at: float, placed_at: float) -> None:
+        labels = self._of_job(job.spec, "tpu_type")
+        self._meter.observe(LAUNCH, max(0.0, started_at - placed_at), labels)
+        before = next((past for past in reversed(gang.past) if past.number < attempt), None)
+        if before is not None and before.started_at is not None:
+            away_s = max(0.0, started_at - before.ended_at)
+            self._meter.observe(RECOVERY, away_s, {**labels, "cause": _CAUSES[before.state]})
+
+    def _measure_ends(self, job: Job) -> None:
+        ends, known = _ends_of(job), self._ends.get(job.spec.job_id, Counter())
+        self._ends[job.spec.job_id] = ends
+        labels = self._of_job(job.spec, "band", "tpu_type")
+        for cause, count in (ends - known).items():
+            if job.over is not None and cause == job.over.value:
+                self._meter.add(JOBS_FINISHED, 1, {**labels, "state": cause})
+                self._measure_goodput(job)
+            else:
+                self._meter.add(ATTEMPTS_ENDED, count, {**labels, "cause": cause})
+
+    def _measure_goodput(self, job: Job) -> None:
+        """Measure what the chips of a job went into that has just ended."""
+        if not is_measured(job):
+            return
+        user = self._named("user", job.spec.user)
+        spent = Totals.of(measure(job.times, job.submitted_at, self._looked_at)).chip_seconds
+        for kind, chip_seconds in spent.items():
+            self._meter.add(FINISHED_CHIP_SECONDS, chip_seconds, {"user": user, "kind": kind})
+
+    def _count_jobs(self) -> None:
+        jobs = self._state.jobs
+        running = {attempt.job_id for attempts in self._state.attempts.values() for attempt in attempts}
+        waiting: Counter[Values] = Counter(self._kind(job.spec) for job in self._state.pending() if _counts(job))
+        self._set(PENDING_JOBS, waiting)
+        live = (job for job in map(jobs.get, running) if job is not None and _counts(job) and job.over is None)
+        having_hosts: Counter[Values] = Counter(map(self._kind, (job.spec for job in live)))
+        self._set(RUNNING_JOBS, having_hosts)
+
+    def _kind(self, spec: JobSpec) -> tuple[str, str]:
+        return spec.priority.name.lower(), self._named("tpu_type", spec.device or NO_TYPE)
+
+    # -- hosts and users -------------------------------------------------------------------------------------------
+
+    def _look_at_hosts(self, now: float) -> None:
+        fleet = self._state.fleet
+        changed = fleet.changes_since(self._hosts_read) if self._hosts_read >= 0 else None
+        if changed is None:
+            self._hosts.clear()
+        for worker in fleet.workers.values() if changed is None else changed:
+            live = fleet.workers.get(worker.node_id)
+            if live is None:
+                self._hosts.pop(worker.node_id, None)
+            else:
+                self._hosts[worker.node_id] = self._host(live, now)
+        self._hosts_read = fleet.version
+        conditions: Counter[Values] = Counter(self._hosts.values())
+        if unusable := sum(node_id not in fleet.workers for node_id in self._unusable):
+            conditions[NO_TYPE, HostCondition.UNUSABLE.value] = unusable
+        self._set(HOSTS, conditions)
+
+    def _host(self, worker: Worker, now: float) -> tuple[str, str]:
+        status = worker_status(worker, self._state, now)
+        return self._named("tpu_type", status.device or NO_TYPE), condition_of(status, self._is_spare).value
+
+    def _is_spare(self, job_id: str) -> bool:
+        job = self._state.jobs.get(job_id)
+        return job is not None and job.spec.spare_for is not None
+
+    def _count_chips(self, now: float) -> None:
+        held: dict[Values, float] = {}
+        for user, band in self._state.limits.accounts:
+            if (chips := self._state.limits.held(user, band).chips) > 0:
+                values = (self._named("user", user),)
+                held[values] = held.get(values, 0.0) + chips
+        passed, self._looked_at = max(0.0, now - self._looked_at), now
+        for (user,), chips in held.items() if passed else ():
+            self._meter.add(USER_CHIP_SECONDS, chips * passed, {"user": user})
+        self._set(USER_CHIPS, held)
+
+    # -- labels ----------------------------------------------------------------------------------------------------
+
+    def _set(self, metric: Metric, amounts: Mapping[Values, float]) -> None:
+        """Set a gauge for all values of its labels; to 0 where there was something and is nothing now."""
+        known = self._shown.setdefault(metric, set())
+        known.update(amounts)
+        for values in known:
+            self._meter.set(metric, amounts.get(values, 0.0), dict(zip(metric.labels, values, strict=True)))
+
+    def _of_job(self, spec: JobSpec, *names: str) -> dict[str, str]:
+        band, tpu_type = self._kind(spec)
+        return {name: {"band": band, "tpu_type": tpu_type}[name] for name in names}
+
+    def _named(self, label: str, value: str) -> str:
+        """Return the value of a label; `OTHER` if there are too many values already."""
+        known = self._names[label]
+        if value not in known and len(known) >= MOST_VALUES:
+            return OTHER
+        known[value] = None
+        return value
+
+
+def _start_of(gang: Gang, attempt: int) -> float | None:
+    """Return when the first task of an attempt ran; None if none has, or it is not known any more."""
+    if gang.attempt == attempt:
+        return gang.running_since if gang.running_since < math.inf else None
+    return next((past.started_at for past in gang.past if past.number == attempt), None)
+
+
+def _ends_of(job: Job) -> Counter[str]:
+    """Return how many of a job's attempts have ended early, by cause, and the state in which it has ended, as 1."""
+    ends = Counter(failure=job.failures, preemption=job.preemptions, eviction=job.evictions)
+    if job.over is not None:
+        ends[job.over.value] = 1
+    return ends
+
+
+def _counts(job: Job) -> bool:
+    """Return whether it is a job to people, and no spare."""
+    return job.spec.spare_for is None

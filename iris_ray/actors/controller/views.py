@@ -1,0 +1,405 @@
+"""How the Controller describes its jobs, tasks and hosts to people: status, events, goodput, changes."""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import islice
+from typing import TypeVar
+
+from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
+from iris_ray.actors.controller.progress_board import Heard, ProgressBoard
+from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, Waiting
+from iris_ray.actors.protocol.status import (
+    PAGE,
+    JobEvent,
+    JobGoodput,
+    JobStatus,
+    LimitStatus,
+    TaskAttempt,
+    TaskStatus,
+    WorkerStatus,
+)
+from iris_ray.model.constraints import TAINT_PREFIX
+from iris_ray.model.goodput import JobTimes, Totals, last_disruption, measure
+from iris_ray.model.goodput_sums import ChipState
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.jobs import Gang, Job, PastAttempt
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.limits import EVERYBODY, Limits
+from iris_ray.model.workers import TPU, TPU_TOPOLOGY, Worker, accelerators, string_attribute
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.planner import Planner
+from iris_ray.state import ControllerState
+from iris_ray.state.controller_state import apply_safely
+from iris_ray.state.instructions import Instructions
+from iris_ray.state.quarantine import QUARANTINE
+
+
+def job_status(
+    job: Job, state: ControllerState, clock: Clock, waiting: PendingReason | None, said: Heard | None = None
+) -> JobStatus:
+    spec = job.spec
+    return JobStatus(
+        number=job.number,
+        job_id=spec.job_id,
+        name=spec.name or spec.job_id,
+        user=spec.user,
+        priority=spec.priority,
+        device=spec.device,
+        state=job.state,
+        submitted_at=clock.wall(job.submitted_at),
+        attempt=job.attempt,
+        failures=job.failures,
+        preemptions=job.preemptions,
+        max_retries_failure=spec.max_retries_failure,
+        max_retries_preemption=spec.max_retries_preemption,
+        tasks=dict(job.counts),
+        groups=tuple(dict.fromkeys(name for gang in state.placed_gangs(job) for name in gang.groups)),
+        error=job.error,
+        waiting=waiting,
+        evictions=job.evictions,
+        gives_way=_gives_way(job, state, clock),
+        step=said.step if said else None,
+        status=said.status if said else None,
+        stragglers=said.stragglers if said and job.state is JobState.RUNNING else (),
+        heartbeat_at=clock.wall_or_none(said.beat_at) if said else None,
+        num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
+        spare_for=spec.spare_for.job_id if spec.spare_for else None,
+        yields=job.yields,
+    )
+
+
+def _gives_way(job: Job, state: ControllerState, clock: Clock) -> tuple[str, float] | None:
+    """Return to whom the first gang that is evicted gives its hosts, and until when."""
+    evictions = (gang.eviction for gang in state.placed_gangs(job))
+    return next(((one.reason, clock.wall(one.deadline)) for one in evictions if one is not None), None)
+
+
+def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> TaskStatus:
+    gang, task = job.gang_of(index), job.task(index)
+    worker = state.workers.get(task.node_id or "")
+    group = _group(gang.groups, index - gang.position, len(gang.tasks)) if task.node_id else None
+    times = clock.wall_or_none(task.started_at), clock.wall_or_none(task.ended_at), task.exit_code
+    earlier = [past for past in gang.past if past.number < gang.attempt or not gang.succeeded]
+    attempts = [_past(past, job, index, clock) for past in earlier]
+    if gang.attempt and not (earlier and earlier[-1].number == gang.attempt):
+        attempts.append(TaskAttempt(gang.attempt, task.state, group, *times, task.error))
+    return TaskStatus(
+        task_id=task.task_id,
+        task_index=task.index,
+        state=task.state,
+        attempt=gang.attempt,
+        started_at=times[0],
+        ended_at=times[1],
+        exit_code=task.exit_code,
+        failures=gang.failures,
+        preemptions=gang.preemptions,
+        attempts=tuple(attempts),
+        node_id=task.node_id,
+        address=worker.address if worker else None,
+        group=group,
+        host=worker.name if worker else None,
+        error=task.error,
+        evictions=gang.evictions,
+    )
+
+
+def _past(past: PastAttempt, job: Job, index: int, clock: Clock) -> TaskAttempt:
+    """Return an earlier attempt of a gang, as it was for one of its tasks."""
+    was_cause = past.cause == index
+    together = past.state if was_cause or past.state is TaskState.KILLED else TaskState.COSCHED_FAILED
+    number, size = (index, job.spec.replicas * len(past.groups)) if job.spec.coscheduling else (0, 1)
+    return TaskAttempt(
+        attempt=past.number,
+        state=together,
+        group=_group(past.groups, number, size),
+        started_at=clock.wall_or_none(past.started_at),
+        ended_at=clock.wall_or_none(past.ended_at),
+        exit_code=past.exit_code if was_cause else None,
+        error=past.error,
+    )
+
+
+def _group(groups: tuple[str, ...], number: int, tasks: int) -> str | None:
+    """Return the group that a task of a gang is on, by its number among so many tasks."""
+    return groups[number * len(groups) // tasks] if number < tasks and groups else None
+
+
+def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerStatus:
+    taints = [f"{name} ({value})" for name, value in worker.attributes.items() if name.startswith(TAINT_PREFIX)]
+    suspicion = worker.suspected if now < worker.suspected_until else None
+    return WorkerStatus(
+        node_id=worker.node_id,
+        address=worker.address,
+        slice_name=worker.slice_name,
+        host_index=worker.host_index,
+        device=string_attribute(worker.attributes, TPU_TOPOLOGY),
+        resources=dict(worker.resources),
+        free=dict(worker.free),
+        attributes={name: value.value for name, value in worker.attributes.items()},
+        tasks=tuple(task_id for task_id, _ in worker.occupants),
+        unavailable="; ".join(filter(None, [worker.draining, worker.foreign, suspicion, *taints])) or None,
+        holder=state.holders.get(worker.slice_name or ""),
+        draining=worker.draining,
+        suspected=suspicion,
+        foreign=worker.foreign,
+    )
+
+
+def unusable_status(host: UnusableHost) -> WorkerStatus:
+    return WorkerStatus(
+        node_id=host.node_id,
+        address=host.address,
+        slice_name=host.slice_name,
+        host_index=None,
+        device=None,
+        resources=host.resources,
+        free=host.resources,
+        attributes={},
+        tasks=(),
+        unavailable=host.why,
+        holder=None,
+    )
+
+
+def limit_statuses(state: ControllerState) -> list[LimitStatus]:
+    """Return the limits of everybody in each band, then those of each user who has limits or jobs."""
+    everybody = [(EVERYBODY, band) for band in PriorityBand]
+    users = sorted(account for account in state.limits.accounts if account[0] != EVERYBODY)
+    return [_limit_status(user, band, state) for user, band in (*everybody, *users)]
+
+
+def _limit_status(user: str, band: PriorityBand, state: ControllerState) -> LimitStatus:
+    held = state.limits.held(user, band)
+    return LimitStatus(
+        user=user,
+        band=band,
+        set_here=state.limits.table.get((user, band), Limits()),
+        limits=state.limits.of(user, band),
+        chips=held.chips,
+        running_jobs=len(held.running),
+        queued_jobs=len(held.queued),
+        tasks=held.tasks,
+    )
+
+
+# -- goodput views -----------------------------------------------------------------------------------------------------
+# What the time of jobs went into, and what the chips of the cluster are in, for people.
+
+
+def job_goodput(job: Job, heard: Heard | None, clock: Clock) -> JobGoodput:
+    """Return what the time of a job went into until now.
+
+    Args:
+        job: the job.
+        heard: what its tasks have last said.
+        clock: the Controller's.
+    """
+    times, now = _with_latest(job.times, heard), clock.now()
+    totals = Totals.of(measure(times, job.submitted_at, now))
+    return JobGoodput(
+        number=job.number,
+        job_id=job.spec.job_id,
+        user=job.spec.user,
+        state=job.state,
+        submitted_at=clock.wall(job.submitted_at),
+        ended_at=clock.wall_or_none(job.times.ended_at),
+        attempts=job.attempt,
+        seconds=dict(totals.seconds),
+        chip_seconds=dict(totals.chip_seconds),
+        goodput=totals.goodput,
+        measured=totals.measured,
+        last_disruption=last_disruption(times, now),
+    )
+
+
+def _with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
+    """Return the times with what the latest attempt has said that is not recorded: it still runs, or broke off."""
+    latest = times.attempts[-1] if times.attempts else None
+    if heard is None or latest is None or heard.attempt != latest.number or latest.marks.steps:
+        return times
+    if not heard.marks.makes_sense:
+        return times
+    known = copy(times)
+    known.attempts = [*times.attempts[:-1], replace(latest, marks=heard.marks)]
+    return known
+
+
+def chips_by_state(state: ControllerState) -> dict[ChipState, float]:
+    """Return how many chips of the cluster are in each state now."""
+    found: dict[ChipState, float] = {}
+    for worker in state.workers.values():
+        if chips := worker.resources.get(TPU, 0.0):
+            now_in = _state_of(worker, state)
+            found[now_in] = found.get(now_in, 0.0) + chips
+    return found
+
+
+def _state_of(worker: Worker, state: ControllerState) -> ChipState:
+    if worker.occupants:
+        job = state.jobs.get(next(iter(worker.occupants))[1].job_id)
+        return ChipState.SPARE if job is not None and job.spec.spare_for is not None else ChipState.BUSY
+    taints = [name for name in worker.attributes if name.startswith(TAINT_PREFIX)]
+    if TAINT_PREFIX + QUARANTINE in taints:
+        return ChipState.QUARANTINED
+    if worker.draining or worker.foreign or taints:
+        return ChipState.UNAVAILABLE
+    return ChipState.WARM if worker.slice_name in state.holders else ChipState.FREE
+
+
+def day_of(wall: float) -> str:
+    """Return the day of a time in seconds since the epoch, in UTC."""
+    return datetime.fromtimestamp(wall, UTC).date().isoformat()
+
+
+# -- job events --------------------------------------------------------------------------------------------------------
+# What has happened to a job, for people: from its record, so a restart of the Controller changes nothing.
+
+CHARGED = {
+    TaskState.FAILED: "charged as a failure",
+    TaskState.WORKER_FAILED: "charged as a preemption",
+    TaskState.KILLED: "free of charge",
+}
+
+
+def job_events(job: Job, clock: Clock) -> list[JobEvent]:
+    """Return what is known of a job's life, oldest first: at most `PAGE` events, the latest ones."""
+    events = [event for gang in job.gangs for event in _of_gang(job, gang)]
+    band = job.spec.priority.name.lower()
+    events.append(JobEvent(job.submitted_at, None, None, f"submitted by {job.spec.user}, {band}"))
+    if job.over is not None and job.times.ended_at is not None:
+        because = f": {job.error}" if job.error and job.over is not JobState.SUCCEEDED else ""
+        events.append(JobEvent(job.times.ended_at, None, None, f"the job ended: {job.over.value}{because}"))
+    latest = heapq.nlargest(PAGE, enumerate(events), key=lambda event: (event[1].at, event[0]))
+    in_order = (event for _, event in sorted(latest, key=lambda event: (event[1].at, event[0])))
+    return [JobEvent(clock.wall(event.at), event.task_index, event.attempt, event.what) for event in in_order]
+
+
+def _of_gang(job: Job, gang: Gang) -> Iterator[JobEvent]:
+    task = None if job.spec.coscheduling else gang.position
+    for past in gang.past:
+        yield from _past_event(past, task)
+    assigned = {attempt.number: attempt.assigned_at for attempt in job.times.attempts}
+    where = ", ".join(gang.groups)
+    is_over = any(past.number == gang.attempt for past in gang.past)
+    if job.spec.coscheduling and not is_over and gang.attempt in assigned:
+        yield JobEvent(assigned[gang.attempt], task, gang.attempt, f"got {where}")
+    began = min((one.started_at for one in gang.tasks if one.started_at is not None), default=None)
+    if began is not None:
+        yield JobEvent(began, task, gang.attempt, f"runs on {where}")
+    if gang.notice is not None:
+        yield JobEvent(gang.notice.deadline, task, gang.attempt, f"is to move at the latest: {gang.notice.reason}")
+
+
+def _past_event(past: PastAttempt, task: int | None) -> Iterator[JobEvent]:
+    where = ", ".join(past.groups)
+    if past.started_at is not None:
+        yield JobEvent(past.started_at, task, past.number, f"runs on {where}")
+    ended = "ended" if past.started_at is not None else f"did not start on {where}"
+    yield JobEvent(past.ended_at, task, past.number, f"{ended} ({CHARGED[past.state]}): {past.error}")
+
+
+# -- overview ----------------------------------------------------------------------------------------------------------
+# What has changed, for those who watch the whole cluster. It costs what has changed, not what there is.
+
+T = TypeVar("T")
+
+USERS_SHOWN = 300
+
+
+class Overview:
+    """Answers watchers.
+
+    Args:
+        state, planner, nodes, progress: what is shown; read only.
+        clock: the Controller's.
+    """
+
+    def __init__(
+        self, state: ControllerState, planner: Planner, nodes: NodeDiff, progress: ProgressBoard, clock: Clock
+    ) -> None:
+        self._state = state
+        self._planner = planner
+        self._nodes = nodes
+        self._progress = progress
+        self._clock = clock
+
+    def since(self, position: Position, epoch: int) -> Changes:
+        """Return what has changed since a position of the Controller with this epoch."""
+        state = self._state
+        hosts = state.fleet.changes_since(position.fleet)
+        jobs = state.job_changes.since(position.jobs)
+        if position.epoch != epoch or hosts is None or jobs is None:
+            return Changes(Position(epoch, state.fleet.version, state.job_changes.version), begin_anew=True)
+        node_ids, read_hosts = _first([worker.node_id for worker in hosts])
+        job_ids, read_jobs = _first(jobs)
+        now, known = self._clock.now(), state.workers
+        unusable = [unusable_status(host) for host in islice(self._nodes.unusable.values(), PAGE)]
+        waiting = self._waiting()
+        return Changes(
+            Position(epoch, position.fleet + read_hosts, position.jobs + read_jobs),
+            more=read_hosts < len(hosts) or read_jobs < len(jobs),
+            workers=(*(worker_status(known[i], state, now) for i in node_ids if i in known), *unusable),
+            lost=tuple(i for i in node_ids if i not in known and i not in self._nodes.unusable),
+            jobs=tuple(self._job(state.jobs[i]) for i in job_ids if i in state.jobs),
+            forgotten=tuple(i for i in job_ids if i not in state.jobs),
+            queue=tuple(self._queued(reason) for reason in waiting[:QUEUE_SHOWN]),
+            waiting=len(waiting),
+            limits=tuple(islice(limit_statuses(state), USERS_SHOWN)),
+            shares=tuple(islice(user_shares(state, now), USERS_SHOWN)),
+        )
+
+    def _job(self, job: Job) -> JobStatus:
+        return job_status(job, self._state, self._clock, None, self._progress.of(job.spec.job_id))
+
+    def _waiting(self) -> list[PendingReason]:
+        """Return why each job waits that is no spare, in the order of the latest plan."""
+        jobs, reasons = self._state.jobs, self._planner.pending_reasons
+        return [why for i, why in reasons.items() if i in jobs and jobs[i].pending and not jobs[i].spec.spare_for]
+
+    def _queued(self, reason: PendingReason) -> Waiting:
+        job = self._state.jobs[reason.job_id]
+        since = self._clock.wall(min(job.gangs[position].waiting_since for position in islice(job.pending, PAGE)))
+        return Waiting(reason.job_id, str(reason), reason.kind.name, since)
+
+
+def user_shares(state: ControllerState, now: float) -> Iterator[UserShare]:
+    """Yield what each user has of the cluster, those who hold something now first."""
+    totals = state.fleet.totals
+    for user in dict.fromkeys([*state.usage, *state.past_usage.snapshot()]):
+        held, past = state.usage.get(user, {}), state.past_usage.hours(user, now)
+        both = {resource: held.get(resource, 0.0) + past.get(resource, 0.0) for resource in {*held, *past}}
+        yield UserShare(user, _share(held, totals), _share(both, totals), round(accelerators(past), 3))
+
+
+def _share(amounts: Mapping[str, float], totals: Mapping[str, float]) -> float:
+    """Return the largest part of any resource."""
+    parts = [amount / totals[resource] for resource, amount in amounts.items() if totals.get(resource)]
+    return round(max(parts, default=0.0), 4)
+
+
+def _first(changed: Sequence[T]) -> tuple[list[T], int]:
+    """Return a page of different things that have changed, and how many of the changes these are."""
+    found: dict[T, None] = {}
+    for number, one in enumerate(changed):
+        if len(found) == PAGE and one not in found:
+            return list(found), number
+        found[one] = None
+    return list(found), len(changed)
+
+
+# -- ray view ----------------------------------------------------------------------------------------------------------
+# The hosts of a cluster as a Controller would see them, for people who look while none runs.
+
+
+def workers_by_ray(table: NodeTable) -> list[WorkerStatus]:
+    """Return all live hosts that Ray knows, by slice and number; those that no job would get with the reason."""
+    state, clock = ControllerState(), Clock()
+    nodes = NodeDiff(state, clock)
+    apply_safely(state, nodes.events_of(table), Instructions())
+    found = [worker_status(worker, state, clock.now()) for worker in state.workers.values()]
+    found += [unusable_status(host) for host in nodes.unusable.values() if host.node_id not in state.workers]
+    return sorted(found, key=lambda worker: worker.place)

@@ -1,0 +1,353 @@
+"""Tasks in containers: the engine's commands, the record of a started container, and its run."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from iris_ray.actors.host.exit_status import ProgramExit, in_words
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.errors import ContainerEngineError
+from iris_ray.model.job_info import JobInfo, job_info_of
+from iris_ray.model.job_spec import ContainerSpec, container_name
+from iris_ray.model.multislice import MEGASCALE_PREFIX
+from iris_ray.model.outcomes import EndKind
+
+LABEL = "iris-ray.container"
+"""The label with a container's name. By it a container is found exactly; engines find names by patterns."""
+
+_OF_THE_HOST = ("TPU_", MEGASCALE_PREFIX)
+_OF_THE_HOST_TOO = ("JAX_PLATFORMS", "PJRT_DEVICE")
+"""What a task's environment says about its chips and its slice."""
+
+_CHANGES_THE_CLIENT = ("LD_", "XDG_", "CONTAINERS_", "STORAGE_")
+_CHANGES_THE_CLIENT_TOO = frozenset(
+    {
+        *("PATH", "HOME", "TMPDIR", "NOTIFY_SOCKET", "REGISTRY_AUTH_FILE"),
+        *("CONTAINER_HOST", "CONTAINER_CONNECTION", "CONTAINER_SSHKEY"),
+        *("DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_CERT_PATH", "DOCKER_TLS", "DOCKER_TLS_VERIFY"),
+        *("DOCKER_API_VERSION", "DOCKER_CONTENT_TRUST", "DOCKER_CONTENT_TRUST_SERVER", "DOCKER_DEFAULT_PLATFORM"),
+        *("GODEBUG", "GOGC", "GOMAXPROCS", "GOMEMLIMIT", "GOTRACEBACK"),
+    }
+)
+
+
+def container_environment(environ: Mapping[str, str], spec: ContainerSpec, task: JobInfo) -> dict[str, str]:
+    """Return the variables of the container.
+
+    The user's win over what the host says about its chips. Variables that identify the task win over the user's, and
+    so do the ``MEGASCALE_*`` variables of this attempt. On a single slice there are none, the user's included.
+
+    Args:
+        environ: the environment of the task's process.
+        spec: what the user asks for.
+        task: the task's place in its gang.
+    """
+    told = {name: v for name, v in environ.items() if name.startswith(_OF_THE_HOST) or name in _OF_THE_HOST_TOO}
+    megascale = {name: value for name, value in told.items() if name.startswith(MEGASCALE_PREFIX)}
+    user = {name: v for name, v in spec.env.items() if megascale or not name.startswith(MEGASCALE_PREFIX)}
+    marks = {name: environ[name] for name in (TOKEN_VARIABLE, TaskFiles.VARIABLE) if name in environ}
+    return {"PYTHONUNBUFFERED": "1"} | told | user | megascale | task.to_env() | marks
+
+
+def run_arguments(name: str, spec: ContainerSpec, variables: Mapping[str, str], task: JobInfo) -> list[str]:
+    """Return the arguments of the engine's client that run a container in the foreground.
+
+    Args:
+        name: the container's name.
+        spec: what the user asks for. Its options come after ours, and so win over them.
+        variables: the container's variables.
+        task: the task's place in its gang.
+    """
+    ours = ["--privileged", "--net=host", "--ipc=host", f"--name={name}", f"--label={LABEL}={name}"]
+    mounts = [f"--volume={path}:{path}" for path in _directories(variables, task)]
+    env = [f"--env={n}={v}" if changes_the_client(n) else f"--env={n}" for n, v in sorted(variables.items())]
+    return ["run", *ours, *mounts, *env, *spec.options, spec.image, *spec.command]
+
+
+def client_environment(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the client: its own, and the values of the variables that it is to pass on."""
+    return dict(environ) | {name: value for name, value in variables.items() if not changes_the_client(name)}
+
+
+def changes_the_client(name: str) -> bool:
+    """Return whether a variable changes what the engine's client does, such as which daemon it talks to."""
+    return name.startswith(_CHANGES_THE_CLIENT) or name in _CHANGES_THE_CLIENT_TOO
+
+
+def _directories(variables: Mapping[str, str], task: JobInfo) -> list[str]:
+    """Return the host's directories that the container sees: of the task's notices, and of its job."""
+    prefix = variables.get(TaskFiles.VARIABLE)
+    return [str(path) for path in (prefix and Path(prefix).parent, task.local_dir) if path]
+
+
+# -- engine ------------------------------------------------------------------------------------------------------------
+# The container engine of a host, docker or podman, by its command. The engine owns a container; iris_ray does not.
+
+VARIABLE = "IRIS_RAY_CONTAINER_ENGINE"
+"""Names the host's engine: a command, or its path. Without it, docker is tried first, then podman."""
+KNOWN = ("docker", "podman")
+
+ANSWER_S = 30.0
+"""How long an engine may take to answer."""
+REMOVAL_S = 120.0
+"""How long it may take until a container is gone: the kernel may have much memory to take back."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """What the engine says about a container.
+
+    Attributes:
+        status: such as ``"created"``, ``"running"``, ``"exited"``.
+        exit_code: of its program; 128 and the number of the signal that killed it.
+        out_of_memory: whether the kernel killed it for lack of memory.
+    """
+
+    status: str
+    exit_code: int
+    out_of_memory: bool
+
+
+class ContainerEngine:
+    """One engine of this host.
+
+    Args:
+        path: its command.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    def problem(self) -> str | None:
+        """Return why this engine can't run containers, as it says itself; None if it can."""
+        code, said = self._ask("version")
+        return None if code == 0 else said or f"its exit code is {code}"
+
+    def run(self, arguments: list[str], environ: Mapping[str, str]) -> int:
+        """Run the engine's client, which prints where this process prints; return its exit code when it has ended."""
+        return subprocess.run([self.path, *arguments], env=environ, stdin=subprocess.DEVNULL, check=False).returncode
+
+    def state(self, name: str) -> ContainerState | None:
+        """Return what the engine says about a container; None if there is none, or if it says nothing."""
+        form = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
+        code, said = self._ask("container", "inspect", f"--format={form}", name)
+        try:
+            status, exit_code, out_of_memory = said.split()
+            return ContainerState(status, int(exit_code), out_of_memory == "true") if code == 0 else None
+        except ValueError:
+            return None
+
+    def terminate(self, name: str) -> bool:
+        """Send SIGTERM to a container's program; return whether it runs."""
+        return self._ask("kill", "--signal=TERM", name)[0] == 0
+
+    def remove(self, name: str, timeout_s: float = REMOVAL_S) -> str | None:
+        """Kill a container if it runs, and remove it. Blocks until it is gone.
+
+        Returns:
+            Why it may still be there after ``timeout_s`` seconds; None once it is gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (problem := self._removed_now(name)) is not None:
+            if time.monotonic() > deadline:
+                return problem
+            time.sleep(POLL_S)
+        return None
+
+    def _removed_now(self, name: str) -> str | None:
+        code, found = self._ask("ps", "--all", "--quiet", f"--filter=label={LABEL}={name}")
+        if code != 0:
+            return found or f"{self.name} does not answer"
+        if not found:
+            return None
+        self._ask("kill", name)  # else podman would wait for its program to heed a SIGTERM
+        self._ask("rm", "--force", "--volumes", name)
+        return f"{self.name} has not removed it"
+
+    def _ask(self, *arguments: str) -> tuple[int, str]:
+        """Run a command of the engine; return its exit code and what it says, errors if it fails.
+
+        An engine that does not answer has the exit code -1.
+        """
+        try:
+            done = subprocess.run(
+                [self.path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return -1, str(error)
+        said = done.stderr if done.returncode else done.stdout
+        return done.returncode, said.decode(errors="replace").strip()
+
+
+def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
+    """Return the first engine of this host that answers.
+
+    Raises:
+        ContainerEngineError: none does; the message says why, for each.
+    """
+    wanted = environ.get(VARIABLE)
+    problems = []
+    for command in (wanted,) if wanted else KNOWN:
+        path = shutil.which(command)
+        problem = "there is no such command" if path is None else ContainerEngine(path).problem()
+        if path is not None and problem is None:
+            return ContainerEngine(path)
+        problems.append(f"{command}: {problem}")
+    raise ContainerEngineError(
+        f"no container engine answers on this host ({'; '.join(problems)}). Install docker or podman there and let the"
+        f" user of Ray use it; {VARIABLE} names another one"
+    )
+
+
+# -- record ------------------------------------------------------------------------------------------------------------
+# The record of a task's container, among the files of the task's process: it is written before the container starts.
+#
+# A container is no child of ours. It would outlive the task, unless whoever ends the task's processes ends it, too:
+# the
+# task's TPUHostActor, the reaper once that actor is gone, or the next actor on the host.
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRecord:
+    """The container of a task.
+
+    Attributes:
+        engine: the path of its engine's command.
+        name: its name.
+    """
+
+    engine: str
+    name: str
+
+    def write(self, files: TaskFiles) -> None:
+        """Write the record among the files of a task's process, whole or not at all."""
+        unfinished = files.container.with_name(f"{files.container.name}.unfinished")
+        unfinished.write_text(json.dumps({"engine": self.engine, "name": self.name}))
+        unfinished.replace(files.container)
+
+    @staticmethod
+    def read(files: TaskFiles) -> "ContainerRecord | None":
+        """Return the container of a task; None if it has none."""
+        try:
+            found = json.loads(files.container.read_text())
+            return ContainerRecord(str(found["engine"]), str(found["name"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
+    """End the container of a task and remove it, if it has one. Blocks until it is gone.
+
+    Returns:
+        What still runs after ``timeout_s`` seconds, as ``container <name> (<why>)``.
+    """
+    record = ContainerRecord.read(files)
+    if record is None:
+        return []
+    problem = ContainerEngine(record.engine).remove(record.name, timeout_s)
+    if problem is not None:
+        return [f"container {record.name} ({problem})"]
+    with contextlib.suppress(OSError):
+        files.container.unlink(missing_ok=True)
+    return []
+
+
+# -- run ---------------------------------------------------------------------------------------------------------------
+# What the process of a task runs in place of a user's function: a program in a container.
+#
+# The engine's client runs as a child of this process, prints where it prints, and ends with the container.
+
+BY_SIGTERM = 128 + signal.SIGTERM
+AGAIN_S = 0.5
+"""Seconds after which a SIGTERM is passed on once more to a container that does not run yet."""
+KEPT_S = 5.0
+"""How long the removal of a container that has ended may delay the task's result; its host removes it otherwise."""
+
+
+def run_in_container(spec: ContainerSpec) -> None:
+    """Run a program in a container until it ends. SIGTERM reaches it, and so do notices, as files.
+
+    Raises:
+        ContainerEngineError: no container engine answers on this host.
+        ProgramExit: the program has failed, or it has ended after a notice.
+    """
+    task, files = job_info_of(os.environ), TaskFiles.of_this_task()
+    assert task is not None, "runs in a task"
+    assert files is not None, "which has its files"
+    engine, name = find_engine(), container_name(task)
+    variables = container_environment(os.environ, spec, task)
+    ContainerRecord(engine.path, name).write(files)
+    relay = _SigtermRelay(engine, name, files)
+    code = engine.run(run_arguments(name, spec, variables, task), client_environment(os.environ, variables))
+    relay.over.set()
+    state = engine.state(name)
+    end_container(files, KEPT_S)
+    end = container_exit(engine.name, code, state)
+    if os.path.exists(files.notice) and end.code in (0, BY_SIGTERM):
+        raise ProgramExit(0, "the container ended after a notice")  # as a function that calls sys.exit() then
+    if end.code:
+        raise end
+
+
+def container_exit(engine: str, client_code: int, state: ContainerState | None) -> ProgramExit:
+    """Return how a container has ended.
+
+    Args:
+        engine: the engine's name.
+        client_code: how its client ended: an exit code, or the negative number of a signal.
+        state: what the engine says about the container.
+    """
+    if state is None or state.status in ("created", "configured", "initialized"):
+        code = client_code if client_code > 0 else 125
+        return ProgramExit(code, f"{engine} could not start the container, or lost it; the task's output says why")
+    if state.status not in ("exited", "dead", "stopped", "removing"):
+        code = client_code if client_code > 0 else 1
+        return ProgramExit(code, f"{engine}'s client {in_words(client_code)} though its container was {state.status}")
+    if state.out_of_memory:
+        why = "the kernel killed the container's program, because memory was used up"
+        return ProgramExit(state.exit_code or 1, why, EndKind.OUT_OF_MEMORY)
+    if 128 < state.exit_code <= 128 + signal.NSIG:
+        how = in_words(128 - state.exit_code)
+        return ProgramExit(state.exit_code, f"the container's program {how}", EndKind.CRASHED)
+    return ProgramExit(state.exit_code, f"the container's program {in_words(state.exit_code)}")
+
+
+class _SigtermRelay:
+    """Passes each SIGTERM that this process gets on to the container, as soon as that runs.
+
+    A notice comes with one. If it came before this process could listen, the notice itself tells.
+    """
+
+    def __init__(self, engine: ContainerEngine, name: str, files: TaskFiles) -> None:
+        self._engine = engine
+        self._name = name
+        self._files = files
+        self._told = False
+        self.over = threading.Event()
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        if os.path.exists(files.notice):
+            self._on_sigterm()
+
+    def _on_sigterm(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
+        if (has_notice := os.path.exists(self._files.notice)) and self._told:
+            return
+        self._told = has_notice
+        threading.Thread(target=self._pass_on, daemon=True).start()
+
+    def _pass_on(self) -> None:
+        while not self.over.is_set() and not self._engine.terminate(self._name):
+            self.over.wait(AGAIN_S)

@@ -1,0 +1,236 @@
+"""The directories of a host that tasks and logs use."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from iris_ray.actors.calls.ray_internals import temp_dir
+
+# -- host directory ----------------------------------------------------------------------------------------------------
+# The directory in which iris_ray keeps its files on a host.
+
+VARIABLE = "IRIS_RAY_HOST_DIR"
+
+
+def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the host's directory: ``$IRIS_RAY_HOST_DIR``, or one per user in Ray's own directory. Create it if needed.
+
+    Ray gives all processes of a node the same directory, ``/tmp/ray`` by default, whatever ``TMPDIR`` a job sets. It
+    is there in containers that Ray starts, too.
+
+    Raises:
+        OSError: another user owns the directory, or may write to it; or it can't be created.
+    """
+    configured = environ.get(VARIABLE)
+    path = Path(configured) if configured else _in_rays_directory()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat() if configured else path.lstat()  # an operator's path may be a link, one in /tmp must not
+    if reason := _why_unsafe(found):
+        raise PermissionError(
+            f"{path} {reason}; remove it, or set {VARIABLE} to a directory of yours before `ray start`"
+        )
+    return path
+
+
+def can_not_start(error: OSError) -> str:
+    """Return that no task can start on a host because of this error, as part of a sentence about the host."""
+    return f"no task can start there: {error}"
+
+
+def _in_rays_directory() -> Path:
+    return Path(temp_dir()) / f"iris_ray-{os.getuid()}"
+
+
+def _why_unsafe(found: os.stat_result) -> str | None:
+    """Return why a process of another user might change what we keep in a directory; None if none can."""
+    if not stat.S_ISDIR(found.st_mode):
+        return "is no directory"
+    if found.st_uid != os.getuid():
+        return "belongs to another user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written to by other users"
+    return None
+
+
+# -- job name ----------------------------------------------------------------------------------------------------------
+# How the directories of a job are called on a host: any id gives one safe and short file name of its own.
+
+NAME_CHARS = 200
+"""So much of a job's id is in the name; file systems allow 255 bytes."""
+
+
+def directory_name(job_id: str) -> str:
+    """Return the name of a job's directories. Ids may have "/", colons, or hundreds of bytes."""
+    raw = job_id.encode(errors="surrogatepass")
+    name = quote(raw, safe="")
+    if len(name) > NAME_CHARS:  # two long ids may differ at their end only
+        name = name[:NAME_CHARS] + "-" + hashlib.sha256(raw).hexdigest()[:16]
+    return name if name.strip(".") else name.replace(".", "%2E")
+
+
+# -- local directories -------------------------------------------------------------------------------------------------
+# The directory that a job has on each host of its slices, for caches and checkpoints that only this host needs.
+#
+# It outlives the attempts of the job on the host and goes when the job ends, when another job takes the host, or some
+# minutes after the last process of iris_ray there: no process is left then that would hear of the job's end.
+
+MEMORY = Path("/dev/shm")
+LEAST_MEMORY_BYTES = 1 << 30
+"""A file system in memory with less free space is not used, nor one that is more than half full."""
+
+
+class LocalDirectories:
+    """The directories of jobs on one host.
+
+    Args:
+        directory: iris_ray's directory on the host. They are there if there is no room in memory.
+        memory: a file system in memory; None to use none.
+    """
+
+    def __init__(self, directory: Path, memory: Path | None) -> None:
+        key = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
+        self._on_disk = directory / "jobs"
+        self._memory = memory
+        self._kept: int | None = None  # a file descriptor
+        self._in_memory = None if memory is None else memory / f"iris_ray-{os.getuid()}-{key}"
+
+    @staticmethod
+    def of_host(directory: Path, environ: Mapping[str, str] = os.environ) -> "LocalDirectories":
+        """Return those of this host. An operator who has chosen where iris_ray keeps its files finds them there."""
+        return LocalDirectories(directory, None if environ.get(VARIABLE) else MEMORY)
+
+    def take(self, job_id: str) -> Path:
+        """Return the directory of a job that has the host to itself, and keep it as long as this process lives.
+
+        It is created if needed, and those of other jobs are removed.
+
+        Raises:
+            OSError: it can't be created.
+        """
+        self.remove(but=job_id)
+        name = directory_name(job_id)
+        while True:
+            path = next((own for own in self._all() if own.name == name), None) or self._create(name)
+            try:
+                self._kept = _lock(path, fcntl.LOCK_SH)
+                os.utime(path)
+            except FileNotFoundError:  # another process has removed it meanwhile
+                continue
+            return path
+
+    def remove(
+        self, job_id: str | None = None, but: str | None = None, not_taken_since: Mapping[Path, int] | None = None
+    ) -> None:
+        """Remove directories, as far as that is possible. Those that a living task has taken stay.
+
+        Args:
+            job_id: of this job only.
+            but: not that of this job.
+            not_taken_since: only these, if no task has taken them since `left` returned them.
+        """
+        only, spared = (each and directory_name(each) for each in (job_id, but))
+        for path in self._all():
+            if path.name != spared and only in (None, path.name):
+                with contextlib.suppress(OSError):
+                    if not_taken_since is None or not_taken_since.get(path) == path.stat().st_mtime_ns:
+                        _remove(path, _remove_all)
+
+    def left(self) -> dict[Path, int]:
+        """Return the directories in which jobs have left files, and when each was changed last, in ns.
+
+        Directories without files are removed.
+        """
+        for path in self._all():
+            with contextlib.suppress(OSError):
+                _remove(path, os.rmdir)
+        found = {}
+        for path in self._all():
+            with contextlib.suppress(OSError):
+                found[path] = path.stat().st_mtime_ns
+        return found
+
+    def _all(self) -> Iterator[Path]:
+        for root in (self._in_memory, self._on_disk):
+            if root is not None and _is_ours(root):
+                yield from list(root.iterdir())
+
+    def _create(self, name: str) -> Path:
+        if self._in_memory is not None and self._has_room():
+            with contextlib.suppress(OSError):
+                return _create(self._in_memory, name)
+        return _create(self._on_disk, name)
+
+    def _has_room(self) -> bool:
+        assert self._memory is not None
+        try:
+            disk = os.statvfs(self._memory)
+        except OSError:
+            return False
+        free = disk.f_bavail * disk.f_frsize
+        return free >= LEAST_MEMORY_BYTES and 2 * disk.f_bavail >= disk.f_blocks
+
+
+def _is_ours(root: Path) -> bool:
+    """Return whether this is a directory into which nobody else can write; a link is none."""
+    try:
+        found = root.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _create(root: Path, name: str) -> Path:
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    if not _is_ours(root):
+        raise PermissionError(f"{root} is no directory of this user's alone; remove it")
+    path = root / name
+    path.mkdir(mode=0o700, exist_ok=True)  # another process of the job may create it at the same moment
+    return path
+
+
+def _lock(path: Path, kind: int) -> int:
+    """Lock a directory; return the file descriptor that holds the lock.
+
+    Raises:
+        FileNotFoundError: it is not there, or was removed before the lock was had.
+        BlockingIOError: another process holds it, and ``kind`` does not wait.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, kind)
+        if os.stat(path, follow_symlinks=False).st_ino != os.fstat(fd).st_ino:
+            raise FileNotFoundError(path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _remove(path: Path, by: Callable[[Path], object]) -> None:
+    """Remove a directory by that function, unless a process has locked it."""
+    fd = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        by(path)
+    finally:
+        os.close(fd)
+
+
+def _remove_all(path: Path) -> None:
+    """Remove a directory with all that is in it, also what its job has made read-only. What can't be removed stays."""
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        path.chmod(0o700)
+        for parent, directories, _ in os.walk(path):
+            for each in (os.path.join(parent, name) for name in directories):
+                if not os.path.islink(each):
+                    with contextlib.suppress(OSError):  # another user's, such as of a program in a container
+                        os.chmod(each, 0o700)
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,219 @@
+"""How a process has ended, as far as its host can tell, and a process that is watched until then."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGKILL
+
+from iris_ray.actors.host.process_tree import runs_since
+from iris_ray.model.outcomes import EndKind, TaskEnd
+
+# From linux/pidfd.h: struct pidfd_info, version 0 (64 bytes): u64 mask, u64 cgroupid, 11 × u32 ids, i32 exit_code.
+_INFO = struct.Struct("=QQ11Ii")
+_WANT_EXIT = 1 << 3
+_PIDFD_GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+
+
+def exit_code_of(pidfd: int) -> int | None:
+    """Return a process's exit code, or the negative number of the signal that killed it.
+
+    Returns None if the process still runs or its parent has not reaped it, and before Linux 6.15, which can't tell.
+    """
+    buffer = bytearray(_INFO.pack(_WANT_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, buffer)
+    except OSError:
+        return None
+    mask, *_, status = _INFO.unpack(buffer)
+    if not mask & _WANT_EXIT:
+        return None
+    return os.waitstatus_to_exitcode(status)
+
+
+def in_words(code: int) -> str:
+    """Return an exit code or a signal as the end of a sentence."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def as_shells_say(code: int | None) -> int | None:
+    """Return an exit code; of a process that a signal killed, 128 and the signal's number, as shells and Kubernetes."""
+    return 128 - code if code is not None and code < 0 else code
+
+
+# -- program exit ------------------------------------------------------------------------------------------------------
+# The exit of a program that a task runs in place of a function.
+
+
+class ProgramExit(SystemExit):
+    """Ends a task with the exit code of its program.
+
+    Args:
+        code: the exit code.
+        words: how the program ended, as a sentence for people.
+        kind: what such an end is called.
+    """
+
+    def __init__(self, code: int, words: str, kind: EndKind = EndKind.EXITED) -> None:
+        super().__init__(code)
+        self.words = words
+        self.kind = kind
+
+
+# -- diagnosis ---------------------------------------------------------------------------------------------------------
+# From what is known about a task process that has ended without a report to the way in which its task ended.
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExit:
+    """What is known about a task process that has ended.
+
+    Attributes:
+        at: seconds since the epoch.
+        had_started: whether user code had begun to run in it.
+        memory_was_short: whether the kernel killed any process of this host for lack of memory in the minute before.
+        code: its exit code, or the negative number of the signal that killed it; None if the kernel can't tell.
+        stopped_for: why iris_ray ended it, or None if it ended by itself.
+    """
+
+    at: float
+    had_started: bool
+    memory_was_short: bool
+    code: int | None
+    stopped_for: str | None
+
+
+def diagnose(found: ProcessExit) -> TaskEnd:
+    """Return how the task ended. That iris_ray stopped it comes first, then that it never began."""
+    if found.stopped_for is not None:
+        return TaskEnd(EndKind.STOPPED, found.at, error=found.stopped_for)
+    how = "ended without a word" if found.code is None else in_words(found.code)
+    exit_code = as_shells_say(found.code)
+    if not found.had_started:
+        return TaskEnd(EndKind.NEVER_STARTED, found.at, error=f"the waiting task process {how}", exit_code=exit_code)
+    if found.memory_was_short and found.code in (None, -SIGKILL):
+        reason = "the task process was killed by the kernel, because the host's memory was used up"
+        return TaskEnd(EndKind.OUT_OF_MEMORY, found.at, error=reason, exit_code=exit_code)
+    return TaskEnd(EndKind.CRASHED, found.at, error=f"the task process {how}", exit_code=exit_code)
+
+
+# -- oom kills ---------------------------------------------------------------------------------------------------------
+# How many processes the kernel has killed because memory was used up, and whether that was a moment ago.
+
+VMSTAT = Path("/proc/vmstat")
+MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")  # a container's own limit (cgroup v2)
+
+
+LOOKS_KEPT = 60
+"""How many looks back a kill still counts. A look a second: a process of hundreds of GB takes a while to end."""
+
+
+def oom_kills(files: tuple[Path, ...] = (VMSTAT, MEMORY_EVENTS)) -> int:
+    """Return how many processes the kernel has killed for lack of memory, on this machine and in this container."""
+    return sum(map(_count, files))
+
+
+def _count(path: Path) -> int:
+    """Return the file's ``oom_kill`` count; 0 if this kernel has no such file or count."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+class RecentOomKills:
+    """Knows whether the kernel has killed any process lately. What it killed long before explains no end.
+
+    Args:
+        count: returns how many it has killed in all.
+    """
+
+    def __init__(self, count: Callable[[], int] = oom_kills) -> None:
+        self._count = count
+        self._counts = deque([count()], LOOKS_KEPT)
+
+    def look(self) -> None:
+        """Remember how many there are by now; to be called once a second."""
+        self._counts.append(self._count())
+
+    def found(self) -> bool:
+        """Return whether there were any since the oldest look that is remembered."""
+        return self._count() > self._counts[0]
+
+
+# -- watched process ---------------------------------------------------------------------------------------------------
+# A process that is not our child, held by a pidfd: when it ends, how, and signals that can't hit another process.
+
+
+class WatchedProcess:
+    """One running process of this host.
+
+    Args:
+        pid, started: the process and its start in clock ticks since boot.
+
+    Raises:
+        RuntimeError: the process has ended; another process may have its pid.
+    """
+
+    def __init__(self, pid: int, started: int) -> None:
+        self._pidfd = _open_pidfd(pid, started)
+        self._exited = asyncio.Event()
+
+    def watch(self, on_exit: Callable[[], None]) -> None:
+        """Have a function called on the running event loop when the process ends, before `ended` turns true."""
+
+        def ended() -> None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            on_exit()
+            self._exited.set()
+
+        asyncio.get_running_loop().add_reader(self._pidfd, ended)
+
+    @property
+    def ended(self) -> bool:
+        return self._exited.is_set()
+
+    async def wait(self) -> None:
+        """Wait for the end of the process."""
+        await self._exited.wait()
+
+    async def wait_at_most(self, seconds: float) -> None:
+        """Wait for the end of the process, but no longer than this."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._exited.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if not self.ended:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def exit_code(self) -> int | None:
+        """Return the process's exit code, or the negative number of a signal; None if the kernel can't tell (yet)."""
+        return exit_code_of(self._pidfd)
+
+    def close(self) -> None:
+        """Close the file descriptor. Call this once, when the process has ended or no caller watches it any more."""
+        os.close(self._pidfd)
+
+
+def _open_pidfd(pid: int, started: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        if runs_since(pid, started):
+            return pidfd
+        os.close(pidfd)
+    raise RuntimeError(f"the process that waited for a task, pid {pid}, has ended before it got one")

@@ -1,0 +1,195 @@
+"""The record of a host's task processes, on disk: a later actor finds there what an earlier one left running."""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from iris_ray.actors.host.containers import end_container
+from iris_ray.actors.host.process_tree import ProcessTree, end_task, runs_since, stat_of
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, remove_file
+
+TERM_GRACE_S = 1.0
+"""How long processes that an earlier actor left running may take to end after SIGTERM."""
+LEFTOVERS_DYING_S = 240.0
+"""How long they may take to end after SIGKILL: the kernel frees hundreds of gigabytes first. A slice may take five
+minutes to start its processes, see `reserved_slice`."""
+
+
+EXCLUSIVE, SHARED = "tasks", "shared-tasks"
+"""Where a host's directory has the records of tasks that have the host to themselves, and of the others."""
+
+
+class ProcessLedger:
+    """Records each task process of this host in ``<directory>/tasks/<pid>.json``, with descendants and start times.
+
+    Tasks without chips share their host with others and are recorded in ``<directory>/shared-tasks``. Such a task is a
+    leftover only if the process that recorded it, its recorder, has ended.
+
+    Args:
+        directory: the host's directory.
+        exclusive: whether this ledger's tasks have the host to themselves.
+    """
+
+    def __init__(self, directory: Path, exclusive: bool = True) -> None:
+        self._host_directory = directory
+        self._exclusive = exclusive
+        self._directory = directory / (EXCLUSIVE if exclusive else SHARED)
+        for used in (self._directory, self._files(0).output.parent):
+            used.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+
+    def record(self, tree: ProcessTree) -> None:
+        """Record a task process."""
+        self._files(tree.pid).remove()  # those of an earlier process with this pid
+        with self._lock:
+            self._write(tree)
+
+    def record_descendants(self, tree: ProcessTree) -> None:
+        """Update a tree and record it if it has changed. A process that was forgotten stays forgotten."""
+        if tree.update():
+            with self._lock:
+                if self._entry(tree.pid).exists():
+                    self._write(tree)
+
+    def has_started(self, pid: int) -> bool:
+        """Return whether user code has begun to run in a process."""
+        return os.path.exists(self._files(pid).started)  # False, too, if a faulty disk can't tell
+
+    def forget(self, tree: ProcessTree) -> None:
+        """Remove a process's record and its files. On a disk that has become read-only they stay.
+
+        A process that has ended long ago may be forgotten only now, and another one, of another actor, may have its
+        pid by then: that one's record and files stay.
+        """
+        with self._lock:
+            if not self._has_recorded(tree):
+                return
+            remove_file(self._entry(tree.pid))
+        remove_file(self._files(tree.pid).output)
+        self._files(tree.pid).remove()
+
+    def end_leftovers(self, grace_s: float = TERM_GRACE_S, recorder: tuple[int, int] | None = None) -> list[str]:
+        """End the processes that earlier actors left running, except the calling process.
+
+        Args:
+            grace_s: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
+            recorder: pid and start of the actor whose tasks to end, which is gone; None ends those of all.
+
+        Returns:
+            Which processes still run after `LEFTOVERS_DYING_S`, as ``pid <n>``, or may run, and which containers, as
+            ``container <name> (<why>)``.
+        """
+        still_running: list[str] = []
+        unread: list[str] = []
+        for tree in self._entries(unread, partial(self._is_leftover, recorder)):
+            if tree.pid == os.getpid():
+                continue
+            never_ran = not self.has_started(tree.pid) and len(tree.known) == 1
+            if never_ran and not runs_since(tree.pid, tree.started):  # so it has no descendants
+                self.forget(tree)
+                continue
+            left = end_task(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s) + end_container(
+                self._files(tree.pid)
+            )
+            if left:
+                still_running += left
+            else:
+                self.forget(tree)
+        return still_running + unread + self._end_lost_containers()
+
+    def owns(self, process: psutil.Process) -> bool:
+        """Return whether a process provably belongs to a task of this host, whichever ledger has recorded that.
+
+        The proof is itself, an ancestor, or the token of one of these. A process in a container has such an ancestor:
+        the container's first process.
+        """
+        folders = (self._host_directory / name for name in (EXCLUSIVE, SHARED))
+        entries = [entry for folder in folders for entry in self._entries([], folder=folder)]
+        try:
+            recorded = {member for tree in entries for member in tree.known.items()}
+            line = (process, *process.parents())
+            if any((stat.pid, stat.started) in recorded for one in line if (stat := stat_of(one.pid)) is not None):
+                return True
+            return not {tree.token for tree in entries}.isdisjoint(map(_token_of, line))
+        except (psutil.Error, OSError):
+            return False
+
+    def _end_lost_containers(self) -> list[str]:
+        """End containers whose task nobody records any more: their engine did not answer when the task was ended."""
+        folders = [self._host_directory / name for name in (EXCLUSIVE, SHARED)]
+        recorded = {path.stem for folder in folders for path in folder.glob("*.json")}
+        lost = [files for files in TaskFiles.with_containers(self._host_directory) if files.pid not in recorded]
+        return [left for files in lost for left in end_container(files)]
+
+    def _files(self, pid: int) -> TaskFiles:
+        return TaskFiles.of_process(self._host_directory, pid)
+
+    def _entry(self, pid: int) -> Path:
+        return self._directory / f"{pid}.json"
+
+    def _has_recorded(self, tree: ProcessTree) -> bool:
+        try:
+            return int(json.loads(self._entry(tree.pid).read_text())["started"]) == tree.started
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def _write(self, tree: ProcessTree) -> None:
+        descendants = [[pid, started] for pid, started in tree.known.items() if pid != tree.pid]
+        entry = {"pid": tree.pid, "started": tree.started, "token": tree.token, "descendants": descendants}
+        if (recorder := stat_of(os.getpid())) is not None:
+            entry["recorder"] = [recorder.pid, recorder.started]
+        unfinished = self._directory / f"{tree.pid}.json.unfinished"
+        unfinished.write_text(json.dumps(entry))
+        unfinished.replace(self._entry(tree.pid))
+
+    def _is_leftover(self, gone: tuple[int, int] | None, recorder: list[int] | None) -> bool:
+        """Return whether the tasks of a recorder are leftovers; see `end_leftovers`."""
+        if gone is not None:
+            return recorder == list(gone)
+        return self._exclusive or _has_ended(recorder)
+
+    def _entries(
+        self,
+        unread: list[str],
+        wanted: Callable[[list[int] | None], bool] | None = None,
+        folder: Path | None = None,
+    ) -> Iterator[ProcessTree]:
+        """Yield each recorded tree, or those of wanted recorders. Remove damaged entries.
+
+        Args:
+            unread: gets, in words, those that the disk does not give.
+            wanted: whether a recorder's trees are; None: all are.
+            folder: where the entries are, if not where this ledger has its own.
+        """
+        for path in (folder or self._directory).glob("*.json"):
+            try:
+                entry = json.loads(path.read_text())
+                known = [(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
+                tree = ProcessTree(int(entry["pid"]), int(entry["started"]), str(entry["token"]), known)
+                tree.adopt(self._files(tree.pid).read_members())
+                if wanted is None or wanted(entry.get("recorder")):
+                    yield tree
+            except FileNotFoundError:  # another actor has removed it
+                pass
+            except OSError as error:  # that may pass
+                unread.append(f"pid {path.stem} (its record can't be read: {error.strerror})")
+            except (ValueError, KeyError, TypeError, AttributeError):  # damaged
+                remove_file(path)
+
+
+def _has_ended(recorder: list[int] | None) -> bool:
+    """Return whether an entry's recorder has ended; False if the entry names none."""
+    return recorder is not None and not runs_since(*recorder)
+
+
+def _token_of(process: psutil.Process) -> str | None:
+    """Return the token that a process carries; None if it has none, or if that can't be seen."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ().get(TOKEN_VARIABLE)
+    return None

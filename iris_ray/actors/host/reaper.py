@@ -1,0 +1,83 @@
+"""A process outside Ray that ends what tasks have left on a host, once the TPUHostActor that watched them is gone.
+
+Ray ends that actor with its driver, its pool or its raylet. What a task has started as a daemon would live on, and
+might hold the chips.
+"""
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from iris_ray.actors.host.directories import LocalDirectories
+from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.process_tree import runs_since, stat_of
+
+AGAIN_S = 1.0
+LOCAL_DIRECTORIES_KEPT_S = 600.0
+"""How long a job may take to come back to a host before its directory there is removed."""
+
+
+def start_reaper(directory: Path, exclusive: bool) -> None:
+    """Start the reaper of the tasks that this process records. It ends after this process. Blocks until it has started.
+
+    Args:
+        directory, exclusive: as for `ProcessLedger`.
+
+    Raises:
+        OSError, subprocess.CalledProcessError: it can't be started.
+    """
+    own = stat_of(os.getpid())
+    assert own is not None
+    command = [sys.executable, "-m", __name__, str(directory), str(int(exclusive)), str(own.pid), str(own.started)]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    nothing = subprocess.DEVNULL
+    subprocess.run(
+        command, env=environ, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, check=True
+    )
+
+
+def main() -> None:
+    """Wait for the end of the process that records the tasks, then end what is left of these."""
+    directory, exclusive, pid, started = sys.argv[1:]
+    ledger, recorder = ProcessLedger(Path(directory), bool(int(exclusive))), (int(pid), int(started))
+    if os.fork():
+        os._exit(0)  # Ray ends the children of its workers, so this is to be none
+    _wait_for_end(*recorder)
+    end_what_is_left(ledger, recorder)
+    directories = LocalDirectories.of_host(Path(directory))
+    if int(exclusive) and (left := directories.left()):
+        time.sleep(LOCAL_DIRECTORIES_KEPT_S)
+        directories.remove(not_taken_since=left)
+
+
+def end_what_is_left(ledger: ProcessLedger, recorder: tuple[int, int]) -> None:
+    """End the tasks of a TPUHostActor that is gone. Block until none is left, because no other process would try again.
+
+    Args:
+        ledger: the host's records of processes.
+        recorder: pid and start of the TPUHostActor.
+    """
+    while True:
+        with contextlib.suppress(OSError, psutil.Error):  # the machine may be out of file descriptors or memory
+            if not ledger.end_leftovers(recorder=recorder):
+                return
+        time.sleep(AGAIN_S)
+
+
+def _wait_for_end(pid: int, started: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    if runs_since(pid, started):  # else another process has its pid
+        select.select([pidfd], [], [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Names of actors, placement groups and stored keys on which several processes agree."""
+
+from collections.abc import Container
+
+from iris_ray.actors.calls.ray_internals import ClusterStore
+
+CONTROLLER_NAME = "controller"
+NAMESPACE = "iris_ray"
+PLACEMENT_GROUP_PREFIX = "iris_ray/"
+
+
+def reservations_of(owner: str) -> str:
+    """Return the prefix of the names of all placement groups of a pool."""
+    return f"{PLACEMENT_GROUP_PREFIX}{owner}/"
+
+
+def incarnations_of(owner: str) -> str:
+    """Return the prefix of the keys, in the cluster's store, that number the processes of a pool."""
+    return f"incarnation/{owner}/"
+
+
+def endpoint_key(job_id: str, name: str) -> str:
+    """Return the key of a job's endpoint in the cluster's store."""
+    return f"endpoint/{job_id}:{name}"
+
+
+def is_endpoint_of(jobs: Container[str], key: str) -> bool:
+    """Return whether a key is that of an endpoint of one of these jobs. Ids and names may have colons."""
+    parts = key.removeprefix("endpoint/").split(":")
+    return any(":".join(parts[:count]) in jobs for count in range(1, len(parts)))
+
+
+# -- incarnations ------------------------------------------------------------------------------------------------------
+# Numbers for the processes of a pool, so that the Controller can tell which of two is the newer one.
+#
+# Clocks of two hosts can't tell, and Ray starts a pool anew on any host. The cluster's store can: a number is taken
+# once.
+
+
+def take_incarnation(owner: str) -> int:
+    """Return a number that is larger than those of all earlier processes of a pool. Blocks until the GCS answers."""
+    store, prefix = ClusterStore(), incarnations_of(owner)
+    taken = [int(key.removeprefix(prefix)) for key in store.keys(prefix)]
+    number = max(taken, default=0) + 1
+    while not store.put_new(f"{prefix}{number}", b""):  # another process begins at this moment
+        number += 1
+    for earlier in taken:
+        store.delete(f"{prefix}{earlier}")
+    return number
+
+
+def forget_incarnations(owner: str) -> None:
+    """Forget the numbers of a pool that is gone for good."""
+    ClusterStore().delete_all(incarnations_of(owner))

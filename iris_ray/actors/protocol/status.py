@@ -1,0 +1,330 @@
+"""What people get to see of jobs, tasks and workers: plain data, made from the controller's state on request."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from iris_ray.model.constraints import TAINT_PREFIX
+from iris_ray.model.goodput import Disruption
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.lifecycle import JobState, TaskState, job_of
+from iris_ray.model.limits import Limits
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.state.quarantine import QUARANTINE
+
+PAGE = 500
+"""The Controller lists so many jobs, tasks or hosts in one answer. If it has as many, there may be more."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How a job stands.
+
+    Attributes:
+        number: its number in the order of submission.
+        job_id, name, user, priority, device: as submitted.
+        state: derived from its tasks.
+        submitted_at: seconds since the epoch.
+        attempt: of its gang, or the highest of its gangs.
+        failures, preemptions: charged so far.
+        max_retries_failure, max_retries_preemption: how many each gang may have.
+        evictions: how often it gave its hosts to a higher band, free of charge.
+        gives_way: to whom it is to give its hosts now, in words, and until when; None if to nobody.
+        num_groups: the numbers of slices, or other groups, that it can use; empty if it asks for none.
+        spare_for: the job for which it only holds slices ready, or None.
+        tasks: how many are in each state.
+        groups: the slices, or other groups, that it runs on.
+        error: why its latest attempt, or the job, ended.
+        waiting: why it waits; None if nothing of it does.
+        step: how far it is, if it calls ``heartbeat(step)``.
+        status: what it has last said of itself with ``report_status``.
+        stragglers: tasks that make clearly fewer steps than the others while it runs, in words, the slowest first.
+        yields: whether it waits behind all others, and gives its hosts to any job that waits.
+        heartbeat_at: when a task of it last called ``heartbeat``, seconds since the epoch; None if none has.
+    """
+
+    number: int
+    job_id: str
+    name: str
+    user: str
+    priority: PriorityBand
+    device: str | None
+    state: JobState
+    submitted_at: float
+    attempt: int
+    failures: int
+    preemptions: int
+    max_retries_failure: int
+    max_retries_preemption: int
+    tasks: Mapping[TaskState, int]
+    groups: tuple[str, ...]
+    error: str | None
+    waiting: PendingReason | None
+    evictions: int = 0
+    gives_way: tuple[str, float] | None = None
+    step: int | None = None
+    status: str | None = None
+    heartbeat_at: float | None = None
+    num_groups: tuple[int, ...] = ()
+    spare_for: str | None = None
+    stragglers: tuple[str, ...] = ()
+    yields: bool = False
+
+    @property
+    def starting(self) -> bool:
+        """Whether it has its slices and no task of it runs yet."""
+        there = {state for state, count in self.tasks.items() if count}
+        return TaskState.ASSIGNED in there and not there & {TaskState.RUNNING, TaskState.PENDING}
+
+    @property
+    def how_far(self) -> str:
+        """How far it is by its own words, or an empty string."""
+        step = None if self.step is None else f"step {self.step}"
+        return ": ".join(filter(None, (step, self.status)))
+
+    @property
+    def explanation(self) -> str:
+        """The answer to "why does it wait?", whether it does or not."""
+        where = f" on {', '.join(self.groups)}" if self.groups else ""
+        if self.state.finished:
+            because = f": {self.error}" if self.error and self.state is not JobState.SUCCEEDED else ""
+            return f"it does not wait, it has ended: {self.state.value}{because}"
+        if self.waiting is not None:
+            return str(self.waiting)
+        if self.starting:
+            return f"it does not wait: attempt {self.attempt} is being started{where}"
+        if self.state is JobState.RUNNING:
+            but = "; any job that waits may have its hosts" if self.yields else ""
+            but = f"; its hosts are to go: {self.gives_way[0]}" if self.gives_way else but
+            return f"it does not wait: attempt {self.attempt} is running{where}{but}"
+        return "it will be looked at in a moment"
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that has happened to a job, or that is about to.
+
+    Attributes:
+        at: when; seconds since the epoch.
+        task_index: to which task, if the job's tasks do not start together.
+        attempt: to which attempt; None if to the job.
+        what: in words.
+    """
+
+    at: float
+    task_index: int | None
+    attempt: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobGoodput:
+    """What the time of a job went into until now, or until its end.
+
+    Attributes:
+        number, job_id, user, state: see `JobStatus`.
+        submitted_at, ended_at: seconds since the epoch; None while it has not ended.
+        attempts: how many it has had.
+        seconds: by the values of `iris_ray.model.goodput.TimeKind`.
+        chip_seconds: the same, times the chips that it held meanwhile.
+        goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
+            ``heartbeat(step)``.
+        measured: the share of the time with user code of which is known what it went into; None if none ran.
+        last_disruption: what the latest disruption has cost until now; None if none is known.
+    """
+
+    number: int
+    job_id: str
+    user: str
+    state: JobState
+    submitted_at: float
+    ended_at: float | None
+    attempts: int
+    seconds: Mapping[str, float]
+    chip_seconds: Mapping[str, float]
+    goodput: float | None
+    measured: float | None
+    last_disruption: Disruption | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAttempt:
+    """One attempt of a task.
+
+    Attributes:
+        attempt: its number, from 1.
+        state: how it stands or ended. COSCHED_FAILED: another task of its gang ended first. KILLED: also an attempt
+            that could not be started, has moved, or was evicted, and was free of charge.
+        group: the slice, or other group, that it ran on.
+        started_at, ended_at: when it, or an earlier attempt's gang, was reported to run and to have ended; seconds
+            since the epoch, None before that.
+        exit_code: of its process, 128 and its number for a signal; None if it is not known.
+        error: why it ended.
+    """
+
+    attempt: int
+    state: TaskState
+    group: str | None
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """How a task stands.
+
+    Attributes:
+        task_id, task_index: which.
+        state, attempt: now, or when its job ended.
+        started_at, ended_at, exit_code: of that attempt, see `TaskAttempt`.
+        failures, preemptions: charged so far to the task, or to the gang that it is of.
+        evictions: how often that gave its hosts to a higher band.
+        attempts: the latest attempts, the present one at the end.
+        node_id, address, group, host: where: Ray's node id, IP address, slice (or other group), and what people call
+            the host; None while it waits.
+        error: why its latest attempt ended.
+    """
+
+    task_id: str
+    task_index: int
+    state: TaskState
+    attempt: int
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    failures: int
+    preemptions: int
+    attempts: tuple[TaskAttempt, ...]
+    node_id: str | None
+    address: str | None
+    group: str | None
+    host: str | None
+    error: str | None
+    evictions: int = 0
+
+    @property
+    def worker_id(self) -> str | None:
+        """``node_id`` under the name that Iris's clients know."""
+        return self.node_id
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """How a host stands.
+
+    Attributes:
+        node_id, address: Ray's node id and the IP address.
+        slice_name, host_index, device: its place in its slice and the slice's type; None if it is of none.
+        resources, free: by Ray's resource names.
+        attributes: everything that constraints can ask about, taints included; none if no job can ever get the host,
+            because of its labels or chips.
+        tasks: ids of the tasks that hold something of it.
+        unavailable: why it takes nothing new, or None.
+        holder: the pool that keeps its slice, busy or warm, or None.
+        draining: why it is to go, a part of ``unavailable``, or None.
+        suspected: why it may be lost, likewise.
+        foreign: which process outside iris_ray uses its chips, likewise.
+    """
+
+    node_id: str
+    address: str
+    slice_name: str | None
+    host_index: int | None
+    device: str | None
+    resources: Mapping[str, float]
+    free: Mapping[str, float]
+    attributes: Mapping[str, str | int | float | bool]
+    tasks: tuple[str, ...]
+    unavailable: str | None
+    holder: str | None
+    draining: str | None = None
+    suspected: str | None = None
+    foreign: str | None = None
+
+    @property
+    def place(self) -> "Place":
+        """What hosts are sorted by."""
+        return self.slice_name or "", self.host_index or 0, self.node_id
+
+
+Place = tuple[str, int, str]
+"""A host's slice and its number there, and its node id."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """What a user has and may have in one band.
+
+    Attributes:
+        user: whose; `EVERYBODY` for the limits of all users without limits of their own.
+        band: in which band.
+        set_here: the limits that operators have set for this user in this band; the others are None.
+        limits: those that hold; all of them are there.
+        chips, running_jobs, queued_jobs, tasks: what counts towards them.
+    """
+
+    user: str
+    band: PriorityBand
+    set_here: Limits
+    limits: Limits
+    chips: float
+    running_jobs: int
+    queued_jobs: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Something that iris_ray could not handle, so that it was set aside.
+
+    Attributes:
+        job_id: which job it concerns.
+        why: what happened, and what to do.
+    """
+
+    job_id: str
+    why: str
+
+
+# -- host condition ----------------------------------------------------------------------------------------------------
+# How a host stands, in one word.
+
+
+class HostCondition(Enum):
+    """How a host stands, the most telling first."""
+
+    LOST = "lost"
+    SUSPECTED = "suspected"
+    DRAINING = "draining"
+    SPARE = "spare"
+    BUSY = "busy"
+    QUARANTINED = "quarantined"
+    CLOSED = "closed"
+    ELSEWHERE = "elsewhere"
+    UNUSABLE = "unusable"
+    WARM = "warm"
+    FREE = "free"
+
+
+def condition_of(host: WorkerStatus, is_spare: Callable[[str], bool]) -> HostCondition:
+    """Return how a live host stands.
+
+    Args:
+        host: which.
+        is_spare: whether a job, by its id, only holds slices ready for another one.
+    """
+    taints = {name.removeprefix(TAINT_PREFIX) for name in host.attributes if name.startswith(TAINT_PREFIX)}
+    found = (
+        (HostCondition.SUSPECTED, host.suspected),
+        (HostCondition.DRAINING, host.draining),
+        (HostCondition.SPARE, host.tasks and all(is_spare(job_of(task)) for task in host.tasks)),
+        (HostCondition.BUSY, host.tasks),
+        (HostCondition.QUARANTINED, QUARANTINE in taints),
+        (HostCondition.CLOSED, taints),
+        (HostCondition.ELSEWHERE, host.foreign),
+        (HostCondition.UNUSABLE, host.unavailable),
+        (HostCondition.WARM, host.holder),
+    )
+    return next((condition for condition, holds in found if holds), HostCondition.FREE)

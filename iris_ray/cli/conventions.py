@@ -1,0 +1,121 @@
+"""What all commands share: exit codes and error lines, questions to the user, suggestions for misspelt names."""
+
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
+
+OK, FAILED, USAGE, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 130
+DEBUG_VARIABLE = "IRIS_DEBUG"
+_HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
+
+
+def exit_code(error: IrisError) -> int:
+    """Return the exit code for an error of ours."""
+    if isinstance(error, InvalidRequestError):
+        return USAGE
+    if isinstance(error, (NoClusterError, ControllerUnavailableError)):
+        return NO_CLUSTER
+    return FAILED
+
+
+def say_error(message: str) -> None:
+    click.echo(f"iris-ray: {message}", err=True)
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """Turn every error in the block into one line on stderr and an exit code. IRIS_DEBUG=1 shows tracebacks."""
+    try:
+        yield
+    except _HELP_IS_THE_ANSWER:
+        raise
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "iris-ray"
+        say_error(f"{error.format_message()} See: {path} --help")
+        raise click.exceptions.Exit(USAGE) from None
+    except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
+        raise  # click handles them
+    except (KeyboardInterrupt, click.Abort):  # the latter is Ctrl-C, or Ctrl-D, at a question
+        say_error("interrupted")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        if isinstance(error, IrisError):
+            say_error(str(error))
+            raise click.exceptions.Exit(exit_code(error)) from None
+        first_line = (str(error).strip().splitlines() or ["no message"])[0]
+        say_error(f"{type(error).__name__}: {first_line} ({DEBUG_VARIABLE}=1 shows where)")
+        raise click.exceptions.Exit(FAILED) from None
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+# Questions before a command ends something.
+
+
+def on_a_terminal() -> bool:
+    """Return whether a person can answer a question."""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))  # None: it is closed
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask, and end the command unless the answer is yes. Without a terminal nothing is asked."""
+    if not yes and on_a_terminal() and not click.confirm(question, err=True):
+        say_error("nothing is done")
+        raise click.exceptions.Exit(FAILED)
+
+
+def really_cancel(otherwise: str, default: bool) -> bool:
+    """Ask once, after Ctrl-C, whether to cancel the job.
+
+    Args:
+        otherwise: what happens if the answer is no.
+        default: the answer that another Ctrl-C, Enter and Ctrl-D mean.
+    """
+    try:
+        return click.confirm(f"\nCancel the job? No: {otherwise}.", default=default, err=True)
+    except click.Abort:
+        return default
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+# Groups of commands that suggest the right command for a wrong name.
+
+OTHER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("jobs", "list", "ps", "queue", "top"), "ls"),
+    **dict.fromkeys(("describe", "get", "info", "show"), "status"),
+    **dict.fromkeys(("explain", "reason"), "why"),
+    **dict.fromkeys(("output", "tail"), "logs"),
+    **dict.fromkeys(("delete", "end", "kill", "rm", "stop"), "cancel"),
+    **dict.fromkeys(("hosts", "nodes", "slices"), "workers"),
+    **dict.fromkeys(("exec", "start"), "run"),
+    "cordon": "drain",
+    "uncordon": "undrain",
+    "check": "doctor",
+}
+"""The names that other tools give to our commands."""
+
+
+class SuggestingGroup(click.Group):
+    """Suggests the nearest commands for an unknown one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {args[0]!r}{_hint(args[0].lower(), names)}")
+        return super().resolve_command(ctx, args)
+
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    meant = OTHER_NAMES.get(name, "")
+    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else "."

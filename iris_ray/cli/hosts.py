@@ -1,0 +1,320 @@
+"""Commands about slices and hosts: ``workers``, ``drain``, ``taint`` and their opposites, ``give-notice``."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+
+import click
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.slices import SliceView, find_target, host_name, reason_of, slices_of
+from iris_ray.actors.protocol.status import WorkerStatus
+from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.completion import slices as complete_slices
+from iris_ray.cli.conventions import FAILED
+from iris_ray.cli.options import json_option, reason_option
+from iris_ray.cli.printing import counted, print_json, print_table
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, UnknownNameError
+from iris_ray.model.lifecycle import job_of
+from iris_ray.model.suggestions import unknown
+from iris_ray.model.workers import GPU, TPU
+from iris_ray.terminal import live_line
+
+NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"
+
+_SLICE_HEADERS = ("SLICE", "TYPE", "HOSTS", "STATE", "JOB", "NOTE")
+_HOST_HEADERS = ("SLICE", "HOST", "ADDRESS", "NODE", "CHIPS", "GPUS", "JOB", "NOTE")
+
+
+@click.command()
+@click.argument("slice_name", metavar="[SLICE]", required=False, shell_complete=complete_slices)
+@click.option("--hosts", "by_host", is_flag=True, help="A line for each host.")
+@json_option
+@address_option
+def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
+    """Slices and hosts: complete or not, free or busy, and why not.
+
+    A slice is free; warm (a process keeps it ready for its next job, and gives it up when another job needs it); busy;
+    closed (it takes no new jobs, see NOTE); or incomplete. With SLICE, its hosts. A line without a TPU
+    TYPE is a machine without TPUs, or with TPUs and without labels, by its address. Without a Controller,
+    it shows what Ray knows.
+
+    \b
+      iris-ray workers
+      iris-ray workers v4-32-0
+    """
+    with cluster():
+        slices = slices_of(_hosts())
+    if slice_name is not None:
+        shown = [view for view in slices if view.slice == slice_name]
+        if not shown:
+            raise unknown("slice", slice_name, [view.slice for view in slices])
+        slices = shown
+    if as_json:
+        print_json(slices)
+    elif by_host or slice_name is not None:
+        print_table(_HOST_HEADERS, [_host_row(view, host) for view in slices for host in view.hosts], NO_HOSTS)
+    else:
+        print_table(_SLICE_HEADERS, [_slice_row(view) for view in slices], NO_HOSTS)
+
+
+def _hosts() -> list[WorkerStatus]:
+    """Return the hosts as the Controller knows them, or, if none runs, as Ray does."""
+    try:
+        controller = ControllerConnection()
+    except ControllerUnavailableError:
+        from iris_ray.actors.controller.node_table import NodeTable  # imports Ray
+        from iris_ray.actors.controller.views import workers_by_ray
+
+        click.echo("iris-ray: no Controller runs in this cluster; this is what Ray knows of its hosts", err=True)
+        return workers_by_ray(NodeTable.read())
+    return controller.list_workers()
+
+
+def _slice_row(view: SliceView) -> tuple[object, ...]:
+    hosts = f"{len(view.hosts)}/{view.hosts_expected or '?'}"
+    jobs = ", ".join(view.jobs) or "-"
+    gpus = sum(host.resources.get(GPU, 0) for host in view.hosts)
+    kind = view.type or (f"{gpus:g} GPU" if gpus else "-")
+    return view.slice, kind, hosts, view.state.value, jobs, view.reason or ""
+
+
+def _host_row(view: SliceView, host: WorkerStatus) -> tuple[object, ...]:
+    chips, gpus = (f"{host.free.get(what, 0):g}/{host.resources.get(what, 0):g} free" for what in (TPU, GPU))
+    jobs = ", ".join(dict.fromkeys(map(job_of, host.tasks))) or "-"
+    number = "-" if host.host_index is None else host.host_index
+    return view.slice, number, host.address, host.node_id[:12], chips, gpus, jobs, reason_of(host) or ""
+
+
+# -- taints ------------------------------------------------------------------------------------------------------------
+# Sets and lifts taints, for the commands that do so.
+
+DRAINED = "drained"
+"""The taint of a drained host."""
+TARGET_HELP = (
+    "SLICE|HOST is the name of a slice that `iris-ray workers` shows, or a host as SLICE/NUMBER, by its IP address or"
+    " node id."
+)
+_TAINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+def add_taint(target: str, name: str, reason: str | None, undo: str, as_json: bool) -> None:
+    """Taint a slice or host, and print what that means.
+
+    Args:
+        target: a slice or host, by any name that `find_target` knows.
+        name: of the taint.
+        reason: for people; None names the user.
+        undo: the command that lifts the taint.
+        as_json: print JSON.
+
+    Raises:
+        InvalidRequestError: the name is malformed, or several hosts could be meant.
+    """
+    from iris_ray.client.connection import current_user
+
+    _require_taint_name(name)
+    with cluster():
+        controller, found, hosts = _look(target)
+        concerned = set(controller.taint(found, name, reason or f"by {current_user()}", current_user()))
+    affected = [host for host in hosts if host.node_id in concerned]
+    jobs = dict.fromkeys(job_of(task_id) for host in affected for task_id in host.tasks)
+    if as_json:
+        print_json({"target": target, "taint": name, "hosts": sorted(concerned), "jobs_still_there": list(jobs)})
+        return
+    what = f"no new jobs but those that tolerate {name}" if name != DRAINED else "no new jobs"
+    click.echo(f"{_in_words(target, affected)} takes {what}; to undo: {undo}")
+    if jobs:
+        click.echo(f"still there until they end: {', '.join(jobs)}")
+
+
+def lift_taint(target: str, name: str, as_json: bool) -> None:
+    """Lift a taint, and print which hosts take no new jobs even so. Arguments and errors as for `add_taint`."""
+    from iris_ray.client.connection import current_user
+
+    _require_taint_name(name)
+    with cluster():
+        controller, found, hosts = _look(target)
+        concerned = set(controller.lift_taint(found, name, current_user()))
+        now = controller.list_workers()
+    affected = [host for host in hosts if host.node_id in concerned]
+    closed = [host for host in now if host.node_id in concerned and reason_of(host)]
+    if as_json:
+        still = {host.node_id: reason_of(host) for host in closed}
+        print_json({"target": target, "taint": name, "hosts": sorted(concerned), "still_closed": still})
+        return
+    click.echo(f"{_in_words(target, affected)}: the taint {name} is lifted")
+    for host in closed:
+        click.echo(f"{host.slice_name}, {host_name(host)} still takes nothing new: {reason_of(host)}")
+
+
+def _look(target: str) -> tuple[ControllerConnection, str, list[WorkerStatus]]:
+    controller = ControllerConnection()
+    hosts = controller.list_workers()
+    return controller, find_target(target, hosts), hosts
+
+
+def _in_words(target: str, affected: Sequence[WorkerStatus]) -> str:
+    return f"{target} ({counted(len(affected), 'host')})" if len(affected) > 1 else target
+
+
+def _require_taint_name(name: str) -> None:
+    if not _TAINT.fullmatch(name):
+        raise InvalidRequestError(
+            f"{name!r} is not the name of a taint; give letters, digits and _.-, such as big-jobs"
+        )
+
+
+# -- drain -------------------------------------------------------------------------------------------------------------
+# ``iris-ray drain`` and ``undrain``: keep all new jobs off a slice or host.
+
+
+@click.command(epilog=TARGET_HELP)
+@click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
+@reason_option
+@json_option
+@address_option
+def drain(target: str, reason: str | None, as_json: bool) -> None:
+    """Keep new jobs off a slice or host; what runs there goes on.
+
+    \b
+      iris-ray drain v4-32-7 --reason "bad link"
+      iris-ray drain v4-32-7/3
+
+    This sets the taint "drained". It lasts until `undrain`, also if the Controller restarts.
+    """
+    add_taint(target, DRAINED, reason, f"iris-ray undrain {target}", as_json)
+
+
+@click.command(epilog=TARGET_HELP)
+@click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
+@json_option
+@address_option
+def undrain(target: str, as_json: bool) -> None:
+    """Let a drained slice or host take new jobs again.
+
+    \b
+      iris-ray undrain v4-32-7
+    """
+    lift_taint(target, DRAINED, as_json)
+
+
+# -- taint -------------------------------------------------------------------------------------------------------------
+# ``iris-ray taint`` and ``untaint``: keep jobs off a slice or host, except those that tolerate it.
+
+
+@click.command(epilog=TARGET_HELP)
+@click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
+@click.argument("name", metavar="NAME")
+@reason_option
+@json_option
+@address_option
+def taint(target: str, name: str, reason: str | None, as_json: bool) -> None:
+    """Keep jobs away that don't tolerate the taint NAME; what runs there goes on.
+
+    \b
+      iris-ray taint v4-32-7 big-jobs --reason "for the run of May"
+
+    A job tolerates it with `iris-ray submit --tolerate big-jobs`, or tolerations=["big-jobs"] in IrisClient.submit.
+    """
+    add_taint(target, name, reason, f"iris-ray untaint {target} {name}", as_json)
+
+
+@click.command(epilog=TARGET_HELP)
+@click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
+@click.argument("name", metavar="NAME")
+@json_option
+@address_option
+def untaint(target: str, name: str, as_json: bool) -> None:
+    """Take the taint NAME off a slice or host.
+
+    \b
+      iris-ray untaint v4-32-7 big-jobs
+    """
+    lift_taint(target, name, as_json)
+
+
+# -- give notice -------------------------------------------------------------------------------------------------------
+# ``iris-ray give-notice``: tell the tasks on a slice or host that it is about to end.
+
+NOTICE_S = 30
+"""What a spot VM gets."""
+MOST_NOTICE_S = 7 * 86_400
+HERE = "here"
+_LOOK_S = 0.5
+
+
+@click.command("give-notice", epilog=f"{TARGET_HELP} `{HERE}` is this machine.")
+@click.argument("target", metavar=f"SLICE|HOST|{HERE}", shell_complete=complete_slices)
+@click.option(
+    "--seconds",
+    type=click.IntRange(1, MOST_NOTICE_S),
+    default=NOTICE_S,
+    show_default=True,
+    help="In how many seconds it ends.",
+)
+@reason_option
+@address_option
+def give_notice(target: str, seconds: int, reason: str | None) -> None:
+    """Tell the tasks on a slice or host that it is about to end, and wait until they have left.
+
+    \b
+      iris-ray give-notice v4-32-7/3 --seconds 300 --reason "kernel update"
+      iris-ray give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
+
+    Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
+    until Ray starts there anew. The command ends nothing. The exit code is 1 if tasks are still there at the end.
+    """
+    from iris_ray.actors.calls.ray_internals import announce_end
+
+    deadline, why = time.time() + seconds, reason or "iris-ray give-notice"
+    with cluster():
+        controller = ControllerConnection()
+        hosts = _hosts_of(target, controller.list_workers())
+        told = set()
+        for host in hosts:
+            if refusal := announce_end(host.node_id, why, deadline):
+                click.echo(f"{_name(host)} can't be drained: {refusal}", err=True)
+            else:
+                told.add(host.node_id)
+        left = _wait(lambda: _jobs(controller.list_workers(), told), deadline, seconds)
+    if left or len(told) < len(hosts):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _hosts_of(target: str, workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
+    import ray
+
+    found = ray.get_runtime_context().get_node_id() if target == HERE else find_target(target, workers)
+    hosts = [host for host in workers if found in (host.slice_name, host.node_id)]
+    if hosts:
+        return hosts
+    if target == HERE:
+        raise UnknownNameError("no job can run on this machine; name a slice or host: iris-ray workers shows them")
+    raise unknown("slice or host", target, (view.slice for view in slices_of(workers)))
+
+
+def _jobs(workers: Sequence[WorkerStatus], node_ids: set[str]) -> list[str]:
+    """Return the ids of the jobs that have tasks on these hosts."""
+    return list(dict.fromkeys(job_of(task) for host in workers if host.node_id in node_ids for task in host.tasks))
+
+
+def _wait(jobs: Callable[[], list[str]], deadline: float, seconds: int) -> list[str]:
+    """Wait until no job is there, or the deadline; say what happens, and return the jobs that are still there."""
+    left = jobs()
+    if left:
+        click.echo(f"{counted(len(left), 'job')} must leave within {seconds} s: {', '.join(left)}")
+    else:
+        click.echo("no job has tasks there; no new ones will start")
+        return []
+    with live_line("iris-ray") as line:
+        while left and time.time() < deadline:
+            line.show(f"waiting for {', '.join(left)} to leave; {deadline - time.time():.0f} s are left")
+            time.sleep(_LOOK_S)
+            left = jobs()
+    click.echo(f"still there: {', '.join(left)}" if left else "all tasks have left")
+    return left
+
+
+def _name(host: WorkerStatus) -> str:
+    return f"{host.slice_name}, {host_name(host)}" if host.slice_name else host_name(host)

@@ -1,0 +1,269 @@
+"""Commands about jobs: ``ls``, ``status``, ``tasks``, ``events``, ``why``, ``cancel``."""
+
+import time
+
+import click
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.status import JobEvent, JobStatus, TaskStatus
+from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.completion import all_jobs, unfinished_jobs
+from iris_ray.cli.conventions import confirm
+from iris_ray.cli.options import json_option, yes_option
+from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table, state_in_words
+from iris_ray.cli.ray_job import show_ray_job_status, stop_ray_job
+from iris_ray.model.lifecycle import JobState
+from iris_ray.scheduler.pending_reason import PendingReason
+
+_JOB_HEADERS = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
+
+
+@click.command()
+@click.option("--all", "-a", "everything", is_flag=True, help="Finished jobs, too.")
+@click.option("--user", metavar="NAME", help="Only the jobs of this user.")
+@json_option
+@address_option
+def ls(everything: bool, user: str | None, as_json: bool) -> None:
+    """Jobs of all users: what runs, what waits, and why.
+
+    \b
+      iris-ray ls
+      iris-ray ls --all --user ann
+    """
+    with cluster():
+        controller = ControllerConnection()
+        jobs, aside = controller.list_jobs(), controller.about().get("set_aside", ())
+    shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
+    if as_json:
+        print_json(shown)
+        return
+    hidden = len(jobs) - len(shown)
+    whose = f" of {user}" if user else ""
+    none = f"no {'' if everything else 'unfinished '}jobs{whose}" + (f"; {hidden} others (--all)" if hidden else "")
+    print_table(_JOB_HEADERS, [listed(job) for job in shown], none)
+    if aside:
+        some = ", ".join(one.job_id for one in aside[:4]) + (", …" if aside[4:] else "")
+        click.echo(f"\nset aside, for they could not be handled: {some} (why: iris-ray doctor)")
+
+
+def listed(job: JobStatus) -> tuple[object, ...]:
+    """Return the row of a job."""
+    state, slices = state_in_words(job), job.groups or "-"
+    age = duration(time.time() - job.submitted_at)
+    gives_way = f"{job.gives_way[0]} within {max(0.0, job.gives_way[1] - time.time()):.0f} s" if job.gives_way else None
+    note = gives_way or job.waiting or (job.state is JobState.RUNNING and job.how_far) or job.error or ""
+    return job.job_id, job.user, state, job.device or "-", slices, job.attempt or "-", age, note
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+# ``iris-ray status``: one job.
+
+
+@click.command()
+@click.argument("job", shell_complete=all_jobs)
+@json_option
+@address_option
+def status(job: str, as_json: bool) -> None:
+    """One job: its state, attempts and retry budgets.
+
+    \b
+      iris-ray status train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls --all` shows.
+    """
+    if (dashboard := dashboard_address()) is not None:
+        show_ray_job_status(dashboard, job, as_json)
+        return
+    with cluster():
+        from iris_ray.dashboard.place import link_to  # imports Ray
+
+        found = ControllerConnection().job_status(job)
+        page = link_to(f"jobs/{job}")
+    if as_json:
+        print_json(found)
+    else:
+        print_facts(_facts(found) | {"page": page})
+
+
+def _facts(found: JobStatus) -> dict[str, object]:
+    return {
+        "job": found.job_id,
+        "name": found.name if found.name != found.job_id else None,
+        "user": found.user,
+        "state": state_in_words(found),
+        "priority": found.priority.name.lower(),
+        "type": found.device,
+        "submitted": f"{duration(time.time() - found.submitted_at)} ago",
+        "slices": ", ".join(found.groups),
+        "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
+        "attempt": found.attempt or "none yet",
+        "says": found.how_far,
+        "slow": "; ".join(found.stragglers),
+        "heartbeat": _ago(found.heartbeat_at),
+        "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
+        "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
+        "evictions": found.evictions or None,
+        "gives way": f"{found.gives_way[0]}, at the latest in {_left(found.gives_way[1])}" if found.gives_way else None,
+        "last error": found.error,
+        "waits because": found.waiting,
+    }
+
+
+def _ago(at: float | None) -> str | None:
+    return None if at is None else f"{duration(time.time() - at)} ago"
+
+
+def _left(until: float) -> str:
+    return f"{max(0.0, until - time.time()):.0f} s"
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+# ``iris-ray tasks``: the tasks of a job.
+
+_TASK_HEADERS = ("TASK", "STATE", "ATTEMPT", "RAN", "EXIT", "SLICE", "HOST", "ADDRESS", "ERROR")
+
+
+@click.command()
+@click.argument("job", shell_complete=all_jobs)
+@json_option
+@address_option
+def tasks(job: str, as_json: bool) -> None:
+    """The tasks of a job: their states and hosts, for how long each ran, and its exit code.
+
+    With --json also the latest attempts of each task, when they began and ended, and how.
+
+    \b
+      iris-ray tasks train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls --all` shows.
+    """
+    with cluster():
+        found = ControllerConnection().list_tasks(job)
+    if as_json:
+        print_json(found)
+        return
+    print_table(_TASK_HEADERS, [_task_row(task) for task in found], "no tasks")
+
+
+def _task_row(task: TaskStatus) -> tuple[object, ...]:
+    ran = "-" if task.started_at is None else duration((task.ended_at or time.time()) - task.started_at)
+    code = "-" if task.exit_code is None else task.exit_code
+    where = task.group or "-", task.host or "-", task.address or "-"
+    return task.task_index, task.state.value, task.attempt or "-", ran, code, *where, task.error or ""
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+# ``iris-ray events``: what has happened to a job.
+
+_EVENT_HEADERS = ("WHEN", "AGO", "TASK", "ATTEMPT", "WHAT")
+
+
+@click.command()
+@click.argument("job", shell_complete=all_jobs)
+@json_option
+@address_option
+def events(job: str, as_json: bool) -> None:
+    """What has happened to a job: its submission, its latest attempts and why each ended, its end.
+
+    \b
+      iris-ray events train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls --all` shows. Of a gang, the latest five attempts are known.
+    """
+    with cluster():
+        found = ControllerConnection().job_events(job)
+    if as_json:
+        print_json(found)
+        return
+    print_table(_EVENT_HEADERS, [_event_row(event) for event in found], "nothing has happened")
+
+
+def _event_row(event: JobEvent) -> tuple[object, ...]:
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(event.at))
+    number = ("-" if number is None else number for number in (event.task_index, event.attempt))
+    return when, duration(time.time() - event.at), *number, event.what
+
+
+# -- why ---------------------------------------------------------------------------------------------------------------
+# ``iris-ray why``: why a job waits.
+
+
+@click.command()
+@click.argument("job", shell_complete=unfinished_jobs)
+@json_option
+@address_option
+def why(job: str, as_json: bool) -> None:
+    """Why a job waits: what is missing, and which jobs come first.
+
+    \b
+      iris-ray why train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls` shows.
+    """
+    with cluster():
+        found = ControllerConnection().job_status(job)
+    waiting = found.waiting
+    if as_json:
+        print_json({"job_id": found.job_id, "state": found.state, "answer": found.explanation, "waiting": waiting})
+        return
+    click.echo(one_line(found.explanation))
+    if waiting is not None:
+        _print_shortage(waiting)
+
+
+def _print_shortage(waiting: PendingReason) -> None:
+    shortage = waiting.shortage
+    if shortage is None:
+        return
+    if shortage.excluded:
+        click.echo("\nWhat each condition leaves out:")
+        for what, hosts in shortage.excluded:
+            click.echo(f"  {one_line(what)}: {counted(hosts, 'host')}")
+    if shortage.closest:
+        click.echo("\nWhat comes closest:")
+        for obstacle in shortage.closest:
+            unnamed = [user for user in obstacle.used_by if user not in obstacle.why]
+            users = f" (used by {', '.join(unnamed)})" if unnamed else ""
+            click.echo(f"  {one_line(obstacle)}{users}")
+        if shortage.more:
+            click.echo(f"  and {shortage.more} more")
+    if waiting.kept:
+        click.echo(f"\nKept for it, as it has waited long: {', '.join(waiting.kept)}")
+
+
+# -- cancel ------------------------------------------------------------------------------------------------------------
+# ``iris-ray cancel``: end a job.
+
+
+@click.command()
+@click.argument("job", shell_complete=unfinished_jobs)
+@yes_option
+@json_option
+@address_option
+def cancel(job: str, yes: bool, as_json: bool) -> None:
+    """End a job, whether it waits or runs: your own, or as an operator that of any user.
+
+    \b
+      iris-ray cancel train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls` shows. On a terminal the command asks first; Ctrl-C at that question leaves the job
+    alone.
+    """
+    from iris_ray.client.connection import current_user
+
+    if (dashboard := dashboard_address()) is not None:
+        stop_ray_job(dashboard, job, yes, as_json)
+        return
+    with cluster():
+        controller = ControllerConnection()
+        before = controller.job_status(job)
+        if not before.state.finished:
+            where = f" on {', '.join(before.groups)}" if before.groups else ""
+            confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
+            before = controller.cancel(job, f"cancelled by {current_user()}", current_user())
+    if as_json:
+        print_json({"job_id": job, "cancelled": not before.state.finished, "state_before": before.state})
+    elif before.state.finished:
+        click.echo(f"{job} had already ended: {before.state.value}")
+    else:
+        click.echo(f"{job} is cancelled; it was {state_in_words(before)}")

@@ -1,0 +1,343 @@
+"""``iris-ray simulate``: a fleet and its jobs in virtual time, under several policies."""
+
+import gc
+import importlib.util
+import logging
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from iris_ray.actors.protocol.overview import plain
+from iris_ray.cli.options import FiniteRange, json_option
+from iris_ray.cli.printing import duration, print_json, print_table
+from iris_ray.errors import InvalidSimulationError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.suggestions import unknown
+from iris_ray.study.description import read_study
+from iris_ray.study.history import History
+from iris_ray.study.report import Report, Waits, report
+from iris_ray.study.study import Policy, Study
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+# Tables of what simulations show.
+
+USERS_SHOWN = 10
+_OVERVIEW = (
+    "POLICY", "JOBS", "WAITING", "HALF WAIT", "9 OF 10", "LONGEST", "STARVED", "ATTEMPTS", "PREEMPTED",
+    "EVICTED", "IN USE", "USEFUL", "LOST", "STARTING", "SPARE",
+)  # fmt: skip
+_WAITS = ("JOBS", "WAITING", "HALF WAIT", "9 OF 10", "99 OF 100", "LONGEST")
+
+Reports = Mapping[str, Report]
+"""By policy."""
+
+
+def print_reports(reports: Reports) -> None:
+    """Print the reports of several policies side by side."""
+    print_table(_OVERVIEW, [_overview(policy, found) for policy, found in reports.items()], "no policies")
+    bands = [band.name.lower() for band in PriorityBand]
+    _print_waits("Waits by priority band", "BAND", reports, lambda found: found.waits_by_band, bands)
+    sizes = sorted({size for found in reports.values() for size in found.waits_by_size})
+    _print_waits(f"Waits by size, in {_unit(reports)}", "SIZE", reports, lambda found: found.waits_by_size, sizes)
+    users = _largest_users(reports)
+    _print_waits(f"Waits by user{_rest(reports, users)}", "USER", reports, lambda found: found.waits_by_user, users)
+    click.echo("\nShares of what all users held:")
+    shares = [(user, *(_percent(found.shares.get(user, 0.0)) for found in reports.values())) for user in users]
+    print_table(("USER", *reports), shares, "no jobs came")
+
+
+def _print_waits(
+    title: str, label: str, reports: Reports, of: Callable[[Report], Mapping[Any, Waits]], keys: Iterable[Any]
+) -> None:
+    """Print how long the jobs of each group waited, under each policy.
+
+    Args:
+        title: of the table.
+        label: of the column with the groups.
+        reports: by policy.
+        of: returns the waits by group.
+        keys: the groups.
+    """
+    rows = [
+        (f"{key:g}" if isinstance(key, float) else key, policy, *_waits(of(found)[key]))
+        for key in keys
+        for policy, found in reports.items()
+        if key in of(found)
+    ]
+    click.echo(f"\n{title}:")
+    print_table((label, "POLICY", *_WAITS), rows, "no jobs came")
+
+
+def _overview(policy: str, found: Report) -> tuple[object, ...]:
+    waits, use = found.waits, found.use
+    return (
+        policy,
+        f"{waits.jobs:,}",
+        f"{waits.waiting:,}",
+        duration(waits.p50_s),
+        duration(waits.p90_s),
+        duration(waits.longest_s),
+        f"{found.starved:,}",
+        f"{found.attempts:,}",
+        f"{found.preempted:,}",
+        f"{found.evicted:,}",
+        *map(_percent, (use.utilisation, use.useful, use.lost, use.starting, use.spare)),
+    )
+
+
+def _waits(waits: Waits) -> tuple[str, ...]:
+    times = (waits.p50_s, waits.p90_s, waits.p99_s, waits.longest_s)
+    return (f"{waits.jobs:,}", f"{waits.waiting:,}", *map(duration, times))
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def _unit(reports: Reports) -> str:
+    return "chips" if any(found.resource == "TPU" for found in reports.values()) else "CPUs"
+
+
+def _largest_users(reports: Reports) -> list[str]:
+    """Return the users who held most under any policy."""
+    held: dict[str, float] = {}
+    for found in reports.values():
+        for user in found.waits_by_user:
+            held[user] = max(held.get(user, 0.0), found.shares.get(user, 0.0))
+    return sorted(sorted(held, key=lambda user: (-held[user], user))[:USERS_SHOWN])
+
+
+def _rest(reports: Reports, shown: list[str]) -> str:
+    users = {user for found in reports.values() for user in found.waits_by_user}
+    return f"; the {len(shown)} who held most of {len(users)}" if len(users) > len(shown) else ""
+
+
+# -- simulate ----------------------------------------------------------------------------------------------------------
+
+STEPS = 50
+"""How often progress is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a policy led to.
+
+    Attributes:
+        policy: its name.
+        report: what happened.
+        history: the same in full.
+        cpu_s: what the simulation took, in seconds of CPU.
+    """
+
+    policy: str
+    report: Report
+    history: History
+    cpu_s: float
+
+
+@click.command()
+@click.argument("fleet", metavar="FLEET.toml", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--days", type=FiniteRange(0, min_open=True), help="So many days instead of those in FLEET.toml.")
+@click.option("--seed", type=click.IntRange(0), help="Another seed: other jobs and losses of the same kind.")
+@click.option("--policy", "chosen", multiple=True, metavar="NAME", help="Only this policy; may be repeated.")
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw waits, use and shares: a .png or .svg file.",
+)
+@json_option
+def simulate(
+    fleet: Path, days: float | None, seed: int | None, chosen: tuple[str, ...], picture: Path | None, as_json: bool
+) -> None:
+    """See in virtual time how long jobs would wait, what the hosts would do, and what a policy would change.
+
+    \b
+      iris-ray simulate examples/fleet.toml
+      iris-ray simulate examples/fleet.toml --days 2 --policy "one spare" --json
+
+    The Controller's own code decides who runs where. FLEET.toml describes hosts, losses, jobs and policies:
+    docs/simulating.md explains it. No cluster is needed.
+    """
+    study = _read(fleet)
+    study = replace(
+        study,
+        seconds=study.seconds if days is None else days * 86_400.0,
+        seed=study.seed if seed is None else seed,
+        policies=_chosen(study.policies, chosen),
+    )
+    if picture is not None:
+        require_matplotlib()
+    outcomes = [_simulate(study, policy) for policy in study.policies]
+    if as_json:
+        print_json([_as_json(outcome) for outcome in outcomes])
+    else:
+        print_reports({outcome.policy: outcome.report for outcome in outcomes})
+        for outcome in outcomes:
+            click.echo(_speed(outcome), err=True)
+    if picture is not None:
+        draw(picture, {outcome.policy: (outcome.history, outcome.report) for outcome in outcomes})
+
+
+def _read(path: Path) -> Study:
+    try:
+        description = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSimulationError(f"{path} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSimulationError(f"{path} is not valid TOML: {error}") from None
+
+    def read_lines(name: str) -> list[str]:
+        trace = path.parent / name
+        try:
+            return trace.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidSimulationError(f"the trace {trace} can't be read: {error}") from None
+
+    try:
+        return read_study(description, read_lines)
+    except InvalidSimulationError as error:
+        raise InvalidSimulationError(f"{path}: {error}") from None
+
+
+def _chosen(policies: Sequence[Policy], names: Sequence[str]) -> tuple[Policy, ...]:
+    by_name = {policy.name: policy for policy in policies}
+    for name in names:
+        if name not in by_name:
+            raise unknown("policy", name, by_name)
+    return tuple(by_name[name] for name in names) or tuple(policies)
+
+
+def _simulate(study: Study, policy: Policy) -> Outcome:
+    with _quiet(), _progress(policy.name) as show:
+        simulation = study.simulation(policy)
+        gc.collect()
+        gc.freeze()  # the fleet outlives every collection
+        began = time.process_time()
+        for step in range(1, STEPS + 1):
+            simulation.run_until(study.seconds * step / STEPS)
+            show(study.seconds * step / STEPS / 86_400.0)
+        spent = time.process_time() - began
+        gc.unfreeze()
+    return Outcome(policy.name, report(simulation.history, study.seconds), simulation.history, spent)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what the Controller would log: on a crowded fleet there is a line for every job that waits long."""
+    logger = logging.getLogger("iris_ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def _progress(policy: str) -> Iterator[Any]:
+    """Show on a terminal how far a simulation is."""
+    shown = sys.stderr.isatty()
+
+    def show(days: float) -> None:
+        if shown:
+            click.echo(f"\r{policy}: day {days:.1f} ", nl=False, err=True)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            click.echo("\r\x1b[2K", nl=False, err=True)
+
+
+def _speed(outcome: Outcome) -> str:
+    found, cpu_s = outcome.report, max(outcome.cpu_s, 1e-9)
+    return (
+        f"{outcome.policy}: {found.seconds / 86_400:g} days in {cpu_s:.1f} s of CPU;"
+        f" {found.decisions / cpu_s:,.0f} decisions and {found.events / cpu_s:,.0f} events a second"
+    )
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    found, cpu_s = outcome.report, max(outcome.cpu_s, 1e-9)
+    return {
+        "policy": outcome.policy,
+        **plain(found),
+        "cpu_s": round(outcome.cpu_s, 3),
+        "decisions_per_s": round(found.decisions / cpu_s, 1),
+        "events_per_s": round(found.events / cpu_s, 1),
+    }
+
+
+# -- pictures ----------------------------------------------------------------------------------------------------------
+# A picture of what simulations show.
+
+Outcomes = Mapping[str, tuple[History, Report]]
+HOUR = 3600.0
+
+
+def require_matplotlib() -> None:
+    """Raise InvalidSimulationError if pictures can't be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidSimulationError(
+            "pictures need matplotlib, which is not installed; pip install 'iris-ray[bench]', or leave out --picture"
+        )
+
+
+def draw(path: Path, outcomes: Outcomes) -> None:
+    """Draw waits, what the hosts were used for, and shares, each by policy.
+
+    Raises:
+        InvalidSimulationError: the file can't be written, or its suffix names no format.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (waits, use, shares) = pyplot.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
+    _draw_waits(waits, outcomes)
+    _draw_use(use, outcomes)
+    _draw_shares(shares, outcomes)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise InvalidSimulationError(f"the picture {path} can't be written: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def _draw_waits(axes: Any, outcomes: Outcomes) -> None:
+    for policy, (history, found) in outcomes.items():
+        waited = sorted(job.waited_s(found.seconds) for job in history.jobs.values())
+        parts = [(number + 1) / len(waited) for number in range(len(waited))]
+        axes.plot([max(seconds, 1.0) / HOUR for seconds in waited], parts, label=policy)
+    axes.set(xscale="log", xlabel="hours from submission to the first hosts", ylabel="part of the jobs", title="Waits")
+    axes.legend()
+
+
+def _draw_use(axes: Any, outcomes: Outcomes) -> None:
+    below = [0.0] * len(outcomes)
+    for part in ("useful", "lost", "starting", "spare", "idle"):
+        amounts = [100 * getattr(found.use, part) for _, found in outcomes.values()]
+        axes.bar(list(outcomes), amounts, bottom=below, label=part)
+        below = [bottom + amount for bottom, amount in zip(below, amounts, strict=True)]
+    axes.set(ylabel="percent of all hosts' time", title="What the hosts did")
+    axes.legend()
+
+
+def _draw_shares(axes: Any, outcomes: Outcomes) -> None:
+    users = sorted({user for _, found in outcomes.values() for user in found.shares})
+    width = 0.8 / len(outcomes)
+    for number, (policy, (_, found)) in enumerate(outcomes.items()):
+        places = [index + number * width for index in range(len(users))]
+        axes.bar(places, [100 * found.shares.get(user, 0.0) for user in users], width, label=policy)
+    axes.set_xticks([index + (len(outcomes) - 1) * width / 2 for index in range(len(users))], users, rotation=90)
+    axes.set(ylabel="percent of what all users held", title="Shares")
+    axes.legend()

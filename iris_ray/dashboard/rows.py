@@ -1,0 +1,186 @@
+"""The tables that the pages show: rows of jobs, hosts and users, and what has changed in them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from iris_ray.actors.protocol.overview import UserShare, Waiting
+from iris_ray.actors.protocol.slices import SliceView, reason_of, slices_of
+from iris_ray.actors.protocol.status import HostCondition, JobStatus, LimitStatus, WorkerStatus, condition_of
+from iris_ray.model.lifecycle import job_of
+from iris_ray.model.limits import EVERYBODY
+from iris_ray.model.workers import GPU, TPU
+
+Row = Mapping[str, Any]
+"""Values of JSON by name."""
+
+
+@dataclass(slots=True)
+class Diff:
+    """What has changed in tables.
+
+    Attributes:
+        put: table → key → the new row.
+        drop: table → keys of rows that are gone.
+    """
+
+    put: dict[str, dict[str, Row]] = field(default_factory=dict)
+    drop: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.put and not self.drop
+
+
+class Table:
+    """Rows by key. It knows which have changed since `take_changes` was last called."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self._changed: dict[str, None] = {}
+
+    def put(self, key: str, row: Row) -> Row | None:
+        """Add or replace a row. Return the row before; None if there was none."""
+        before = self.rows.get(key)
+        if before != row:
+            self.rows[key] = row
+            self._changed[key] = None
+        return before
+
+    def drop(self, key: str) -> Row | None:
+        """Remove a row and return it, if it is there."""
+        row = self.rows.pop(key, None)
+        if row is not None:
+            self._changed[key] = None
+        return row
+
+    def replace(self, rows: Mapping[str, Row]) -> None:
+        """Have these rows and no others."""
+        for key in self.rows.keys() - rows.keys():
+            self.drop(key)
+        for key, row in rows.items():
+            self.put(key, row)
+
+    def take_changes(self, name: str, diff: Diff) -> None:
+        """Add to a diff, under a name, what has changed since the last call."""
+        put = {key: self.rows[key] for key in self._changed if key in self.rows}
+        drop = [key for key in self._changed if key not in self.rows]
+        if put:
+            diff.put[name] = put
+        if drop:
+            diff.drop[name] = drop
+        self._changed.clear()
+
+
+# -- host rows ---------------------------------------------------------------------------------------------------------
+# Rows of slices and their hosts.
+
+
+def slice_row(hosts: Sequence[WorkerStatus], spares: Mapping[str, str]) -> Row:
+    """Return the row of a slice, or of a host that is of none.
+
+    A host in ``hosts`` is ``[number, condition, job, why, address, node id]``; one that is missing has no address.
+    """
+    (view,) = slices_of(hosts)
+    rows = [_host(host, spares) for host in view.hosts]
+    there = {host.host_index for host in view.hosts}
+    rows += [_missing(number) for number in range(view.hosts_expected) if number not in there and view.is_slice]
+    return {
+        "name": view.slice,
+        "type": view.type or _kind(view),
+        "tpu": view.is_slice,
+        "state": view.state.value,
+        "jobs": list(dict.fromkeys(spares.get(job, job) for job in view.jobs)),
+        "why": view.reason,
+        "chips": sum(host.resources.get(TPU, 0.0) + host.resources.get(GPU, 0.0) for host in view.hosts),
+        "hosts": sorted(rows, key=lambda row: (row[0] is None, row[0] or 0)),
+    }
+
+
+def _host(host: WorkerStatus, spares: Mapping[str, str]) -> list[str | int | None]:
+    jobs = dict.fromkeys(spares.get(job, job) for job in map(job_of, host.tasks))
+    condition = condition_of(host, spares.__contains__).value
+    return [host.host_index, condition, next(iter(jobs), None), reason_of(host), host.address, host.node_id]
+
+
+def _missing(number: int) -> list[str | int | None]:
+    return [number, HostCondition.LOST.value, None, "it is missing: the slice is not complete", None, None]
+
+
+def _kind(view: SliceView) -> str:
+    gpus = sum(host.resources.get(GPU, 0.0) for host in view.hosts)
+    return "GPU" if gpus else "no TPU"
+
+
+# -- job rows ----------------------------------------------------------------------------------------------------------
+# Rows of jobs and of the queue.
+
+ERROR_CHARACTERS = 300
+"""Of an error, so many are in a list; the job's page has them all."""
+
+
+def job_row(job: JobStatus) -> Row:
+    gives_way = None if job.gives_way is None else {"to": job.gives_way[0], "until": job.gives_way[1]}
+    return {
+        "id": job.job_id,
+        "number": job.number,
+        "name": job.name,
+        "user": job.user,
+        "band": job.priority.name.lower(),
+        "type": job.device,
+        "wants": list(job.num_groups),
+        "state": "starting" if job.starting else job.state.value,
+        "over": job.state.finished,
+        "submitted": job.submitted_at,
+        "attempt": job.attempt,
+        "failures": job.failures,
+        "preemptions": job.preemptions,
+        "evictions": job.evictions,
+        "tasks": {state.value: count for state, count in job.tasks.items() if count},
+        "groups": list(job.groups),
+        "error": job.error[:ERROR_CHARACTERS] if job.error else None,
+        "gives_way": gives_way,
+        "step": job.step,
+        "says": job.status,
+        "spare_for": job.spare_for,
+    }
+
+
+def queue_row(waiting: Waiting) -> Row:
+    return {"why": waiting.why, "kind": waiting.kind.lower(), "since": waiting.since}
+
+
+# -- user rows ---------------------------------------------------------------------------------------------------------
+# Rows of users: what they have, what they may have, and what the queue counts.
+
+
+def user_rows(limits: Iterable[LimitStatus], shares: Iterable[UserShare]) -> Mapping[str, Row]:
+    """Return a row for each user who has something, has had something lately, or has limits."""
+    rows: dict[str, dict[str, Any]] = {}
+    for share in shares:
+        row = rows.setdefault(share.user, _row(share.user))
+        row |= {"share": share.now, "counted": share.counted, "chip_hours": round(share.chip_hours, 1)}
+    for limit in limits:
+        if limit.user != EVERYBODY:
+            row = rows.setdefault(limit.user, _row(limit.user))
+            row["chips"] += limit.chips
+            row["running"] += limit.running_jobs
+            row["queued"] += limit.queued_jobs
+            row["tasks"] += limit.tasks
+            row["bands"].append(_band(limit))
+    return rows
+
+
+def _row(user: str) -> dict[str, Any]:
+    nothing = dict.fromkeys(("share", "counted", "chip_hours", "chips", "running", "queued", "tasks"), 0)
+    return {"user": user, **nothing, "bands": []}
+
+
+def _band(limit: LimitStatus) -> Row:
+    return {
+        "band": limit.band.name.lower(),
+        "chips": limit.chips,
+        "running": limit.running_jobs,
+        "queued": limit.queued_jobs,
+        "limits": {name: value for name, value in limit.set_here.items() if value is not None},
+    }

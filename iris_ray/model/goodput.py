@@ -1,0 +1,456 @@
+"""What the time of a job went into: kinds of time, marks in its life, and the measure over them."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import pairwise
+
+
+class TimeKind(Enum):
+    """Kinds of time. The first ten are those of Google's ``ml-goodput-measurement``, and counted as there.
+
+    PRODUCTIVE: steps whose result was kept.
+    TPU_INITIALIZATION, TRAINING_PREP, DATA_LOADING_SYNC, UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME: before the first step of
+        an attempt, as the task has marked it. What it has not marked is TRAINING_PREP.
+    PROGRAM_STARTUP: by how much the first step of an attempt took longer than the others: compilation.
+    UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: saves between steps, as the task has marked them.
+    WASTED_PROGRESS_FROM_DISRUPTION: steps that were done again after a disruption.
+    INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION: from the last step before a disruption until user code runs again.
+    OTHER: the step that was not over when the job ended without success, or that runs now.
+
+    These are not in Google's definition:
+
+    QUEUEING: until the job had its first slices.
+    LAUNCH: until user code ran for the first time.
+    UNMEASURED: user code ran, and did not say with ``heartbeat(step)`` what it did.
+    """
+
+    PRODUCTIVE = "productive"
+    TPU_INITIALIZATION = "tpu_initialization"
+    TRAINING_PREP = "training_prep"
+    PROGRAM_STARTUP = "program_startup"
+    DATA_LOADING_SYNC = "data_loading_sync"
+    UNPRODUCTIVE_CHECKPOINT_SAVE_TIME = "unproductive_checkpoint_save_time"
+    UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME = "unproductive_checkpoint_restore_time"
+    WASTED_PROGRESS_FROM_DISRUPTION = "wasted_progress_from_disruption"
+    INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION = "infrastructure_recovery_from_disruption"
+    OTHER = "other"
+    QUEUEING = "queueing"
+    LAUNCH = "launch"
+    UNMEASURED = "unmeasured"
+
+
+MARKS = {
+    "tpu_init": TimeKind.TPU_INITIALIZATION,
+    "training_prep": TimeKind.TRAINING_PREP,
+    "data_loading": TimeKind.DATA_LOADING_SYNC,
+    "checkpoint_restore": TimeKind.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME,
+    "checkpoint_save": TimeKind.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME,
+}
+"""What a task calls the parts of its time that it marks."""
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
+# What a task has said about the time of one attempt. Times are seconds since its user code began.
+
+MOST_STEPS = 64
+"""Steps of an attempt that are remembered: the first two, the latest, and some in between."""
+
+StepTime = tuple[int, float]
+"""A step, and when it began; seconds since user code began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What the task said.
+
+    Attributes:
+        steps: some steps and when each began, in ascending order of both.
+        before: seconds by the names of `MARKS` that it marked before its first step.
+        during: the same, since then.
+    """
+
+    steps: tuple[StepTime, ...] = ()
+    before: Mapping[str, float] = field(default_factory=dict)
+    during: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def makes_sense(self) -> bool:
+        """Whether it can be what a task has said."""
+        ascending = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(self.steps))
+        return len(self.steps) <= MOST_STEPS and ascending and {*self.before, *self.during} <= MARKS.keys()
+
+    def began(self, step: int) -> float:
+        """Return when a step began; if it is not remembered, by its neighbours. There must be a step."""
+        earlier = self.steps[0]
+        for later in self.steps:
+            if later[0] >= step:
+                break
+            earlier = later
+        else:
+            return later[1]
+        if later[0] == earlier[0] or step <= earlier[0]:
+            return later[1]
+        share = (step - earlier[0]) / (later[0] - earlier[0])
+        return earlier[1] + share * (later[1] - earlier[1])
+
+
+def with_step(steps: tuple[StepTime, ...], step: int, began: float) -> tuple[StepTime, ...]:
+    """Return remembered steps with one more. A step that is not later than the last one changes nothing."""
+    if steps and (step <= steps[-1][0] or began < steps[-1][1]):
+        return steps
+    if len(steps) >= MOST_STEPS:
+        steps = (*steps[:2], *steps[3::2])
+    return (*steps, (step, began))
+
+
+# -- job times ---------------------------------------------------------------------------------------------------------
+# When the attempts of a job held chips and ran.
+
+
+@dataclass(slots=True)
+class AttemptTimes:
+    """One attempt; times are seconds on the clock of the events.
+
+    Attributes:
+        number: counts the attempts of the job from 1.
+        chips: how many it holds.
+        assigned_at: when it got them.
+        began_at: when user code began; None if it never did.
+        ended_at: when its end was known; None before that.
+        marks: what its task said about its time.
+    """
+
+    number: int
+    chips: float
+    assigned_at: float
+    began_at: float | None = None
+    ended_at: float | None = None
+    marks: Marks = field(default_factory=Marks)
+
+
+@dataclass(slots=True)
+class JobTimes:
+    """A job's times.
+
+    Attributes:
+        attempts: the latest ones, in order.
+        settled: seconds and chip-seconds by the value of a `TimeKind`, of everything before `settled_until`.
+        settled_until: until when everything is settled; None if nothing is.
+        has_run: whether user code ran in a settled attempt.
+        ended_at: when the job ended; None before that.
+        succeeded: whether it has succeeded.
+    """
+
+    attempts: list[AttemptTimes] = field(default_factory=list)
+    settled: dict[str, tuple[float, float]] = field(default_factory=dict)
+    settled_until: float | None = None
+    has_run: bool = False
+    ended_at: float | None = None
+    succeeded: bool = False
+
+    def assigned(self, number: int, chips: float, now: float) -> None:
+        """Note that an attempt got its chips."""
+        self.attempts.append(AttemptTimes(number, chips, now))
+
+    def began(self, now: float) -> None:
+        """Note that user code of the latest attempt runs."""
+        if self.attempts and self.attempts[-1].began_at is None:
+            self.attempts[-1].began_at = now
+
+    def ended(self, now: float) -> None:
+        """Note that the latest attempt is over."""
+        if self.attempts and self.attempts[-1].ended_at is None:
+            self.attempts[-1].ended_at = now
+
+    def marked(self, number: int, marks: Marks) -> None:
+        """Note what a task of an attempt has said about its time, if it makes sense."""
+        for attempt in self.attempts:
+            if attempt.number == number and marks.makes_sense:
+                attempt.marks = marks
+
+
+# -- measure -----------------------------------------------------------------------------------------------------------
+# From the times of a job to what its time went into, as Google's ``ml-goodput-measurement`` counts it.
+
+_K = TimeKind
+
+_DISRUPTIONS = _K.WASTED_PROGRESS_FROM_DISRUPTION, _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+
+ATTEMPTS_KEPT = 8
+"""So many attempts at most are kept one by one; those before are settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some time of a job.
+
+    Attributes:
+        kind: what it went into.
+        seconds: how long it was.
+        chips: how many the job held meanwhile.
+    """
+
+    kind: TimeKind
+    seconds: float
+    chips: float
+
+
+@dataclass(frozen=True, slots=True)
+class Disruption:
+    """What one disruption of a job cost, until user code ran again.
+
+    Attributes:
+        attempt: the number of the attempt that it ended.
+        wasted_s: steps that a later attempt did again.
+        recovery_s: from the last step, or from the end of the attempt if it made none, until user code ran again.
+        chip_seconds: of both, times the chips that the job held meanwhile.
+        over: whether user code runs again, or the job has ended.
+    """
+
+    attempt: int
+    wasted_s: float
+    recovery_s: float
+    chip_seconds: float
+    over: bool
+
+
+def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
+    """Return everything since the submission of a job until its end, or until now. The seconds add up to that time."""
+    spans = [Span(TimeKind(kind), *both_of(both)) for kind, both in times.settled.items()]
+    until = submitted_at if times.settled_until is None else times.settled_until
+    has_run = times.has_run
+    for index, attempt in enumerate(times.attempts):
+        spans += _attempt(times, index, until, has_run, now)
+        until = _end(attempt, now)
+        has_run = has_run or attempt.began_at is not None
+    waits_until = now if times.ended_at is None else times.ended_at
+    spans.append(Span(_recovery(has_run, _K.QUEUEING), max(0.0, waits_until - until), 0.0))
+    return [span for span in spans if span.seconds > 0]
+
+
+def last_disruption(times: JobTimes, now: float) -> Disruption | None:
+    """Return what the latest disruption of a job has cost until now; None if none is known.
+
+    A disruption is the end of an attempt in which user code ran, if the job went on.
+    """
+    if (disrupted := _latest_disrupted(times)) is None:
+        return None
+    attempt = times.attempts[disrupted]
+    _, _, *spans = _attempt(times, disrupted, attempt.assigned_at, True, now)
+    if not attempt.marks.steps:
+        spans = []  # what it may have done is not known
+    recovery, runs_again = _until_user_code_runs(times, disrupted + 1, _end(attempt, now), now)
+    lost = [span for span in (*spans, *recovery) if span.kind in _DISRUPTIONS]
+    wasted_s = sum(span.seconds for span in lost if span.kind is _K.WASTED_PROGRESS_FROM_DISRUPTION)
+    total_s = sum(span.seconds for span in lost)
+    chip_seconds = sum(span.seconds * span.chips for span in lost)
+    over = runs_again or times.ended_at is not None
+    return Disruption(attempt.number, wasted_s, total_s - wasted_s, chip_seconds, over)
+
+
+def _latest_disrupted(times: JobTimes) -> int | None:
+    """Return the place of the latest attempt in which user code ran, if it has ended and the job went on."""
+    job_ended_at = math.inf if times.ended_at is None else times.ended_at
+    for at, attempt in reversed(list(enumerate(times.attempts))):
+        if attempt.began_at is not None and attempt.ended_at is not None and attempt.ended_at < job_ended_at:
+            return at
+    return None
+
+
+def _until_user_code_runs(times: JobTimes, first: int, since: float, now: float) -> tuple[list[Span], bool]:
+    """Return the waits and launches of the attempts from one on until user code runs, and whether it does."""
+    spans: list[Span] = []
+    for index in range(first, len(times.attempts)):
+        wait, launch, *_ = _attempt(times, index, since, True, now)
+        spans += [wait, launch]
+        if times.attempts[index].began_at is not None:
+            return spans, True
+        since = _end(times.attempts[index], now)
+    wait_s = max(0.0, (times.ended_at or now) - since)
+    return [*spans, Span(_K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION, wait_s, 0.0)], False
+
+
+def both_of(both: tuple[float, float]) -> tuple[float, float]:
+    """Return seconds, and chips on average, of seconds and chip-seconds."""
+    seconds, chip_seconds = both
+    return seconds, chip_seconds / seconds if seconds else 0.0
+
+
+def settle(times: JobTimes, submitted_at: float) -> None:
+    """Settle the earliest attempts: those from which a later one has gone on, and too many.
+
+    The last disruption is told of attempts that are not settled.
+    """
+    while len(times.attempts) > 1 and _can_settle(times):
+        first = times.attempts[0]
+        until = submitted_at if times.settled_until is None else times.settled_until
+        for span in _attempt(times, 0, until, times.has_run, first.ended_at or first.assigned_at):
+            seconds, chip_seconds = times.settled.get(span.kind.value, (0.0, 0.0))
+            times.settled[span.kind.value] = seconds + span.seconds, chip_seconds + span.seconds * span.chips
+        times.settled_until = first.ended_at
+        times.has_run = times.has_run or first.began_at is not None
+        del times.attempts[0]
+
+
+def _can_settle(times: JobTimes) -> bool:
+    first, *later = times.attempts
+    if first.ended_at is None:
+        return False
+    if len(times.attempts) > ATTEMPTS_KEPT:
+        return True
+    is_latest_that_ran = first.began_at is not None and all(one.began_at is None for one in later)
+    return not is_latest_that_ran and (not first.marks.steps or any(one.marks.steps for one in later))
+
+
+def _attempt(times: JobTimes, index: int, since: float, has_run: bool, now: float) -> Iterator[Span]:
+    """Yield the time from the end of the attempt before to the end of this one."""
+    attempt = times.attempts[index]
+    yield Span(_recovery(has_run, _K.QUEUEING), max(0.0, attempt.assigned_at - since), 0.0)
+    end = _end(attempt, now)
+    began = end if attempt.began_at is None else attempt.began_at
+    yield Span(_recovery(has_run, _K.LAUNCH), max(0.0, began - attempt.assigned_at), attempt.chips)
+    goes_on = attempt.ended_at is not None and times.ended_at is None
+    is_last = index == len(times.attempts) - 1 and not goes_on
+    resumed = next((later.marks.steps[0][0] for later in times.attempts[index + 1 :] if later.marks.steps), None)
+    run = _Run(max(0.0, end - began), resumed, is_last, is_last and times.succeeded)
+    parts = _with_steps(attempt.marks, run) if attempt.marks.steps else _without_steps(attempt.marks, run, times)
+    for kind, seconds in parts.items():
+        yield Span(kind, seconds, attempt.chips)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The run of an attempt.
+
+    Attributes:
+        seconds: how long user code ran.
+        resumed: the first step of the next attempt that made one; None if there is none.
+        is_last: whether no attempt has come after it, or will.
+        succeeded: whether the job ended with it, with success.
+    """
+
+    seconds: float
+    resumed: int | None
+    is_last: bool
+    succeeded: bool
+
+    @property
+    def unfinished(self) -> TimeKind:
+        """What its time after the last step is called."""
+        return _K.OTHER if self.is_last else _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+
+
+def _end(attempt: AttemptTimes, now: float) -> float:
+    return now if attempt.ended_at is None else attempt.ended_at
+
+
+def _recovery(has_run: bool, else_kind: TimeKind) -> TimeKind:
+    return _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION if has_run else else_kind
+
+
+def _with_steps(marks: Marks, run: _Run) -> dict[TimeKind, float]:
+    marks = replace(marks, steps=tuple((step, min(began, run.seconds)) for step, began in marks.steps))
+    (_, first_at), (last, last_at) = marks.steps[0], marks.steps[-1]
+    kept_at = _kept_until(marks, run)
+    parts, unmarked = _before_the_first_step(marks.before, first_at)
+    startup = _startup(marks, last if run.resumed is None else min(last, run.resumed))
+    kept_s = max(0.0, kept_at - first_at - startup)
+    saves = min(marks.during.get("checkpoint_save", 0.0), kept_s)
+    return parts | {
+        _K.TRAINING_PREP: parts.get(_K.TRAINING_PREP, 0.0) + unmarked,
+        _K.PROGRAM_STARTUP: startup,
+        _K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: parts.get(_K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME, 0.0) + saves,
+        _K.PRODUCTIVE: kept_s - saves,
+        _K.WASTED_PROGRESS_FROM_DISRUPTION: max(0.0, last_at - kept_at),
+        run.unfinished: run.seconds - max(kept_at, last_at),
+    }
+
+
+def _kept_until(marks: Marks, run: _Run) -> float:
+    """Return until when the steps of an attempt were kept."""
+    last, last_at = marks.steps[-1]
+    if run.resumed is None:
+        return run.seconds if run.succeeded else last_at
+    if run.resumed <= last or len(marks.steps) < 2:
+        return marks.began(run.resumed)
+    before, before_at = marks.steps[-2]  # the last step was kept, too, and took about as long as the one before
+    return min(run.seconds, last_at + (last_at - before_at) / (last - before))
+
+
+def _startup(marks: Marks, kept: int) -> float:
+    """Return by how many seconds the first step took longer than the others that were kept."""
+    if len(marks.steps) < 2 or kept <= marks.steps[1][0]:
+        return 0.0
+    (first, first_at), (second, second_at) = marks.steps[:2]
+    average = (marks.began(kept) - second_at) / (kept - second)
+    return max(0.0, second_at - first_at - average * (second - first))
+
+
+def _before_the_first_step(before: Mapping[str, float], left_s: float) -> tuple[dict[TimeKind, float], float]:
+    """Return what the time before the first step went into, and how much of it the task has not marked."""
+    parts: dict[TimeKind, float] = {}
+    for name, seconds in before.items():
+        parts[MARKS[name]] = min(max(0.0, seconds), left_s)
+        left_s -= parts[MARKS[name]]
+    return parts, left_s
+
+
+def _without_steps(marks: Marks, run: _Run, times: JobTimes) -> dict[TimeKind, float]:
+    """Return what the time of an attempt went into that made no step, as far as it has said so."""
+    parts, unmarked = _before_the_first_step(marks.before, run.seconds)
+    says_steps = _K.PRODUCTIVE.value in times.settled or any(attempt.marks.steps for attempt in times.attempts)
+    kind = _K.UNMEASURED if not says_steps else _K.TRAINING_PREP if run.is_last else run.unfinished
+    return parts | {kind: parts.get(kind, 0.0) + unmarked}
+
+
+# -- totals ------------------------------------------------------------------------------------------------------------
+# Sums of what the time of jobs went into.
+
+NOT_TRAINING = frozenset({TimeKind.QUEUEING.value, TimeKind.LAUNCH.value, TimeKind.UNMEASURED.value})
+"""Kinds that are no part of the time of which goodput is a share: Google's definition begins when user code does."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Time of some jobs, by the value of its `TimeKind`.
+
+    Attributes:
+        seconds: how long it took.
+        chip_seconds: the same, times the chips that were held meanwhile.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    chip_seconds: dict[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(spans: Iterable[Span]) -> "Totals":
+        """Return the sums of one job."""
+        totals = Totals()
+        for span in spans:
+            totals.add({span.kind.value: span.seconds}, {span.kind.value: span.seconds * span.chips})
+        return totals
+
+    def add(self, seconds: Mapping[str, float], chip_seconds: Mapping[str, float]) -> None:
+        """Add the time of another job."""
+        for totals, more in ((self.seconds, seconds), (self.chip_seconds, chip_seconds)):
+            for kind, amount in more.items():
+                totals[kind] = totals.get(kind, 0.0) + amount
+
+    @property
+    def goodput(self) -> float | None:
+        """The productive share of the time since user code began, from 0 to 1; None if jobs did not measure any."""
+        return productive_share(self.seconds)
+
+    @property
+    def measured(self) -> float | None:
+        """The share of the time with user code of which is known what it went into; None if no user code ran."""
+        ran = sum(amount for kind, amount in self.seconds.items() if kind not in ("queueing", "launch"))
+        return 1.0 - self.seconds.get("unmeasured", 0.0) / ran if ran else None
+
+
+def productive_share(amounts: Mapping[str, float]) -> float | None:
+    """Return the productive share of seconds or chip-seconds; None if jobs did not measure any."""
+    training = sum(amount for kind, amount in amounts.items() if kind not in NOT_TRAINING)
+    return amounts.get(TimeKind.PRODUCTIVE.value, 0.0) / training if training else None

@@ -1,0 +1,164 @@
+"""Sums of time over jobs, users and chips, which outlive the jobs."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from iris_ray.model.goodput import TimeKind, Totals
+
+ENTRIES_KEPT = 300
+"""Sums of so many days and users are kept, the latest ones: together they stay below 100 KB."""
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenJob:
+    """A job that is forgotten.
+
+    Attributes:
+        user: whose it was.
+        ended_at: when it ended; by the clock of the events in the state, by the wall clock in sums.
+        totals: what its time went into.
+    """
+
+    user: str
+    ended_at: float
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True)
+class UserDay:
+    """Jobs of a user that ended on one day.
+
+    Attributes:
+        day: counts the days since the epoch, in UTC.
+        user: whose jobs.
+        jobs: how many.
+        seconds, chip_seconds: see `Totals`.
+    """
+
+    day: int
+    user: str
+    jobs: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    chip_seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+class UserTimes:
+    """The sums of forgotten jobs.
+
+    Attributes:
+        version: changes with them.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._days: dict[tuple[int, str], UserDay] = {}
+
+    def add(self, job: ForgottenJob) -> None:
+        """Add a job that is forgotten."""
+        self.version += 1
+        key = int(job.ended_at // DAY_S), job.user
+        known = self._days.get(key, UserDay(*key))
+        totals = Totals(dict(known.seconds), dict(known.chip_seconds))
+        totals.add(job.totals.seconds, job.totals.chip_seconds)
+        self._days[key] = UserDay(*key, known.jobs + 1, totals.seconds, totals.chip_seconds)
+        while len(self._days) > ENTRIES_KEPT:
+            del self._days[min(self._days)]
+
+    def since(self, at: float) -> list[UserDay]:
+        """Return the sums of the day that holds a time in seconds since the epoch, and of the later ones."""
+        return [self._days[key] for key in sorted(self._days) if key[0] >= at // DAY_S]
+
+    def to_json(self) -> bytes:
+        """Return all of it, to be recorded."""
+        values = [
+            (one.day, one.user, one.jobs, _rounded(one.seconds), _rounded(one.chip_seconds))
+            for one in self._days.values()
+        ]
+        return json.dumps(values).encode()
+
+    def restore(self, recorded: bytes) -> None:
+        """Take up what an earlier Controller has recorded; raises anything if that is damaged."""
+        days = [
+            UserDay(int(day), str(user), int(jobs), _amounts(seconds), _amounts(chip_seconds))
+            for day, user, jobs, seconds, chip_seconds in json.loads(recorded)
+        ]
+        self._days = {(one.day, one.user): one for one in days}
+
+
+def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
+    return {kind: round(amount, 1) for kind, amount in amounts.items()}
+
+
+def _amounts(recorded: Mapping[str, float]) -> dict[str, float]:
+    return {TimeKind(kind).value: float(amount) for kind, amount in recorded.items()}
+
+
+# -- fleet times -------------------------------------------------------------------------------------------------------
+# What the chips of a cluster were in, day by day.
+
+DAYS_KEPT = 90
+
+
+class ChipState(Enum):
+    """What a chip is in: exactly one of these.
+
+    BUSY: a job has it, see `iris_ray.model.goodput.TimeKind`.
+    SPARE: it is held ready to replace a lost slice, or to let a job grow.
+    WARM: a pool keeps it for its next run.
+    QUARANTINED: its host was set aside because of failures.
+    UNAVAILABLE: its host takes nothing new for another reason: it drains, is tainted, or others use its chips.
+    FREE: nothing has it.
+    """
+
+    BUSY = "busy"
+    SPARE = "spare"
+    WARM = "warm"
+    QUARANTINED = "quarantined"
+    UNAVAILABLE = "unavailable"
+    FREE = "free"
+
+
+class FleetTimes:
+    """Chip-seconds by day and state, of the latest `DAYS_KEPT` days on which there was a Controller."""
+
+    def __init__(self) -> None:
+        self._days: dict[str, dict[str, float]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added yet."""
+        return not self._days
+
+    def add(self, day: str, chips: Mapping[ChipState, float], seconds: float) -> None:
+        """Add that so many chips were in these states for so long.
+
+        Args:
+            day: as ``2026-11-23``, in UTC.
+            chips: how many are in each state.
+            seconds: for how long.
+        """
+        of_day = self._days.setdefault(day, {})
+        for state, count in chips.items():
+            of_day[state.value] = of_day.get(state.value, 0.0) + count * seconds
+        while len(self._days) > DAYS_KEPT:
+            del self._days[min(self._days)]
+
+    def since(self, day: str) -> dict[str, dict[str, float]]:
+        """Return the chip-seconds by day and state, of that day and the later ones."""
+        return {known: dict(of_day) for known, of_day in sorted(self._days.items()) if known >= day}
+
+    def to_json(self) -> bytes:
+        """Return all of it, to be recorded."""
+        rounded = {day: {state: round(amount) for state, amount in of.items()} for day, of in self._days.items()}
+        return json.dumps(rounded).encode()
+
+    def restore(self, recorded: bytes) -> None:
+        """Take up what an earlier Controller has recorded; raises anything if that is damaged."""
+        found = json.loads(recorded)
+        self._days = {
+            str(day): {ChipState(state).value: float(amount) for state, amount in of.items()}
+            for day, of in found.items()
+        }

@@ -1,0 +1,66 @@
+"""The process that stands for a runner: while it lives, so does the host. It sees whether processes are gone."""
+
+import asyncio
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+import psutil
+
+from iris_ray.slots.actors.slot_actor import ProcessIdentity, join_task
+
+LOOK_AGAIN_S = 0.02
+
+
+class RunnerAgent:
+    """One for each host. The task that keeps the host makes it, and it ends with that.
+
+    Args:
+        variables: environment variables that make it a process of the task's.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        os.environ.update(variables)
+        join_task()
+
+    async def watch(self) -> None:
+        """Never return: the call fails when this process or its host is gone."""
+        await asyncio.Event().wait()
+
+    async def alive(self, processes: Mapping[str, ProcessIdentity]) -> set[str]:
+        """Return the names of those processes that are there."""
+        return {name for name, process in processes.items() if _is_alive(process)}
+
+    async def memory(self, processes: Collection[ProcessIdentity]) -> int:
+        """Return the bytes of memory that processes and their children use."""
+        return await asyncio.to_thread(lambda: sum(map(_memory_of, processes)))
+
+    async def wait_gone(self, process: ProcessIdentity, timeout_s: float) -> bool:
+        """Wait until a process is gone; return whether it is."""
+        for _ in range(round(timeout_s / LOOK_AGAIN_S)):
+            if not _is_alive(process):
+                return True
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return not _is_alive(process)
+
+
+def _is_alive(process: ProcessIdentity) -> bool:
+    try:
+        found = psutil.Process(process.pid)
+        return abs(found.create_time() - process.began) < 1.0 and found.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _memory_of(process: ProcessIdentity) -> int:
+    """Return the bytes of a process tree, without what is shared: that is Ray's object store, or files."""
+    if not _is_alive(process):
+        return 0
+    used = 0
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process.pid)
+        for each in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                memory = each.memory_info()
+                used += memory.rss - getattr(memory, "shared", 0)
+    return used

@@ -1,0 +1,233 @@
+"""The runners that a SlotManager has: hosts that the Controller gave to its jobs, each with its agent."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from iris_ray.actors.calls.controller_connection import find_controller, tell_who_yields
+from iris_ray.model.constraints import Attributes
+from iris_ray.slots.actors.agent_stub import AgentStub
+from iris_ray.slots.core.devices import Device, DeviceKind, DeviceSet, Runner, runner_of_slice
+from iris_ray.slots.core.events import Event, RunnerJoined, RunnerLost
+from iris_ray.slots.core.reconciler import Reconciler, idle_runners, needs_room
+
+# -- visible devices ---------------------------------------------------------------------------------------------------
+# Which variables tell a process the devices that are its own.
+
+_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""The rectangle that so many chips form, as libtpu writes it."""
+
+
+def visible_devices(
+    kind: DeviceKind, devices: Sequence[int], of_runner: int, gpus: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return variables by which CUDA, ROCm, libtpu and JAX see these devices of a host and no others.
+
+    Args:
+        kind: what they are.
+        devices: their numbers on the runner.
+        of_runner: how many the runner has.
+        gpus: the names of the runner's GPUs on its host; if there are none, the numbers are the same.
+    """
+    listed = ",".join(map(str, devices))
+    named = ",".join(gpus[device] if gpus else str(device) for device in devices) if kind is DeviceKind.GPU else ""
+    found = {"CUDA_VISIBLE_DEVICES": named, "HIP_VISIBLE_DEVICES": named}
+    if kind is DeviceKind.CPU:
+        return {**found, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
+    if kind is DeviceKind.TPU and len(devices) < of_runner:
+        bounds = _CHIP_BOUNDS[len(devices)]
+        found |= {"TPU_VISIBLE_CHIPS": listed, "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"}
+    return found
+
+
+# -- runners -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostHere:
+    """What the task that keeps a host for slots says of it.
+
+    Attributes:
+        runner_id: of the runner that the host is, or is a part of; the same in every attempt of its job.
+        job_id, attempt: the job that has the host, and which of its attempts.
+        kind, devices, memory: what slots use there: how many devices, and the bytes of each.
+        attributes: typed facts about the host.
+        agent: its agent.
+        group, bundle: the reservation in Ray, and the part of it that is this host's.
+        gpus: the numbers of its GPUs on the host, by the number of the device.
+        variables: environment variables that make a process one of the task's.
+        host, hosts: the number of the host in the runner, and how many the runner has.
+    """
+
+    runner_id: str
+    job_id: str
+    attempt: int
+    kind: DeviceKind
+    devices: int
+    memory: int
+    attributes: Attributes
+    agent: AgentStub
+    group: PlacementGroup
+    bundle: int
+    gpus: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+    host: int = 0
+    hosts: int = 1
+
+    def placement(self) -> PlacementGroupSchedulingStrategy:
+        """Return how an actor is placed on this host and nowhere else."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
+
+    def variables_for(self, devices: DeviceSet) -> dict[str, str]:
+        """Return the environment of a process that uses these devices of the runner."""
+        of_runner = self.devices * self.hosts
+        return {**self.variables, **visible_devices(self.kind, devices, of_runner, self.gpus)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerHere:
+    """A runner all of whose hosts are there.
+
+    Attributes:
+        hosts: one, or all hosts of a slice in the order of their numbers. A slot has a process on each.
+    """
+
+    hosts: tuple[HostHere, ...]
+
+    @property
+    def job_id(self) -> str:
+        """The job that has its hosts."""
+        return self.hosts[0].job_id
+
+    def runner(self) -> Runner:
+        """Return the runner as the reconciler sees it. Of several hosts it has those attributes that all share."""
+        first = self.hosts[0]
+        if len(self.hosts) == 1:
+            return Runner(first.runner_id, (Device(first.kind, first.memory),) * first.devices, first.attributes)
+        shared = set.intersection(*(set(host.attributes.items()) for host in self.hosts))
+        return runner_of_slice(first.runner_id, sum(host.devices for host in self.hosts), first.memory, dict(shared))
+
+
+@dataclass(eq=False)
+class Runners:
+    """Says which runners are there and which are gone.
+
+    Attributes:
+        hear: takes the events.
+        by_id: those that are there.
+    """
+
+    hear: Callable[[Event], None]
+    by_id: dict[str, RunnerHere] = field(default_factory=dict)
+    _hosts: dict[tuple[str, int], dict[int, HostHere]] = field(default_factory=dict)  # by runner and attempt
+    _closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def keep(self, here: HostHere) -> bool:
+        """Use a host until its agent is gone, or all hosts are given back; return whether they are."""
+        self._arrived(here)
+        waits = {asyncio.ensure_future(_until_gone(here.agent)), asyncio.ensure_future(self._closed.wait())}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            self._left(here)
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Give all hosts back."""
+        self._closed.set()
+
+    def _arrived(self, here: HostHere) -> None:
+        """Add a host. Its runner has joined once all hosts of the same attempt are there."""
+        hosts = self._hosts.setdefault((here.runner_id, here.attempt), {})
+        hosts[here.host] = here
+        if len(hosts) == here.hosts:
+            runner = self.by_id[here.runner_id] = RunnerHere(tuple(hosts[number] for number in sorted(hosts)))
+            self.hear(RunnerJoined(runner.runner()))
+
+    def _left(self, here: HostHere) -> None:
+        """Remove a host. Its runner is lost with it, unless it is there again in another attempt."""
+        key = here.runner_id, here.attempt
+        del self._hosts[key][here.host]
+        if not self._hosts[key]:
+            del self._hosts[key]
+        runner = self.by_id.get(here.runner_id)
+        if runner is not None and any(host is here for host in runner.hosts):
+            del self.by_id[here.runner_id]
+            self.hear(RunnerLost(here.runner_id))
+
+
+async def _until_gone(agent: AgentStub) -> None:
+    with suppress(RayError):
+        await agent.watch()
+
+
+# -- yielding ----------------------------------------------------------------------------------------------------------
+# Tells the Controller which of the jobs that have hosts for slots it may give to others.
+
+LOOK_S = 1.0
+"""How often it is looked which runners are idle."""
+ANSWER_S = 10.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Yielding:
+    """See the module.
+
+    Args:
+        core: knows which runners are idle.
+        runners: those that are there, by id.
+        jobs: ids of the jobs.
+        user: in whose name.
+    """
+
+    core: Reconciler
+    runners: Mapping[str, RunnerHere]
+    jobs: Collection[str]
+    user: str
+    _said: dict[str, bool] = field(default_factory=dict)
+
+    async def report(self, now: Callable[[], float]) -> None:
+        """Report what has changed, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self.report_changes(now())
+            except (RayError, TimeoutError) as error:
+                why = str(error) or f"it did not answer within {ANSWER_S:g} s"
+                logger.warning("the Controller could not be told which hosts of slots are idle: %s", why)
+            except Exception:  # a user's rule of when slots are stale may raise; other rules are looked at again
+                logger.exception("it can't be said which hosts of slots are idle; they stay where they are")
+
+    async def report_changes(self, now: float) -> None:
+        """Report what has changed. After an error all of it is said again: it may have arrived all the same."""
+        found = self._found(now)
+        changed = {job_id: yields for job_id, yields in found.items() if self._said.get(job_id) != yields}
+        for job_id in changed:
+            self._said.pop(job_id, None)
+        if changed:
+            async with asyncio.timeout(ANSWER_S):
+                await self._tell(changed)
+            self._said |= changed
+
+    async def _tell(self, changed: Mapping[str, bool]) -> None:
+        controller = await asyncio.to_thread(find_controller)
+        if controller is None:
+            raise TimeoutError("no Controller runs; the next job starts one")
+        await tell_who_yields(controller, changed, self.user)
+
+    def _found(self, now: float) -> dict[str, bool]:
+        """Return of each job whether it yields: all of its runners are idle; or it has none, and none is needed."""
+        if needs_room(self.core):
+            return dict.fromkeys(self.jobs, False)
+        busy_ids = self.runners.keys() - idle_runners(self.core, now)
+        busy = {self.runners[runner_id].job_id for runner_id in busy_ids}
+        return {job_id: job_id not in busy for job_id in self.jobs}

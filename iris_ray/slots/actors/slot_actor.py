@@ -1,0 +1,283 @@
+"""The process of one slot: it loads a user's model, and runs requests and the calls of sessions on it."""
+
+import asyncio
+import inspect
+import os
+import threading
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, ParamSpec, TypeVar
+
+import psutil
+import ray
+from ray import cloudpickle
+from ray.actor import ActorHandle
+
+from iris_ray.actors.calls.asking import remote_method
+from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
+from iris_ray.slots.actors.messages import NotHeld, Piece, Reasons, packed, packed_error
+from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls, SlotRequest, StoppedError
+
+# -- loaded model ------------------------------------------------------------------------------------------------------
+# An instance of a user's class that answers.
+
+
+class LoadedModel:
+    """Holds the instance.
+
+    The class may have ``load()`` and ``unload()``, and must have ``__call__(payload)``: a function, a coroutine, or a
+    generator of either kind. What is a coroutine runs in one event loop, the rest in the thread that asks.
+    """
+
+    def __init__(self) -> None:
+        self.loop = ModelLoop()
+        self._model: Any = None
+
+    def load(self, pickled: bytes) -> str | None:
+        """Make an instance of the user's class and load it. Return why that failed, or None."""
+        try:
+            made, keywords = cloudpickle.loads(pickled)
+            self._model = made(**keywords)
+            self._run_if_there("load")
+        except (Exception, asyncio.CancelledError) as error:
+            return "".join(traceback.format_exception_only(error)).strip()
+        return None
+
+    def unload(self) -> None:
+        """Let the user's object tidy up."""
+        self._run_if_there("unload")
+
+    def answer(self, payload: Any, call: ModelCall) -> Any:
+        """Return the answer, a list if it comes in pieces."""
+        answer = self._begin(payload, call)
+        if isinstance(answer, AsyncIterator):
+            return call.wait(_all(answer))
+        return list(call.each(answer)) if isinstance(answer, Iterator) else answer
+
+    def pieces(self, payload: Any, call: ModelCall) -> Iterator[Any]:
+        """Yield the answer piece by piece; one that does not come in pieces is one piece."""
+        answer = self._begin(payload, call)
+        if isinstance(answer, AsyncIterator):
+            yield from call.wait_each(answer)
+        elif isinstance(answer, Iterator):
+            yield from call.each(answer)
+        else:
+            yield answer
+
+    def _begin(self, payload: Any, call: ModelCall) -> Any:
+        answer = self._model(payload)
+        return call.wait(answer) if inspect.iscoroutine(answer) else answer
+
+    def _run_if_there(self, name: str) -> None:
+        if hasattr(self._model, name):
+            result = getattr(self._model, name)()
+            if inspect.iscoroutine(result):
+                ModelCall(self.loop).wait(result)
+
+
+async def _all(pieces: AsyncIterator[Any]) -> list[Any]:
+    return [piece async for piece in pieces]
+
+
+# -- held sessions -----------------------------------------------------------------------------------------------------
+# The sessions that have a seat on a slot, as its process sees them: who may call it, and whose calls run.
+
+
+@dataclass(slots=True, eq=False)
+class HeldSessions:
+    """All of them, by id, and how many calls each has. Several threads use it."""
+
+    _calls: dict[str, int] = field(default_factory=dict)
+    _over: Reasons = field(default_factory=Reasons)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def open(self, session_id: str) -> None:
+        """Give a session its seat, unless it was stopped before that."""
+        with self._changed:
+            if not self._over.knows(session_id):
+                self._calls[session_id] = 0
+
+    def begin_call(self, session_id: str) -> NotHeld | None:
+        """Count a call; return why the session may not make it, or None. Its client makes one at a time."""
+        with self._changed:
+            if session_id not in self._calls or self._over.knows(session_id):
+                return NotHeld(self._over.of(session_id))
+            self._calls[session_id] += 1
+            return None
+
+    def end_call(self, session_id: str) -> None:
+        """Count a call no more."""
+        with self._changed:
+            self._calls[session_id] -= 1
+            self._changed.notify_all()
+
+    def stop(self, session_id: str, reason: str) -> None:
+        """Let a session call no more, and return once it has no call left."""
+        with self._changed:
+            self._over.note(session_id, reason)
+            self._changed.wait_for(lambda: not self._calls.get(session_id))
+            self._calls.pop(session_id, None)
+
+
+# -- slot actor --------------------------------------------------------------------------------------------------------
+
+P = ParamSpec("P")
+T = TypeVar("T")
+CALLS: Final = "calls"
+"""The concurrency group of what runs user code."""
+
+
+def _runs_user_code(method: Callable[P, T]) -> Callable[P, T]:
+    found: Callable[P, T] = ray.method(concurrency_group=CALLS)(method)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, told apart from a later one of the same pid by when it began."""
+
+    pid: int
+    began: float
+
+
+def join_task() -> None:
+    """Have this process end with the task that keeps its host, whatever becomes of the SlotManager."""
+    files, stat = TaskFiles.of_this_task(), stat_of(os.getpid())
+    if files is not None and stat is not None:
+        files.add_member(stat.pid, stat.started)
+
+
+class SlotActor:
+    """Holds one instance of the user's class.
+
+    All methods are functions, which Ray runs in threads: a call takes less time than one of an asynchronous actor. One
+    coroutine among them would make it such an actor. What runs user code shares the threads of `CALLS`, as many as
+    there are seats, so that a model with one seat is loaded and called in one thread.
+
+    Args:
+        variables: environment variables to set first, such as those that name its devices.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        os.environ.update(variables)
+        join_task()
+        self._model = LoadedModel()
+        self._calls = RunningCalls(self._model.loop)
+        self._sessions = HeldSessions()
+        self._followers = Followers()
+
+    def identity(self) -> ProcessIdentity:
+        """Return which process this is."""
+        return ProcessIdentity(os.getpid(), psutil.Process().create_time())
+
+    def watch(self) -> None:
+        """Never return: the call fails when this process is gone."""
+        threading.Event().wait()
+
+    def lead(self, followers: Sequence[ActorHandle]) -> str:
+        """Have the slot's processes on other hosts make every call, too. Return an address where all can meet."""
+        return self._followers.lead([remote_method(actor, SlotActor.follow) for actor in followers])
+
+    @_runs_user_code
+    def load(self, pickled: bytes, meeting: str = "") -> str | None:
+        """Make an instance of the user's class and load it. Return why that failed, or None.
+
+        Args:
+            pickled: the class and its arguments.
+            meeting: what `lead` returned, if the slot has several hosts.
+        """
+        if meeting:
+            meet_at(meeting)
+        return self._model.load(pickled)
+
+    @_runs_user_code
+    def unload(self) -> None:
+        """Let the user's object tidy up."""
+        self._model.unload()
+
+    # -- requests, which the SlotManager passes on ------------------------------------------------
+
+    @_runs_user_code
+    def serve(self, request: SlotRequest, payload: bytes) -> Piece | None:
+        """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
+        try:
+            value = cloudpickle.loads(payload)
+            with self._calls.running(request) as call, self._followers.calling(Piece(payload), request):
+                return packed(self._model.answer(value, call))
+        except StoppedError:
+            return None
+        except Exception as error:
+            return packed_error(error)
+
+    @_runs_user_code
+    def stream(self, request: SlotRequest, payload: bytes) -> Iterator[Piece]:
+        """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
+        try:
+            value = cloudpickle.loads(payload)
+            with self._calls.running(request) as call, self._followers.calling(Piece(payload), request):
+                for piece in self._followers.in_full(self._model.pieces(value, call)):
+                    yield packed(piece)
+        except StoppedError:
+            return
+        except Exception as error:
+            yield packed_error(error)
+
+    def stop(self, call_id: str) -> None:
+        """Stop serving a request, or a call of a session. What is no coroutine can't be stopped, and goes on.
+
+        Nor can a call of a slot with several hosts: all would have to stop it at the same place.
+        """
+        if not self._followers:
+            self._calls.stop(call_id)
+
+    @_runs_user_code
+    def follow(self, payload: Sent, request: SlotRequest) -> str | None:
+        """Make the call that the leader of this slot makes. Return why that failed, or None."""
+        try:
+            with self._calls.running(request) as call:
+                self._model.answer(opened(payload), call)
+        except Exception as error:
+            return "".join(traceback.format_exception_only(error)).strip()
+        return None
+
+    # -- sessions, whose clients call directly ----------------------------------------------------
+
+    def open_session(self, session_id: str) -> None:
+        """Take calls of a session from now on."""
+        self._sessions.open(session_id)
+
+    def end_session(self, session_id: str, reason: str) -> None:
+        """Take no more calls of a session; return once those that it has have ended."""
+        self._sessions.stop(session_id, reason)
+
+    @_runs_user_code
+    def call(self, session_id: str, call_id: str, payload: Any) -> Any:
+        """Return the answer to a call of a session: the value, `NotHeld`, or a `Piece` with what the model raised."""
+        if (refused := self._sessions.begin_call(session_id)) is not None:
+            return refused
+        request = SlotRequest(call_id)
+        try:
+            with self._calls.running(request) as call, self._followers.calling((payload,), request):
+                return self._model.answer(payload, call)
+        except Exception as error:
+            return packed_error(error)
+        finally:
+            self._sessions.end_call(session_id)
+
+    @_runs_user_code
+    def call_in_pieces(self, session_id: str, call_id: str, payload: Any) -> Iterator[Any]:
+        """As `call`, piece by piece."""
+        if (refused := self._sessions.begin_call(session_id)) is not None:
+            yield refused
+            return
+        request = SlotRequest(call_id)
+        try:
+            with self._calls.running(request) as call, self._followers.calling((payload,), request):
+                yield from self._followers.in_full(self._model.pieces(payload, call))
+        except Exception as error:
+            yield packed_error(error)
+        finally:
+            self._sessions.end_call(session_id)

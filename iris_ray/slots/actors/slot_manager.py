@@ -1,0 +1,370 @@
+"""The SlotManager: it gives the reconciler its events and carries out its instructions. One event loop, no lock."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+
+from ray.exceptions import RayError
+
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError
+from iris_ray.slots.actors.messages import (
+    Ask,
+    Grant,
+    Maker,
+    ModelOrder,
+    Piece,
+    Reasons,
+    SlotHosts,
+    SlotStatus,
+    packed,
+    packed_error,
+)
+from iris_ray.slots.actors.model_call import SlotRequest
+from iris_ray.slots.actors.runners import HostHere, RunnerHere, Runners, Yielding
+from iris_ray.slots.actors.slot_processes import SlotProcesses, status_of
+from iris_ray.slots.actors.slot_stub import SlotStub
+from iris_ray.slots.actors.waiting import Clients, Waiting, cancelled, error_of
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core import instructions as todo
+from iris_ray.slots.core.models import Request, SlotIdentity
+from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.reconciler import Reconciler
+
+REPORT_TIMEOUT_S = 10.0
+EMPTY_LOOK_S = 0.05
+MEMORY_LOOK_S = 60.0
+"""How often it is looked how much memory slots use: so often there is an alarm at most."""
+CLIENTS_LOOK_S = 5.0
+"""How often it is looked whether the clients of requests are there."""
+logger = logging.getLogger(__name__)
+
+
+class SlotManager:
+    """An actor that serves models on the hosts that its jobs get. It ends with the Ray job that made it.
+
+    Args:
+        policy: what operators chose.
+        maker: who makes it.
+    """
+
+    def __init__(self, policy: ServingPolicy, maker: Maker) -> None:
+        self._maker = maker
+        self._core = Reconciler(policy, new_id=lambda: uuid.uuid4().hex[:12])
+        self._waiting: dict[str, Waiting] = {}
+        self._orders: dict[SlotIdentity, ModelOrder] = {}
+        self._by_name: dict[str, SlotIdentity] = {}
+        self._background = BackgroundTasks()
+        self._timer: asyncio.TimerHandle | None = None
+        self._runners = Runners(self._hear)
+        self._processes = SlotProcesses(self._runners.by_id, self._hear)
+        self._jobs: tuple[str, ...] = ()
+        self._reasons = Reasons()
+        self._memory_looks: dict[str, float] = {}
+        self._clients = Clients(policy.silence_s / CLIENTS_LOOK_S)
+        self._cancelled_early, self._over = Reasons(), Reasons()
+
+    # -- what clients call ------------------------------------------------------------------------
+
+    async def maker(self) -> Maker:
+        """Return who has made it."""
+        return self._maker
+
+    async def start(self, hosts: Sequence[SlotHosts], jobs: Sequence[str]) -> None:
+        """Take note of the hosts that are to come, and of the jobs that get them, by their ids."""
+        self._jobs = tuple(jobs)
+        self._hear(ev.RunnersExpected(tuple(each.runner for each in hosts)))
+        yielding = Yielding(self._core, self._runners.by_id, self._jobs, self._maker.user)
+        self._background.start(yielding.report(self._now), "telling the Controller which runners are idle")
+        self._background.repeat(self._watch_clients, "looking whether clients are there")
+        self._hear(ev.Tick())
+
+    async def close(self) -> tuple[str, ...]:
+        """Give all hosts back. Return the ids of the jobs that have them, or wait for some."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._runners.close()
+        return self._jobs
+
+    async def register(self, order: ModelOrder) -> None:
+        """Serve a model from now on."""
+        identity = order.spec.identity
+        before = self._by_name.get(order.spec.name, identity)
+        if before != identity:  # requests can't name it any more
+            self._forget(before)
+        self._orders[identity] = order
+        self._by_name[order.spec.name] = identity
+        self._hear(ev.ModelRegistered(order.spec, order.replicas, order.prewarm))
+
+    async def remove(self, model: str) -> None:
+        """Serve a model no more."""
+        self._forget(self._identity(model))
+        del self._by_name[model]
+
+    def _forget(self, identity: SlotIdentity) -> None:
+        self._hear(ev.ModelRemoved(identity))
+        del self._orders[identity]
+
+    async def submit(self, ask: Ask) -> Piece:
+        """Return the answer to a request, or why there is none."""
+        pieces = [piece async for piece in self._pieces(ask, streams=False)]
+        return pieces[-1] if pieces else packed_error(cancelled(ask.request_id))
+
+    async def stream(self, ask: Ask) -> AsyncIterator[Piece]:
+        """Yield the answer to a request in pieces, the last of which may say why there are no more."""
+        async for piece in self._pieces(ask, streams=True):
+            yield piece
+
+    async def taken(self, request_id: str, pieces: int) -> None:
+        """Note that the caller has taken so many more pieces of a stream."""
+        if waiting := self._waiting.get(request_id):
+            waiting.taken(pieces)
+
+    async def cancel(self, request_id: str) -> None:
+        """Forget a request. Its caller gets an error; nothing happens if it is over."""
+        if waiting := self._waiting.get(request_id):
+            waiting.end(cancelled(request_id))
+        elif request_id not in self._core.active.by_id and not self._over.knows(request_id):
+            # Ray may deliver a large request after its cancelling
+            self._cancelled_early.note(request_id, "cancelled")
+        self._hear(ev.RequestCancelled(request_id))
+
+    async def renew(self, client_id: str, idle: Mapping[str, float]) -> Mapping[str, str]:
+        """Note that a client is there, and for how many seconds it has not used its sessions.
+
+        Returns:
+            Why some of the sessions are over.
+        """
+        now, active = self._now(), self._core.active.by_id
+        self._clients.heard(client_id)
+        self._hear(ev.SessionsRenewed({session_id: now - seconds for session_id, seconds in idle.items()}))
+        over = (each for each in idle if each not in active or active[each].stopped)
+        return {session_id: self._reasons.of(session_id) for session_id in over}
+
+    async def evict(self, slot_id: str) -> None:
+        """Have a slot end once its requests have."""
+        if slot_id not in self._core.fleet.slots:
+            known = ", ".join(sorted(self._core.fleet.slots)) or "none"
+            raise UnknownNameError(f"there is no slot {slot_id}; there are: {known}")
+        self._hear(ev.SlotEviction(slot_id))
+
+    async def prewarm(self, model: str) -> None:
+        """Give each runner a slot of a model, if there is room without evicting."""
+        order = self._orders[self._identity(model)]
+        self._hear(ev.ModelRegistered(order.spec, order.replicas, prewarm=True))
+
+    async def status(self) -> SlotStatus:
+        """Return what there is."""
+        return status_of(self._core, self._processes.by_slot, self._now())
+
+    # -- what runners call ------------------------------------------------------------------------
+
+    async def keep_runner(self, here: HostHere) -> bool:
+        """Use a host; returns whether it is not wanted any more, else its agent is gone."""
+        return await self._runners.keep(here)
+
+    async def empty_runner(self, runner_id: str, why: str) -> None:
+        """Give a runner that has to go nothing new; returns once its slots have ended."""
+        self._hear(ev.RunnerClosed(runner_id, reason=f"its host has to go: {why}"))
+        while runner_id in self._core.fleet.runners and self._core.fleet.on_runner(runner_id):
+            await asyncio.sleep(EMPTY_LOOK_S)
+
+    # -- events and instructions ------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _hear(self, event: ev.Event) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            for instruction in self._core.handle(event, self._now()):
+                self._carry_out_safely(instruction)
+        finally:  # whatever happens, the next Tick comes
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(self._core.wakeup() + 0.001, self._hear, ev.Tick())
+
+    def _carry_out_safely(self, instruction: todo.Instruction) -> None:
+        try:
+            self._carry_out(instruction)
+        except Exception as error:  # one slot stops no other, and no request
+            logger.exception("%s could not be carried out", type(instruction).__name__)
+            if isinstance(instruction, todo.CreateSlot):
+                why = f"its process could not be created: {type(error).__name__}: {error}"
+                asyncio.get_running_loop().call_soon(self._hear, ev.SlotFailed(instruction.slot_id, why))
+
+    def _carry_out(self, instruction: todo.Instruction) -> None:
+        match instruction:
+            case todo.CreateSlot(spec=spec):
+                self._processes.create(instruction, self._orders[spec.identity].pickled)
+            case todo.DeleteSlot(slot_id=slot_id):
+                self._processes.delete(slot_id)
+            case todo.StartRequest(request=request, slot_id=slot_id):
+                self._background.start(self._serve(request, slot_id), f"request {request.request_id}")
+            case todo.EndRequest(request_id=request_id):
+                self._note_end(request_id, instruction.reason)
+                if active := self._core.active.by_id.get(request_id):  # else its slot is lost
+                    stop = self._end_session if active.request.is_session else self._stop
+                    self._background.start(stop(instruction), f"stopping request {request_id}")
+            case todo.RequeueRequest(request=request, reason=reason):
+                self._give_up_what_has_begun(request, reason)
+            case todo.RefuseRequest(request_id=request_id, refusal=refusal, reason=reason):
+                self._note_end(request_id, reason)
+                if waiting := self._waiting.get(request_id):
+                    waiting.end(error_of(refusal, reason))
+            case todo.AskRunner(runner_id=runner_id):
+                self._background.start(self._report(runner_id), f"asking runner {runner_id} for its slots")
+            case todo.RaiseAlarm(text=text):
+                logger.warning(text)
+
+    async def _pieces(self, ask: Ask, streams: bool) -> AsyncIterator[Piece]:
+        try:
+            waiting = self._admit(ask, streams)
+        except IrisError as error:
+            yield packed_error(error)
+            return
+        try:
+            async for piece in waiting.pieces():
+                yield piece
+        finally:
+            del self._waiting[ask.request_id]
+            self._over.note(ask.request_id, "over")
+
+    def _admit(self, ask: Ask, streams: bool) -> Waiting:
+        if ask.request_id in self._waiting:
+            raise InvalidSlotError(f"request {ask.request_id} is here already; give each one an id of its own")
+        identity, now = self._identity(ask.model), self._now()
+        if self._cancelled_early.forget(ask.request_id):
+            raise cancelled(ask.request_id)
+        if ask.client_id:
+            self._clients.heard(ask.client_id)
+        deadline = None if ask.timeout_s is None else now + ask.timeout_s
+        how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s, len(ask.payload)
+        request = Request(ask.request_id, identity, now, *how)
+        waiting = self._waiting[ask.request_id] = Waiting(ask, streams)
+        try:
+            self._hear(ev.RequestArrived(request))
+        except BaseException:
+            del self._waiting[ask.request_id]
+            raise
+        return waiting
+
+    def _identity(self, model: str) -> SlotIdentity:
+        if model not in self._by_name:
+            known = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownNameError(f"there is no model {model!r}; there are: {known}")
+        return self._by_name[model]
+
+    async def _serve(self, request: Request, slot_id: str) -> None:
+        waiting, made = self._waiting.get(request.request_id), self._processes.by_slot.get(slot_id)
+        if made is None:
+            return  # its end is about to be heard
+        if waiting is not None and waiting.is_over:
+            waiting = None
+        try:
+            if waiting is not None and request.is_session:
+                await self._grant(waiting, slot_id, made.actor)
+                return
+            begun = SlotRequest(request.request_id, request.attempt)
+            if waiting is not None and not await self._have_answered(waiting, begun, slot_id, made.actor):
+                return
+        except RayError as error:
+            self._hear(ev.SlotFailed(slot_id, _unreachable(slot_id, error)))
+        else:
+            self._end(request.request_id, slot_id, waiting)
+
+    async def _have_answered(self, waiting: Waiting, request: SlotRequest, slot_id: str, actor: SlotStub) -> bool:
+        """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
+        ask = waiting.ask
+        if waiting.streams:
+            async for piece in actor.stream(request, ask.payload):
+                found = await piece
+                if not self._runs_on(ask.request_id, slot_id):  # pieces of two slots must not be mixed
+                    return False
+                await waiting.give(found)
+            if not self._runs_on(ask.request_id, slot_id):
+                return False
+        elif (answer := await actor.serve(request, ask.payload)) is not None:
+            await waiting.give(answer)
+        waiting.end()
+        return True
+
+    def _runs_on(self, request_id: str, slot_id: str) -> bool:
+        active = self._core.active.by_id.get(request_id)
+        return active is not None and active.slot_id == slot_id
+
+    async def _grant(self, waiting: Waiting, slot_id: str, actor: SlotStub) -> None:
+        session_id = waiting.ask.request_id
+        await actor.open_session(session_id)
+        self._hear(ev.SessionsRenewed({session_id: self._now()}))
+        await waiting.give(packed(Grant(slot_id, actor.handle)))
+        waiting.end()
+
+    async def _end_session(self, order: todo.EndRequest) -> None:
+        """Have a slot take no more calls of a session, and wait for those that it has."""
+        try:
+            if made := self._processes.by_slot.get(order.slot_id):
+                await made.actor.end_session(order.request_id, order.reason)
+                self._end(order.request_id, order.slot_id)
+        except RayError as error:
+            self._hear(ev.SlotFailed(order.slot_id, _unreachable(order.slot_id, error)))
+
+    def _note_end(self, request_id: str, reason: str) -> None:
+        """Keep why a session is over for its client, which asks. Whoever waits for an answer is told at once."""
+        if request_id not in self._waiting:
+            self._reasons.note(request_id, reason)
+
+    def _end(self, request_id: str, slot_id: str, waiting: Waiting | None = None) -> None:
+        self._hear(ev.RequestEnded(request_id, slot_id))
+        if self._waiting.get(request_id, waiting) is not waiting:
+            return  # another request has its id by now
+        if request_id in self._core.queue or request_id in self._core.active.by_id:
+            self._hear(ev.RequestCancelled(request_id))  # it was given to another slot as well
+
+    def _give_up_what_has_begun(self, request: Request, reason: str) -> None:
+        """A caller who has had a part of the answer would have that part twice: tell the caller instead."""
+        waiting = self._waiting.get(request.request_id)
+        if waiting is None or waiting.begun:
+            cancel = ev.RequestCancelled(request.request_id)
+            asyncio.get_running_loop().call_soon(self._hear, cancel)
+        if waiting is not None and waiting.begun:
+            waiting.end(RequestLostError(f"request {request.request_id} was cut off: {reason}"))
+
+    async def _stop(self, order: todo.EndRequest) -> None:
+        if made := self._processes.by_slot.get(order.slot_id):
+            with suppress(RayError):
+                await made.actor.stop(order.request_id)
+
+    async def _watch_clients(self) -> None:
+        """Give up the requests of clients that are gone, after a while."""
+        await asyncio.sleep(CLIENTS_LOOK_S)
+        client_of = {request_id: waiting.ask.client_id for request_id, waiting in self._waiting.items()}
+        silent = self._clients.look(set(client_of.values()))
+        for request_id in (each for each, client_id in client_of.items() if client_id in silent):
+            logger.warning("request %s is given up: nothing is heard of its client", request_id)
+            await self.cancel(request_id)
+
+    async def _report(self, runner_id: str) -> None:
+        """Have the agents of a runner look which of our processes are there, and how much memory they use."""
+        as_of = self._now()
+        if (runner := self._runners.by_id.get(runner_id)) is None:
+            return
+        with suppress(RayError, TimeoutError):
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                slots = await self._processes.alive_on(runner_id, runner)
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                observed = await self._memory_on(runner_id, runner)
+            self._hear(ev.RunnerReported(runner_id, as_of, slots, observed))
+
+    async def _memory_on(self, runner_id: str, runner: RunnerHere) -> Mapping[int, int]:
+        """Return the bytes in use by device; nothing if that was looked at a moment ago."""
+        if self._now() < self._memory_looks.get(runner_id, float("-inf")) + MEMORY_LOOK_S:
+            return {}
+        self._memory_looks[runner_id] = self._now()
+        return await self._processes.memory_on(runner)
+
+
+def _unreachable(slot_id: str, error: RayError) -> str:
+    return f"slot {slot_id} can't be reached: {type(error).__name__}"

@@ -1,0 +1,255 @@
+"""The processes of slots, from their creation to the confirmed end."""
+
+import asyncio
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
+from iris_ray.slots.actors.runners import HostHere, RunnerHere
+from iris_ray.slots.actors.slot_actor import CALLS, ProcessIdentity, SlotActor
+from iris_ray.slots.actors.slot_stub import SlotStub
+from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.events import Event, SlotEnded, SlotFailed, SlotReady
+from iris_ray.slots.core.instructions import CreateSlot
+from iris_ray.slots.core.models import SlotIdentity
+from iris_ray.slots.core.reconciler import Reconciler
+from iris_ray.slots.core.served_models import ServedModel
+from iris_ray.slots.core.slot import Slot, SlotState
+
+UNLOAD_S = 5.0
+"""How long a user's ``unload`` may take."""
+GONE_S = 10.0
+"""How long to wait for a killed process to be gone before looking again."""
+BESIDE_SEATS = 8
+"""Threads of an actor for calls of ours, beside one for each session that ends."""
+
+
+@functools.cache
+def _slot_actor(seats: int) -> Any:
+    """Return the actor class of slots with so many seats: Ray takes their threads from the class."""
+    return ray.remote(concurrency_groups={CALLS: seats})(SlotActor)
+
+
+@dataclass(eq=False)
+class SlotProcess:
+    """One slot's process, or its processes, if its runner has several hosts.
+
+    Attributes:
+        order: why it is there.
+        actors: one for each host of the runner. The first one is the leader: it gets the requests.
+        processes: those of the actors, once all have begun.
+        ending: whether its end was ordered.
+    """
+
+    order: CreateSlot
+    actors: tuple[SlotStub, ...]
+    processes: tuple[ProcessIdentity, ...] = ()
+    ending: bool = False
+
+    @property
+    def actor(self) -> SlotStub:
+        """The one that gets the requests."""
+        return self.actors[0]
+
+    @property
+    def identity(self) -> SlotIdentity:
+        """What it serves."""
+        return self.order.spec.identity
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for actor in self.actors:
+            ray.kill(actor.handle)
+
+
+@dataclass(eq=False)
+class SlotProcesses:
+    """Starts, watches and ends the processes of slots, and says what becomes of them.
+
+    Attributes:
+        runners: those that are there, by id.
+        hear: takes the events.
+        by_slot: those that may be there.
+    """
+
+    runners: Mapping[str, RunnerHere]
+    hear: Callable[[Event], None]
+    by_slot: dict[str, SlotProcess] = field(default_factory=dict)
+    _by_runner: defaultdict[str, dict[str, SlotProcess]] = field(default_factory=lambda: defaultdict(dict))
+    _background: BackgroundTasks = field(default_factory=BackgroundTasks)
+
+    def create(self, order: CreateSlot, pickled: bytes) -> None:
+        """Start a process on each host of the runner, which loads a model."""
+        hosts = self.runners[order.allocation.runner_id].hosts
+        actors: list[SlotStub] = []
+        try:
+            actors.extend(_started(order, host) for host in hosts)
+        except Exception:  # a slot with too few processes is none
+            for actor in actors:
+                ray.kill(actor.handle)
+            raise
+        made = self.by_slot[order.slot_id] = SlotProcess(order, tuple(actors))
+        self._by_runner[order.allocation.runner_id][order.slot_id] = made
+        self._background.start(self._load(made, pickled), f"loading slot {order.slot_id}")
+        self._background.start(self._watch(made), f"watching slot {order.slot_id}")
+
+    def delete(self, slot_id: str) -> None:
+        """End a slot's processes; `SlotEnded` is said once they are gone."""
+        made = self.by_slot.get(slot_id)
+        if made is None:
+            asyncio.get_running_loop().call_soon(self.hear, SlotEnded(slot_id))
+        elif not made.ending:
+            made.ending = True
+            self._background.start(self._end(made), f"ending slot {slot_id}")
+
+    async def alive_on(self, runner_id: str, runner: RunnerHere) -> dict[str, SlotIdentity]:
+        """Return what the slots serve whose processes are on a runner. Those that are being started count.
+
+        Raises:
+            RayError: an agent of the runner can't be reached.
+        """
+        here = dict(self._by_runner.get(runner_id, {}))
+        known = {slot_id: each.processes for slot_id, each in here.items() if each.processes}
+        asked = [
+            host.agent.alive({slot_id: processes[number] for slot_id, processes in known.items()})
+            for number, host in enumerate(runner.hosts)
+        ]
+        alive = set[str]().union(*await asyncio.gather(*asked))  # its place is in use while a process is on any host
+        return {slot_id: each.identity for slot_id, each in here.items() if slot_id not in known or slot_id in alive}
+
+    async def memory_on(self, runner: RunnerHere) -> dict[int, int]:
+        """Return the bytes that slots use of a host's memory, by device. What they use of GPUs and chips is not seen.
+
+        Raises:
+            RayError: the runner's agent can't be reached.
+        """
+        host = runner.hosts[0]
+        if host.kind is not DeviceKind.CPU:
+            return {}
+        here = (each for each in self.by_slot.values() if each.order.allocation.runner_id == host.runner_id)
+        processes = [process for each in here for process in each.processes]
+        return {0: await host.agent.memory(processes)}
+
+    async def _load(self, made: SlotProcess, pickled: bytes) -> None:
+        with suppress(RayError):  # `_watch` sees that one is gone
+            why_not = await self._loaded(made, pickled)
+            event = SlotFailed(made.order.slot_id, why_not) if why_not else SlotReady(made.order.slot_id)
+            self.hear(event)
+
+    async def _loaded(self, made: SlotProcess, pickled: bytes) -> str | None:
+        """Load the model in all processes. Return why that failed in one of them, or None."""
+        made.processes = tuple(await asyncio.gather(*(actor.identity() for actor in made.actors)))
+        try:
+            meeting = await made.actor.lead([actor.handle for actor in made.actors[1:]]) if len(made.actors) > 1 else ""
+        except RayTaskError as error:
+            return f"its hosts can't meet: {error.cause}"
+        for loaded in asyncio.as_completed([actor.load(pickled, meeting) for actor in made.actors]):
+            if (why_not := await loaded) is not None:  # the others may wait for this one
+                return why_not
+        return None
+
+    async def _watch(self, made: SlotProcess) -> None:
+        """Wait until all processes are gone, after the first one: Ray's word for it, then that of their hosts."""
+        while True:
+            watches = [asyncio.ensure_future(_until_gone(actor)) for actor in made.actors]
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            made.kill()  # Ray may only have lost sight of it; and one alone is of no use
+            if await self._are_gone(made):
+                break
+        self._forget(made)
+        self.hear(SlotEnded(made.order.slot_id))
+
+    def _forget(self, made: SlotProcess) -> None:
+        slot_id, runner_id = made.order.slot_id, made.order.allocation.runner_id
+        self.by_slot.pop(slot_id, None)
+        here = self._by_runner[runner_id]
+        here.pop(slot_id, None)
+        if not here:
+            del self._by_runner[runner_id]
+
+    async def _are_gone(self, made: SlotProcess) -> bool:
+        runner = self.runners.get(made.order.allocation.runner_id)
+        if runner is None:
+            return True
+        hosts = zip(runner.hosts, made.processes, strict=False)  # without processes no user code has run
+        return all(await asyncio.gather(*(_is_gone(host, process) for host, process in hosts)))
+
+    async def _end(self, made: SlotProcess) -> None:
+        unloads = (actor.unload() for actor in made.actors)
+        with suppress(TimeoutError):  # one that raises cuts off no other host's
+            async with asyncio.timeout(UNLOAD_S):
+                await asyncio.gather(*unloads, return_exceptions=True)
+        made.kill()
+
+
+def _started(order: CreateSlot, host: HostHere) -> SlotStub:
+    seats = order.spec.requests_at_a_time
+    options = {
+        "num_cpus": 0,
+        "max_concurrency": seats + BESIDE_SEATS,
+        "scheduling_strategy": host.placement(),
+        "name": f"slot {order.slot_id} of {order.spec.identity}" + (f", host {host.host}" if host.hosts > 1 else ""),
+    }
+    return SlotStub(_slot_actor(seats).options(**options).remote(host.variables_for(order.allocation.devices)))
+
+
+async def _until_gone(actor: SlotStub) -> None:
+    with suppress(RayError):
+        await actor.watch()
+
+
+async def _is_gone(host: HostHere, process: ProcessIdentity) -> bool:
+    try:
+        return await host.agent.wait_gone(process, GONE_S)
+    except RayError:  # the host is gone
+        return True
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+# What there is, as people see it.
+
+
+def status_of(core: Reconciler, processes: Mapping[str, SlotProcess], now: float) -> SlotStatus:
+    """Return runners, slots and models."""
+    runners = {runner_id: tuple(core.fleet.ledger.free_now(runner_id)) for runner_id in core.fleet.runners}
+    slots = tuple(_slot_row(core, slot, processes.get(slot.slot_id), now) for slot in core.fleet.slots.values())
+    return SlotStatus(runners, slots, tuple(_model_row(core, model) for model in core.models.values()))
+
+
+def _slot_row(core: Reconciler, slot: Slot, made: SlotProcess | None, now: float) -> SlotRow:
+    return SlotRow(
+        slot_id=slot.slot_id,
+        model=str(slot.identity),
+        runner=slot.allocation.runner_id,
+        devices=slot.allocation.devices,
+        memory=slot.allocation.total,
+        state=slot.state.value,
+        active=len(slot.active),
+        sessions=len(core.sessions.on(slot)),
+        idle_s=0.0 if slot.active else now - slot.last_activity,
+        pid=made.processes[0].pid if made and made.processes else 0,
+    )
+
+
+def _model_row(core: Reconciler, model: ServedModel) -> ModelRow:
+    slots = core.fleet.of_identity(model.spec.identity)
+    waiting = core.queue.waiting(model.spec.identity)
+    misses_replicas = sum(slot.wanted for slot in slots) < model.replicas
+    return ModelRow(
+        model=model.spec.name,
+        slots=sum(slot.state is SlotState.READY for slot in slots),
+        starting=sum(slot.state in (SlotState.PLANNED, SlotState.STARTING) for slot in slots),
+        waiting=waiting,
+        replicas=model.replicas,
+        load_s=model.load_s,
+        failures=model.failures,
+        waits_for=model.waits_for if waiting or misses_replicas else "",
+    )

@@ -1,0 +1,195 @@
+"""Hosts for slots: each belongs to a job like any other, which keeps a host, or a slice, for a SlotManager."""
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import ray
+from ray.exceptions import RayError
+from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from iris_ray.actors.calls.asking import Reference
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.controller.node_table import attributes_of
+from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.client.client import launch
+from iris_ray.client.connection import current_user
+from iris_ray.client.job_request import make_request
+from iris_ray.client.placement import Placement, on_slices, placement_of
+from iris_ray.errors import IrisError
+from iris_ray.model.constraints import Attributes, AttributeValue
+from iris_ray.model.job_spec import MAX_RETRIES_PREEMPTION
+from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.workers import TPU
+from iris_ray.slots.actors.agent_stub import AgentStub
+from iris_ray.slots.actors.manager_stub import ManagerStub
+from iris_ray.slots.actors.messages import SlotHosts
+from iris_ray.slots.actors.runner_agent import RunnerAgent
+from iris_ray.slots.actors.runners import HostHere
+from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.task.job_info import get_job_info
+from iris_ray.task.preemption import POLL_S, PreemptionNotice, preemption_notice
+
+# -- keep runner -------------------------------------------------------------------------------------------------------
+# What the task of a runner's job does: it keeps its host for slots until somebody else is to have it.
+
+_Agent = ray.remote(RunnerAgent)
+
+
+def keep_runner(
+    manager: ManagerStub, runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
+) -> None:
+    """Keep this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
+
+    At a notice the slots end first, with their requests; then the gang moves.
+
+    Args:
+        manager: the SlotManager.
+        runner: its name for the job. If each host of a slice is a runner, the host's number follows after a dot.
+        kind, devices, memory: what slots use here.
+        whole_slice: whether all hosts of the slice are one runner.
+
+    Raises:
+        RuntimeError: the host's agent is gone; the job is tried again.
+    """
+    here = _here(runner, kind, devices, memory, whole_slice)
+    kept, agent_gone = manager.keep_runner(here), here.agent.watch()
+    try:
+        while (notice := preemption_notice()) is None:
+            done, _ = ray.wait([kept, agent_gone], timeout=POLL_S)
+            if kept in done and _is_unwanted(kept):
+                return
+            if done:
+                raise RuntimeError(f"the agent of runner {here.runner_id} is gone")
+        _leave(notice, manager, here, kept)
+    finally:
+        ray.kill(here.agent.handle)  # Ray's worker does not exit before all calls that it has made have ended
+
+
+def _leave(notice: PreemptionNotice, manager: ManagerStub, here: HostHere, kept: Reference[bool]) -> None:
+    print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
+    empty = manager.empty_runner(here.runner_id, notice.reason)
+    done, _ = ray.wait([empty, kept])
+    if kept in done and _is_unwanted(kept):
+        return
+    notice.saved()
+
+
+def _is_unwanted(kept: Reference[bool]) -> bool:
+    """Return whether the manager has no use for the host any more, or is gone; else the host's agent is."""
+    try:
+        unwanted: bool = ray.get(kept)
+    except RayError:
+        return True
+    return unwanted
+
+
+def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool) -> HostHere:
+    me, group = get_job_info(), get_current_placement_group()
+    assert me is not None, "a runner is a task"
+    assert group is not None, "a task runs in a reservation"
+    is_slice = bool(me.slice_name)
+    bundle = me.worker_id if is_slice else 0
+    if is_slice:  # what the live nodes report wins over the rule for the type
+        devices = int(group.bundle_specs[bundle][TPU])
+    variables = {name: os.environ[name] for name in (TOKEN_VARIABLE, TaskFiles.VARIABLE)}
+    if whole_slice:  # a slot's process finds those on the other hosts by its task's place in the gang
+        variables |= me.to_env()
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    options = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy)
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
+    return HostHere(
+        runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 and not whole_slice else runner,
+        job_id=me.job_id,
+        attempt=me.attempt,
+        kind=kind,
+        devices=devices,
+        memory=memory,
+        attributes=_attributes(),
+        agent=AgentStub(options.remote(variables)),
+        group=group,
+        bundle=bundle,
+        gpus=tuple(filter(None, gpus.split(","))),
+        variables=variables,
+        host=me.worker_id if whole_slice else 0,
+        hosts=me.num_tasks if whole_slice else 1,
+    )
+
+
+def _attributes() -> Attributes:
+    """Return the attributes of this host, for the constraints of models: those that jobs see, and its node id."""
+    node_id = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == node_id]
+    return {**attributes_of(node), "node-id": AttributeValue(node_id)}
+
+
+# -- slot runners ------------------------------------------------------------------------------------------------------
+
+CLOSED = "its slots are closed"
+EXIT_GRACE_S = 5.0
+
+
+def submit_runners(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str | None) -> tuple[str, ...]:
+    """Submit the jobs that get hosts for a SlotManager; return their ids once the Controller has them.
+
+    Args:
+        manager: uses the hosts.
+        hosts: which.
+        name: what the jobs' names begin with; None: "slots".
+
+    Raises:
+        InvalidRequestError: no job could get such hosts; nothing was submitted.
+        ControllerUnavailableError: the cluster's Controller could not be started or reached.
+    """
+    requests = list(_requests(manager, hosts, name or "slots"))
+    launched: list[str] = []
+    try:
+        for request in requests:
+            handle = launch(request, detached=False)
+            launched.append(handle.job_id)
+    except BaseException:  # else they would hold hosts for a manager that nobody can reach
+        cancel_runners(launched)
+        raise
+    return tuple(launched)
+
+
+def cancel_runners(job_ids: Sequence[str]) -> None:
+    """End the jobs, those that wait included. What has ended already, or is nobody's any more, is left alone."""
+    for job_id in job_ids:
+        with suppress(IrisError):
+            ControllerConnection().cancel(job_id, CLOSED, current_user())
+
+
+def _requests(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str) -> Iterator[RunRequest]:
+    wanted = [each for each in hosts for _ in range(each.count)]
+    for number, each in enumerate(wanted):
+        runner = f"{each.kind.value}-{number}"
+        request = make_request(
+            functools.partial(
+                keep_runner, manager, runner, each.kind, len(each.runner.devices), each.memory, each.whole_slices
+            ),
+            _placement(each),
+            f"{name}-{runner}",
+            constraints=list(each.constraints),
+            preferences=list(each.preferences),
+            tolerations=list(each.tolerations),
+            priority=each.priority,
+            max_retries_preemption=MAX_RETRIES_PREEMPTION,
+            max_retries_failure=MAX_RETRIES_PREEMPTION,  # it fails only if its agent is gone
+            keep_warm=0.0,
+            exit_grace=EXIT_GRACE_S,
+        )
+        yield replace(request, spec=replace(request.spec, may_evict=False))
+
+
+def _placement(hosts: SlotHosts) -> Placement:
+    if hosts.tpu_type is not None:
+        return on_slices(get_tpu_config(hosts.tpu_type), 1)
+    if hosts.kind is DeviceKind.GPU:
+        return placement_of(ResourceSpec(gpu=hosts.devices), None)
+    return placement_of(ResourceSpec(cpu=hosts.devices, memory_gb=hosts.memory / BYTES_PER_GB), None)

@@ -1,0 +1,129 @@
+"""SlotManagers and their names: who has made one, and who may use it."""
+
+import os
+import time
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from iris_ray.actors.calls.ray_internals import driver_lives
+from iris_ray.client.connection import current_user
+from iris_ray.errors import InvalidSlotError, SlotNameTakenError, UnknownNameError
+from iris_ray.slots.actors.manager_stub import ManagerStub
+from iris_ray.slots.actors.messages import Maker
+from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.core.policy import ServingPolicy
+
+NAMESPACE = "iris_ray.slots.core"
+MOST_CALLS = 100_000
+"""Calls of a manager at once. Each request that waits or runs is one; more would wait in Ray, without a timeout."""
+ANSWER_S = 10.0
+ENDS_S = 30.0
+"""How long a manager may take to end after its driver."""
+LOOK_S = 0.2
+
+_SlotManager = ray.remote(SlotManager)
+
+
+class Found(NamedTuple):
+    """A manager.
+
+    Attributes:
+        manager: it.
+        is_new: whether it was made just now.
+        is_ours: whether this process has made it, now or before.
+    """
+
+    manager: ManagerStub
+    is_new: bool
+    is_ours: bool
+
+
+def make_or_find(policy: ServingPolicy, name: str | None) -> Found:
+    """Make a manager, or find the one of this name that a process of the same Ray job has made.
+
+    A manager whose driver has ended is about to go. Its name is waited for.
+
+    Raises:
+        SlotNameTakenError: the driver of another Ray job has made a manager of this name.
+        InvalidSlotError: the name is no name.
+    """
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidSlotError(f"SlotClient: name is {name!r}; give a str that is not empty, or None")
+    me, limit = _this_process(), time.monotonic() + ENDS_S
+    while True:
+        manager = None if name is None else _of_name(name)
+        if manager is None:
+            try:
+                return Found(_made(policy, name, me), is_new=True, is_ours=True)
+            except ValueError:  # another process has taken the name just now
+                if name is None or time.monotonic() > limit:
+                    raise
+        elif (found := _attached(manager, name, me)) is not None:
+            return found
+        elif time.monotonic() > limit:
+            raise SlotNameTakenError(f"the models under the name {name!r} should have ended by now; try again later")
+        time.sleep(LOOK_S)
+
+
+def find(name: str) -> ManagerStub:
+    """Return the manager of a name, whoever has made it.
+
+    Raises:
+        UnknownNameError: there is none.
+    """
+    if (manager := _of_name(name)) is None:
+        raise UnknownNameError(
+            f"nobody serves models under the name {name!r}; they are served while the process runs that made "
+            f"SlotClient(…, name={name!r})"
+        )
+    return manager
+
+
+def _made(policy: ServingPolicy, name: str | None, maker: Maker) -> ManagerStub:
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    named = {} if name is None else {"name": name, "namespace": NAMESPACE}
+    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": MOST_CALLS, "scheduling_strategy": here, **named}
+    return ManagerStub(_SlotManager.options(**options).remote(policy, maker))
+
+
+def _attached(manager: ManagerStub, name: str | None, me: Maker) -> Found | None:
+    """Return the manager if it is of this Ray job, or None if it is about to go with its driver."""
+    maker = _maker_of(manager)
+    if maker is not None and maker.ray_job == me.ray_job:
+        return Found(manager, is_new=False, is_ours=maker == me)
+    if maker is not None and driver_lives(maker.ray_job):
+        raise SlotNameTakenError(_words(name, maker))
+    return None
+
+
+def _of_name(name: str) -> ManagerStub | None:
+    try:
+        return ManagerStub(ray.get_actor(name, namespace=NAMESPACE))
+    except ValueError:
+        return None
+
+
+def _maker_of(manager: ManagerStub) -> Maker | None:
+    """Return who has made a manager; None if it does not answer, as one that ends."""
+    try:
+        found: Maker = ray.get(manager.maker(), timeout=ANSWER_S)
+    except (RayError, TimeoutError):
+        return None
+    return found
+
+
+def _this_process() -> Maker:
+    context = ray.get_runtime_context()
+    where = f"process {os.getpid()} on {ray.util.get_node_ip_address()}"
+    return Maker(current_user(), context.get_job_id(), context.get_worker_id(), where)
+
+
+def _words(name: str | None, maker: Maker) -> str:
+    return (
+        f"{maker.user} serves models under the name {name!r} already, in {maker.where}, Ray job {maker.ray_job}. "
+        f"SlotClient.connect({name!r}) attaches to these models; give another name for models of your own. The name is "
+        f"free once that process has closed its client, or has ended"
+    )

@@ -1,0 +1,159 @@
+"""A session: a seat on one slot of a model, whose calls go to the slot directly."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from contextlib import suppress
+from typing import Any, Self
+
+import ray
+from ray.exceptions import RayActorError
+
+from iris_ray.errors import InvalidSlotError, SessionEndedError
+from iris_ray.slots.actors.manager_stub import ManagerStub
+from iris_ray.slots.actors.messages import Ask
+from iris_ray.slots.client.lease import ClientKeeper, Lease, Turn
+from iris_ray.slots.core.models import WorkloadKind
+
+CLOSED = "it was closed"
+
+
+class Session:
+    """Made by `SlotClient.session`. ``with`` and ``async with`` open and close it; it may be opened again.
+
+    While it is open its slot is not evicted for others at once, and nobody else has its seat. Its calls run one after
+    the other; further sessions run beside it. It ends when it is closed, was not used for ``idle_s``, its process ends,
+    its slot is lost or has to go, or others have waited for long. Then calls raise `SessionEndedError`, which have not
+    run, or `RequestLostError`, which may have run in part. No call is repeated.
+
+    Args:
+        manager: the SlotManager.
+        keeper: renews it.
+        model: the model's name.
+        how: ``idle_s``, ``timeout_s``, ``priority``: see `SlotClient.session`.
+    """
+
+    def __init__(self, manager: ManagerStub, keeper: ClientKeeper, model: str, **how: Any) -> None:
+        self._manager = manager
+        self._keeper = keeper
+        self._model = model
+        self._how = how
+        self._lease: Lease | None = None
+
+    @property
+    def over(self) -> str:
+        """Why it takes no more calls, or "". It is known within five seconds, or at the next call."""
+        return "it is not open" if self._lease is None else self._lease.over
+
+    @property
+    def slot_id(self) -> str:
+        """The slot that it has a seat on, or had."""
+        return "" if self._lease is None else self._lease.grant.slot_id
+
+    def open(self) -> Self:
+        """Wait for a seat.
+
+        Raises:
+            InvalidSlotError: it is open, or the model fits nowhere, or ``idle_s`` makes no sense.
+            SlotQueueFullError: so many wait that no more are taken.
+            RequestExpiredError: there was no seat within ``timeout_s``.
+            ModelUnavailableError: the model can't be loaded.
+            UnknownNameError: there is no such model.
+        """
+        ask = self._ask()
+        try:
+            with self._keeper.request(ask.request_id):
+                self._take(ask, ray.get(self._manager.submit(ask)).open())
+        except BaseException:
+            self._keeper.cancel(ask.request_id)
+            raise
+        return self
+
+    async def aopen(self) -> Self:
+        """As `open`, for an event loop."""
+        ask = self._ask()
+        try:
+            with self._keeper.request(ask.request_id):
+                self._take(ask, (await self._manager.submit(ask)).open())
+        except BaseException:
+            self._keeper.cancel(ask.request_id)
+            raise
+        return self
+
+    def close(self) -> None:
+        """Give the seat back. Calls that run get their answers."""
+        if lease := self._give_up():
+            with suppress(RayActorError):  # the manager is gone, and the seat with it
+                ray.get(self._manager.cancel(lease.session_id))
+
+    async def aclose(self) -> None:
+        """As `close`, for an event loop."""
+        if lease := self._give_up():
+            with suppress(RayActorError):
+                await self._manager.cancel(lease.session_id)
+
+    def call(self, payload: Any) -> Any:
+        """Call the model and return its answer; one that comes in pieces is a list."""
+        lease, turn = self._line_up()
+        with lease.calling(turn):
+            turn.came.result()
+            return lease.opened(ray.get(lease.send(turn, payload)))
+
+    async def generate(self, payload: Any) -> Any:
+        """As `call`, for an event loop."""
+        lease, turn = self._line_up()
+        with lease.calling(turn):
+            await asyncio.wrap_future(turn.came)
+            return lease.opened(await lease.send(turn, payload))
+
+    def stream(self, payload: Any) -> Generator[Any, None, None]:
+        """Call the model, and yield the pieces of its answer as they come. Who stops early stops the model, too."""
+        lease, turn = self._line_up()
+        with lease.calling(turn):
+            turn.came.result()
+            for reference in lease.send_for_pieces(turn, payload):
+                yield lease.opened(ray.get(reference))
+
+    async def astream(self, payload: Any) -> AsyncGenerator[Any, None]:
+        """As `stream`, for an event loop."""
+        lease, turn = self._line_up()
+        with lease.calling(turn):
+            await asyncio.wrap_future(turn.came)
+            async for reference in lease.send_for_pieces(turn, payload):
+                yield lease.opened(await reference)
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.aopen()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+    def _ask(self) -> Ask:
+        if self._lease is not None and not self._lease.over:
+            raise InvalidSlotError(f"this session with {self._model} is open; close it first, or make another one")
+        how = {"kind": WorkloadKind.SESSION, "client_id": self._keeper.client_id, **self._how}
+        return Ask(uuid.uuid4().hex, self._model, b"", **how)
+
+    def _take(self, ask: Ask, grant: Any) -> None:
+        self._lease = Lease(ask.request_id, self._model, grant)
+        self._keeper.add(self._lease)
+
+    def _give_up(self) -> Lease | None:
+        """Use the seat no more; return it, if there is somebody to give it back to."""
+        if (lease := self._lease) is None:
+            return None
+        self._keeper.remove(lease)
+        lease.end(CLOSED)
+        return lease if self._keeper.is_connected else None
+
+    def _line_up(self) -> tuple[Lease, Turn]:
+        if self._lease is None:
+            raise SessionEndedError(f"the session with {self._model} is not open; open() it, or use it with `with`")
+        self._keeper.require_connection()
+        return self._lease, self._lease.line_up()

@@ -1,0 +1,302 @@
+"""The public API of slots: register models, and have them answer requests."""
+
+import uuid
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Self, TypeVar
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from iris_ray.actors.calls.asking import Reference
+from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
+from iris_ray.model.plain import shown
+from iris_ray.slots.actors.manager_stub import ManagerStub
+from iris_ray.slots.actors.messages import TAKEN_AT_ONCE, Ask, ModelOrder, SlotHosts, SlotStatus, packed
+from iris_ray.slots.client.hold_host import cancel_runners, submit_runners
+from iris_ray.slots.client.lease import ClientKeeper
+from iris_ray.slots.client.named_manager import find, make_or_find
+from iris_ray.slots.client.session import Session
+from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.policy import ServingPolicy
+
+T = TypeVar("T")
+
+
+class SlotClient:
+    """Serves models on some hosts of the cluster that this process is connected to.
+
+    Args:
+        hosts: which hosts to get. Ignored if a process of the same Ray job serves models under this name already.
+        name: others can use the models under this name: processes of the same Ray job that give it, and whoever calls
+            `connect`. None: nobody else can.
+        policy: limits and times; None: the usual ones.
+
+    Raises:
+        InvalidSlotError: an argument makes no sense.
+        NoClusterError: Ray is not initialised.
+        SlotNameTakenError: another driver serves models under this name. A driver that is started again can have it
+            once the one before has ended.
+        InvalidRequestError: no job could get such hosts.
+        ControllerUnavailableError: the cluster's Controller could not be started or reached.
+
+    Example:
+        >>> with SlotClient([SlotHosts(memory=2**30)]) as client:
+        ...     client.register(Echo, memory={1: 2**20})
+        ...     client.submit("Echo", "hello").result()
+    """
+
+    def __init__(
+        self, hosts: Sequence[SlotHosts] = (), *, name: str | None = None, policy: ServingPolicy | None = None
+    ) -> None:
+        if not isinstance(hosts, (list, tuple)) or not all(isinstance(each, SlotHosts) for each in hosts):
+            raise InvalidSlotError(f"SlotClient: hosts is {shown(hosts)}; give a list, such as [SlotHosts(count=2)]")
+        if not isinstance(policy, ServingPolicy | None):
+            raise InvalidSlotError(f"SlotClient: policy is {shown(policy)}; give a ServingPolicy, or None")
+        if not ray.is_initialized():
+            raise NoClusterError("Ray is not initialised; call ray.init() first")
+        kinds = {each.kind for each in hosts}
+        self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
+        self._manager, is_new, self._is_ours = make_or_find(policy or ServingPolicy(), name)
+        self._keeper = ClientKeeper(self._manager)
+        if is_new:
+            try:
+                jobs = submit_runners(self._manager, hosts, name)
+            except BaseException:
+                ray.kill(self._manager.handle)  # another try is to be the first again
+                raise
+            ray.get(self._manager.start(tuple(hosts), jobs))
+
+    @classmethod
+    def connect(cls, name: str) -> Self:
+        """Return a client of the models that another process serves under this name. Closing it ends nothing.
+
+        Raises:
+            NoClusterError: Ray is not initialised.
+            UnknownNameError: nobody serves models under this name.
+        """
+        if not ray.is_initialized():
+            raise NoClusterError("Ray is not initialised; call ray.init() first")
+        made = cls.__new__(cls)
+        made._kind = DeviceKind.GPU
+        made._manager, made._is_ours = find(name), False
+        made._keeper = ClientKeeper(made._manager)
+        return made
+
+    def register(
+        self,
+        model: type,
+        name: str | None = None,
+        *,
+        memory: Mapping[int, int] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        replicas: int = 0,
+        prewarm: bool = False,
+        **spec: Any,
+    ) -> ModelSpec:
+        """Serve a model. Returns at once; nothing is loaded before it is needed, or asked for.
+
+        A name may be registered again. Slots of another spec than the new one end. Those of an equal spec stay, with
+        the class and the arguments that they have loaded; evict them if these have changed.
+
+        Args:
+            model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either
+                kind, and perhaps ``load()``, ``unload()`` and ``memory_estimate()``.
+            name: what requests call it; None: the class's name. A class may be registered under several, such as one
+                for each adapter.
+            memory: bytes on each device, by the number of devices. None: what the class's ``memory_estimate`` returns,
+                called with ``arguments``.
+            arguments: of the class.
+            replicas: slots to keep, whether there are requests or not.
+            prewarm: whether each new host gets a slot if nothing has to be evicted for it.
+            spec: further fields of `ModelSpec`, such as ``concurrency``, and ``kind`` if the hosts are not all of one.
+                ``lora`` says which slots are alike; the class learns of its adapter by ``arguments``.
+
+        Raises:
+            InvalidSlotError: the class can't serve or travel, or its memory is not known.
+        """
+        if not isinstance(arguments, Mapping | None):
+            raise InvalidSlotError(f"arguments is {shown(arguments)}; give values by name, such as {{'seed': 1}}")
+        keywords = dict(arguments or {})
+        if not isinstance(model, type) or not any("__call__" in vars(base) for base in model.__mro__):
+            raise InvalidSlotError(f"{model!r} can't be served; give a class that has __call__(self, payload)")
+        if memory is None:
+            memory = _estimated(model, keywords)
+        made = ModelSpec(name or model.__name__, memory, **{"kind": self._kind, **spec})
+        order = ModelOrder(made, _pickled(model, keywords), replicas, prewarm)
+        _get(self._there().register(order))
+        return made
+
+    def remove(self, name: str) -> None:
+        """Serve a model no more."""
+        _get(self._there().remove(name))
+
+    def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
+        """Ask a model. Returns a future of its answer; one that comes in pieces is a list.
+
+        Cancelling the future cancels the request.
+
+        Args:
+            model: its name.
+            payload: what its ``__call__`` gets.
+            request_id: for `cancel`; None: a new one.
+            how: ``timeout_s``, ``priority``, ``retriable``: see `Ask`.
+
+        The future raises what the model raised, or SlotQueueFullError, RequestExpiredError, RequestLostError,
+        ModelUnavailableError, UnknownNameError, or InvalidSlotError for a model that fits nowhere.
+        """
+        opened: Future[Any] = Future()
+        ask = self._ask(model, payload, request_id, how)
+        self._keeper.add_request()
+        arrived = self._manager.submit(ask).future()
+
+        def end(done: "Future[Any]") -> None:
+            self._keeper.remove_request()
+            _open(done, opened)
+
+        def give_up(asked: "Future[Any]") -> None:
+            if asked.cancelled():
+                self._keeper.cancel(ask.request_id)
+
+        opened.add_done_callback(give_up)
+        arrived.add_done_callback(end)
+        return opened
+
+    async def generate(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> Any:
+        """Ask a model and wait for the answer. Cancelling this cancels the request. See `submit`."""
+        ask = self._ask(model, payload, request_id, how)
+        with self._keeper.request(ask.request_id):
+            return (await self._manager.submit(ask)).open()
+
+    def stream(
+        self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
+    ) -> Generator[Any, None, None]:
+        """Ask a model, and yield the pieces of its answer as they come. See `submit`.
+
+        Who stops early cancels the request. Who takes the pieces slowly has the model wait.
+        """
+        ask = self._ask(model, payload, request_id, how)
+        with self._keeper.request(ask.request_id):
+            for number, reference in enumerate(self._pieces(ask), 1):
+                yield ray.get(reference).open()
+                self._say_taken(ask, number)
+
+    async def astream(
+        self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
+    ) -> AsyncGenerator[Any, None]:
+        """As `stream`, for an event loop. Who stops early calls ``aclose()``, else the request ends a moment later."""
+        ask = self._ask(model, payload, request_id, how)
+        with self._keeper.request(ask.request_id):
+            number = 0
+            async for reference in self._pieces(ask):
+                yield (await reference).open()
+                number += 1
+                self._say_taken(ask, number)
+
+    def session(
+        self, model: str, *, idle_s: float = 300.0, timeout_s: float | None = None, priority: bool = False
+    ) -> Session:
+        """Return a session, to be opened: a seat on one slot of a model, for many calls that go there directly.
+
+        Args:
+            model: its name.
+            idle_s: how long it keeps its seat without a call.
+            timeout_s: how long it waits for a seat.
+            priority: whether it goes before requests and sessions that have none.
+
+        Example:
+            >>> with client.session("Echo") as session:
+            ...     session.call("hello")
+        """
+        return Session(self._manager, self._keeper, model, idle_s=idle_s, timeout_s=timeout_s, priority=priority)
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request: it leaves the queue, or its slot if the model is a coroutine."""
+        ray.get(self._there().cancel(request_id))
+
+    def status(self) -> SlotStatus:
+        """Return runners, slots and models."""
+        return _get(self._there().status())
+
+    def evict(self, slot_id: str) -> None:
+        """Have a slot end once its requests have."""
+        _get(self._there().evict(slot_id))
+
+    def prewarm(self, model: str) -> None:
+        """Give each host a slot of a model, if nothing has to be evicted for it."""
+        _get(self._there().prewarm(model))
+
+    def close(self) -> None:
+        """Give all hosts back; no client of these models can go on. If another process has made them, only detach."""
+        if not (self._is_ours and self._keeper.is_connected):  # the models end with the connection
+            return
+        with suppress(ActorDiedError):  # it is closed already, or lost with the hosts that it had
+            cancel_runners(ray.get(self._manager.close()))
+            ray.kill(self._manager.handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _there(self) -> ManagerStub:
+        """Return the manager, if this process is still in its cluster; else raise NoClusterError."""
+        self._keeper.require_connection()
+        return self._manager
+
+    def _ask(self, model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
+        ask = Ask(request_id or uuid.uuid4().hex, model, packed(payload).data, client_id=self._keeper.client_id)
+        return replace(ask, **how)
+
+    def _pieces(self, ask: Ask) -> Any:
+        return self._manager.stream(ask)
+
+    def _say_taken(self, ask: Ask, number: int) -> None:
+        if number % TAKEN_AT_ONCE == 0:
+            self._manager.taken(ask.request_id, TAKEN_AT_ONCE)
+
+
+def _get(reference: Reference[T]) -> T:
+    """Return what a call on the manager returns; raise our errors as they are, without Ray's frame around them."""
+    try:
+        answer: T = ray.get(reference)
+    except RayTaskError as error:
+        if isinstance(error.cause, IrisError):
+            raise error.cause from None
+        raise
+    return answer
+
+
+def _open(done: "Future[Any]", opened: "Future[Any]") -> None:
+    if not opened.set_running_or_notify_cancel():
+        return
+    try:
+        opened.set_result(done.result().open())
+    except Exception as error:
+        opened.set_exception(error)
+
+
+def _pickled(model: type, keywords: Mapping[str, Any]) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps((model, keywords))
+    except Exception as error:
+        raise InvalidSlotError(
+            f"{model.__name__}, or one of its arguments, can't be pickled: {error}. Create what does not travel between"
+            " hosts (a lock, an open file, …) in the class"
+        ) from error
+    return pickled
+
+
+def _estimated(model: type, keywords: Mapping[str, Any]) -> Mapping[int, int]:
+    if not hasattr(model, "memory_estimate"):
+        raise InvalidSlotError(
+            f"the memory of {model.__name__} is not known; give memory={{1: bytes}}, or the class a static "
+            f"memory_estimate() that returns that"
+        )
+    found: Mapping[int, int] = model.memory_estimate(**keywords)
+    return found

@@ -1,0 +1,271 @@
+"""How much memory models need on each device, by the number of devices that share them.
+
+Estimates are what `ModelSpec.memory` takes. A model whose need is known should be given that instead.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
+from typing import BinaryIO, Final
+
+from iris_ray.errors import InvalidSlotError
+
+# -- gguf --------------------------------------------------------------------------------------------------------------
+# Reads the head of a GGUF file: what the model is made of, without its weights.
+#
+# A GGUF file begins with the letters GGUF, a version, the numbers of tensors and of facts, the facts (a name, a type,
+# a
+# value), and for each tensor its name, shape, type and offset. Numbers are little-endian. The data follows, aligned.
+# Sizes of tensors are taken from their offsets, so new types do no harm. Nobody notices if the last tensor is cut
+# off.
+# The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+ALIGNMENT = 32
+"""Of the data in bytes, unless the fact ``general.alignment`` says otherwise."""
+MOST_ITEMS = 10_000_000
+"""Of facts, tensors, or items of an array. A damaged file may claim any number."""
+LONGEST_TEXT = 2**26
+
+_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_TEXT, _ARRAY = 8, 9
+
+Fact = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFModel:
+    """What the head of a file says.
+
+    Attributes:
+        facts: single values by name, such as ``general.architecture``.
+        lengths: how many items the facts have that are lists.
+        tensors: bytes of each tensor, by name, padding included.
+    """
+
+    facts: Mapping[str, Fact]
+    lengths: Mapping[str, int]
+    tensors: Mapping[str, int]
+
+    @property
+    def architecture(self) -> str:
+        """Such as ``llama``."""
+        return str(self.facts.get("general.architecture", "unknown"))
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """Return a whole number of this architecture, such as ``block_count``.
+
+        Raises:
+            InvalidSlotError: it is missing, and there is no default.
+        """
+        found = self.facts.get(f"{self.architecture}.{name}", default)
+        if not isinstance(found, (int, float)):
+            raise InvalidSlotError(f"the GGUF file has no {self.architecture}.{name}; give the memory yourself")
+        return int(found)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are; 0 if the file does not say."""
+        return self.lengths.get("tokenizer.ggml.tokens", self.number("vocab_size", 0))
+
+
+def read_gguf(file: BinaryIO, size: int) -> GGUFModel:
+    """Return what the head of a GGUF file says.
+
+    Args:
+        file: at its beginning. Only the head is read.
+        size: bytes of the whole file.
+
+    Raises:
+        InvalidSlotError: it is no GGUF file of a known version, or it is damaged.
+    """
+    reader = _Reader(file)
+    if reader.take(4) != MAGIC:
+        raise InvalidSlotError("this is no GGUF file: it does not begin with the letters GGUF")
+    version = reader.number("<I")
+    if version not in VERSIONS:
+        raise InvalidSlotError(f"the GGUF file is of version {version}; only 2 and 3 are known")
+    tensors, facts = reader.count(), reader.count()
+    for _ in range(facts):
+        reader.fact()
+    offsets = dict(reader.tensor() for _ in range(tensors))
+    return GGUFModel(reader.facts, reader.lengths, _sizes(offsets, size - reader.data_start()))
+
+
+def _sizes(offsets: Mapping[str, int], data: int) -> dict[str, int]:
+    """Return the bytes of each tensor: they lie one after the other."""
+    in_order = sorted(offsets, key=lambda name: offsets[name])
+    bounds = [*(offsets[name] for name in in_order), data]
+    if bounds != sorted(bounds):
+        raise InvalidSlotError(f"the GGUF file is cut off: its data ends after {data:,} bytes, within its tensors")
+    return {name: end - begin for name, (begin, end) in zip(in_order, pairwise(bounds), strict=True)}
+
+
+@dataclass(slots=True)
+class _Reader:
+    file: BinaryIO
+    facts: dict[str, Fact] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+    position: int = 0
+
+    def take(self, size: int) -> bytes:
+        found = self.file.read(size)
+        if len(found) != size:
+            raise InvalidSlotError("the GGUF file is cut off: its head has no end")
+        self.position += size
+        return found
+
+    def number(self, layout: str) -> int:
+        return int(self.value(layout))
+
+    def value(self, layout: str) -> int | float | bool:
+        value: int | float | bool = struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+        return value
+
+    def count(self) -> int:
+        number = self.number("<Q")
+        if number > MOST_ITEMS:
+            raise InvalidSlotError(f"the GGUF file is damaged: it claims to have {number:,} items of one kind")
+        return number
+
+    def text(self) -> str:
+        length = self.number("<Q")
+        if length > LONGEST_TEXT:
+            raise InvalidSlotError(f"the GGUF file is damaged: it claims to have a text of {length:,} bytes")
+        return self.take(length).decode(errors="replace")
+
+    def fact(self) -> None:
+        name, kind = self.text(), self.number("<I")
+        if kind == _ARRAY:
+            self.lengths[name] = self._skip_array(name)
+        else:
+            self.facts[name] = self._single(kind)()
+
+    def _single(self, kind: int) -> Callable[[], Fact]:
+        if kind == _TEXT:
+            return self.text
+        if kind not in _NUMBERS:
+            raise InvalidSlotError(f"the GGUF file is damaged: there is no type of facts with the number {kind}")
+        return lambda: self.value(_NUMBERS[kind])
+
+    def _skip_array(self, name: str) -> int:
+        """Read over an array. Of numbers, the largest one is kept as a fact: some models list their heads by layer."""
+        kind, length = self.number("<I"), self.count()
+        if kind == _ARRAY:
+            raise InvalidSlotError(f"the GGUF file is damaged: {name} is a list of lists")
+        single = self._single(kind)
+        largest = None
+        for _ in range(length):
+            item = single()
+            if not isinstance(item, str):
+                largest = item if largest is None else max(largest, item)
+        if largest is not None:
+            self.facts[name] = largest
+        return length
+
+    def tensor(self) -> tuple[str, int]:
+        name = self.text()
+        for _ in range(self.number("<I")):
+            self.number("<Q")
+        self.number("<I")
+        return name, self.number("<Q")
+
+    def data_start(self) -> int:
+        alignment = self.facts.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise InvalidSlotError(f"the GGUF file is damaged: its data is aligned to {alignment!r} bytes")
+        return -(-self.position // alignment) * alignment
+
+
+# -- memory estimates --------------------------------------------------------------------------------------------------
+
+BATCH: Final = 512
+"""Tokens that are computed at a time while a prompt is read."""
+CACHE_BYTES: Final = 2
+"""Of one number in the cache of keys and values: 16 bits."""
+WORK_BYTES: Final = 4
+"""Of one number in what is computed: 32 bits."""
+RUNTIME_BYTES: Final = 512 * 2**20
+"""What a process needs on each device before it holds any model: the driver's context, and buffers."""
+
+
+def gguf_memory(
+    model: GGUFModel, *, context: int, concurrency: int = 1, degrees: Iterable[int] = (1,)
+) -> dict[int, int]:
+    """Return the bytes on each device that a runtime like Ollama's needs for a GGUF file.
+
+    Layers are spread over the devices, each whole on one; counted is the device with the most. It is the sum of:
+
+    - the weights of its layers, and those that belong to no layer;
+    - for each of its layers the cache: context × concurrency × (length of a key + of a value) × their heads × 2 bytes;
+    - what is computed for a batch of 512 tokens: the largest of attention, feed-forward and output, in 32 bits;
+    - 512 MiB for the process.
+
+    Args:
+        model: the head of the file.
+        context: tokens of one request, prompt and answer. At most as many as the model was trained for count.
+        concurrency: requests at a time; each has a cache of its own.
+        degrees: numbers of devices.
+
+    Raises:
+        InvalidSlotError: a number makes no sense, or the file does not say what is needed, or is a part of a model.
+    """
+    degrees = tuple(degrees)
+    for name, value in (("context", context), ("concurrency", concurrency), *(("a degree", n) for n in degrees)):
+        if type(value) is not int or value < 1:
+            raise InvalidSlotError(f"{name} is {value!r}; give an int of 1 or more")
+    if (parts := model.facts.get("split.count", 1)) != 1:
+        raise InvalidSlotError(
+            f"the GGUF file is one of {parts} parts, and knows only its own weights; join them with llama-gguf-split"
+            " --merge, or give the memory yourself"
+        )
+    tokens = min(context, model.number("context_length", context))
+    layers = model.number("block_count")
+    layer = max(_layer_bytes(model).values(), default=0) + tokens * concurrency * _cache_bytes(model)
+    beside = sum(size for name, size in model.tensors.items() if not name.startswith("blk."))
+    fixed = beside + _work_bytes(model, tokens) + RUNTIME_BYTES
+    return {degree: ceil(layers / degree) * layer + fixed for degree in degrees}
+
+
+def vllm_memory(device_memory: int, utilisation: float, degrees: Iterable[int] = (1,)) -> dict[int, int]:
+    """Return the bytes on each device that vLLM takes: a share of it, whatever the model.
+
+    Args:
+        device_memory: bytes of one device.
+        utilisation: vLLM's ``gpu_memory_utilization``.
+        degrees: its ``tensor_parallel_size``, one or several that would do.
+
+    Raises:
+        InvalidSlotError: the share is not above 0 and at most 1.
+    """
+    if not 0 < utilisation <= 1:
+        raise InvalidSlotError(f"utilisation is {utilisation!r}; give a share above 0 and at most 1, such as 0.9")
+    return dict.fromkeys(degrees, ceil(device_memory * utilisation))
+
+
+def _layer_bytes(model: GGUFModel) -> dict[str, int]:
+    """Return the bytes of the weights of each layer; their tensors are called ``blk.<number>.<name>``."""
+    layers: dict[str, int] = {}
+    for name, size in model.tensors.items():
+        if name.startswith("blk."):
+            number = name.split(".")[1]
+            layers[number] = layers.get(number, 0) + size
+    return layers
+
+
+def _cache_bytes(model: GGUFModel) -> int:
+    """Return the bytes of the cache for one token in one layer."""
+    heads = model.number("attention.head_count", 1)
+    each = model.number("embedding_length") // max(heads, 1)
+    key, value = model.number("attention.key_length", each), model.number("attention.value_length", each)
+    return model.number("attention.head_count_kv", heads) * (key + value) * CACHE_BYTES
+
+
+def _work_bytes(model: GGUFModel, tokens: int) -> int:
+    embedding = model.number("embedding_length")
+    attention = tokens * model.number("attention.head_count", 1)
+    feed_forward = 2 * model.number("feed_forward_length", 4 * embedding)
+    return BATCH * WORK_BYTES * (4 * embedding + max(attention, feed_forward, model.vocabulary))

@@ -1,0 +1,136 @@
+"""What users ask to be served: models, with the memory they need."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
+
+from iris_ray.errors import InvalidSlotError
+from iris_ray.model.constraints import Constraint
+from iris_ray.slots.core.devices import DeviceKind
+
+CONCURRENCY: Final = {"vllm": 256, "ollama": 2}
+"""Requests at a time by runtime. Others: one."""
+
+
+class SlotIdentity(NamedTuple):
+    """What a slot serves. Slots of the same identity can stand for one another."""
+
+    model: str
+    runtime: str
+    lora: str
+
+    def __str__(self) -> str:
+        return f"{self.model} with {self.lora}" if self.lora else self.model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model that can be loaded into slots.
+
+    Args:
+        name: the model's name, which requests give.
+        memory: bytes on each device, by the number of devices that share the model: ``{1: 16 * GB, 2: 9 * GB}``. If
+            the devices need different amounts, the largest. A number that is missing is never tried.
+        kind: the kind of device that it runs on.
+        runtime: what runs it; decides the concurrency if that isn't given.
+        lora: the directory of an adapter, or "".
+        concurrency: requests that one slot serves at a time. None: 256 for "vllm", 2 for "ollama", else 1.
+        constraints: what its runners' attributes must satisfy.
+
+    Raises:
+        InvalidSlotError: a value that can't work; the message names it.
+    """
+
+    name: str
+    memory: Mapping[int, int] = field(hash=False)
+    kind: DeviceKind = DeviceKind.GPU
+    runtime: str = "actor"
+    lora: str = ""
+    concurrency: int | None = None
+    constraints: tuple[Constraint, ...] = ()
+    identity: SlotIdentity = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidSlotError(f"a model's name is {self.name!r}; give a str that is not empty")
+        if not isinstance(self.memory, Mapping):
+            raise InvalidSlotError(f"model {self.name}: memory is {self.memory!r}; give bytes by number of devices")
+        if not self.memory:
+            raise InvalidSlotError(f"model {self.name} has no memory; give bytes for each device, such as {{1: 10**9}}")
+        for number in (*self.memory.keys(), *self.memory.values(), self.requests_at_a_time):
+            if type(number) is not int or number < 1:
+                raise InvalidSlotError(f"model {self.name}: {number!r} is no int of 1 or more (memory, concurrency)")
+        for name in ("runtime", "lora"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidSlotError(f"model {self.name}: {name} is {getattr(self, name)!r}; give a str")
+        if not isinstance(self.kind, DeviceKind):
+            raise InvalidSlotError(f"model {self.name}: kind is {self.kind!r}; give a DeviceKind")
+        constraints = self.constraints if isinstance(self.constraints, (list, tuple)) else (self.constraints,)
+        if not all(isinstance(each, Constraint) for each in constraints):
+            raise InvalidSlotError(f"model {self.name}: constraints is {self.constraints!r}; give a list of Constraint")
+        object.__setattr__(self, "constraints", tuple(constraints))
+        object.__setattr__(self, "memory", dict(sorted(self.memory.items())))
+        object.__setattr__(self, "identity", SlotIdentity(self.name, self.runtime, self.lora))
+
+    @property
+    def requests_at_a_time(self) -> int:
+        """How many requests one slot serves at a time."""
+        return CONCURRENCY.get(self.runtime, 1) if self.concurrency is None else self.concurrency
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+# What slots are there for: requests, which wait in a queue until a slot has a seat.
+
+
+class WorkloadKind(Enum):
+    """An inference is one question and its answer. A session keeps its seat for many, until it is stopped."""
+
+    INFERENCE = "inference"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request for a model.
+
+    Args:
+        request_id: never used twice.
+        identity: which slots can serve it.
+        arrived_at: when it came; this and ``deadline`` are seconds on the caller's clock.
+        priority: whether it goes before all that are not.
+        deadline: when it is given up if it has not begun, or None.
+        retriable: whether it may be run again if its runner is lost and nobody knows how far it got.
+        kind: inference or session.
+        idle_s: of a session: how long it keeps its seat without being used.
+        size: bytes of what is asked.
+        attempt: how often it has been given to a slot, this time included; 0 while it waits for the first. From 2 on, a
+            slot may have run it before, in part or whole.
+        crashes: how many slots have crashed while it ran there.
+    """
+
+    request_id: str
+    identity: SlotIdentity
+    arrived_at: float
+    priority: bool = False
+    deadline: float | None = None
+    retriable: bool = True
+    kind: WorkloadKind = WorkloadKind.INFERENCE
+    idle_s: float | None = None
+    size: int = 0
+    attempt: int = 0
+    crashes: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.request_id, str) or not self.request_id:
+            raise InvalidSlotError(f"a request's id is {self.request_id!r}; give a str that is not empty")
+        if self.deadline is not None and math.isnan(self.deadline):
+            raise InvalidSlotError(f"request {self.request_id}: its deadline is not a number; give a time, or None")
+        if self.is_session and not (isinstance(self.idle_s, int | float) and 0 < self.idle_s < math.inf):
+            raise InvalidSlotError(f"session {self.request_id}: idle_s is {self.idle_s!r}; give seconds above 0")
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it keeps its seat until it is stopped."""
+        return self.kind is WorkloadKind.SESSION

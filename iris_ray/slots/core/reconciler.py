@@ -1,0 +1,324 @@
+"""Brings the slots to their wanted state: the one owner of all slots, requests and books.
+
+`Reconciler.handle` takes an event and returns what is to be done. It never waits for anything: a load that takes long
+is a slot that starts. After each event it does the same, whatever the event was (`converge.py`). `Tick` may come at any
+time, and must come when `Reconciler.wakeup` says; nothing depends on its being punctual.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from iris_ray.errors import SlotQueueFullError
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.allocator import Allocator
+from iris_ray.slots.core.converge import Converger, Endings
+from iris_ray.slots.core.defects import Defects
+from iris_ray.slots.core.fleet import SlotFleet
+from iris_ray.slots.core.instructions import AskRunner, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
+from iris_ray.slots.core.models import Request, SlotIdentity
+from iris_ray.slots.core.policy import ACTIVITY_S, CONVERGE_S, REPORT_S, ServingPolicy
+from iris_ray.slots.core.request_queue import CLOSED, ActiveRequests, RequestQueue, Sessions
+from iris_ray.slots.core.served_models import ServedModel, mismatches, strangers, vanished
+from iris_ray.slots.core.slot import Slot, SlotState
+
+
+@dataclass(slots=True, eq=False)
+class Reconciler:
+    """See the module.
+
+    Args:
+        policy: what operators chose.
+        new_id: returns an id that no slot ever had.
+    """
+
+    policy: ServingPolicy
+    new_id: Callable[[], str]
+    fleet: SlotFleet = field(default_factory=SlotFleet)
+    models: dict[SlotIdentity, ServedModel] = field(default_factory=dict)
+    queue: RequestQueue = field(init=False)
+    active: ActiveRequests = field(init=False)
+    sessions: Sessions = field(init=False)
+    allocator: Allocator = field(init=False)
+    _converger: Converger = field(init=False)
+    _endings: Endings = field(init=False)
+    _defects: Defects = field(init=False)
+    _drained: set[str] = field(default_factory=set)
+    _unknown: set[str] = field(default_factory=set)
+    """Runners that get no slots, because they have not yet reported, or have processes that nobody wants."""
+    _asked_at: float = float("-inf")
+    _aged_at: float = float("-inf")
+    _handled_at: float = float("-inf")
+    _complained_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.queue = RequestQueue(self.policy.most_waiting, self.policy.most_waiting_bytes)
+        self.active = ActiveRequests(self.fleet, self.queue, self.policy.most_attempts)
+        self.allocator = Allocator(self.fleet, self.policy.placement)
+        self.sessions = Sessions(self.active, self.policy)
+        self._defects = Defects(self.models)
+        self._endings = Endings(self.policy, self.models, self.sessions, self.fleet, self._defects)
+        self._converger = Converger(
+            self.policy, self.new_id, self.models, self.sessions, self.allocator, self._endings, self._defects
+        )
+
+    def handle(self, event: ev.Event, now: float) -> list[Instruction]:
+        """Take in an event, and return what is to be done. ``now`` must not go backwards."""
+        self._handled_at = now
+        done = [*_HANDLERS[type(event)](self, event, now), *self._at_intervals(now)]
+        return [*done, *self._converger.converge(now), *self._complain(now)]
+
+    def wakeup(self) -> float:
+        """Return when a `Tick` is due if no event comes before."""
+        times = [self._handled_at + CONVERGE_S, self._converger.agenda.next_time()]
+        if (deadline := self.queue.next_deadline()) is not None:
+            times.append(deadline)
+        if len(self.queue):
+            times.append(self.allocator.evictable.next_change())
+        return min(time for time in times if time > self._handled_at)
+
+    def check(self) -> None:
+        """Assert what must hold after every event."""
+        self.fleet.check()
+        for request_id, active in self.active.by_id.items():
+            assert request_id in self.fleet.slots[active.slot_id].active, f"{request_id} is not on its slot"
+            assert request_id not in self.queue, f"{request_id} runs and waits"
+        on_slots = [request_id for slot in self.fleet.slots.values() for request_id in slot.active]
+        assert sorted(on_slots) == sorted(self.active.by_id), "slots serve what nobody knows of"
+
+    # -- runners ----------------------------------------------------------------------------------
+
+    def _runner_joined(self, event: ev.RunnerJoined, now: float) -> Iterator[Instruction]:
+        runner_id = event.runner.runner_id
+        if runner_id in self.fleet.runners:
+            yield from self._runner_lost(ev.RunnerLost(runner_id), now)
+        self.fleet.add_runner(event.runner)
+        self._unknown.add(runner_id)
+        self._set_open(runner_id)
+        for model in self.models.values():
+            if model.prewarm:
+                model.to_prewarm.add(runner_id)
+                self._converger.agenda.wait_for_room(model.spec.identity)
+        yield AskRunner(runner_id)
+
+    def _runners_expected(self, event: ev.RunnersExpected, now: float) -> Iterator[Instruction]:
+        self.fleet.expect(event.runners)
+        yield from ()
+
+    def _runner_lost(self, event: ev.RunnerLost, now: float) -> Iterator[Instruction]:
+        if event.runner_id in self.fleet.runners:
+            self._drained.discard(event.runner_id)
+            self._unknown.discard(event.runner_id)
+            for slot in self.fleet.remove_runner(event.runner_id):
+                lost = self.active.lose(slot, f"runner {event.runner_id} is lost", now)
+                yield from self._defects.contained(slot.identity, lost)
+
+    def _runner_closed(self, event: ev.RunnerClosed, now: float) -> Iterator[Instruction]:
+        if event.runner_id in self.fleet.runners:
+            (self._drained.add if event.closed else self._drained.discard)(event.runner_id)
+            self._set_open(event.runner_id)
+            slots = self.fleet.on_runner(event.runner_id) if event.closed else []
+            for slot in slots:
+                self._endings.drain(slot, now, event.reason)
+        yield from ()
+
+    def _runner_reported(self, event: ev.RunnerReported, now: float) -> Iterator[Instruction]:
+        if event.runner_id not in self.fleet.runners:
+            return
+        found = list(strangers(self.fleet, event))
+        (self._unknown.add if found else self._unknown.discard)(event.runner_id)
+        self._set_open(event.runner_id)
+        for finding in found:
+            yield DeleteSlot(finding.slot_id, event.runner_id, finding.reason)
+        for finding in list(mismatches(self.fleet, event)):
+            yield from self._slot_failed(ev.SlotFailed(finding.slot_id, finding.reason), now)
+        for slot_id in list(vanished(self.fleet, event)):
+            yield from self._slot_ended(ev.SlotEnded(slot_id), now)
+        for text in self.fleet.ledger.alarms(event.runner_id, event.observed):
+            yield RaiseAlarm(text)
+
+    def _set_open(self, runner_id: str) -> None:
+        is_open = runner_id not in self._drained | self._unknown
+        if is_open is (runner_id in self.fleet.closed):
+            self.fleet.set_open(runner_id, is_open)
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def _model_registered(self, event: ev.ModelRegistered, now: float) -> Iterator[Instruction]:
+        identity = event.spec.identity
+        for slot in self.fleet.of_identity(identity):
+            if slot.spec != event.spec:
+                self._endings.drain(slot, now)
+        model = ServedModel(event.spec, event.replicas, event.prewarm, event.load_s)
+        if identity in self.models:
+            model.load_s, model.demand = self.models[identity].load_s, self.models[identity].demand
+        model.to_prewarm = set(self.fleet.runners) if event.prewarm else set()
+        self.models[identity] = model
+        self._converger.agenda.note([identity])
+        yield from ()
+
+    def _model_removed(self, event: ev.ModelRemoved, now: float) -> Iterator[Instruction]:
+        if self.models.pop(event.identity, None):
+            for request in self.queue.of_identity(event.identity):
+                self.queue.remove(request.request_id)
+                yield RefuseRequest(request.request_id, Refusal.UNKNOWN_MODEL, f"{event.identity} is served no more")
+            for slot in self.fleet.of_identity(event.identity):
+                self._endings.drain(slot, now)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _request_arrived(self, event: ev.RequestArrived, now: float) -> Iterator[Instruction]:
+        request = event.request
+        refused = self._refusal(request, now)
+        if refused is None:
+            try:
+                self.queue.add(request)
+                self.models[request.identity].arrivals += 1
+            except SlotQueueFullError as error:
+                refused = Refusal.QUEUE_FULL, str(error)
+        if refused is not None:
+            yield RefuseRequest(request.request_id, *refused)
+
+    def _refusal(self, request: Request, now: float) -> tuple[Refusal, str] | None:
+        """Return why a request is not even queued, or None."""
+        model = self.models.get(request.identity)
+        if model is None:
+            known = ", ".join(sorted(map(str, self.models))) or "none"
+            return Refusal.UNKNOWN_MODEL, f"there is no model {request.identity}; there are: {known}"
+        if request.request_id in self.queue or request.request_id in self.active.by_id:
+            return Refusal.DUPLICATE, f"request {request.request_id} is here already; give each one an id of its own"
+        if request.deadline is not None and request.deadline <= now:
+            return Refusal.EXPIRED, f"the deadline of request {request.request_id} has passed"
+        if why := self._converger.why_not_loaded(model, now):
+            return Refusal.LOAD_FAILED, why
+        never = self.allocator.fits_nowhere(model.spec)
+        return (Refusal.FITS_NOWHERE, never.reason) if never else None
+
+    def _request_cancelled(self, event: ev.RequestCancelled, now: float) -> Iterator[Instruction]:
+        if event.request_id in self.queue:
+            self.queue.remove(event.request_id)
+        elif active := self.active.by_id.get(event.request_id):
+            active.given_up = True
+            yield self.active.stop(active, CLOSED if active.request.is_session else "nobody waits for it", now)
+
+    def _request_ended(self, event: ev.RequestEnded, now: float) -> Iterator[Instruction]:
+        if self.active.end(event.request_id, event.slot_id, now):
+            model = self.models.get(self.fleet.slots[event.slot_id].identity)
+            if model is not None:
+                model.note_served()
+        yield from ()
+
+    def _sessions_renewed(self, event: ev.SessionsRenewed, now: float) -> Iterator[Instruction]:
+        self.sessions.renew(event.used, now)
+        yield from ()
+
+    # -- slots ------------------------------------------------------------------------------------
+
+    def _slot_ready(self, event: ev.SlotReady, now: float) -> Iterator[Instruction]:
+        slot = self.fleet.slots.get(event.slot_id)
+        if slot is not None and slot.state is SlotState.STARTING:
+            assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
+            self.fleet.set_ready(slot.slot_id, now)
+            if model := self.models.get(slot.identity):
+                model.note_ready(now - slot.started_at)
+                self.fleet.set_prices({slot.identity: model.price})
+        yield from ()
+
+    def _slot_failed(self, event: ev.SlotFailed, now: float) -> Iterator[Instruction]:
+        slot = self.fleet.slots.get(event.slot_id)
+        if slot is not None and slot.state in (SlotState.STARTING, SlotState.READY):
+            yield from self._endings.fail(slot, event.reason, now)
+
+    def _slot_ended(self, event: ev.SlotEnded, now: float) -> Iterator[Instruction]:
+        slot = self.fleet.slots.get(event.slot_id)
+        if slot is None or slot.state is SlotState.PLANNED:
+            return
+        if slot.wanted:
+            yield from self._endings.fail(slot, f"the process of slot {slot.slot_id} ended by itself", now)
+        yield from self._forget(slot, now)
+
+    def _forget(self, slot: Slot, now: float) -> Iterator[Instruction]:
+        crashed = slot.state is SlotState.DRAINING  # its end is ordered only when no requests are left
+        yield from self.active.lose(slot, f"slot {slot.slot_id} has ended", now, crashed)
+        self.fleet.end(slot.slot_id)
+
+    def _slot_evicted(self, event: ev.SlotEviction, now: float) -> Iterator[Instruction]:
+        slot = self.fleet.slots.get(event.slot_id)
+        if slot is not None:
+            self._endings.drain(slot, now)
+        yield from ()
+
+    def _tick(self, event: ev.Tick, now: float) -> Iterator[Instruction]:
+        yield from ()
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def _at_intervals(self, now: float) -> Iterator[Instruction]:
+        """Do what is due, whatever the event is: while others come all the time, there is no `Tick`."""
+        if now >= self._asked_at + REPORT_S:
+            self._asked_at = now
+            yield from map(AskRunner, self.fleet.runners)
+            yield from self.sessions.stop_unused(now)
+        if now >= self._aged_at + ACTIVITY_S:
+            self._aged_at = now
+            for model in self.models.values():
+                model.age_demand()
+            self.fleet.set_prices({identity: model.price for identity, model in self.models.items()})
+            yield from self._endings.end_idle_slots(now)
+
+    def _complain(self, now: float) -> Iterator[Instruction]:
+        """Say that the policy's rule of when slots are stale fails; not too often, for it is asked all the time."""
+        if now >= self._complained_at + ACTIVITY_S and (problem := self.allocator.staleness.take_problem()):
+            self._complained_at = now
+            yield RaiseAlarm(problem)
+
+
+_HANDLERS: dict[type, Callable[[Reconciler, Any, float], Iterator[Instruction]]] = {
+    ev.RunnerJoined: Reconciler._runner_joined,
+    ev.RunnersExpected: Reconciler._runners_expected,
+    ev.RunnerLost: Reconciler._runner_lost,
+    ev.RunnerClosed: Reconciler._runner_closed,
+    ev.RunnerReported: Reconciler._runner_reported,
+    ev.ModelRegistered: Reconciler._model_registered,
+    ev.ModelRemoved: Reconciler._model_removed,
+    ev.RequestArrived: Reconciler._request_arrived,
+    ev.RequestCancelled: Reconciler._request_cancelled,
+    ev.RequestEnded: Reconciler._request_ended,
+    ev.SessionsRenewed: Reconciler._sessions_renewed,
+    ev.SlotReady: Reconciler._slot_ready,
+    ev.SlotFailed: Reconciler._slot_failed,
+    ev.SlotEnded: Reconciler._slot_ended,
+    ev.SlotEviction: Reconciler._slot_evicted,
+    ev.Tick: Reconciler._tick,
+}
+
+
+# -- idle runners ------------------------------------------------------------------------------------------------------
+# Which runners their owner can do without for now, so that jobs that wait may have their hosts.
+
+_GOING = (SlotState.DRAINING, SlotState.FAILED)
+
+
+def needs_room(core: Reconciler) -> bool:
+    """Return whether requests wait for a slot, or a model has fewer slots than it is to keep."""
+    if len(core.queue):
+        return True
+    return any(
+        sum(slot.wanted for slot in core.fleet.of_identity(identity)) < model.replicas
+        for identity, model in core.models.items()
+    )
+
+
+def idle_runners(core: Reconciler, now: float) -> set[str]:
+    """Return the runners all of whose slots could be evicted: nobody needs them, and they are stale."""
+    staleness = core.allocator.staleness
+
+    def is_stale(slot: Slot) -> bool:
+        if slot.active or slot.claimed or slot.ready_at is None:
+            return False
+        return staleness.evictable_at(slot) <= now
+
+    def is_idle(slot: Slot) -> bool:
+        return not slot.active if slot.state in _GOING else slot.state is SlotState.READY and is_stale(slot)
+
+    return {runner_id for runner_id in core.fleet.runners if all(map(is_idle, core.fleet.on_runner(runner_id)))}

@@ -1,0 +1,397 @@
+"""The requests that wait: first come, first served, priority before the others, by model."""
+
+import math
+import sys
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from iris_ray.errors import InvalidSlotError, SlotQueueFullError
+from iris_ray.slots.core.fleet import SlotFleet
+from iris_ray.slots.core.instructions import (
+    EndRequest,
+    Instruction,
+    Refusal,
+    RefuseRequest,
+    RequeueRequest,
+    StartRequest,
+)
+from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity
+from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.slot import Slot, SlotState
+
+Turn = tuple[bool, int, str]
+"""Whether it goes after those with priority, when it came in, and its id. Smaller goes first."""
+_NO_TURN: Final[Turn] = (True, sys.maxsize, "")
+
+
+@dataclass(slots=True)
+class RequestQueue:
+    """Requests in the order in which they are served.
+
+    Args:
+        most: how many may wait at once.
+        most_bytes: how many bytes these may have. One request may always wait.
+
+    Attributes:
+        changed: what requests have begun to wait for, until somebody looks at it.
+    """
+
+    most: int = 10_000
+    most_bytes: int = 2**30
+    changed: dict[SlotIdentity, None] = field(default_factory=dict, init=False)
+    _requests: dict[str, Request] = field(default_factory=dict)
+    _turns: dict[str, Turn] = field(default_factory=dict)
+    _waiting: dict[SlotIdentity, list[Turn]] = field(default_factory=dict)
+    _deadlines: list[tuple[float, str]] = field(default_factory=list)
+    _arrivals: int = 0
+    _bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn.
+
+        Raises:
+            InvalidSlotError: a request of this id waits already.
+            SlotQueueFullError: so many wait, or so many bytes, that no more are taken.
+        """
+        if request.request_id in self._requests:
+            raise InvalidSlotError(f"request {request.request_id} waits already; give each request an id of its own")
+        if len(self._requests) >= self.most:
+            raise SlotQueueFullError(f"{self.most:,} requests wait already, which is the limit; try again in a moment")
+        if self._requests and self._bytes + request.size > self.most_bytes:
+            raise SlotQueueFullError(
+                f"{self._bytes:,} bytes of requests wait already, and this one has {request.size:,}; the limit is "
+                f"{self.most_bytes:,}. Try again in a moment"
+            )
+        self._arrivals += 1
+        self._insert(request, (not request.priority, self._arrivals, request.request_id))
+
+    def first(self, identity: SlotIdentity) -> Request:
+        """Return the request whose turn it is among those that wait for this."""
+        return self._requests[self._waiting[identity][0][2]]
+
+    def take(self, identity: SlotIdentity) -> tuple[Request, Turn]:
+        """Remove the request whose turn it is, and return it with its turn, for `put_back`."""
+        turn = self._waiting[identity][0]
+        return self.remove(turn[2]), turn
+
+    def put_back(self, request: Request, turn: Turn) -> None:
+        """Let a request wait again, where it was: its runner is lost. The limit does not apply."""
+        self._insert(request, turn)
+
+    def remove(self, request_id: str) -> Request:
+        """Remove a request that waits. No trace of it is left."""
+        turn = self._turns.pop(request_id)
+        request = self._requests.pop(request_id)
+        self._bytes -= request.size
+        waiting = self._waiting[request.identity]
+        del waiting[bisect_left(waiting, turn)]
+        if not waiting:
+            del self._waiting[request.identity]
+        return request
+
+    def expired(self, now: float) -> list[Request]:
+        """Remove the requests whose deadline has passed, and return them."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, request_id = heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is not None and request.deadline == deadline:
+                found.append(self.remove(request_id))
+        return found
+
+    def next_deadline(self) -> float | None:
+        """Return when the next request expires, or None. It may have left already."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def waiting(self, identity: SlotIdentity) -> int:
+        """Return how many requests for this wait."""
+        return len(self._waiting.get(identity, ()))
+
+    def oldest(self, identity: SlotIdentity) -> float:
+        """Return when the longest-waiting request for this arrived; infinity if none waits."""
+        turns = self._waiting.get(identity, [])
+        usual = bisect_left(turns, (True, 0, ""))  # the first without priority
+        ends = [turns[place] for place in {0, usual} if place < len(turns)]
+        return min((self._requests[turn[2]].arrived_at for turn in ends), default=float("inf"))
+
+    def identities(self) -> list[SlotIdentity]:
+        """Return what requests wait for."""
+        return list(self._waiting)
+
+    def in_turn(self, among: Iterable[SlotIdentity]) -> list[SlotIdentity]:
+        """Return these in the order of the turns of the first requests that wait for them; others come last."""
+        return sorted(among, key=lambda identity: self._waiting[identity][0] if identity in self._waiting else _NO_TURN)
+
+    def of_identity(self, identity: SlotIdentity) -> list[Request]:
+        """Return the requests that wait for this, in order."""
+        return [self._requests[turn[2]] for turn in self._waiting.get(identity, ())]
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from (self._requests[turn[2]] for turn in sorted(self._turns.values()))
+
+    def _insert(self, request: Request, turn: Turn) -> None:
+        self._requests[request.request_id] = request
+        self._bytes += request.size
+        self._turns[request.request_id] = turn
+        self.changed[request.identity] = None
+        insort(self._waiting.setdefault(request.identity, []), turn)
+        if request.deadline is not None:
+            heappush(self._deadlines, (request.deadline, request.request_id))
+            if len(self._deadlines) > 2 * len(self._requests) + 1000:  # most of those have left
+                found = ((each.deadline, each.request_id) for each in self._requests.values())
+                self._deadlines = [(when, request_id) for when, request_id in found if when is not None]
+                heapify(self._deadlines)
+
+
+def begun(request: Request) -> Request:
+    """Return the request as a slot gets it: one attempt more."""
+    return replace(request, attempt=request.attempt + 1)
+
+
+# -- warm slots --------------------------------------------------------------------------------------------------------
+# Which warm slot serves a request, and how many more slots of a model are wanted.
+
+
+def choose_warm_slot(slots: Iterable[Slot], most: int, requests_on: Callable[[str], int]) -> Slot | None:
+    """Return the slot that a request should go to, or None if none has a seat.
+
+    It is the one with the fewest requests; of these one on the runner with the fewest requests; of these the one that
+    was used last, so that others become stale.
+
+    Args:
+        slots: those that serve the request's model.
+        most: how many requests may run on the slot then, this one included.
+        requests_on: how many requests run on a runner.
+    """
+    warm = (slot for slot in slots if slot.seats_for(most) > 0)
+    return min(
+        warm,
+        key=lambda slot: (len(slot.active), requests_on(slot.allocation.runner_id), -slot.last_activity, slot.slot_id),
+        default=None,
+    )
+
+
+def seats(slots: Iterable[Slot], most: int, late: Callable[[Slot], bool]) -> int:
+    """Return how many requests the slots of a model can take, now or once they have started.
+
+    Args:
+        slots: those that serve the model.
+        most: how many requests may run on a slot together with the next one that waits.
+        late: whether a slot that starts takes so long that it does not count.
+    """
+    return sum(
+        max(0, slot.seats_for(most)) if slot.state is SlotState.READY else slot.spec.requests_at_a_time
+        for slot in slots
+        if slot.wanted and not (slot.state is SlotState.STARTING and late(slot))
+    )
+
+
+def slots_wanted(waiting: int, free_seats: int, spec: ModelSpec) -> int:
+    """Return how many more slots it takes so that nobody waits: those that start are among the free seats."""
+    return max(0, -(-(waiting - free_seats) // spec.requests_at_a_time))
+
+
+# -- active requests ---------------------------------------------------------------------------------------------------
+# The requests that slots serve now, and what becomes of them if their slot is lost.
+
+
+@dataclass(slots=True)
+class Active:
+    """One request that a slot serves.
+
+    Attributes:
+        request: the request, or session.
+        turn: where it was in the queue.
+        slot_id: the slot.
+        most_together: how many requests may run on its slot, itself included.
+        begun_at: when the slot got it.
+        used_at: of a session: when it was last used.
+        heard_at: of a session: when its client was last heard of.
+        granted: of a session: whether its client has it, so that it is not begun again.
+        given_up: whether its client has cancelled the request or closed the session.
+        stopped: why it was told to stop, or "".
+        stopped_at: when it was told so.
+    """
+
+    request: Request
+    turn: Turn
+    slot_id: str
+    most_together: int
+    begun_at: float
+    used_at: float
+    heard_at: float
+    granted: bool = False
+    given_up: bool = False
+    stopped: str = ""
+    stopped_at: float = 0.0
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody is to hear of its loss. A session may be stopped before its client has it."""
+        return not self.given_up and not (self.stopped and self.granted)
+
+
+@dataclass(slots=True)
+class ActiveRequests:
+    """Gives requests to slots.
+
+    Attributes:
+        by_id: the requests that slots serve.
+        most_attempts: how often a request is given to a slot.
+    """
+
+    fleet: SlotFleet
+    queue: RequestQueue
+    most_attempts: int
+    by_id: dict[str, Active] = field(default_factory=dict)
+
+    def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        """Give requests that wait for this to slots with a seat, until one of both runs out."""
+        slots = self.fleet.of_identity(identity)
+        while slots and self.queue.waiting(identity):
+            spec = slots[-1].spec  # older ones may end because they have another one
+            most = self.most_together(self.queue.first(identity), spec)
+            slot = choose_warm_slot(slots, most, self.fleet.requests_on)
+            if slot is None:
+                return
+            request, turn = self.queue.take(identity)
+            request = begun(request)
+            self.fleet.begin_request(slot.slot_id, request.request_id, now)
+            self.fleet.limit(slot, min(most, slot.most_together))
+            self.by_id[request.request_id] = Active(request, turn, slot.slot_id, most, now, now, now)
+            yield StartRequest(request, slot.slot_id)
+
+    def most_together(self, request: Request, spec: ModelSpec) -> int:
+        """Return how many requests may run on a slot if this one does.
+
+        One of those that ran on a slot that crashed may crash the next one, too. They run in smaller groups then, and
+        one by one after two crashes or if they have only one attempt left. So the request that crashes slots uses up no
+        last attempts but its own.
+        """
+        usual = spec.requests_at_a_time
+        if not request.crashes:
+            return usual
+        alone = request.crashes > 1 or request.attempt >= self.most_attempts - 1
+        return 1 if alone else math.isqrt(usual)
+
+    def stop(self, active: Active, reason: str, now: float) -> Instruction:
+        """Have a slot stop what it serves. It has its seat until it has ended."""
+        if not active.stopped:
+            active.stopped, active.stopped_at = reason, now
+        return EndRequest(active.request.request_id, active.slot_id, active.stopped)
+
+    def all_stopped(self, slot: Slot, before: float) -> bool:
+        """Return whether a slot serves nothing but what was told to stop before that time."""
+        served = [self.by_id[request_id] for request_id in slot.active]
+        return bool(served) and all(each.stopped and each.stopped_at <= before for each in served)
+
+    def end(self, request_id: str, slot_id: str, now: float) -> bool:
+        """Note that a request is over; return False if that is no news."""
+        active = self.by_id.get(request_id)
+        if active is None or active.slot_id != slot_id:
+            return False
+        del self.by_id[request_id]
+        self.fleet.end_request(slot_id, request_id, now)
+        self._lift_limit(self.fleet.slots[slot_id])
+        return True
+
+    def _lift_limit(self, slot: Slot) -> None:
+        """Let a slot serve as many requests as those that are left allow."""
+        usual = slot.spec.requests_at_a_time
+        if slot.most_together < usual:
+            self.fleet.limit(slot, min([self.by_id[each].most_together for each in slot.active], default=usual))
+
+    def lose(self, slot: Slot, reason: str, now: float, crashed: bool = False) -> Iterator[Instruction]:
+        """Take a slot's requests back: its process is gone or useless. Those that may be repeated wait again.
+
+        ``crashed``: whether one of them may be the cause.
+        """
+        for request_id in sorted(slot.active):
+            active = self.by_id.pop(request_id)
+            self.fleet.remove_request(slot, request_id)
+            if crashed:
+                active.request = replace(active.request, crashes=active.request.crashes + 1)
+            if active.is_waited_for:
+                yield self._after_loss(active, reason, now)
+
+    def _after_loss(self, active: Active, reason: str, now: float) -> Instruction:
+        request = active.request
+        if active.granted:
+            return RefuseRequest(request.request_id, Refusal.LOST, reason)
+        if not request.retriable:
+            why = f"{reason}; it may have run in part, and must not be repeated"
+        elif request.attempt >= self.most_attempts:
+            why = f"{reason}; that was the last of {self.most_attempts} attempts"
+        elif request.deadline is not None and request.deadline <= now:
+            why = f"{reason}; its deadline has passed"
+        else:
+            self.queue.put_back(request, active.turn)
+            return RequeueRequest(request, reason)
+        return RefuseRequest(request.request_id, Refusal.LOST, f"request {request.request_id}: {why}")
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+# When a session gives its seat back. Its client calls the slot directly, and only says that it is in use.
+
+CLOSED = "it was closed"
+
+
+@dataclass(slots=True)
+class Sessions:
+    """The sessions among the requests that slots serve. All of them end as a request does that is stopped."""
+
+    active: ActiveRequests
+    policy: ServingPolicy
+
+    def on(self, slot: Slot) -> list[Active]:
+        """Return the sessions that have a seat on a slot."""
+        found = [self.active.by_id[request_id] for request_id in sorted(slot.active)]
+        return [each for each in found if each.request.is_session]
+
+    def renew(self, used: Mapping[str, float], now: float) -> None:
+        """Note that a client has these sessions, and when each was used."""
+        for session_id, used_at in used.items():
+            if found := self.active.by_id.get(session_id):
+                found.granted = True
+                found.heard_at, found.used_at = now, max(found.used_at, min(used_at, now))
+
+    def stop_unused(self, now: float) -> Iterator[Instruction]:
+        """Stop the sessions that nobody uses, or whose client is silent."""
+        for each in list(self.active.by_id.values()):
+            if each.request.is_session and not each.stopped and (reason := self._unused(each, now)):
+                yield self.active.stop(each, reason, now)
+
+    def stop_on(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
+        """Stop the sessions on a slot that has to end."""
+        for each in self.on(slot):
+            if not each.stopped:
+                yield self.active.stop(each, f"slot {slot.slot_id} has to end: {reason}", now)
+
+    def call_back(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        """Stop one session of a model for which others have waited for long: the one that has had its seat for longest.
+
+        No other is stopped before that one has ended or has had its time to end, and none before it has had its seat
+        for a while.
+        """
+        sessions = [each for slot in self.active.fleet.of_identity(identity) for each in self.on(slot)]
+        long = [each for each in sessions if not each.stopped and each.begun_at + self.policy.ageing_s <= now]
+        if long and not any(each.stopped and now - each.stopped_at < self.policy.drain_s for each in sessions):
+            oldest = min(long, key=lambda each: (each.begun_at, each.turn))
+            yield self.active.stop(oldest, f"others have waited for {identity} for {self.policy.ageing_s:g} s", now)
+
+    def _unused(self, session: Active, now: float) -> str:
+        idle_s = session.request.idle_s
+        assert idle_s is not None, "a session has a limit"
+        if now - session.used_at >= idle_s:
+            return f"it was not used for {idle_s:g} s"
+        is_silent = now - session.heard_at >= self.policy.silence_s
+        return f"its client was silent for {self.policy.silence_s:g} s" if is_silent else ""

@@ -1,0 +1,138 @@
+"""One slot: a model on some devices of a runner, from the plan to the confirmed end."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.slots.core.devices import DeviceKey, DeviceSet
+from iris_ray.slots.core.models import ModelSpec, SlotIdentity
+
+
+class SlotState(Enum):
+    """Where a slot is in its life. Only GONE frees its memory."""
+
+    PLANNED = "planned"
+    """Its place is promised, but slots that still end there hold some of the memory. Nothing was created."""
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    """It takes no new requests and was told to end."""
+    FAILED = "failed"
+    """Its model could not be loaded, or its process broke; its end is not confirmed yet."""
+    GONE = "gone"
+
+    __hash__ = object.__hash__  # each state exists once; Enum's own hash is slower
+
+
+_S = SlotState
+
+SLOT_TRANSITIONS: Mapping[SlotState, frozenset[SlotState]] = {
+    _S.PLANNED: frozenset({_S.STARTING, _S.GONE}),
+    _S.STARTING: frozenset({_S.READY, _S.DRAINING, _S.FAILED, _S.GONE}),
+    _S.READY: frozenset({_S.DRAINING, _S.FAILED, _S.GONE}),
+    _S.DRAINING: frozenset({_S.GONE}),
+    _S.FAILED: frozenset({_S.GONE}),
+    _S.GONE: frozenset(),
+}
+USES_MEMORY = frozenset({_S.STARTING, _S.READY, _S.DRAINING, _S.FAILED})
+"""States in which a process may use the slot's memory."""
+WANTED = frozenset({_S.PLANNED, _S.STARTING, _S.READY})
+"""States of slots that are to stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The devices that a slot has for its whole life.
+
+    Attributes:
+        runner_id: the runner.
+        devices: numbers of its devices, ascending.
+        bytes_each: bytes kept from others on each of them: all of an exclusive device.
+        keys: the devices' keys.
+        needs: each device's number with its bytes.
+        total: bytes on all devices together.
+    """
+
+    runner_id: str
+    devices: DeviceSet
+    bytes_each: tuple[int, ...]
+    keys: tuple[DeviceKey, ...] = field(init=False, repr=False, compare=False)
+    needs: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+    total: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", tuple(zip(self.devices, self.bytes_each, strict=True)))
+        object.__setattr__(self, "keys", tuple([(self.runner_id, device) for device in self.devices]))
+        object.__setattr__(self, "total", sum(self.bytes_each))
+
+    def on(self, device: int) -> int:
+        """Return the bytes on a device, 0 if it is another's."""
+        return self.bytes_each[self.devices.index(device)] if device in self.devices else 0
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot. Its identity and allocation never change; only `SlotFleet` changes the rest.
+
+    Attributes:
+        slot_id: never used again.
+        spec: the model that it serves.
+        allocation: its devices.
+        created_at: when it was planned; this and other times are seconds on the caller's clock.
+        state: where it is in its life.
+        started_at: when its creation was ordered, or None.
+        ready_at: when it was ready, or None.
+        last_activity: when a request last began or ended on it, or it became ready.
+        active: requests that run on it now.
+        claimed: whether it is kept for a model's target of replicas, and never evicted.
+        most_together: how many requests it may serve at a time: fewer than usual while one runs on it that was on a
+            slot that crashed.
+        identity: what it serves.
+    """
+
+    slot_id: str
+    spec: ModelSpec
+    allocation: Allocation
+    created_at: float
+    state: SlotState = SlotState.PLANNED
+    started_at: float | None = None
+    ready_at: float | None = None
+    last_activity: float = 0.0
+    active: set[str] = field(default_factory=set)
+    claimed: bool = False
+    most_together: int = field(init=False)
+    identity: SlotIdentity = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.most_together = self.spec.requests_at_a_time
+        self.identity = self.spec.identity
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is to stay."""
+        return self.state in WANTED
+
+    @property
+    def free_seats(self) -> int:
+        """How many more requests it can take now."""
+        return self.most_together - len(self.active) if self.state is SlotState.READY else 0
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether it can take another request, now or once those that run alone have ended."""
+        return self.state is SlotState.READY and len(self.active) < self.spec.requests_at_a_time
+
+    def seats_for(self, most: int) -> int:
+        """Return how many more requests it can take if no more than ``most`` may run together; 0 or less: none."""
+        return min(self.free_seats, most - len(self.active))
+
+    def move_to(self, state: SlotState) -> None:
+        """Change the state.
+
+        Raises:
+            IllegalTransitionError: `SLOT_TRANSITIONS` does not hold this change.
+        """
+        if state not in SLOT_TRANSITIONS[self.state]:
+            raise IllegalTransitionError(f"slot {self.slot_id} is {self.state.value}; it can't become {state.value}")
+        self.state = state

@@ -1,0 +1,339 @@
+"""From a description in TOML to a study. ``docs/simulating.md`` lists all names."""
+
+import difflib
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeGuard
+
+from iris_ray.errors import InvalidRequestError, InvalidSimulationError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.multislice import parse_num_slices
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.study.agenda import Timings
+from iris_ray.study.hosts import CPUS
+from iris_ray.study.jobs import Arrival, JobStream, RunTimes, merged
+from iris_ray.study.simulation import LOOK_AGAIN_S
+from iris_ray.study.study import Backlog, HostKind, Policy, SliceKind, Study
+from iris_ray.study.traces import FORMATS, TraceRules, arrivals, read_trace
+
+# -- sections ----------------------------------------------------------------------------------------------------------
+# Reads tables of TOML value by value. What makes no sense is refused, with its place and what would do.
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+
+
+class Section:
+    """One table of a description.
+
+    Args:
+        table: its values.
+        place: what to call it in messages, such as ``[[slices]] number 1``; empty for the whole description.
+        known: all names that it may have.
+    """
+
+    def __init__(self, table: object, place: str, known: tuple[str, ...]) -> None:
+        self._place = place
+        if not isinstance(table, Mapping):
+            raise InvalidSimulationError(f"{place} is {table!r}; write a table, with name = value on each line")
+        self._table: Mapping[str, Any] = table
+        for name in table:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known)}"
+                raise InvalidSimulationError(f"{self.at(name)}: there is no such name here; {hint}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._table
+
+    def at(self, name: str) -> str:
+        """Return the place of a value, for messages."""
+        return f"{self._place}: {name}" if self._place else name
+
+    def refuse(self, name: str, expected: str) -> InvalidSimulationError:
+        """Return the error for a value that makes no sense."""
+        value = self._table.get(name)
+        if value is None:
+            return InvalidSimulationError(f"{self.at(name)} is missing; give {expected}")
+        return InvalidSimulationError(f"{self.at(name)} is {value!r}; give {expected}")
+
+    def number(self, name: str, default: float | None = None, least: float = 0.0, unit: float = 1.0) -> float:
+        """Return a number.
+
+        Args:
+            name: of the value.
+            default: if there is no such value; None: it has to be there.
+            least: what it must not be below.
+            unit: what to multiply it with. The default is not multiplied.
+        """
+        if name not in self._table and default is not None:
+            return default
+        value = self._table.get(name)
+        if not _is_number(value) or not least <= value <= sys.float_info.max / unit:
+            raise self.refuse(name, f"a number of {least:g} or more")
+        return float(value) * unit
+
+    def positive(self, name: str, default: float | None = None, unit: float = 1.0) -> float:
+        """Return a number above 0; as for `number`."""
+        value = self.number(name, default, unit=unit)
+        if value <= 0:
+            raise self.refuse(name, "a number above 0")
+        return value
+
+    def integer(self, name: str, default: int | None = None, least: int = 0) -> int:
+        """Return an int; as for `number`."""
+        if name not in self._table and default is not None:
+            return default
+        value = self._table.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refuse(name, f"a whole number of {least} or more")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a str that is not empty."""
+        value = self._table.get(name, default)
+        if not isinstance(value, str) or not value:
+            raise self.refuse(name, "a text in quotes")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return a bool."""
+        value = self._table.get(name, default)
+        if not isinstance(value, bool):
+            raise self.refuse(name, "true or false")
+        return value
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str | None = None) -> str:
+        """Return one of some texts."""
+        value = self._table.get(name, default)
+        if value not in choices:
+            raise self.refuse(name, f"one of {', '.join(choices)}")
+        return str(value)
+
+    def weighted(self, name: str, default: Any, read: Callable[[Any], Any], expected: str) -> tuple[Any, ...]:
+        """Return items with their weights, from a list of items, a table of weights by item, or one item.
+
+        Args:
+            name: of the value.
+            default: the item if there is no such value.
+            read: makes an item of what is written; raises ValueError.
+            expected: what to give, for messages.
+        """
+        value = self._table.get(name, default)
+        pairs = value.items() if isinstance(value, Mapping) else [(item, 1) for item in _listed(value)]
+        try:
+            found = tuple((read(item), float(weight)) for item, weight in pairs if _is_weight(weight))
+        except (TypeError, ValueError):
+            raise self.refuse(name, expected) from None
+        if len(found) < len(list(pairs)) or not 0 < sum(weight for _, weight in found) < math.inf:
+            raise self.refuse(name, expected)
+        return found
+
+    def tables(self, name: str, known: tuple[str, ...]) -> list["Section"]:
+        """Return the tables of an array, such as all ``[[slices]]``."""
+        value = self._table.get(name, [])
+        if not isinstance(value, list):
+            raise self.refuse(name, f"tables that begin with [[{name}]]")
+        return [Section(table, f"[[{name}]] number {number}", known) for number, table in enumerate(value, 1)]
+
+    def table(self, name: str, known: tuple[str, ...]) -> "Section":
+        """Return a table in this table; an empty one if there is none."""
+        return Section(self._table.get(name, {}), self.at(name), known)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_weight(value: object) -> TypeGuard[float]:
+    return _is_number(value) and 0 <= value <= sys.float_info.max
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+# -- description -------------------------------------------------------------------------------------------------------
+
+ReadLines = Callable[[str], Iterable[str]]
+
+_STUDY = (
+    "days", "seed", "plan_every_s", "look_again_s", "timings", "slices", "hosts", "jobs", "traces", "policies",
+)  # fmt: skip
+_SLICES = (
+    "type", "count", "cpus", "preempted_every_h", "notice_s", "away_h", "host_dies_every_d", "repair_h",
+)  # fmt: skip
+_HOSTS = ("count", "cpus", "dies_every_d", "repair_h")
+_JOBS = (
+    "name", "users", "band", "per_day", "waiting", "type", "num_slices", "replicas", "cpus", "run_h", "run_h_p90",
+    "save_every_min", "heed_notices",
+)  # fmt: skip
+_TRACES = ("file", "format", "name", "type", "band", "save_every_min", "heed_notices")
+_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions")
+_BANDS = tuple(band.name.lower() for band in PriorityBand)
+
+
+def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
+    """Return the study that a description asks for.
+
+    Args:
+        description: what the TOML file says.
+        read_lines: returns the lines of a trace file, by the name that the description has.
+
+    Raises:
+        InvalidSimulationError: a value is missing or makes no sense; the message has its place.
+    """
+    whole = Section(description, "", _STUDY)
+    slices = tuple(map(_slices, whole.tables("slices", _SLICES)))
+    hosts = tuple(map(_hosts, whole.tables("hosts", _HOSTS)))
+    if not slices and not hosts:
+        raise InvalidSimulationError("there are no hosts; add [[slices]] or [[hosts]]")
+    jobs = whole.tables("jobs", _JOBS)
+    streams = [(one, _stream(one, number)) for number, one in enumerate(jobs)]
+    traces = whole.tables("traces", _TRACES)
+    policies = tuple(map(_policy, whole.tables("policies", _POLICIES))) or (Policy(name="default"),)
+    begins = [stream.name for _, stream in streams] + [_trace_name(one, number) for number, one in enumerate(traces)]
+    _require_own_names(begins, "[[jobs]] and [[traces]]")
+    _require_own_names([policy.name for policy in policies], "[[policies]]")
+    return Study(
+        seconds=whole.positive("days", unit=DAY),
+        seed=whole.integer("seed", 0),
+        slices=slices,
+        hosts=hosts,
+        streams=tuple(stream for one, stream in streams if "waiting" not in one),
+        backlogs=tuple(backlog for one, stream in streams if "waiting" in one for backlog in _backlogs(one, stream)),
+        traced=tuple(merged(_trace(one, number, slices, hosts, read_lines) for number, one in enumerate(traces))),
+        policies=policies,
+        timings=_timings(whole),
+        plan_every_s=whole.number("plan_every_s", 0.0),
+        look_again_s=whole.positive("look_again_s", LOOK_AGAIN_S),
+    )
+
+
+def _slices(one: Section) -> SliceKind:
+    return SliceKind(
+        tpu_type=_tpu_type(one),
+        count=one.integer("count", least=1),
+        cpus=one.positive("cpus", CPUS),
+        preempted_every_s=one.positive("preempted_every_h", math.inf, HOUR),
+        notice_s=one.number("notice_s") if "notice_s" in one else None,
+        away_s=one.number("away_h", HOUR, unit=HOUR),
+        host_dies_every_s=one.positive("host_dies_every_d", math.inf, DAY),
+        repair_s=one.number("repair_h", HOUR, unit=HOUR),
+    )
+
+
+def _hosts(one: Section) -> HostKind:
+    return HostKind(
+        count=one.integer("count", least=1),
+        cpus=one.positive("cpus"),
+        dies_every_s=one.positive("dies_every_d", math.inf, DAY),
+        repair_s=one.number("repair_h", HOUR, unit=HOUR),
+    )
+
+
+def _stream(one: Section, number: int) -> JobStream:
+    if ("per_day" in one) == ("waiting" in one):
+        raise InvalidSimulationError(
+            f"{one.at('per_day')}: give how many come in a day, or waiting = how many of each user always wait"
+        )
+    median_s = one.positive("run_h", unit=HOUR)
+    return JobStream(
+        name=one.text("name", f"job{number + 1}"),
+        per_day=one.positive("per_day", 1.0),
+        run=RunTimes(median_s, max(median_s, one.positive("run_h_p90", median_s, HOUR))),
+        users=_users(one),
+        band=_band(one),
+        tpu_type=_tpu_type(one) if "type" in one else None,
+        num_slices=one.weighted("num_slices", 1, _slice_counts, 'slice counts such as [1, 2], or {"1" = 7, "2" = 3}'),
+        replicas=one.integer("replicas", 1, least=1),
+        cpus=one.positive("cpus", 1.0),
+        save_every_s=one.positive("save_every_min", math.inf, MINUTE),
+        heeds_notices=one.flag("heed_notices", True),
+    )
+
+
+def _users(one: Section) -> tuple[tuple[str, float], ...]:
+    """Return users with their weights, from their number, their names, or a table of weights by name."""
+    value = one.weighted("users", "user", lambda user: user, "a number of users, their names, or weights by name")
+    (first, _), *more = value
+    if isinstance(first, int) and not more:
+        return tuple((f"user-{number}", 1.0) for number in range(one.integer("users", least=1)))
+    if not all(isinstance(user, str) and user for user, _ in value):
+        raise one.refuse("users", "a number of users, their names, or weights by name")
+    return value
+
+
+def _backlogs(one: Section, stream: JobStream) -> list[Backlog]:
+    waiting = one.integer("waiting", least=1)
+    return [
+        Backlog(stream=replace(stream, users=((user, 1.0),)), user=user, waiting=waiting) for user, _ in stream.users
+    ]
+
+
+def _trace(
+    one: Section, number: int, slices: Iterable[SliceKind], hosts: Iterable[HostKind], read_lines: ReadLines
+) -> list[Arrival]:
+    source, tpu_type = one.text("file"), _tpu_type(one)
+    rules = TraceRules(
+        name=_trace_name(one, number),
+        tpu_type=tpu_type,
+        band=_band(one),
+        save_every_s=one.positive("save_every_min", math.inf, MINUTE),
+        heeds_notices=one.flag("heed_notices", True),
+        max_slices=sum(kind.count for kind in slices if kind.tpu_type == tpu_type),
+        max_cpus=max((kind.cpus for kind in hosts), default=0.0),
+    )
+    return arrivals(read_trace(read_lines(source), one.choice("format", tuple(FORMATS)), source), rules)
+
+
+def _trace_name(one: Section, number: int) -> str:
+    return one.text("name", f"trace{number + 1}")
+
+
+def _require_own_names(names: Iterable[str], of: str) -> None:
+    """Refuse two of one name: the ids of their jobs, or their results, would be the same."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidSimulationError(f"{count} of {of} have the name {name!r}; give each a name of its own")
+
+
+def _policy(one: Section) -> Policy:
+    return Policy(
+        name=one.text("name"),
+        spares=one.integer("spares", 0),
+        heed_notices=one.flag("heed_notices", True),
+        backfill_bound_s=one.number("backfill_bound_s", BACKFILL_BOUND_S),
+        evictions=one.flag("evictions", True),
+    )
+
+
+def _timings(whole: Section) -> Timings:
+    names = tuple(field.name for field in fields(Timings))
+    table, usual = whole.table("timings", tuple(f"{name}_s" for name in names)), Timings()
+    return Timings(**{name: table.number(f"{name}_s", getattr(usual, name)) for name in names})
+
+
+def _tpu_type(one: Section) -> str:
+    name = one.text("type")
+    try:
+        return get_tpu_config(name).name
+    except InvalidRequestError as error:
+        raise InvalidSimulationError(f"{one.at('type')}: {error}") from None
+
+
+def _band(one: Section) -> PriorityBand:
+    return PriorityBand[one.choice("band", _BANDS, PriorityBand.INTERACTIVE.name.lower()).upper()]
+
+
+def _slice_counts(written: object) -> tuple[int, ...]:
+    """Return the slice counts that would do a job, from 2, "2", [2, 4] or "2,4"."""
+    if isinstance(written, str):
+        written = [int(part) for part in written.split(",")]
+    try:
+        return parse_num_slices(written)  # type: ignore[arg-type]  # it checks
+    except InvalidRequestError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,146 @@
+"""What has happened in a simulation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
+
+
+@dataclass(slots=True)
+class AttemptHistory:
+    """One attempt, from its assignment until its hosts are free.
+
+    Attributes:
+        id: which.
+        user: whose.
+        spare: whether it only held slices ready.
+        groups: names of its slices, or of its host.
+        held: what it held in all, by Ray's resource names.
+        assigned_at: seconds; so are all other times.
+        began_at: when its tasks began to run, or None.
+        ended_at: when they ended, or None.
+        freed_at: when its hosts were free, or None.
+        kept_s: for how many of its seconds the work counted in the end: what it did after the last save is lost.
+        outcome: how it ended, in a word.
+    """
+
+    id: AttemptId
+    user: str
+    spare: bool
+    groups: tuple[str, ...]
+    held: Mapping[str, float]
+    assigned_at: float
+    began_at: float | None = None
+    ended_at: float | None = None
+    freed_at: float | None = None
+    kept_s: float = 0.0
+    outcome: str = ""
+
+    @property
+    def lost_s(self) -> float:
+        """For how many of its seconds the work was lost."""
+        if self.spare or self.began_at is None or self.ended_at is None:
+            return 0.0
+        return self.ended_at - self.began_at - self.kept_s
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """One job. Times are in seconds; None: not yet.
+
+    Attributes:
+        spec: what it asks for.
+        size: its chips, or its CPUs if it uses no chips; of the smallest gang that it can run as, all tasks together.
+        submitted_at, assigned_at, ended_at: when it was submitted, first got hosts, and ended.
+        state: how it ended, by the name of its `JobState`.
+    """
+
+    spec: JobSpec
+    size: float
+    submitted_at: float
+    assigned_at: float | None = None
+    ended_at: float | None = None
+    state: str = "PENDING"
+
+    @property
+    def user(self) -> str:
+        return self.spec.user
+
+    def waited_s(self, now: float) -> float:
+        """Return for how many seconds it waited for its first hosts, or has waited by now."""
+        until = now if self.assigned_at is None else self.assigned_at
+        return max(0.0, min(until, now if self.ended_at is None else self.ended_at) - self.submitted_at)
+
+    @property
+    def band(self) -> PriorityBand:
+        return self.spec.priority
+
+
+@dataclass(slots=True)
+class History:
+    """What has happened, in the order of time.
+
+    Attributes:
+        jobs: by id, without the spares that the state makes.
+        attempts: all of them, those of spares included.
+        capacity: what the live hosts had from then on, by Ray's resource names.
+        plans: how many were made.
+        events: how many the state has handled.
+        starved: how many jobs waited longer than the backfill bound, so that groups were kept for them.
+    """
+
+    jobs: dict[str, JobHistory] = field(default_factory=dict)
+    attempts: list[AttemptHistory] = field(default_factory=list)
+    capacity: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
+    plans: int = 0
+    events: int = 0
+    starved: int = 0
+    _live: dict[AttemptId, AttemptHistory] = field(default_factory=dict)
+
+    def capacity_is(self, now: float, totals: Mapping[str, float]) -> None:
+        """Note what the live hosts have together from now on."""
+        if self.capacity and self.capacity[-1][0] == now:
+            self.capacity.pop()
+        self.capacity.append((now, dict(totals)))
+
+    def submitted(self, spec: JobSpec, now: float) -> None:
+        """Note a new job."""
+        self.jobs[spec.job_id] = JobHistory(spec, size_of(spec), now)
+
+    def assigned(self, job: Job, gang: Gang, held: Mapping[str, float], now: float) -> None:
+        """Note that a gang has got hosts."""
+        attempt, spec = job.current_attempt(gang), job.spec
+        run = AttemptHistory(attempt, spec.user, spec.spare_for is not None, gang.groups, held, now)
+        self.attempts.append(run)
+        self._live[attempt] = run
+        record = self.jobs.get(spec.job_id)
+        if record is not None and record.assigned_at is None:
+            record.assigned_at = now
+
+    def began(self, attempt: AttemptId, now: float) -> None:
+        """Note that the tasks of an attempt run."""
+        self._live[attempt].began_at = now
+
+    def ended(self, attempt: AttemptId, now: float, outcome: str, kept_s: float) -> None:
+        """Note that the tasks of an attempt have ended, or are being stopped."""
+        run = self._live[attempt]
+        run.ended_at, run.outcome, run.kept_s = now, outcome, kept_s
+
+    def freed(self, attempt: AttemptId, now: float) -> None:
+        """Note that an attempt's hosts are free."""
+        if (run := self._live.pop(attempt, None)) is not None:
+            run.freed_at = now
+
+    def finished(self, job_id: str, state: str, now: float) -> None:
+        """Note that a job is over."""
+        if (record := self.jobs.get(job_id)) is not None:
+            record.ended_at, record.state = now, state
+
+
+def size_of(spec: JobSpec) -> float:
+    """Return the chips that a job needs at least, all tasks together; the CPUs if it uses no chips."""
+    each = spec.resources.get("TPU", 0.0) or spec.resources.get("CPU", 0.0)
+    groups = spec.coscheduling.num_groups[0] if spec.coscheduling else 1
+    return each * spec.replicas * groups

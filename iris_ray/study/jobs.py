@@ -1,0 +1,171 @@
+"""What simulated jobs ask for, and what their tasks do."""
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.workers import TPU, TPU_TOPOLOGY
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedJob:
+    """A job, and what its tasks do. All times are in seconds.
+
+    Args:
+        spec: what it asks for.
+        run_s: how long each gang runs on the largest number of slices that it can use. On half as many it takes twice
+            as long.
+        save_every_s: how often tasks save their state; a gang that loses its hosts goes on from there. Infinite: never.
+        heeds_notices: whether a gang that is told to move saves its state and moves.
+        save_s: how long it takes to save after a notice.
+        fails_after_s: each attempt fails after so long; infinite: none does.
+        crashes: whether it fails by a signal, such as a segmentation fault, instead of an exception.
+        launch_fails: whether no launch of it ever succeeds.
+        keep_warm_s: how long its pool keeps idle slices after the job's end.
+    """
+
+    spec: JobSpec
+    run_s: float
+    save_every_s: float = math.inf
+    heeds_notices: bool = True
+    save_s: float = 10.0
+    fails_after_s: float = math.inf
+    crashes: bool = False
+    launch_fails: bool = False
+    keep_warm_s: float = 0.0
+
+
+def slice_spec(job_id: str, tpu_type: str, num_slices: int | Sequence[int] = 1, **changes: Any) -> JobSpec:
+    """Return the spec of a gang on whole slices, as `run_on_pod` submits it. Its pool is its own.
+
+    Args:
+        job_id: its id.
+        tpu_type: such as ``v4-32``.
+        num_slices: how many slices, or the numbers of slices that it can use.
+        changes: other values of the `JobSpec`.
+    """
+    config = get_tpu_config(tpu_type)
+    values: dict[str, Any] = {
+        "owner": f"pool of {job_id}",
+        "device": config.name,
+        "replicas": config.vm_count,
+        "coscheduling": CoschedulingConfig(num_groups=num_slices),
+        "whole_groups": True,
+        "constraints": (Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(config.name)),),
+        "resources": {TPU: float(config.chips_per_vm)},
+        "max_retries_preemption": 10_000,
+    }
+    return JobSpec(job_id=job_id, **(values | changes))
+
+
+def tasks_spec(job_id: str, replicas: int = 1, cpus: float = 1.0, **changes: Any) -> JobSpec:
+    """Return the spec of tasks without TPU that are placed one by one. Its pool is its own.
+
+    Args:
+        job_id: its id.
+        replicas: how many tasks.
+        cpus: of each task.
+        changes: other values of the `JobSpec`.
+    """
+    values: dict[str, Any] = {"owner": f"pool of {job_id}", "replicas": replicas, "resources": {"CPU": cpus}}
+    return JobSpec(job_id=job_id, **(values | changes))
+
+
+# -- workload ----------------------------------------------------------------------------------------------------------
+# Jobs that come at random, from seeded generators.
+
+Arrival = tuple[float, SimulatedJob]
+"""When a job is submitted, in seconds, and the job."""
+
+_T = TypeVar("_T")
+_P90 = 1.2815515655446004
+"""The 90th percentile of the standard normal distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Run times with a lognormal distribution, which fits those of most clusters.
+
+    Args:
+        median_s: half of them are shorter; seconds.
+        p90_s: nine of ten are shorter; the median for run times that are all equal.
+    """
+
+    median_s: float
+    p90_s: float
+
+    def draw(self, chance: Random) -> float:
+        """Return one of them, in seconds."""
+        return self.median_s * math.exp(math.log(self.p90_s / self.median_s) / _P90 * chance.gauss(0.0, 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStream:
+    """Jobs of one kind, which come independently of each other (a Poisson process).
+
+    Args:
+        name: begins the jobs' ids.
+        per_day: how many come in a day, on average.
+        run: how long they run.
+        users: whose they are, and how often in relation to the others.
+        band: their priority band.
+        tpu_type: the slices that they run on; None: hosts without TPU.
+        num_slices: the slice counts of the jobs, each a tuple of the counts that would do, and how often in relation
+            to the others.
+        replicas: how many tasks they have on hosts without TPU.
+        cpus: of each such task.
+        save_every_s: how often they save their state; infinite: never.
+        heeds_notices: whether they save and move when they are told.
+    """
+
+    name: str
+    per_day: float
+    run: RunTimes
+    users: tuple[tuple[str, float], ...]
+    band: PriorityBand = PriorityBand.INTERACTIVE
+    tpu_type: str | None = None
+    num_slices: tuple[tuple[tuple[int, ...], float], ...] = (((1,), 1.0),)
+    replicas: int = 1
+    cpus: float = 1.0
+    save_every_s: float = math.inf
+    heeds_notices: bool = True
+
+    def arrivals(self, chance: Random, until: float) -> Iterator[Arrival]:
+        """Yield the jobs that come until then, in the order of time."""
+        now = 0.0
+        for number in itertools.count():
+            now += chance.expovariate(self.per_day / 86_400.0)
+            if now > until:
+                return
+            yield now, self.job(f"{self.name}-{number}", chance)
+
+    def job(self, job_id: str, chance: Random) -> SimulatedJob:
+        """Return one job."""
+        spec = self._spec(job_id, chance)
+        return SimulatedJob(spec, self.run.draw(chance), self.save_every_s, self.heeds_notices)
+
+    def _spec(self, job_id: str, chance: Random) -> JobSpec:
+        user = _pick(self.users, chance)
+        if self.tpu_type is None:
+            return tasks_spec(job_id, self.replicas, self.cpus, user=user, priority=self.band)
+        counts = _pick(self.num_slices, chance)
+        return slice_spec(job_id, self.tpu_type, counts, user=user, priority=self.band)
+
+
+def merged(streams: Iterable[Iterable[Arrival]]) -> Iterator[Arrival]:
+    """Yield the arrivals of several streams in the order of time."""
+    return heapq.merge(*streams, key=lambda arrival: arrival[0])
+
+
+def _pick(weighted: Sequence[tuple[_T, float]], chance: Random) -> _T:
+    if len(weighted) == 1:
+        return weighted[0][0]
+    ((item, _),) = chance.choices(weighted, [weight for _, weight in weighted])
+    return item

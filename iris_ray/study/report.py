@@ -1,0 +1,191 @@
+"""What a simulation shows: waits, shares, what the hosts were used for, starvation."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from iris_ray.model.workers import TPU
+from iris_ray.study.history import AttemptHistory, History, JobHistory
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long jobs waited from submission to their first hosts. A job that still waits counts with its wait so far.
+
+    Attributes:
+        jobs: how many jobs.
+        waiting: how many of them still wait.
+        p50_s, p90_s, p99_s, longest_s: so many percent waited no longer; seconds.
+    """
+
+    jobs: int
+    waiting: int
+    p50_s: float
+    p90_s: float
+    p99_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What became of the time of all hosts, as parts of it that make up 1.
+
+    Attributes:
+        useful: tasks ran, and their work counted.
+        lost: tasks ran, and their work had to be done again.
+        starting: attempts started or ended.
+        spare: slices were held ready.
+        idle: nothing held the hosts.
+    """
+
+    useful: float
+    lost: float
+    starting: float
+    spare: float
+    idle: float
+
+    @property
+    def utilisation(self) -> float:
+        """What was held of all hosts."""
+        return 1.0 - self.idle
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a simulation shows.
+
+    Attributes:
+        seconds: the time that it covers.
+        resource: what is counted in `use`, `shares` and sizes: chips, or CPUs where there are none. Ray's name.
+        waits: of all jobs.
+        waits_by_band: of the jobs of each priority band, by its name.
+        waits_by_user: of each user's jobs.
+        waits_by_size: of the jobs of each size.
+        shares: the part of what all users held that each user held.
+        use: what the hosts were used for.
+        finished: how many jobs ended in each state.
+        attempts: how many there were, without those of spares.
+        preempted: how many of them lost hosts, or moved because they had a notice.
+        evicted: how many of them gave their hosts to a higher band.
+        failed_launches: how many attempts never started.
+        starved: how many jobs waited longer than the backfill bound, so that groups were kept for them.
+        plans, events: how many there were.
+    """
+
+    seconds: float
+    resource: str
+    waits: Waits
+    waits_by_band: Mapping[str, Waits]
+    waits_by_user: Mapping[str, Waits]
+    waits_by_size: Mapping[float, Waits]
+    shares: Mapping[str, float]
+    use: Use
+    finished: Mapping[str, int]
+    attempts: int
+    preempted: int
+    evicted: int
+    failed_launches: int
+    starved: int
+    plans: int
+    events: int
+
+    @property
+    def decisions(self) -> int:
+        """Gangs that were given hosts."""
+        return self.attempts
+
+
+def report(history: History, until: float, since: float = 0.0) -> Report:
+    """Return what happened from one time to another, in seconds.
+
+    Waits are those of jobs that were submitted in this time.
+    """
+    resource = TPU if any(TPU in totals for _, totals in history.capacity) else "CPU"
+    jobs = [job for job in history.jobs.values() if since <= job.submitted_at <= until]
+    own = [one for one in history.attempts if not one.spare and since <= one.assigned_at <= until]
+    ended = [job.state for job in jobs if job.ended_at is not None]
+    return Report(
+        seconds=until - since,
+        resource=resource,
+        waits=waits(jobs, until),
+        waits_by_band={band.name.lower(): waits(those, until) for band, those in _grouped(jobs, lambda job: job.band)},
+        waits_by_user={user: waits(those, until) for user, those in _grouped(jobs, lambda job: job.user)},
+        waits_by_size={size: waits(those, until) for size, those in _grouped(jobs, lambda job: job.size)},
+        shares=shares(history, resource, since, until),
+        use=use(history, resource, since, until),
+        finished={state: ended.count(state) for state in sorted(set(ended))},
+        attempts=len(own),
+        preempted=sum(one.outcome in ("moved", "stopped") for one in own),
+        evicted=sum(one.outcome == "evicted" for one in own),
+        failed_launches=sum(one.outcome == "no launch" for one in own),
+        starved=history.starved,
+        plans=history.plans,
+        events=history.events,
+    )
+
+
+def waits(jobs: Sequence[JobHistory], now: float) -> Waits:
+    """Return how long some jobs waited, as seen at a time."""
+    waited = sorted(job.waited_s(now) for job in jobs)
+    return Waits(
+        jobs=len(jobs),
+        waiting=sum(job.assigned_at is None and job.ended_at is None for job in jobs),
+        p50_s=percentile(waited, 50),
+        p90_s=percentile(waited, 90),
+        p99_s=percentile(waited, 99),
+        longest_s=percentile(waited, 100),
+    )
+
+
+def percentile(ascending: Sequence[float], percent: float) -> float:
+    """Return the least value that so many percent don't exceed (nearest rank); 0 if there are no values."""
+    return ascending[max(0, -int(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
+
+
+def shares(history: History, resource: str, since: float, until: float) -> dict[str, float]:
+    """Return the part of what all users held together that each user held."""
+    held: dict[str, float] = {}
+    for one in history.attempts:
+        held[one.user] = held.get(one.user, 0.0) + _held(one, resource, since, until)
+    total = sum(held.values())
+    return {user: amount / total if total else 0.0 for user, amount in sorted(held.items())}
+
+
+def use(history: History, resource: str, since: float, until: float) -> Use:
+    """Return what the hosts were used for."""
+    total = _capacity(history, resource, since, until) or 1.0
+    spare = sum(_held(one, resource, since, until) for one in history.attempts if one.spare)
+    own = [one for one in history.attempts if not one.spare]
+    held = sum(_held(one, resource, since, until) for one in own)
+    ran = lost = 0.0
+    for one in own:
+        amount, seconds = one.held.get(resource, 0.0), _overlap(one.began_at, one.ended_at, since, until)
+        ran += amount * seconds
+        if one.ended_at is not None and since <= one.ended_at <= until:
+            lost += amount * min(one.lost_s, seconds)
+    parts = [part / total for part in (ran - lost, lost, held - ran, spare, total - held - spare)]
+    return Use(*parts)
+
+
+def _held(one: AttemptHistory, resource: str, since: float, until: float) -> float:
+    return one.held.get(resource, 0.0) * _overlap(one.assigned_at, one.freed_at, since, until)
+
+
+def _capacity(history: History, resource: str, since: float, until: float) -> float:
+    ends = [at for at, _ in history.capacity[1:]] + [until]
+    return sum(
+        totals.get(resource, 0.0) * _overlap(at, end, since, until)
+        for (at, totals), end in zip(history.capacity, ends, strict=True)
+    )
+
+
+def _overlap(begin: float | None, end: float | None, since: float, until: float) -> float:
+    """Return for how many seconds between two times something lasted. No beginning: never; no end: it lasts still."""
+    if begin is None:
+        return 0.0
+    return max(0.0, min(until, until if end is None else end) - max(since, begin))
+
+
+def _grouped(jobs: Sequence[JobHistory], key: Callable[[JobHistory], Any]) -> Iterator[tuple[Any, list[JobHistory]]]:
+    return ((value, list(those)) for value, those in groupby(sorted(jobs, key=key), key))

@@ -1,0 +1,179 @@
+"""A study: a fleet, its work, and the policies that are compared. Each policy meets the same jobs and losses."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from random import Random
+
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.study.agenda import Timings, strike_at_random
+from iris_ray.study.hosts import CPUS
+from iris_ray.study.jobs import Arrival, JobStream, SimulatedJob, merged
+from iris_ray.study.simulation import LOOK_AGAIN_S, Simulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceKind:
+    """Slices of one type. Times are in seconds; infinite: never.
+
+    Args:
+        tpu_type: such as ``v4-32``.
+        count: how many.
+        cpus: of each host.
+        preempted_every_s: mean time between two preemptions of the same slice.
+        notice_s: how long before a preemption its hosts are told; None: they are not.
+        away_s: after how long a preempted slice is there again.
+        host_dies_every_s: mean time between two deaths of the same host.
+        repair_s: after how long a dead host is there again.
+    """
+
+    tpu_type: str
+    count: int
+    cpus: float = CPUS
+    preempted_every_s: float = math.inf
+    notice_s: float | None = None
+    away_s: float = 3600.0
+    host_dies_every_s: float = math.inf
+    repair_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostKind:
+    """Hosts without TPU. Times are in seconds; infinite: never.
+
+    Args:
+        count: how many.
+        cpus: of each.
+        dies_every_s: mean time between two deaths of the same host.
+        repair_s: after how long a dead host is there again.
+    """
+
+    count: int
+    cpus: float
+    dies_every_s: float = math.inf
+    repair_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backlog:
+    """A user whose queue never ends.
+
+    Args:
+        stream: the jobs; they are all the user's.
+        user: whose.
+        waiting: how many of them always wait.
+    """
+
+    stream: JobStream
+    user: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What operators and users may choose.
+
+    Args:
+        name: what to call it.
+        spares: how many slices each gang on slices holds ready.
+        heed_notices: whether the gangs that can save do so when they are told to move.
+        backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.
+        evictions: whether jobs may take hosts from lower bands.
+    """
+
+    name: str
+    spares: int = 0
+    heed_notices: bool = True
+    backfill_bound_s: float = BACKFILL_BOUND_S
+    evictions: bool = True
+
+    def applied_to(self, job: SimulatedJob) -> SimulatedJob:
+        """Return the job as it is under this policy."""
+        spec = job.spec
+        if self.spares and spec.coscheduling is not None:
+            spec = replace(spec, spares=self.spares)
+        return replace(job, spec=spec, heeds_notices=job.heeds_notices and self.heed_notices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A fleet, its work, and the policies to compare.
+
+    Args:
+        seconds: how much time passes.
+        seed: decides all chance.
+        slices, hosts: the fleet.
+        streams: jobs that come at random.
+        backlogs: users whose queues never end.
+        traced: jobs of traces, in the order of time.
+        policies: what is compared; the first one is what the others are compared with.
+        timings: how long what pools and hosts do takes.
+        plan_every_s, look_again_s: see `Simulation`.
+    """
+
+    seconds: float
+    seed: int = 0
+    slices: tuple[SliceKind, ...] = ()
+    hosts: tuple[HostKind, ...] = ()
+    streams: tuple[JobStream, ...] = ()
+    backlogs: tuple[Backlog, ...] = ()
+    traced: tuple[Arrival, ...] = ()
+    policies: tuple[Policy, ...] = (Policy(name="default"),)
+    timings: Timings = field(default_factory=Timings)
+    plan_every_s: float = 0.0
+    look_again_s: float = LOOK_AGAIN_S
+
+    def simulation(self, policy: Policy, check_every: int = 0) -> Simulation:
+        """Return a simulation of a policy at its beginning. Its `run_until` makes time pass."""
+        rules = DEFAULT_RULES if policy.evictions else None
+        simulation = Simulation(
+            self.timings, policy.backfill_bound_s, self.plan_every_s, self.look_again_s, check_every, rules
+        )
+        for number, kind in enumerate(self.slices):
+            self._add_slices(simulation, kind, f"slices {number}")
+        for number, hosts in enumerate(self.hosts):
+            self._add_hosts(simulation, hosts, f"hosts {number}")
+        streams = [stream.arrivals(self._chance(stream.name), self.seconds) for stream in self.streams]
+        arrivals = merged([*streams, self.traced])
+        simulation.submit_all((at, policy.applied_to(job)) for at, job in arrivals)
+        for backlog in self.backlogs:
+            jobs = self._jobs_of(backlog)
+            simulation.keep_waiting((policy.applied_to(job) for job in jobs), backlog.waiting)
+        return simulation
+
+    def _add_slices(self, simulation: Simulation, kind: SliceKind, what: str) -> None:
+        hosts, agenda = simulation.hosts, simulation.agenda
+        names = hosts.add_slices(kind.tpu_type, kind.count, kind.cpus)
+        if kind.preempted_every_s < math.inf:
+            chance = self._chance(f"preemptions of {what}")
+            strike_at_random(
+                agenda,
+                names,
+                kind.preempted_every_s,
+                lambda name: hosts.preempt(name, kind.notice_s, kind.away_s),
+                chance,
+            )
+        members = [node_id for name in names for node_id in hosts.slices[name]]
+        self._let_die(simulation, members, kind.host_dies_every_s, kind.repair_s, what)
+
+    def _add_hosts(self, simulation: Simulation, kind: HostKind, what: str) -> None:
+        names = simulation.hosts.add_hosts(kind.count, kind.cpus)
+        self._let_die(simulation, names, kind.dies_every_s, kind.repair_s, what)
+
+    def _let_die(self, simulation: Simulation, names: list[str], every_s: float, repair_s: float, what: str) -> None:
+        if every_s < math.inf:
+
+            def die(node_id: str) -> None:
+                simulation.hosts.lose([node_id], "the host died", repair_s)
+
+            strike_at_random(simulation.agenda, names, every_s, die, self._chance(f"deaths of {what}"))
+
+    def _jobs_of(self, backlog: Backlog) -> Iterator[SimulatedJob]:
+        name, chance = f"{backlog.stream.name}-{backlog.user}", self._chance(f"{backlog.stream.name} {backlog.user}")
+        return (backlog.stream.job(f"{name}-{number}", chance) for number in count())
+
+    def _chance(self, what: str) -> Random:
+        """Return the generator of one source of chance. What the others draw does not change what it draws."""
+        return Random(f"{self.seed} {what}")

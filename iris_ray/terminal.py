@@ -1,0 +1,298 @@
+"""Live lines at the bottom of the terminal: one for each thing that this process waits for.
+
+They appear if stderr is a terminal that can move its cursor; elsewhere nothing is drawn. Rich lays them out: it knows
+the width of characters, NO_COLOR and terminals without any abilities (TERM=dumb).
+"""
+
+import contextlib
+import logging
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+# What else the process prints while live lines are drawn: it goes above them, byte for byte.
+
+Above = Callable[[str | bytes], AbstractContextManager[None]]
+"""Clears the live lines for as long as a text is written."""
+
+
+class StreamAbove:
+    """A stream to the terminal that clears the live lines before each write.
+
+    Rich's own redirection is not used: it wraps long lines, ends lines that have no end yet, such as progress bars, and
+    sends stdout to the terminal even if it leads into a file.
+
+    Args:
+        stream: a text stream, or a binary one.
+        above: clears the lines.
+    """
+
+    def __init__(self, stream: Any, above: Above) -> None:
+        self._stream = stream
+        self._above = above
+
+    def write(self, text: Any) -> Any:
+        with self._above(text):
+            written = self._stream.write(text)
+            self._stream.flush()  # not later, when the lines are there again
+        return written
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        for line in lines:
+            self.write(line)
+
+    @property
+    def buffer(self) -> "StreamAbove":
+        return StreamAbove(self._stream.buffer, self._above)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class RedirectedStreams:
+    """``sys.stdout``, ``sys.stderr`` and the handlers of `logging` that write to them, if they are terminals."""
+
+    def __init__(self, above: Above) -> None:
+        self._above = above
+        self._ours: dict[str, tuple[Any, StreamAbove]] = {}
+
+    def begin(self) -> None:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and not isinstance(stream, StreamAbove) and stream.isatty():
+                self._ours[name] = stream, StreamAbove(stream, self._above)
+                setattr(sys, name, self._ours[name][1])
+                _redirect_handlers(stream, self._ours[name][1])
+
+    def end(self) -> None:
+        """Put the original streams back, except where somebody else has put another one meanwhile."""
+        for name, (stream, ours) in self._ours.items():
+            if getattr(sys, name) is ours:
+                setattr(sys, name, stream)
+            _redirect_handlers(ours, stream)
+        self._ours.clear()
+
+
+def _redirect_handlers(stream: Any, other: Any) -> None:
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            if isinstance(handler, logging.StreamHandler) and getattr(handler, "stream", None) is stream:
+                handler.setStream(other)
+
+
+# -- live lines --------------------------------------------------------------------------------------------------------
+
+PATIENCE_S = 2.0
+"""What takes less has no line."""
+TICK_S = 0.2
+MOST_LINES = 4
+
+
+class LiveLine:
+    """One line.
+
+    Args:
+        label: what it is about.
+        lines: draws it.
+        after_s: seconds after which it appears.
+        began: when what it is about began, as of ``time.monotonic``.
+    """
+
+    def __init__(self, label: str, lines: "LiveLines", after_s: float, began: float) -> None:
+        self._label = label
+        self._lines = lines
+        self._began = began
+        self._after_s = after_s
+        self._text = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether anybody sees it: if not, print what matters."""
+        return self._lines.drawable
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() - self._began >= self._after_s and bool(self._text)
+
+    def show(self, text: str) -> None:
+        """Say how it stands now. What is longer than the terminal is wide is cut off."""
+        self._text = " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in text).split())
+
+    def parts(self) -> tuple[str, str, str]:
+        """Return its label, text and the time since it began."""
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
+        return self._label, self._text, f"{minutes}:{seconds:02d}"
+
+
+class LiveLines:
+    """All live lines of the process. A thread draws them while there are any, and never talks to Ray."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._switching = threading.RLock()  # taken before the other lock; logging has its own between the two
+        self._lines: list[LiveLine] = []
+        self._streams = RedirectedStreams(self._above)
+        self._stream: Any = None
+        self._console: Console | None = None  # of that stream; made when the first line is due, as rich takes a moment
+        self._drawn: list[tuple[str, str, str]] = []
+        self._mid_line = False  # something else has begun a line and not ended it, such as a question
+        self._drawing = threading.Condition(self._lock)
+
+    @property
+    def drawable(self) -> bool:
+        return self._stream is not None
+
+    def add(self, line: LiveLine) -> None:
+        with self._switching:
+            with self._lock:
+                self._lines.append(line)
+                if len(self._lines) > 1 or (stream := _terminal()) is None:
+                    return
+                self._stream = stream
+                self._mid_line = False
+            self._streams.begin()
+            threading.Thread(target=self._draw_until_empty, args=(stream,), name="live lines", daemon=True).start()
+
+    def remove(self, line: LiveLine) -> None:
+        with self._switching:
+            with self._lock:
+                self._lines.remove(line)
+                self._clear()
+                if is_last := not self._lines and self._stream is not None:
+                    self._stream = self._console = None
+                self._drawing.notify_all()
+            if is_last:  # waits for those who log, and they wait for the lock
+                self._streams.end()
+
+    def forget(self) -> None:
+        """A forked child: the lines, and the thread that draws them, are its parent's."""
+        self._streams.end()
+        self.__init__()  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def _above(self, text: str | bytes) -> Iterator[None]:
+        with self._lock:
+            self._clear()
+            if text:
+                self._mid_line = text[-1:] not in ("\n", b"\n")
+            yield
+
+    def _draw_until_empty(self, stream: Any) -> None:
+        with self._lock:
+            while self._stream is stream:
+                with contextlib.suppress(OSError, ValueError):  # the terminal is gone, or stderr is closed
+                    self._draw()
+                self._drawing.wait(TICK_S)
+
+    def _draw(self) -> None:
+        due = [line for line in self._lines if line.due]
+        shown = [line.parts() for line in due[:MOST_LINES]]
+        if len(due) > MOST_LINES:
+            shown.append((f"and {len(due) - MOST_LINES} more", "", ""))
+        if shown == self._drawn or self._mid_line or not _in_foreground(self._stream):
+            return
+        self._clear()
+        console = self._console = self._console or _console(self._stream)
+        _take_width(console)
+        for number, parts in enumerate(shown):
+            console.print(_laid_out(*parts, console.width), end="\n" if number < len(shown) - 1 else "")
+        self._stream.flush()
+        self._drawn = shown
+
+    def _clear(self) -> None:
+        if not self._drawn or self._console is None:
+            return
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        erase: list[Any] = [ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)]
+        up = [(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * (len(self._drawn) - 1)
+        self._drawn = []
+        with contextlib.suppress(OSError, ValueError):
+            self._console.control(Control(*erase, *up))
+            self._console.file.flush()
+
+
+@contextlib.contextmanager
+def live_line(label: str, after_s: float = PATIENCE_S, began: float | None = None) -> Iterator[LiveLine]:
+    """Give a line within the block, in which something takes its time.
+
+    Args:
+        label: what the line is about.
+        after_s: seconds after which it appears, if there is anything to show by then.
+        began: when that began, as of ``time.monotonic``; None: now.
+
+    Example::
+
+        with live_line("train-1a2b3c4d") as line:
+            line.show("starting 3 of 8 tasks")
+    """
+    line = LiveLine(label, _all_lines, after_s, time.monotonic() if began is None else began)
+    _all_lines.add(line)
+    try:
+        yield line
+    finally:
+        _all_lines.remove(line)
+
+
+def _terminal() -> Any:
+    """Return stderr, or None if it is not a terminal on which lines can be drawn."""
+    stream = sys.stderr
+    if stream is None or stream.closed or not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return None
+    return None if _stdout_is_a_pipe() or not _in_foreground(stream) else stream
+
+
+def _console(stream: Any) -> "Console":
+    from rich.console import Console
+
+    return Console(file=stream, force_terminal=True, force_jupyter=False, highlight=False)
+
+
+def _take_width(console: "Console") -> None:
+    """Have a console use the width that the terminal has now, whatever COLUMNS says."""
+    with contextlib.suppress(OSError, ValueError):
+        if (columns := os.get_terminal_size(console.file.fileno()).columns) > 0:
+            console.width = columns
+
+
+def _stdout_is_a_pipe() -> bool:
+    """Return whether another program gets stdout, such as ``grep``: what it prints would run into the lines."""
+    try:
+        return stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
+    except (AttributeError, OSError, ValueError):  # no stdout, or no file
+        return False
+
+
+def _laid_out(label: str, text: str, elapsed: str, width: int) -> Any:
+    """Return a line that leaves the last column free: some terminals wrap a full line at once."""
+    from rich.text import Text
+
+    front = Text.assemble((label, "bold"), " " * bool(text), text, no_wrap=True)
+    back = f" {elapsed}" if elapsed else ""
+    front.truncate(max(1, width - 1 - len(back)), overflow="ellipsis")
+    front.append(back, "dim")
+    front.truncate(max(1, width - 1), overflow="crop")
+    return front
+
+
+def _in_foreground(stream: Any) -> bool:
+    """Return whether the terminal is this process's to draw on; otherwise the shell's prompt is there."""
+    try:
+        return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    except (OSError, ValueError):
+        return True
+
+
+_all_lines = LiveLines()
+os.register_at_fork(after_in_child=_all_lines.forget)

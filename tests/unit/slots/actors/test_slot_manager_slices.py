@@ -1,0 +1,120 @@
+"""What a SlotManager does with slots of several hosts."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from iris_ray.slots.actors import slot_processes
+from iris_ray.slots.actors.messages import ModelOrder
+from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.policy import ServingPolicy
+from tests.support.slot_processes import HANGS, MAKER, NO_PORT, Method, Slots, all_of, ask, forever, true, until
+from tests.support.slots import host_here
+
+
+async def manager_of_a_slice() -> SlotManager:
+    manager = SlotManager(ServingPolicy(), MAKER)
+    for host in range(2):
+        agent = SimpleNamespace(
+            watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
+        )
+        manager._background.start(manager.keep_runner(host_here("t", agent, host=host, hosts=2)), "keeping a host")
+    await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
+    return manager
+
+
+def test_a_slot_of_a_slice_has_a_process_on_each_host_and_ends_with_one_of_them(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of_a_slice()
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
+        assert [slot.meets_at for slot in slots.made] == ["10.0.0.1:1", "10.0.0.1:1"]
+        assert slots.made[0].leads == [slots.made[1]]
+        slots.made[1].killed.set()
+        await until(lambda: len(slots.made) == 4)
+        assert slots.made[0].killed.is_set()
+        slots.made[2].may_answer.set()
+        assert (await answer).open() == 2
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"), [((HANGS, "no weights"), "no weights"), ((NO_PORT, None), f"its hosts can't meet: {NO_PORT}")]
+)
+def test_a_host_that_cannot_load_fails_the_slot_though_the_others_wait_for_it(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch, loads: tuple[str | None, ...], said: str
+) -> None:
+    monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
+
+    async def story() -> None:
+        slots.loads = [*loads]
+        manager = await manager_of_a_slice()
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: slots.made and slots.made[0].killed.is_set())
+        assert manager._core.models[manager._identity("m")].last_failure == said
+        answer.cancel()
+
+    asyncio.run(story())
+
+
+def test_an_unload_that_fails_on_one_host_cuts_off_no_other_hosts(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of_a_slice()
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
+        slots.made[0].may_answer.set()
+        await answer
+        unloaded: list[str] = []
+
+        async def fails() -> None:
+            raise RayTaskError("unload", "", OSError("the disk is full"))
+
+        async def unloads() -> None:
+            await asyncio.sleep(0.02)
+            unloaded.append("second")
+
+        slots.made[0].__dict__["unload"], slots.made[1].__dict__["unload"] = Method(fails), Method(unloads)
+        await manager.evict(*manager._core.fleet.slots)
+        await until(lambda: slots.made[1].killed.is_set())
+        assert unloaded == ["second"]
+
+    asyncio.run(story())
+
+
+def test_a_slice_is_free_only_once_the_processes_on_all_of_its_hosts_are_gone(slots: Slots) -> None:
+    gone = {0: False, 1: False}
+
+    def agent_of(host: int) -> SimpleNamespace:
+        async def alive(known: Any) -> set[str]:
+            return set() if gone[host] else set(known)
+
+        async def wait_gone(*_: Any) -> bool:
+            await until(lambda: gone[host])
+            return True
+
+        return SimpleNamespace(watch=Method(forever), wait_gone=Method(wait_gone), alive=Method(alive))
+
+    async def story() -> None:
+        manager = SlotManager(ServingPolicy(), MAKER)
+        for host in range(2):
+            here = host_here("t", agent_of(host), host=host, hosts=2)
+            manager._background.start(manager.keep_runner(here), "keeping a host")
+        await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
+        waits = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
+        gone[1] = True  # that on host 0 still holds its chips
+        slots.made[1].killed.set()
+        await manager._report("t")
+        await asyncio.sleep(0.2)
+        assert len(slots.made) == 2
+        gone[0] = True
+        await until(lambda: len(slots.made) == 4)
+        waits.cancel()
+
+    asyncio.run(story())

@@ -1,0 +1,70 @@
+"""What people see of slots: `SlotStatus`, and what ``iris-ray slots`` makes of it."""
+
+from contextlib import nullcontext
+
+import pytest
+from click.testing import CliRunner
+
+from iris_ray.slots import cli as command
+from iris_ray.slots.actors.slot_processes import status_of
+from iris_ray.slots.client.slot_client import SlotClient
+from iris_ray.slots.core import events as ev
+from tests.support.slot_world import SlotWorld
+from tests.support.slots import gpus, model
+
+A = model("a", 50)
+
+
+@pytest.fixture
+def world() -> SlotWorld:
+    """One runner, with room for one slot of the model."""
+    world = SlotWorld()
+    world.join(gpus("one", 1))
+    world.settle()
+    return world
+
+
+@pytest.fixture
+def iris(world: SlotWorld, monkeypatch: pytest.MonkeyPatch):
+    """Runs a command of ``iris-ray slots`` on this world."""
+
+    class Client:
+        def status(self):
+            return status_of(world.reconciler, {}, world.now)
+
+    monkeypatch.setattr(SlotClient, "connect", lambda name: Client())
+    monkeypatch.setattr(command, "cluster", nullcontext)
+    return lambda *arguments: CliRunner().invoke(command.slots, arguments, catch_exceptions=False).output
+
+
+def test_why_replicas_are_missing_is_shown_though_no_request_waits(world: SlotWorld, iris) -> None:
+    world.hear(ev.ModelRegistered(A, replicas=2))
+    world.settle()
+    assert iris("why", "a").startswith("a: 1 of 2 replicas is missing: all devices that could hold a are full")
+    assert "all devices that could hold a are full" in iris("models")
+
+
+def test_nothing_is_shown_once_all_replicas_are_there(world: SlotWorld, iris) -> None:
+    world.hear(ev.ModelRegistered(A, replicas=3))
+    world.join(gpus("two", 2))
+    world.settle()
+    assert iris("why", "a") == "a: nothing waits for it\n"
+    assert "full" not in iris("models")
+
+
+def test_the_reason_of_a_request_that_no_longer_waits_is_not_shown(world: SlotWorld, iris) -> None:
+    world.hear(ev.ModelRegistered(A))
+    world.hear(ev.ModelRegistered(model("b", 60)))
+    world.ask("a", A.identity)
+    world.settle(serve=False)
+    world.ask("b", model("b", 60).identity)
+    assert "b: 1 request waits: all devices that could hold b are full" in iris("why", "b")
+    world.hear(ev.RequestCancelled("b"))
+    assert iris("why", "b") == "b: nothing waits for it\n"
+
+
+def test_an_adapter_is_listed_under_the_name_by_which_it_is_asked_for(world: SlotWorld, iris) -> None:
+    world.hear(ev.ModelRegistered(model("llama+legal", 50, lora="/adapters/legal")))
+    (row,) = status_of(world.reconciler, {}, world.now).models
+    assert row.model == "llama+legal"
+    assert iris("why", "llama+legal") == "llama+legal: nothing waits for it\n"

@@ -1,0 +1,268 @@
+"""What a `SlotClient` does for a caller who gives up. Its manager stands aside."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from iris_ray import SlotClient, SlotHosts
+from iris_ray.errors import InvalidSlotError, JobCancelledError, NoClusterError
+from iris_ray.slots.actors.manager_stub import ManagerStub
+from iris_ray.slots.actors.messages import Ask, Grant, Piece, packed
+from iris_ray.slots.client import lease as client_keeper
+from iris_ray.slots.client.lease import ClientKeeper, Lease
+from iris_ray.slots.core.devices import DeviceKind
+from tests.support.waiting import wait_until
+
+
+class Reference:
+    """Stands for an `ObjectRef` of an answer, which comes once it is given."""
+
+    def __init__(self, given: "Future[Any]") -> None:
+        self._given = given
+
+    def future(self) -> "Future[Any]":
+        return self._given
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self._given).__await__()
+
+
+class Pieces:
+    """Stands for an `ObjectRefGenerator` without end."""
+
+    def __iter__(self) -> Iterator[Reference]:
+        while True:
+            yield Reference(done(packed(0)))
+
+    async def __aiter__(self) -> AsyncIterator[Reference]:
+        while True:
+            yield Reference(done(packed(0)))
+
+
+def done(value: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class Manager:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[Ask] = []
+        self.cancelled: list[str] = []
+        self.taken_pieces = 0
+        self.renewed: list[str] = []
+        self.answer: Future[Piece] = Future()
+        streaming = SimpleNamespace(remote=self._stream)
+        self.submit = SimpleNamespace(remote=self._submit)
+        self.stream = SimpleNamespace(options=lambda **_: streaming)
+        self.cancel = SimpleNamespace(remote=self.cancelled.append)
+        self.taken = SimpleNamespace(remote=self._taken)
+        self.close: Any = None
+        self.renew = SimpleNamespace(remote=self._renew)
+
+    def _submit(self, ask: Ask) -> Reference:
+        self.asked.append(ask)
+        return Reference(self.answer)
+
+    def _stream(self, ask: Ask) -> Pieces:
+        self.asked.append(ask)
+        return Pieces()
+
+    def _taken(self, request_id: str, pieces: int) -> None:
+        self.taken_pieces += pieces
+
+    def _renew(self, client_id: str, idle: Any) -> Reference:
+        self.renewed.append(client_id)
+        return Reference(done({}))
+
+
+@pytest.fixture
+def manager() -> Manager:
+    return Manager()
+
+
+@pytest.fixture
+def client(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> SlotClient:
+    monkeypatch.setattr("ray.get", lambda reference: reference.future().result())
+    made = SlotClient.__new__(SlotClient)
+    handle: Any = manager
+    made._manager = ManagerStub(handle)
+    made._keeper = ClientKeeper(made._manager)
+    return made
+
+
+def test_a_coroutine_that_is_cancelled_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.generate("m", 1, request_id="r"), 0.02)
+
+    asyncio.run(give_up())
+    assert manager.cancelled == ["r"]
+
+
+def test_a_stream_that_is_left_cancels_its_request_and_one_that_is_read_says_so(
+    client: SlotClient, manager: Manager
+) -> None:
+    pieces = client.stream("m", 1, request_id="r")
+    for _ in range(50):
+        assert next(pieces) == 0
+    assert manager.taken_pieces == 48
+    assert manager.cancelled == []
+    pieces.close()
+    assert manager.cancelled == ["r"]
+
+
+def test_a_stream_of_coroutines_that_is_left_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    async def leave() -> None:
+        pieces = client.astream("m", 1, request_id="r")
+        for _ in range(50):
+            assert await anext(pieces) == 0
+        assert manager.taken_pieces == 48
+        await pieces.aclose()
+
+    asyncio.run(leave())
+    assert manager.cancelled == ["r"]
+
+
+def test_a_future_that_is_cancelled_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    future = client.submit("m", 1, request_id="r")
+    assert future.cancel()
+    assert manager.cancelled == ["r"]
+    manager.answer.set_exception(JobCancelledError("request r was cancelled"))
+    assert wait([future], timeout=5).done == {future}
+    with pytest.raises(CancelledError):
+        future.result()
+
+
+def test_an_answer_that_came_cancels_nothing(client: SlotClient, manager: Manager) -> None:
+    manager.answer.set_result(packed("answer"))
+    assert client.submit("m", 1).result(5) == "answer"
+    assert asyncio.run(client.generate("m", 1)) == "answer"
+    assert manager.cancelled == []
+
+
+def test_a_client_is_renewed_while_it_has_requests(
+    client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_keeper, "RENEW_S", 0.01)
+    client.submit("m", 1)
+    (ask,) = manager.asked
+    wait_until(lambda: len(manager.renewed) >= 2)
+    assert set(manager.renewed) == {ask.client_id}
+    manager.answer.set_result(packed("answer"))
+    wait_until(lambda: not client._keeper._runs)
+    renewed = len(manager.renewed)
+    time.sleep(0.05)
+    assert len(manager.renewed) == renewed
+
+
+@pytest.mark.parametrize("timeout_s", ["5", math.nan, True], ids=str)
+def test_a_timeout_that_is_none_is_refused_before_anybody_is_asked(
+    client: SlotClient, manager: Manager, timeout_s: Any
+) -> None:
+    for ask in (client.submit, lambda *_, **how: client.session("Echo", **how).open()):
+        with pytest.raises(InvalidSlotError, match="timeout_s is"):
+            ask("Echo", 1, timeout_s=timeout_s)
+    assert manager.asked == []
+
+
+def test_closing_what_is_closed_does_nothing(
+    client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: Future[Any] = Future()
+    gone.set_exception(ActorDiedError())
+    manager.close = SimpleNamespace(remote=lambda: Reference(gone))
+    client._is_ours = True
+    client.close()
+
+
+@pytest.fixture
+def leave(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have this process leave its cluster, when it is called."""
+    there = ["its cluster"]
+    monkeypatch.setattr(client_keeper, "this_connection", lambda: there[0] if there else None)
+    return there.clear
+
+
+def test_nobody_is_asked_once_this_process_has_left_the_cluster(
+    leave: Callable[[], None], client: SlotClient, manager: Manager
+) -> None:
+    """A call of an actor would have Ray start a cluster on this machine."""
+    client._is_ours = True
+    future, pieces, session = client.submit("m", 1), client.stream("m", 1), client.session("m")
+    next(pieces)
+    leave()
+    for ask in (lambda: client.submit("m", 1), lambda: next(client.stream("m", 1)), client.status, session.open):
+        with pytest.raises(NoClusterError, match="has left the cluster"):
+            ask()
+    future.cancel()
+    pieces.close()
+    client.close()
+    assert len(manager.asked) == 2
+    assert manager.cancelled == []
+
+
+def test_a_client_is_renewed_no_more_once_this_process_has_left_the_cluster(
+    leave: Callable[[], None], client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_keeper, "RENEW_S", 0.01)
+    handle: Any = SimpleNamespace()
+    lease = Lease("s", "m", Grant("m-0", handle))
+    client._keeper.add(lease)
+    wait_until(lambda: bool(manager.renewed))
+    leave()
+    wait_until(lambda: lease.over != "")
+    renewed = len(manager.renewed)
+    time.sleep(0.05)
+    assert len(manager.renewed) <= renewed + 1
+    assert lease.over == "this process has left the cluster"
+
+
+@pytest.mark.parametrize(
+    "hosts", [SlotHosts(), (SlotHosts() for _ in range(2)), ["v4-8"], None], ids=["one", "generator", "str", "none"]
+)
+def test_hosts_that_are_no_list_are_refused(hosts: Any) -> None:
+    """A generator would be used up before the hosts are asked for."""
+    with pytest.raises(InvalidSlotError, match=r"hosts is .*; give a list, such as \[SlotHosts"):
+        SlotClient(hosts)
+
+
+def test_a_policy_that_is_none_is_refused() -> None:
+    policy: Any = {"idle_s": 60}
+    with pytest.raises(InvalidSlotError, match=r"policy is .*; give a ServingPolicy"):
+        SlotClient(policy=policy)
+
+
+class Echo:
+    def __init__(self, lock: Any = None) -> None:
+        """It needs none."""
+
+    def __call__(self, payload: Any) -> Any:
+        return payload
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"memory": 2**30}, "memory is 1073741824; give bytes by number of devices"),
+        ({"memory": {1: 1}, "arguments": 5}, "arguments is 5; give values by name"),
+        ({"memory": {1: 1}, "arguments": {"lock": threading.Lock()}}, "one of its arguments, can't be pickled"),
+    ],
+    ids=["memory", "arguments", "lock"],
+)
+def test_a_model_that_can_not_be_served_as_written_is_refused_with_the_reason(
+    client: SlotClient, given: dict[str, Any], words: str
+) -> None:
+    client._kind = DeviceKind.CPU
+    with pytest.raises(InvalidSlotError, match=words):
+        client.register(Echo, **given)

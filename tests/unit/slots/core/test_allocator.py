@@ -1,0 +1,378 @@
+"""Where slots go, and what is evicted for them."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.slots.core.allocator import (
+    Allocator,
+    Decision,
+    Full,
+    Never,
+    Place,
+    Requirement,
+    Snapshot,
+    decide,
+    fleet_of,
+    plan,
+)
+from iris_ray.slots.core.devices import Device, DeviceKind, Runner
+from iris_ray.slots.core.eviction import EvictionSearch
+from iris_ray.slots.core.eviction_indexes import MOST_PLANS
+from iris_ray.slots.core.fleet import SlotFleet
+from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.policy import IdleFor, Policy
+from iris_ray.slots.core.slot import Allocation, Slot, SlotState
+from tests.support.proofs import EXAMPLES
+from tests.support.slot_reference import best_score, score_of
+from tests.support.slots import GB, chips, gpus, model
+
+NOW = 100.0
+DEFAULT = Policy()
+
+
+def slot(name: str, gigabytes: int, *devices: int, runner: str = "a", of: str = "", **kw) -> Slot:
+    """A slot that was ready at 0 and has been idle since, of a model of its own unless it is said which."""
+    spec = model(of or f"model of {name}", memory={len(devices): gigabytes * GB})
+    place = Allocation(runner, devices, (gigabytes * GB,) * len(devices))
+    return Slot(name, spec, place, 0.0, **{"state": SlotState.READY, "ready_at": 0.0, **kw})
+
+
+def world(*slots: Slot, runners: tuple[Runner, ...] = (gpus(),), **prices: int) -> Snapshot:
+    """Slots, and what it costs to evict some of them."""
+    identities = {each.slot_id: each.identity for each in slots}
+    return Snapshot(runners, slots, prices={identities[name]: price for name, price in prices.items()})
+
+
+def place(snapshot: Snapshot, spec: ModelSpec, policy: Policy = DEFAULT) -> tuple[str, tuple[int, ...], set[str]]:
+    decision = decide(snapshot, Requirement(spec), policy, NOW)
+    assert isinstance(decision, Place), decision
+    return decision.allocation.runner_id, decision.allocation.devices, set(decision.evict)
+
+
+def test_the_device_with_the_most_free_memory_is_taken() -> None:
+    assert place(world(slot("s", 10, 0), slot("t", 5, 1)), model()) == ("a", (1,), set())
+    two = (gpus("a"), gpus("b", gigabytes=81))
+    assert place(world(runners=two), model()) == ("b", (0,), set())
+
+
+def test_a_model_is_split_only_if_one_device_is_not_enough() -> None:
+    spec = model(memory={1: 60 * GB, 2: 35 * GB})
+    assert place(world(), spec) == ("a", (0,), set())
+    busy = world(slot("s", 30, 0), slot("t", 30, 1))
+    decision = decide(busy, Requirement(spec), Policy(), NOW)
+    assert decision == Place(Allocation("a", (0, 1), (35 * GB, 35 * GB)))
+
+
+def test_the_memory_of_each_degree_is_what_is_given_and_not_a_share() -> None:
+    assert place(world(runners=(gpus(count=4),)), model(memory={3: 70 * GB})) == ("a", (0, 1, 2), set())
+    full = decide(world(runners=(gpus(count=2),)), Requirement(model(memory={3: 70 * GB})), Policy(), NOW)
+    assert isinstance(full, Never)
+
+
+def test_any_set_of_devices_that_fits_will_do() -> None:
+    snapshot = world(slot("s", 50, 0), slot("t", 50, 2), runners=(gpus(count=4),))
+    assert place(snapshot, model(memory={2: 40 * GB})) == ("a", (1, 3), set())
+
+
+def test_chips_are_exclusive_and_only_neighbours_go_together() -> None:
+    held = world(slot("s", 16, 1, runner="t"), runners=(chips(),))
+    assert place(held, model(gigabytes=1, kind=DeviceKind.TPU)) == ("t", (0,), set())
+    assert place(held, model(memory={2: GB}, kind=DeviceKind.TPU)) == ("t", (2, 3), set())
+    decision = decide(held, Requirement(model(memory={2: GB}, kind=DeviceKind.TPU)), Policy(), NOW)
+    assert isinstance(decision, Place)
+    assert decision.allocation.bytes_each == (16 * GB, 16 * GB)
+
+
+def test_free_devices_come_before_an_eviction_unless_the_switch_is_off() -> None:
+    snapshot = world(slot("s", 45, 0), slot("t", 45, 1))
+    spec = model(memory={1: 60 * GB, 2: 35 * GB})
+    assert place(snapshot, spec) == ("a", (0, 1), set())
+    assert place(snapshot, spec, Policy(spread_before_evicting=False)) == ("a", (0,), {"s"})
+
+
+def test_the_cheapest_to_load_again_is_evicted_then_the_smallest_then_the_stalest() -> None:
+    assert place(world(slot("s", 60, 0), slot("t", 70, 1), s=5, t=4), model())[2] == {"t"}
+    assert place(world(slot("s", 60, 0), slot("t", 70, 1), s=5, t=5), model())[2] == {"s"}
+    assert place(world(slot("s", 60, 0, last_activity=9.0), slot("t", 60, 1)), model())[2] == {"t"}
+
+
+def test_two_small_slots_are_evicted_rather_than_one_that_is_dear() -> None:
+    snapshot = world(slot("s", 30, 0), slot("t", 30, 0), slot("u", 80, 1), s=3, t=4, u=8)
+    assert place(snapshot, model(gigabytes=70))[2] == {"s", "t"}
+
+
+def test_no_more_is_evicted_than_needed() -> None:
+    snapshot = world(slot("s", 20, 0), slot("t", 20, 0), slot("u", 40, 0), runners=(gpus(count=1),))
+    assert place(snapshot, model(gigabytes=20))[2] == {"s"}
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"state": SlotState.STARTING, "ready_at": None},
+        {"active": {"r"}},
+        {"claimed": True},
+        {"ready_at": NOW - 5},
+        {"last_activity": NOW - 5},
+        {"of": "m"},
+    ],
+    ids=["loading", "active", "claimed", "just ready", "just used", "of the same identity"],
+)
+def test_some_slots_are_never_evicted(kept) -> None:
+    name = "model of s" if "of" not in kept else "m"
+    snapshot = world(slot("s", 60, 0, **kept), runners=(gpus(count=1),))
+    assert isinstance(decide(snapshot, Requirement(model("m")), Policy(), NOW), Full), name
+
+
+def test_nothing_is_evicted_if_that_would_not_be_enough() -> None:
+    snapshot = world(slot("s", 40, 0), slot("t", 40, 0, active={"r"}), runners=(gpus(count=1),))
+    assert isinstance(decide(snapshot, Requirement(model(gigabytes=60)), Policy(), NOW), Full)
+
+
+def test_memory_that_is_about_to_be_free_is_waited_for_rather_than_evicting_more() -> None:
+    snapshot = world(slot("s", 60, 0, state=SlotState.DRAINING), slot("t", 60, 1))
+    assert place(snapshot, model(gigabytes=70)) == ("a", (0,), set())
+
+
+def test_a_model_that_fits_on_no_empty_host_is_refused_with_numbers() -> None:
+    decision = decide(world(), Requirement(model(memory={1: 90 * GB, 4: 30 * GB})), Policy(), NOW)
+    assert isinstance(decision, Never)
+    assert "90,000,000,000 bytes on each of 1" in decision.reason
+    assert "80,000,000,000" in decision.reason
+
+
+def test_without_any_runner_of_that_kind_the_answer_is_not_final() -> None:
+    decision = decide(world(), Requirement(model(kind=DeviceKind.CPU)), Policy(), NOW)
+    assert decision == Full("no runner with cpu devices satisfies the constraints of m")
+
+
+def test_closed_and_avoided_and_unsuitable_runners_get_nothing() -> None:
+    labelled = Runner("l", (Device(DeviceKind.GPU, 80 * GB),), {"zone": AttributeValue("us-a")})
+    spec = model(constraints=(Constraint("zone", ConstraintOp.EQ, "us-a"),))
+    assert place(world(runners=(gpus(), labelled)), spec)[0] == "l"
+    two = (gpus("a"), gpus("b"))
+    assert place(Snapshot(two, closed=frozenset({"a"})), model())[0] == "b"
+    avoiding = decide(Snapshot(two), Requirement(model(), frozenset({"a"})), Policy(), NOW)
+    assert isinstance(avoiding, Place)
+    assert avoiding.allocation.runner_id == "b"
+
+
+def test_a_plan_for_a_queue_takes_each_decision_into_account() -> None:
+    queue = [Requirement(model(f"m{number}", 50)) for number in range(3)]
+    first, second, third = plan(world(), queue, Policy(), NOW)
+    assert isinstance(first, Place)
+    assert isinstance(second, Place)
+    assert first.allocation.devices != second.allocation.devices
+    assert isinstance(third, Full)
+
+
+def test_a_decision_changes_nothing_in_the_snapshot() -> None:
+    old = slot("s", 60, 0)
+    list(plan(world(old, runners=(gpus(count=1),)), [Requirement(model())], Policy(), NOW))
+    assert old.state is SlotState.READY
+
+
+def test_time_alone_makes_a_slot_evictable() -> None:
+    allocator = Allocator(fleet_of(world(slot("s", 60, 0, ready_at=95.0), runners=(gpus(count=1),))), Policy())
+    assert isinstance(allocator.decide(Requirement(model()), 100.0), Full)
+    assert isinstance(allocator.decide(Requirement(model()), 105.0), Place)
+
+
+def test_a_model_is_split_over_devices_of_a_host_with_very_many() -> None:
+    """There are 5 × 10^14 sets of 16 among 64 devices."""
+    runner = gpus(count=64)
+    slots = [slot(f"s{number}", 60, number, **{"of": f"m{number % 40}"}) for number in range(64)]
+    snapshot = world(*slots, runners=(runner,), **{f"s{number}": number for number in range(40)})
+    runner_id, devices, evicted = place(snapshot, model(memory={16: 40 * GB}))
+    assert (runner_id, devices) == ("a", (*range(8), *range(40, 48)))
+    assert evicted == {f"s{number}" for number in devices}
+    assert isinstance(decide(snapshot, Requirement(model(memory={16: 90 * GB})), DEFAULT, NOW), Never)
+
+
+def test_models_of_many_sizes_share_indexes_and_get_the_same_plans() -> None:
+    chance = random.Random(5)
+    runners = tuple(gpus(f"r{number}") for number in range(40))
+    slots = [
+        slot(f"{runner.runner_id}-{device}-{part}", chance.choice([10, 20, 30, 40]), device, runner=runner.runner_id)
+        for runner in runners
+        for device in range(2)
+        for part in range(2)
+    ]
+    prices = {each.identity: chance.randrange(10) for each in slots}
+    allocator = Allocator(fleet_of(Snapshot(runners, tuple(slots), prices=prices)), DEFAULT)
+    fleet = allocator.fleet
+    evicting = 0
+    for number in range(150):
+        spec = model(f"m{number % 50}", memory={1: chance.randrange(20, 80) * GB, 2: chance.randrange(20, 50) * GB})
+        decision = allocator.decide(Requirement(spec), NOW)
+        same = Snapshot(tuple(fleet.runners.values()), tuple(fleet.slots.values()), prices=fleet.prices)
+        assert cost_of(decision, same) == cost_of(decide(same, Requirement(spec), DEFAULT, NOW), same)
+        if isinstance(decision, Place):
+            evicting += bool(decision.evict)
+            allocator.commit(f"new {number}", spec, decision, NOW - 50)
+            for slot_id in decision.evict:
+                fleet.end(slot_id)
+            if decision.evict:
+                fleet.start(f"new {number}", NOW - 50)
+            fleet.set_ready(f"new {number}", NOW - 50)
+            fleet.set_prices({spec.identity: chance.randrange(10)})
+    assert evicting > 50
+
+
+def test_equal_slots_on_very_many_devices_are_not_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an idle time, when nothing is in demand. The search would take seconds."""
+    searches: list[EvictionSearch] = []
+    try_devices = EvictionSearch.try_devices
+
+    def counted(search: EvictionSearch, *arguments: Any) -> None:
+        searches.append(search)
+        try_devices(search, *arguments)
+
+    monkeypatch.setattr(EvictionSearch, "try_devices", counted)
+    runners = tuple(gpus(f"r{number}", count=8) for number in range(20))
+    slots = [
+        slot(f"{runner.runner_id}-{device}-{part}", 10, device, runner=runner.runner_id)
+        for runner in runners
+        for device in range(len(runner.devices))
+        for part in range(8)
+    ]
+    decision = decide(Snapshot(runners, tuple(slots)), Requirement(model("m", 15)), DEFAULT, NOW)
+    assert isinstance(decision, Place)
+    assert len(decision.evict) == 2
+    assert 0 < len(searches) <= MOST_PLANS
+    assert max(search.steps for search in searches) < 200
+
+
+def cost_of(decision: Decision, snapshot: Snapshot) -> tuple[type[Decision], int, int]:
+    """What is evicted, and how many bytes."""
+    evicted = decision.evict if isinstance(decision, Place) else ()
+    found = [each for each in snapshot.slots if each.slot_id in evicted]
+    return (
+        type(decision),
+        sum(snapshot.prices.get(s.identity, 0) for s in found),
+        sum(s.allocation.total for s in found),
+    )
+
+
+# -- against the reference -------------------------------------------------------------------------------------------
+
+SIZES = st.sampled_from([10, 20, 30, 40, 60])
+
+
+@st.composite
+def snapshots(draw) -> Snapshot:
+    kind = draw(st.sampled_from([DeviceKind.GPU, DeviceKind.TPU]))
+    count = draw(st.sampled_from([1, 2, 3] if kind is DeviceKind.GPU else [1, 4]))
+    device = Device(kind, 80 * GB)
+    snapshot = Snapshot(tuple(Runner(f"r{number}", (device,) * count) for number in range(draw(st.integers(1, 2)))))
+    fleet = fleet_of(snapshot)
+    for number in range(draw(st.integers(0, 8))):
+        runner = draw(st.sampled_from(snapshot.runners))
+        devices = draw(st.sampled_from([s for degree in (1, 2) for s in runner.sets(degree)] or [(0,)]))
+        size = draw(SIZES)
+        each = tuple(device.charge(size * GB) for _ in devices)
+        state = draw(st.sampled_from([SlotState.READY] * 4 + [SlotState.STARTING, SlotState.DRAINING]))
+        if all(fleet.ledger.free_now(runner.runner_id)[n] >= need for n, need in zip(devices, each, strict=True)):
+            made = slot(f"s{number}", size, *devices, runner=runner.runner_id, of=draw(st.sampled_from("mnop")))
+            made.allocation = Allocation(runner.runner_id, devices, each)
+            made.state = state
+            made.last_activity = draw(st.sampled_from([0.0, 1.0, 95.0]))
+            made.active |= {"r"} if draw(st.integers(0, 5)) == 0 else set()
+            fleet.adopt(made)
+    prices = {each.identity: draw(st.integers(0, 3)) for each in fleet.slots.values()}
+    closed = frozenset({"r0"}) if draw(st.integers(0, 6)) == 0 else frozenset()
+    return Snapshot(snapshot.runners, tuple(fleet.slots.values()), closed, prices)
+
+
+@st.composite
+def requirements(draw, kind: DeviceKind) -> Requirement:
+    memory = {degree: draw(SIZES) * GB for degree in sorted(draw(st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1)))}
+    return Requirement(model(draw(st.sampled_from("mnop")), memory=memory, kind=kind))
+
+
+@settings(max_examples=60 * EXAMPLES)
+@given(st.data(), snapshots(), st.booleans())
+def test_no_plan_is_better_than_the_one_that_is_chosen(data, snapshot: Snapshot, spread: bool) -> None:
+    policy = Policy(spread_before_evicting=spread)
+    requirement = data.draw(requirements(snapshot.runners[0].kind))
+    decision = decide(snapshot, requirement, policy, NOW)
+    best = best_score(snapshot, requirement, policy, NOW)
+    if best is None:
+        assert not isinstance(decision, Place)
+    else:
+        assert isinstance(decision, Place), decision
+        assert score_of(decision, snapshot, requirement, policy, NOW) == best
+
+
+def test_a_runner_that_is_there_again_with_fewer_devices_gets_what_fits() -> None:
+    fleet = SlotFleet()
+    allocator = Allocator(fleet, Policy())
+    fleet.add_runner(gpus("a", 2))
+    for each in (slot("s", 80, 0), slot("t", 80, 1)):
+        fleet.adopt(replace(each, ready_at=NOW, last_activity=NOW))
+    assert isinstance(allocator.decide(Requirement(model()), NOW), Full)
+    fleet.remove_runner("a")
+    fleet.add_runner(gpus("a", 1))
+    for now in (NOW, NOW + 20):  # when the slots that are gone would have been stale, too
+        decision = allocator.decide(Requirement(model()), now)
+        assert isinstance(decision, Place)
+        assert decision.allocation.devices == (0,)
+
+
+def test_a_runner_that_is_expected_changes_nothing_for_those_that_are_there() -> None:
+    pair = Requirement(model("pair", memory={2: 30 * GB}))
+    fleet = fleet_of(world(slot("x", 60, 0), slot("y", 60, 1), runners=(gpus(count=2),)))
+    allocator = Allocator(fleet, DEFAULT)
+    first = allocator.decide(pair, NOW)
+    fleet.expect([gpus("b")])
+    assert allocator.decide(pair, NOW) == first
+    assert isinstance(first, Place)
+    assert first.evict
+
+
+@settings(max_examples=40 * EXAMPLES)
+@given(st.data(), snapshots())
+def test_an_allocator_that_remembers_decides_as_a_new_one(data, snapshot: Snapshot) -> None:
+    fleet = fleet_of(snapshot)
+    policy = Policy(stale_at=IdleFor(5.0))
+    allocator = Allocator(fleet, policy)
+    for number in range(data.draw(st.integers(1, 8))):
+        requirement, now = data.draw(requirements(snapshot.runners[0].kind)), NOW + 4 * number
+        decision = allocator.decide(requirement, now)
+        same = Snapshot(
+            tuple(fleet.runners.values()), tuple(fleet.slots.values()), frozenset(fleet.closed), fleet.prices
+        )
+        best = best_score(same, requirement, policy, now)
+        assert (best is None) is not isinstance(decision, Place)
+        if isinstance(decision, Place):
+            assert score_of(decision, same, requirement, policy, now) == best
+            allocator.commit(f"new {number}", requirement.spec, decision, now)
+        for each in list(fleet.slots.values()):
+            if each.state is SlotState.STARTING and data.draw(st.booleans()):
+                fleet.set_ready(each.slot_id, now)
+            elif each.state is SlotState.DRAINING and data.draw(st.booleans()):
+                fleet.end(each.slot_id)
+            elif each.state is SlotState.PLANNED:
+                fleet.start(each.slot_id, now)
+        change_a_runner(data, fleet)
+        fleet.check()
+
+
+def change_a_runner(data, fleet: SlotFleet) -> None:
+    """One is lost, closes, opens, comes or is expected, or nothing happens."""
+    runner = data.draw(st.sampled_from(list(fleet.runners.values())))
+    match data.draw(st.sampled_from(["nothing", "lose", "close", "open", "come", "expect"])):
+        case "lose" if len(fleet.runners) > 1:
+            fleet.remove_runner(runner.runner_id)
+        case "close" | "open" as what:
+            fleet.set_open(runner.runner_id, what == "open")
+        case "come":
+            fleet.add_runner(replace(runner, runner_id=f"runner {len(fleet.runners)} of {fleet.changes.end}"))
+        case "expect":
+            fleet.expect([replace(runner, runner_id="expected")])

@@ -1,0 +1,102 @@
+"""A defect of iris_ray that shows with one model keeps no other model waiting."""
+
+from collections.abc import Callable, Iterator
+from inspect import isgeneratorfunction
+from typing import Any
+
+import pytest
+
+from iris_ray.slots.actors.slot_processes import status_of
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.allocator import Allocator, Requirement
+from iris_ray.slots.core.fleet import SlotFleet
+from iris_ray.slots.core.instructions import Instruction
+from iris_ray.slots.core.models import SlotIdentity
+from iris_ray.slots.core.request_queue import ActiveRequests
+from iris_ray.slots.core.slot import Slot
+from tests.support.slot_world import A, B, SlotWorld, serving_world
+from tests.support.slots import gpus
+
+
+def put_in(patch: pytest.MonkeyPatch, where: type, name: str, identity: SlotIdentity) -> None:
+    """Have a method raise an exception if its first argument is about this model."""
+    method: Callable[..., Any] = getattr(where, name)
+
+    def fails() -> Iterator[Instruction]:
+        yield from ()
+        raise KeyError("a defect")
+
+    def defective(self: Any, about: Any, *arguments: Any, **named: Any) -> Any:
+        found = self.slots[about] if isinstance(self, SlotFleet) and isinstance(about, str) else about
+        if isinstance(found, Requirement):
+            found = found.spec
+        if (found if isinstance(found, SlotIdentity) else found.identity) == identity:
+            return fails() if isgeneratorfunction(method) else next(fails())
+        return method(self, about, *arguments, **named)
+
+    patch.setattr(where, name, defective)
+
+
+def waiting_world() -> SlotWorld:
+    """A request of each model waits for a runner, that of the first one for longer."""
+    w = serving_world(A, B, runners=0)
+    w.ask("a", A.identity)
+    w.ask("b", B.identity)
+    return w
+
+
+@pytest.mark.parametrize(("where", "name"), [(Allocator, "decide"), (ActiveRequests, "dispatch"), (SlotFleet, "start")])
+def test_one_model_that_cannot_be_served_keeps_no_other_one_waiting(
+    monkeypatch: pytest.MonkeyPatch, where: type, name: str
+) -> None:
+    w = waiting_world()
+    with monkeypatch.context() as patch:
+        put_in(patch, where, name, A.identity)
+        w.join(gpus("a", 2))
+        w.run(60)
+        assert w.answered == {"b": 1}
+        (alarm,) = w.alarms
+        assert alarm.startswith("a: it can't be served now, by a defect of iris_ray (KeyError: 'a defect')\nTraceback")
+        rows = {row.model: row for row in status_of(w.reconciler, {}, w.now).models}
+        assert "by a defect of iris_ray (KeyError: 'a defect'). Other models go on" in rows["a"].waits_for
+        assert rows["b"].waits_for == ""
+    w.run(6)
+    assert w.answered == {"a": 1, "b": 1}
+
+
+def test_a_slot_that_cannot_be_ended_keeps_no_other_one_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = serving_world(A, B, gpus_each=2)
+    for name, identity in (("a", A.identity), ("b", B.identity)):
+        w.ask(name, identity)
+        w.settle(serve=False)
+    with monkeypatch.context() as patch:
+        put_in(patch, ActiveRequests, "lose", A.identity)
+        for slot_id in list(w.reconciler.fleet.slots):
+            w.hear(ev.SlotEviction(slot_id))
+        w.run(70, serve=False)
+        assert [request.request_id for request in w.requeued] == ["b"]
+        assert len(w.alarms) == 1
+    w.run(6)
+    assert w.answered == {"a": 1, "b": 1}
+
+
+def test_a_lost_runner_has_all_requests_run_again_but_those_of_a_model_with_a_defect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    w = serving_world(A, B, gpus_each=2)
+    for name, identity in (("a", A.identity), ("b", B.identity)):
+        w.ask(name, identity)
+        w.settle(serve=False)
+    lost: list[Slot] = []
+    lose = ActiveRequests.lose
+
+    def defective(self: ActiveRequests, slot: Slot, *arguments: Any) -> Any:
+        lost.append(slot)
+        yield from lose(self, slot, *arguments)
+        if len(lost) == 1:
+            raise KeyError("a defect")
+
+    monkeypatch.setattr(ActiveRequests, "lose", defective)
+    w.lose("a")
+    assert [request.request_id for request in w.requeued] == ["a", "b"]
+    assert len(w.alarms) == 1

@@ -1,0 +1,199 @@
+"""Runners, slots and the ledger: what is booked, and when it is free."""
+
+import pickle
+
+import pytest
+
+from iris_ray.errors import IllegalTransitionError, InvalidSlotError
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.slots.core.devices import Device, DeviceKind, Runner, tpu_sets
+from iris_ray.slots.core.fleet import SlotFleet
+from iris_ray.slots.core.instructions import KEPT
+from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.slot import SLOT_TRANSITIONS, Allocation, Slot, SlotState
+from tests.support.slots import GB, chips, gpus, model
+
+
+def fleet_of(*runners: Runner) -> SlotFleet:
+    fleet = SlotFleet()
+    for runner in runners:
+        fleet.add_runner(runner)
+    return fleet
+
+
+def ready(fleet: SlotFleet, name: str, spec: ModelSpec, *devices: int) -> Slot:
+    """A slot that serves, on runner a."""
+    slot = fleet.plan(name, spec, Allocation("a", devices, (spec.memory[len(devices)],) * len(devices)), now=0.0)
+    assert fleet.start(name, now=0.0)
+    fleet.set_ready(name, now=1.0)
+    return slot
+
+
+# -- what runs where -----------------------------------------------------------------------------------------------
+
+
+def test_a_process_can_use_one_two_or_all_of_four_chips_and_neighbours_only() -> None:
+    assert list(chips(count=4).sets(1)) == [(0,), (1,), (2,), (3,)]
+    assert list(chips(count=4).sets(2)) == [(0, 1), (2, 3)]
+    assert list(chips(count=4).sets(3)) == []
+    assert list(chips(count=4).sets(4)) == [(0, 1, 2, 3)]
+    assert tpu_sets(1) == ((0,),)
+
+
+def test_gpus_can_be_combined_at_will() -> None:
+    assert list(gpus(count=3).sets(2)) == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_a_chip_is_charged_whole_and_a_gpu_by_the_byte() -> None:
+    assert Device(DeviceKind.TPU, 16 * GB).charge(3 * GB) == 16 * GB
+    assert Device(DeviceKind.GPU, 16 * GB).charge(3 * GB) == 3 * GB
+
+
+@pytest.mark.parametrize(
+    ("runtime", "concurrency", "seats"), [("vllm", None, 256), ("ollama", None, 2), ("actor", None, 1), ("vllm", 8, 8)]
+)
+def test_concurrency_comes_from_the_runtime_unless_it_is_given(
+    runtime: str, concurrency: int | None, seats: int
+) -> None:
+    assert model(runtime=runtime, concurrency=concurrency).requests_at_a_time == seats
+
+
+def test_a_model_crosses_processes() -> None:
+    spec = model(memory={2: 9 * GB, 1: 16 * GB})
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert list(spec.memory) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "concurrency"), [("", {1: 1}, None), ("m", {}, None), ("m", {1: 0}, None), ("m", {1: 1}, 0)]
+)
+def test_a_model_that_makes_no_sense_is_refused(name: str, memory: dict[int, int], concurrency: int | None) -> None:
+    with pytest.raises(InvalidSlotError, match=r"give|no int"):
+        ModelSpec(name, memory, concurrency=concurrency)
+
+
+def test_a_runner_of_two_kinds_and_a_set_of_missing_devices_are_refused() -> None:
+    with pytest.raises(InvalidSlotError, match="all of one kind"):
+        Runner("a", (Device(DeviceKind.GPU, 1), Device(DeviceKind.CPU, 1)))
+    with pytest.raises(InvalidSlotError, match="are not devices"):
+        Runner("a", (Device(DeviceKind.GPU, 1),), legal_sets=((0, 1),))
+
+
+def test_a_constraint_that_cannot_be_evaluated_is_not_satisfied() -> None:
+    runner = Runner("a", (Device(DeviceKind.CPU, 1),), {"zone": AttributeValue("us-a")})
+    assert runner.satisfies([Constraint("zone", ConstraintOp.EQ, "us-a")])
+    assert not runner.satisfies([Constraint("zone", ConstraintOp.GT, 4)])
+
+
+# -- the life of a slot ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", SlotState)
+def test_a_slot_changes_as_the_table_says_and_not_otherwise(state: SlotState) -> None:
+    for to in SlotState:
+        slot = Slot("s", model(), Allocation("a", (0,), (1,)), 0.0, state)
+        if to in SLOT_TRANSITIONS[state]:
+            slot.move_to(to)
+            assert slot.state is to
+        else:
+            with pytest.raises(IllegalTransitionError, match=f"is {state.value}"):
+                slot.move_to(to)
+
+
+def test_memory_is_promised_before_a_slot_exists_and_free_when_its_end_is_confirmed() -> None:
+    fleet = fleet_of(gpus(count=1))
+    ready(fleet, "s", model(gigabytes=50), 0)
+    assert fleet.ledger.free_now("a") == [30 * GB]
+    fleet.retire("s", SlotState.DRAINING)
+    assert fleet.ledger.unpromised("a") == [80 * GB]
+    assert fleet.ledger.free_now("a") == [30 * GB]
+    fleet.end("s")
+    assert fleet.ledger.free_now("a") == [80 * GB]
+    fleet.check()
+
+
+def test_a_slot_starts_when_the_one_that_it_replaces_is_gone_and_not_before() -> None:
+    fleet = fleet_of(gpus(count=1))
+    ready(fleet, "old", model(gigabytes=50), 0)
+    fleet.retire("old", SlotState.DRAINING)
+    fleet.plan("new", model("n", 60), Allocation("a", (0,), (60 * GB,)), now=2.0)
+    fleet.check()
+    assert not fleet.start("new", now=2.0)
+    fleet.end("old")
+    assert fleet.start("new", now=3.0)
+    fleet.check()
+
+
+def test_nothing_is_promised_twice() -> None:
+    fleet = fleet_of(gpus(count=1))
+    ready(fleet, "s", model(gigabytes=50), 0)
+    with pytest.raises(IllegalTransitionError, match="110,000,000,000 of 80,000,000,000 bytes"):
+        fleet.plan("t", model("n", 60), Allocation("a", (0,), (60 * GB,)), now=2.0)
+
+
+def test_a_planned_slot_that_is_retired_is_gone_at_once() -> None:
+    fleet = fleet_of(gpus(count=1))
+    fleet.plan("s", model(), Allocation("a", (0,), (40 * GB,)), now=0.0)
+    fleet.retire("s", SlotState.DRAINING)
+    assert not fleet.slots
+    fleet.check()
+
+
+def test_a_lost_runner_takes_its_slots_and_its_books_along() -> None:
+    fleet = fleet_of(gpus("a"), gpus("b"))
+    slot = ready(fleet, "s", model(memory={2: 40 * GB}), 0, 1)
+    assert fleet.remove_runner("a") == [slot]
+    assert slot.state is SlotState.GONE
+    assert not fleet.slots
+    assert not fleet.of_identity(slot.identity)
+    fleet.add_runner(gpus("a"))
+    assert fleet.ledger.free_now("a") == [80 * GB, 80 * GB]
+    fleet.check()
+
+
+def test_a_request_needs_a_seat() -> None:
+    fleet = fleet_of(gpus())
+    ready(fleet, "s", model(concurrency=1), 0)
+    fleet.begin_request("s", "r", now=2.0)
+    with pytest.raises(IllegalTransitionError, match="no seat"):
+        fleet.begin_request("s", "q", now=2.0)
+    fleet.end_request("s", "r", now=3.0)
+    fleet.begin_request("s", "q", now=4.0)
+
+
+def test_readers_hear_of_every_device_that_changed() -> None:
+    fleet = fleet_of(gpus("a"), gpus("b"))
+    assert fleet.changes.since(0) == set(fleet.devices())
+    before = fleet.changes.end
+    ready(fleet, "s", model(), 1)
+    assert fleet.changes.since(before) == {("a", 1)}
+    assert fleet.changes.since(fleet.changes.end) == set()
+
+
+def test_a_reader_that_was_away_for_long_has_to_look_at_everything() -> None:
+    fleet = fleet_of(gpus("a"), gpus("b"))
+    for number in range(2 * KEPT):
+        fleet.set_open("ab"[number % 2], False)
+    assert fleet.changes.since(0) is None
+    assert fleet.changes.since(fleet.changes.end - 2) == {("b", 0), ("b", 1)}
+
+
+def test_a_device_that_changes_again_and_again_is_noted_anew_only_after_somebody_has_looked() -> None:
+    fleet = fleet_of(gpus("a"))
+    end = fleet.changes.end
+    ready(fleet, "s", model(), 1)
+    assert fleet.changes.end == end + 1
+    assert fleet.changes.since(end) == {("a", 1)}
+    fleet.claim("s", True)
+    assert fleet.changes.since(end + 1) == {("a", 1)}
+
+
+def test_observed_memory_raises_alarms_and_frees_nothing() -> None:
+    fleet = fleet_of(gpus())
+    ready(fleet, "s", model(gigabytes=50), 0)
+    assert list(fleet.ledger.alarms("a", {0: 53 * GB, 1: 0})) == []
+    assert list(fleet.ledger.alarms("a", {0: 60 * GB, 1: 9 * GB})) == [
+        "runner a: device 0 uses 60,000,000,000 bytes, but slots have only 50,000,000,000 booked",
+        "runner a: device 1 uses 9,000,000,000 bytes, but slots have only 0 booked",
+    ]
+    assert fleet.ledger.free_now("a") == [30 * GB, 80 * GB]

@@ -1,0 +1,146 @@
+"""What models need, read from real GGUF files that the format's own package wrote."""
+
+import struct
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import quantize
+
+from iris_ray.errors import InvalidSlotError
+from iris_ray.slots.core.memory_estimates import (
+    BATCH,
+    RUNTIME_BYTES,
+    WORK_BYTES,
+    GGUFModel,
+    gguf_memory,
+    read_gguf,
+    vllm_memory,
+)
+
+LAYERS, EMBEDDING, HEADS, KV_HEADS, FEED_FORWARD, TOKENS = 4, 64, 4, 2, 160, 100
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    """A small model of the shape of Llama: weights in 32, 16 and 8 bits."""
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(EMBEDDING)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv([KV_HEADS] * LAYERS)
+    writer.add_feed_forward_length(FEED_FORWARD)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_bool("general.small", True)
+    writer.add_token_list([f"token {number}" for number in range(TOKENS)])
+    writer.add_tensor("token_embd.weight", np.ones((TOKENS, EMBEDDING), np.float32))
+    for number in range(LAYERS):
+        writer.add_tensor(f"blk.{number}.attn_q.weight", np.ones((EMBEDDING, EMBEDDING), np.float16))
+        down = quantize(np.ones((EMBEDDING, FEED_FORWARD), np.float32), GGMLQuantizationType.Q8_0)
+        writer.add_tensor(f"blk.{number}.ffn_down.weight", down, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> GGUFModel:
+    with path.open("rb") as file:
+        return read_gguf(file, path.stat().st_size)
+
+
+def test_the_head_says_what_the_writer_was_told(model: GGUFModel) -> None:
+    assert model.architecture == "llama"
+    assert (model.number("block_count"), model.number("attention.head_count_kv")) == (LAYERS, KV_HEADS)
+    assert model.vocabulary == TOKENS
+    assert model.facts["general.small"] is True
+
+
+def test_tensors_are_as_large_as_the_other_reader_finds(path: Path, model: GGUFModel) -> None:
+    theirs = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(path).tensors}
+    assert model.tensors.keys() == theirs.keys()
+    for name, size in theirs.items():
+        assert size <= model.tensors[name] < size + 32
+
+
+def test_need_is_layers_cache_work_and_process(model: GGUFModel) -> None:
+    weights = EMBEDDING * EMBEDDING * 2 + EMBEDDING * FEED_FORWARD * 34 // 32
+    cache = KV_HEADS * (16 + 16) * 2
+    work = BATCH * WORK_BYTES * (4 * EMBEDDING + max(1000 * HEADS, 2 * FEED_FORWARD, TOKENS))
+    fixed = TOKENS * EMBEDDING * 4 + work + RUNTIME_BYTES
+    memory = gguf_memory(model, context=1000, concurrency=3, degrees=[1, 2, 3])
+    assert memory == {
+        1: 4 * (weights + 3000 * cache) + fixed,
+        2: 2 * (weights + 3000 * cache) + fixed,
+        3: 2 * (weights + 3000 * cache) + fixed,
+    }
+
+
+def test_degrees_may_come_one_by_one(model: GGUFModel) -> None:
+    assert gguf_memory(model, context=100, degrees=iter([1, 2])) == gguf_memory(model, context=100, degrees=[1, 2])
+
+
+def test_a_context_beyond_what_the_model_knows_costs_nothing(model: GGUFModel) -> None:
+    assert gguf_memory(model, context=10**6) == gguf_memory(model, context=4096)
+
+
+@pytest.mark.parametrize("cut", [3, 10, 40, 300, -12_000])
+def test_a_file_that_is_cut_off_is_refused(path: Path, cut: int) -> None:
+    data = path.read_bytes()[:cut]
+    with pytest.raises(InvalidSlotError, match=r"cut off|no GGUF"):
+        read_gguf(BytesIO(data), len(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"PK\x03\x04" + bytes(100), "does not begin with"),
+        (b"GGUF\x09\x00\x00\x00" + bytes(100), "version 9"),
+        (b"GGUF\x03\x00\x00\x00" + b"\xff" * 100, "damaged"),
+        (struct.pack("<4sIQQQ17sII", b"GGUF", 3, 0, 1, 17, b"general.alignment", 4, 0), "aligned to 0 bytes"),
+    ],
+)
+def test_what_is_no_gguf_file_is_refused_in_words(data: bytes, why: str) -> None:
+    with pytest.raises(InvalidSlotError, match=why):
+        read_gguf(BytesIO(data), len(data))
+
+
+def test_a_missing_number_is_named(model: GGUFModel) -> None:
+    bare = GGUFModel({"general.architecture": "odd"}, {}, {})
+    with pytest.raises(InvalidSlotError, match=r"odd\.block_count"):
+        gguf_memory(bare, context=10)
+
+
+@pytest.mark.parametrize("kw", [{"context": 0}, {"context": 8, "concurrency": 0}, {"context": 8, "degrees": [0]}])
+def test_numbers_that_make_no_sense_are_refused(model: GGUFModel, kw) -> None:
+    with pytest.raises(InvalidSlotError, match="1 or more"):
+        gguf_memory(model, **kw)
+
+
+def test_vllm_takes_its_share_of_each_device_whatever_the_model() -> None:
+    assert vllm_memory(80 * 10**9, 0.9, [1, 2]) == {1: 72 * 10**9, 2: 72 * 10**9}
+    with pytest.raises(InvalidSlotError, match="utilisation"):
+        vllm_memory(80 * 10**9, 1.5)
+
+
+def test_one_of_several_parts_of_a_model_does_not_tell_what_the_model_needs(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=1)
+    writer.add_block_count(2)
+    writer.add_embedding_length(EMBEDDING)
+    for number in range(2):
+        writer.add_tensor(f"blk.{number}.attn_q.weight", np.ones((EMBEDDING, EMBEDDING), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    part = tmp_path / "model-00001-of-00002.gguf"
+    with part.open("rb") as file:
+        found = read_gguf(file, part.stat().st_size)
+    with pytest.raises(InvalidSlotError, match="is one of 2 parts, and knows only its own weights"):
+        gguf_memory(found, context=1000)

@@ -1,0 +1,384 @@
+"""Requests come, slots are made, evicted, lost and made again."""
+
+from collections.abc import Callable
+
+import pytest
+
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.instructions import AskRunner, DeleteSlot, RaiseAlarm, Refusal, StartRequest
+from iris_ray.slots.core.models import Request
+from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.slot import SlotState
+from tests.support.slot_world import QUICK, A, B, C, SlotWorld, serving_world
+from tests.support.slots import GB, chips, gpus, model
+
+
+def test_a_request_gets_a_slot_and_an_answer() -> None:
+    w = serving_world(A)
+    w.ask("r", A.identity)
+    w.settle()
+    assert w.answered == {"r": 1}
+    assert w.ready("a") == ["slot-1"]
+
+
+def test_a_warm_slot_serves_again_without_another_load() -> None:
+    w = serving_world(A)
+    for number in range(5):
+        w.ask(f"r{number}", A.identity)
+        w.settle()
+    assert w.created == ["slot-1"]
+
+
+def test_as_many_slots_are_made_as_the_queue_fills_and_those_that_start_count() -> None:
+    spec = model("a", 10, concurrency=2)
+    w = serving_world(spec, gpus_each=2)
+    for number in range(5):
+        w.ask(f"r{number}", spec.identity)
+    assert len(w.reconciler.fleet.slots) == 3
+    w.tick()
+    assert len(w.reconciler.fleet.slots) == 3
+
+
+def test_a_slot_is_evicted_for_another_model_and_comes_back_when_it_is_asked_for() -> None:
+    w = serving_world(A, B)
+    for number, spec in enumerate([A, B, A]):
+        w.ask(f"r{number}", spec.identity)
+        w.run(2)
+    assert sorted(w.answered) == ["r0", "r1", "r2"]
+    assert w.ready("a") == ["slot-3"]
+    assert [reason for _, reason in w.deleted] == ["its memory is needed for b", "its memory is needed for a"]
+
+
+def test_the_requests_of_a_lost_runner_run_again_and_are_marked() -> None:
+    w = serving_world(A, runners=2)
+    w.ask("r", A.identity)
+    w.ask("once", A.identity, retriable=False)
+    w.settle(serve=False)
+    assert len(w.ready("a")) == 2
+    w.lose("a")
+    w.lose("b")
+    w.join(gpus("c", 1))
+    w.settle()
+    assert w.answered == {"r": 1}
+    assert [request.request_id for request in w.requeued] == ["r"]
+    assert w.refused["once"].refusal is Refusal.LOST
+    assert "must not be repeated" in w.refused["once"].reason
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_ends_late_or_twice_changes_nothing(twice: bool) -> None:
+    w = serving_world(A)
+    w.ask("r", A.identity)
+    w.settle(serve=False)
+    w.end_request("r", "slot-1")
+    late: list[ev.Event] = [
+        ev.RequestEnded("r", "slot-1"),
+        ev.SlotReady("slot-1"),
+        ev.SlotEnded("slot-9"),
+        ev.RunnerLost("z"),
+    ]
+    for event in late:
+        w.hear(event)
+        if twice:
+            w.hear(event)
+    assert w.ready("a") == ["slot-1"]
+
+
+# -- refused ---------------------------------------------------------------------------------------------------------
+
+
+def test_refusals_leave_no_trace() -> None:
+    w = serving_world(A, policy=ServingPolicy(most_waiting=1))
+    w.stuck.add("a")
+    w.ask("r", A.identity, deadline=50.0)
+    for name, identity, kw, refusal in [
+        ("r", A.identity, {}, Refusal.DUPLICATE),
+        ("x", B.identity, {}, Refusal.UNKNOWN_MODEL),
+        ("y", A.identity, {}, Refusal.QUEUE_FULL),
+        ("z", A.identity, {"deadline": -1.0}, Refusal.EXPIRED),
+    ]:
+        w.ask(name, identity, **kw)
+        assert w.refused[name].refusal is refusal
+    assert [request.request_id for request in w.reconciler.queue] == ["r"]
+    w.now = 50.0
+    w.tick()
+    assert w.refused["r"].refusal is Refusal.EXPIRED
+    assert len(w.reconciler.queue) == 0
+
+
+def test_a_cancelled_request_leaves_the_queue_or_its_slot() -> None:
+    w = serving_world(A)
+    w.ask("waits", A.identity)
+    w.hear(ev.RequestCancelled("waits"))
+    assert len(w.reconciler.queue) == 0
+    w.ask("runs", A.identity)
+    w.settle(serve=False)
+    w.hear(ev.RequestCancelled("runs"))
+    w.settle(serve=False)
+    assert not w.reconciler.active.by_id
+    assert w.answered == {}
+
+
+def test_a_cancelled_request_does_not_come_back_when_its_runner_is_lost() -> None:
+    w = serving_world(A)
+    w.ask("r", A.identity)
+    w.settle(serve=False)
+    w.hear(ev.RequestCancelled("r"))
+    w.lose("a")
+    assert len(w.reconciler.queue) == 0
+    assert not w.requeued
+
+
+# -- what is there and should not be, and the other way round --------------------------------------------------------
+
+
+def test_orphans_and_duplicates_and_mismatches_end() -> None:
+    w = serving_world(A, runners=2)
+    w.ask("r", A.identity)
+    w.settle()
+    (slot,) = w.reconciler.fleet.slots.values()
+    home, other = slot.allocation.runner_id, {"a": "b", "b": "a"}[slot.allocation.runner_id]
+    w.hear(ev.RunnerReported(other, w.now, {"ghost": A.identity, slot.slot_id: A.identity}))
+    asked = {(order.slot_id, order.reason) for order in w.orders[other] if isinstance(order, DeleteSlot)}
+    assert asked == {
+        ("ghost", "no slot of this id is wanted"),
+        (slot.slot_id, f"the slot of this id belongs to runner {home}"),
+    }
+    w.orders[other].clear()
+    w.hear(ev.RunnerReported(home, w.now, {slot.slot_id: B.identity}))
+    w.settle()
+    assert (slot.slot_id, "it serves b instead of a") in w.deleted
+
+
+def test_a_runner_gets_no_slots_before_it_has_reported_that_it_is_empty() -> None:
+    w = SlotWorld(QUICK)
+    w.join(gpus("a", 1))
+    w.hear(ev.ModelRegistered(A))
+    w.ask("r", A.identity)
+    w.hear(ev.RunnerReported("a", w.now, {"ghost": B.identity}))
+    assert not w.reconciler.fleet.slots
+    w.hear(ev.RunnerReported("a", w.now, {}))
+    assert w.reconciler.fleet.slots
+
+
+def test_a_slot_that_vanished_is_made_again() -> None:
+    w = serving_world(A)
+    w.hear(ev.ModelRegistered(A, replicas=1))
+    w.settle()
+    w.processes.clear()
+    w.run(10)
+    assert w.ready("a") == ["slot-2"]
+
+
+def test_reports_are_asked_for_every_five_seconds_and_observed_memory_raises_an_alarm() -> None:
+    w = serving_world(A)
+    asked = [w.reconciler.handle(ev.Tick(), second).count(AskRunner("a")) for second in (3.0, 5.0, 9.0, 11.0)]
+    assert asked == [0, 1, 0, 1]
+    heard = w.reconciler.handle(ev.RunnerReported("a", 11.0, {}, {0: 60 * GB}), 11.0)
+    assert [type(each) for each in heard] == [RaiseAlarm]
+
+
+# -- slots without requests ------------------------------------------------------------------------------------------
+
+
+def test_replicas_are_kept_and_never_evicted() -> None:
+    w = serving_world(A, replicas=1)
+    w.hear(ev.ModelRegistered(B))
+    assert w.ready("a") == ["slot-1"]
+    w.ask("r", B.identity)
+    w.run(20)
+    assert w.ready("a") == ["slot-1"]
+    w.hear(ev.ModelRegistered(A, replicas=0))
+    w.run(2)
+    assert w.answered == {"r": 1}
+
+
+def test_new_runners_are_prewarmed_if_there_is_room_and_nothing_is_evicted_for_it() -> None:
+    w = serving_world(A, prewarm=True, runners=2)
+    assert len(w.ready("a")) == 2
+    w.hear(ev.ModelRegistered(B, prewarm=True))
+    w.settle()
+    assert w.ready("b") == []
+    w.join(gpus("c", 2))
+    w.settle()
+    assert (len(w.ready("a")), len(w.ready("b"))) == (3, 1)
+
+
+@pytest.mark.parametrize("gpus_each", [1, 2])
+def test_a_model_that_is_registered_anew_is_prewarmed_where_its_slots_end(gpus_each: int) -> None:
+    w = serving_world(A, prewarm=True, runners=2, gpus_each=gpus_each)
+    w.hear(ev.ModelRegistered(model("a", 50, concurrency=2), prewarm=True))
+    w.settle()
+    assert w.ready("a") == ["slot-3", "slot-4"]
+
+
+def test_slots_that_are_idle_for_long_end() -> None:
+    w = serving_world(A, policy=ServingPolicy(idle_s=60.0))
+    w.ask("r", A.identity)
+    w.run(50)
+    assert w.ready("a")
+    w.run(50)
+    assert not w.ready("a")
+
+
+def test_a_closed_runner_finishes_its_requests_and_gets_no_more() -> None:
+    w = serving_world(A, runners=2)
+    w.ask("r", A.identity)
+    w.settle(serve=False)
+    (slot,) = w.reconciler.fleet.slots.values()
+    home = slot.allocation.runner_id
+    w.hear(ev.RunnerClosed(home))
+    assert slot.state is SlotState.DRAINING
+    assert not w.deleted
+    w.settle()
+    assert w.answered == {"r": 1}
+    assert [slot_id for slot_id, _ in w.deleted] == [slot.slot_id]
+    w.ask("s", A.identity)
+    w.settle()
+    (slot,) = w.reconciler.fleet.slots.values()
+    assert slot.allocation.runner_id != home
+
+
+def test_an_operator_can_evict_a_slot_and_a_model_can_be_removed() -> None:
+    w = serving_world(A, B, gpus_each=2)
+    w.ask("r", A.identity)
+    w.ask("s", B.identity)
+    w.settle()
+    w.hear(ev.SlotEviction(w.ready("a")[0]))
+    w.hear(ev.ModelRemoved(B.identity))
+    w.settle()
+    assert w.processes == {}
+
+
+def test_a_slot_of_a_raised_concurrency_fills_while_the_one_before_still_ends() -> None:
+    w = serving_world(model("a", 40), gpus_each=2)
+    w.ask("old", A.identity)
+    w.settle(serve=False)
+    more = model("a", 40, concurrency=4)
+    w.hear(ev.ModelRegistered(more))
+    for number in range(4):
+        w.ask(f"r{number}", more.identity)
+    w.settle(serve=False)
+    assert [len(process.requests) for process in w.processes.values()] == [1, 4]
+
+
+def test_a_model_that_is_registered_anew_with_other_memory_is_loaded_anew() -> None:
+    w = serving_world(A, replicas=1)
+    w.hear(ev.ModelRegistered(model("a", 30), replicas=1))
+    w.settle()
+    assert w.ready("a") == ["slot-2"]
+    assert w.processes["slot-2"].allocation.bytes_each == (30 * GB,)
+
+
+def test_the_next_tick_is_due_at_the_next_deadline_and_else_after_five_seconds() -> None:
+    w = serving_world(A)
+    assert w.reconciler.wakeup() == w.now + 5.0
+    w.stuck.add("a")
+    w.ask("r", A.identity, deadline=w.now + 2.0)
+    assert w.reconciler.wakeup() == w.now + 2.0
+
+
+# -- defects of other systems ----------------------------------------------------------------------------------------
+
+
+def test_eviction_and_revival_do_not_wait_for_each_other() -> None:
+    """Two models that fit only alternately, both asked for all the time: everybody gets answers."""
+    w = serving_world(A, B)
+    for number in range(20):
+        w.ask(f"a{number}", A.identity)
+        w.ask(f"b{number}", B.identity)
+        w.run(1)
+    w.run(60)
+    assert len(w.answered) == 40
+
+
+def test_nothing_is_evicted_for_a_model_that_can_never_fit() -> None:
+    huge = model("huge", 90)
+    w = serving_world(A, huge)
+    w.ask("r", A.identity)
+    w.settle()
+    w.ask("s", huge.identity)
+    w.run(60)
+    assert w.refused["s"].refusal is Refusal.FITS_NOWHERE
+    assert not w.deleted
+
+
+def test_models_load_side_by_side() -> None:
+    w = serving_world(A, B, C, gpus_each=3)
+    for spec in (A, B, C):
+        w.ask(f"for {spec.name}", spec.identity)
+    assert [slot.state for slot in w.reconciler.fleet.slots.values()] == [SlotState.STARTING] * 3
+
+
+def test_a_model_in_demand_gets_more_than_one_slot() -> None:
+    w = serving_world(A, runners=3)
+    for number in range(9):
+        w.ask(f"r{number}", A.identity)
+    w.settle(serve=False)
+    assert len(w.ready("a")) == 3
+
+
+def test_reports_do_not_make_slots_twice() -> None:
+    """The reconciler's own books count; a report that does not know a new slot yet changes nothing."""
+    w = serving_world(A, runners=3)
+    before = w.now
+    w.now += 1.0
+    w.ask("r", A.identity)
+    for name in "abc":
+        w.hear(ev.RunnerReported(name, before, {}))
+        w.tick()
+    assert len(w.reconciler.fleet.slots) == 1
+
+
+def test_a_model_that_loads_holds_nobody_up() -> None:
+    w = serving_world(A, B, gpus_each=2)
+    w.ask("warm", B.identity)
+    w.settle()
+    w.ask("cold", A.identity)
+    w.ask("next", B.identity)
+    orders = [order.request.request_id for order in w.orders["a"] if isinstance(order, StartRequest)]
+    assert orders == ["next"]
+
+
+def test_a_model_that_fits_only_on_a_runner_without_a_host_waits_for_it_and_what_fits_on_none_is_refused() -> None:
+    w = serving_world(A, model("large", 70), model("huge", 90))
+    w.lose("a")
+    w.join(gpus("small", 1, gigabytes=60))
+    w.hear(ev.RunnersExpected((gpus("small", 1, gigabytes=60), gpus("large", 1))))
+    w.settle()
+    w.ask("waits", model("large", 70).identity)
+    w.ask("never", model("huge", 90).identity)
+    assert w.refused.keys() == {"never"}
+    assert w.refused["never"].refusal is Refusal.FITS_NOWHERE
+    w.join(gpus("large", 1))
+    w.settle()
+    assert w.answered == {"waits": 1}
+
+
+def test_what_is_due_is_done_though_events_leave_no_pause_for_a_tick() -> None:
+    w = serving_world(A)
+    asked = 0
+    for second in range(60):
+        w.now = float(second)
+        arrived = ev.RequestArrived(Request(f"r{second}", A.identity, w.now))
+        asked += w.reconciler.handle(arrived, w.now).count(AskRunner("a"))
+    assert asked == 11  # every five seconds, and once before
+    assert w.reconciler.models[A.identity].demand > 0
+
+
+@pytest.mark.parametrize("runner", [gpus, chips])
+def test_runner_that_comes_back_with_fewer_devices_is_used_as_it_is(runner: Callable[..., Runner]) -> None:
+    """A GPU has fallen off the bus; and nobody has looked between the two."""
+    spec = model("m", 10, kind=runner().kind)
+    w = serving_world()
+    w.join(runner("again", 4))
+    w.hear(ev.ModelRegistered(spec))
+    for number in range(5):
+        w.ask(f"r{number}", spec.identity)
+    w.settle()
+    w.lose("again")
+    w.join(runner("again", 1))
+    w.ask("later", spec.identity)
+    w.settle()
+    assert w.answered["later"] == 1

@@ -1,0 +1,162 @@
+"""The queue of requests, and which slot serves one."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iris_ray.errors import InvalidSlotError, SlotQueueFullError
+from iris_ray.slots.core.models import Request, SlotIdentity
+from iris_ray.slots.core.request_queue import RequestQueue, choose_warm_slot, seats, slots_wanted
+from iris_ray.slots.core.slot import Allocation, Slot, SlotState
+from tests.support.proofs import EXAMPLES
+from tests.support.slots import model
+
+M, N = SlotIdentity("m", "actor", ""), SlotIdentity("n", "actor", "")
+
+
+def queue_of(*requests: Request, **kw) -> RequestQueue:
+    queue = RequestQueue(**kw)
+    for request in requests:
+        queue.add(request)
+    return queue
+
+
+def request(name: str, identity: SlotIdentity = M, at: float = 0.0, **kw) -> Request:
+    return Request(name, identity, at, **kw)
+
+
+def order(queue: RequestQueue) -> list[str]:
+    return [each.request_id for each in queue]
+
+
+def test_bytes_that_wait_are_limited_and_one_request_may_always_wait() -> None:
+    queue = queue_of(request("large", size=1000), most_bytes=100)
+    with pytest.raises(SlotQueueFullError, match=r"1,000 bytes of requests wait already.*has 1; the limit is 100"):
+        queue.add(request("small", size=1))
+    queue.remove("large")
+    queue.add(request("a", size=60))
+    queue.add(request("b", size=40))
+    taken, turn = queue.take(M)
+    queue.add(request("c", size=60))
+    queue.put_back(taken, turn)
+    assert order(queue) == ["a", "b", "c"]
+    with pytest.raises(SlotQueueFullError, match="160 bytes"):
+        queue.add(request("d", size=1))
+
+
+def test_first_come_is_first_served_and_priority_goes_before() -> None:
+    queue = queue_of(request("a"), request("b"), request("c", priority=True), request("d", priority=True))
+    assert order(queue) == ["c", "d", "a", "b"]
+    assert queue.take(M)[0].request_id == "c"
+
+
+def test_models_come_in_the_order_of_their_first_requests() -> None:
+    queue = queue_of(request("a"), request("b", N), request("c"), request("d", N, priority=True))
+    assert queue.in_turn([M, N]) == [N, M]
+    assert queue.waiting(M) == queue.waiting(N) == 2
+
+
+def test_a_full_queue_and_a_duplicate_are_refused_and_leave_nothing_behind() -> None:
+    queue = queue_of(request("a"), most=2)
+    with pytest.raises(InvalidSlotError, match="waits already"):
+        queue.add(request("a", N))
+    queue.add(request("b"))
+    with pytest.raises(SlotQueueFullError, match="2 requests wait"):
+        queue.add(request("c", N))
+    assert order(queue) == ["a", "b"]
+    assert queue.in_turn([N, M]) == [M, N]
+
+
+def test_a_request_that_is_put_back_has_its_old_turn_even_if_the_queue_is_full() -> None:
+    queue = queue_of(request("a"), request("b"), most=2)
+    first, turn = queue.take(M)
+    queue.add(request("c"))
+    queue.put_back(first, turn)
+    assert order(queue) == ["a", "b", "c"]
+
+
+def test_expired_requests_leave_and_others_stay() -> None:
+    queue = queue_of(request("a", deadline=5.0), request("b", deadline=9.0), request("c"))
+    assert [each.request_id for each in queue.expired(5.0)] == ["a"]
+    assert queue.next_deadline() == 9.0
+    assert order(queue) == ["b", "c"]
+
+
+def test_an_id_can_be_used_again_and_the_old_deadline_does_not_count_then() -> None:
+    queue = queue_of(request("a", deadline=5.0))
+    queue.remove("a")
+    queue.add(request("a", deadline=50.0))
+    assert queue.expired(6.0) == []
+
+
+def test_the_longest_waiting_may_be_one_without_priority() -> None:
+    queue = queue_of(request("a", at=1.0), request("b", at=2.0, priority=True))
+    assert queue.oldest(M) == 1.0
+    assert queue.oldest(N) == float("inf")
+
+
+@settings(max_examples=100 * EXAMPLES)
+@given(st.lists(st.tuples(st.sampled_from(["add", "front", "take", "back", "remove", "expire"]), st.integers(0, 9))))
+def test_the_queue_does_what_a_sorted_list_does(steps: list[tuple[str, int]]) -> None:
+    queue, plain, taken = RequestQueue(most=6), {}, []  # type: ignore[var-annotated]
+    for number, (step, n) in enumerate(steps):
+        identity = (M, N)[n % 2]
+        if step in ("add", "front") and len(plain) < 6:
+            made = request(f"r{number}", identity, priority=step == "front", deadline=float(number + n))
+            queue.add(made)
+            plain[made.request_id] = (step == "add", number, made)
+        elif step == "take" and queue.waiting(identity):
+            first, turn = queue.take(identity)
+            assert plain[first.request_id] == min(each for each in plain.values() if each[2].identity == identity)
+            taken.append((first, turn, plain.pop(first.request_id)))
+        elif step == "back" and taken:
+            first, turn, place = taken.pop()
+            queue.put_back(first, turn)
+            plain[first.request_id] = place
+        elif step == "remove" and plain:
+            queue.remove(plain.pop(next(iter(plain)))[2].request_id)
+        elif step == "expire":
+            gone = {each.request_id for each in queue.expired(float(number))}
+            assert gone == {name for name, (_, _, each) in plain.items() if (each.deadline or 0.0) <= number}
+            plain = {name: each for name, each in plain.items() if name not in gone}
+        assert order(queue) == [each[2].request_id for each in sorted(plain.values(), key=lambda each: each[:2])]
+        assert queue.waiting(M) + queue.waiting(N) == len(queue) == len(plain)
+
+
+# -- warm slots ------------------------------------------------------------------------------------------------------
+
+
+def slot(name: str, runner: str = "a", active: int = 0, used: float = 0.0, **kw) -> Slot:
+    place = Allocation(runner, (0,), (1,))
+    asked = {f"{name}{number}" for number in range(active)}
+    kw = {"state": SlotState.READY, "ready_at": 0.0, **kw}
+    return Slot(name, model(concurrency=4), place, 0.0, last_activity=used, active=asked, **kw)
+
+
+@pytest.mark.parametrize(
+    ("slots", "chosen"),
+    [
+        ([slot("s", active=2), slot("t", active=1)], "t"),
+        ([slot("s", "busy", active=1), slot("t", "idle", active=1)], "t"),
+        ([slot("s", used=1.0), slot("t", used=2.0)], "t"),
+        ([slot("s", active=4), slot("t", state=SlotState.STARTING)], None),
+        ([slot("s", state=SlotState.DRAINING)], None),
+    ],
+    ids=["fewest own requests", "the less busy runner", "used most recently", "none has a seat", "one that drains"],
+)
+def test_the_slot_that_serves_is(slots: list[Slot], chosen: str | None) -> None:
+    found = choose_warm_slot(slots, 8, {"a": 0, "busy": 5, "idle": 1}.__getitem__)
+    assert (found and found.slot_id) == chosen
+
+
+@pytest.mark.parametrize(
+    ("waiting", "free", "wanted"), [(0, 0, 0), (1, 0, 1), (4, 0, 1), (5, 0, 2), (5, 4, 1), (3, 4, 0)]
+)
+def test_wanted_are_as_many_slots_as_those_that_wait_fill(waiting: int, free: int, wanted: int) -> None:
+    assert slots_wanted(waiting, free, model(concurrency=4)) == wanted
+
+
+def test_slots_that_start_count_unless_they_are_late() -> None:
+    slots = [slot("s", active=3), slot("t", state=SlotState.STARTING), slot("u", state=SlotState.DRAINING)]
+    assert seats(slots, 8, late=lambda each: False) == 5
+    assert seats(slots, 8, late=lambda each: True) == 1

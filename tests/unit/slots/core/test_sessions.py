@@ -1,0 +1,275 @@
+"""Sessions keep a seat, and give it back when they are closed, idle, lost, or others have waited for long."""
+
+from dataclasses import replace
+
+import pytest
+
+from iris_ray.errors import InvalidSlotError
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.instructions import Refusal
+from iris_ray.slots.core.models import Request, WorkloadKind
+from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.reconciler import idle_runners
+from tests.support.slot_world import QUICK, A, B, SlotWorld, serving_world
+from tests.support.slots import gpus, model
+
+POLICY = replace(QUICK, ageing_s=10.0)
+PAIR = model("pair", 50, concurrency=2)
+
+
+def run(w: SlotWorld, seconds: int, *sessions: str) -> None:
+    """Let time pass while these sessions are used."""
+    for _ in range(seconds):
+        w.renew(*sessions)
+        w.run(1)
+
+
+def test_a_session_keeps_its_slot_while_it_is_used_and_its_runner_is_not_idle() -> None:
+    w = serving_world(A, B, policy=POLICY)
+    w.open("s", A.identity)
+    w.settle()
+    assert list(w.open_sessions()) == ["s"]
+    run(w, 100, "s")
+    assert w.open_sessions()["s"].slot_id == "slot-1"
+    assert idle_runners(w.reconciler, w.now) == set()
+
+
+def test_a_session_takes_one_seat_and_requests_take_the_others() -> None:
+    w = serving_world(PAIR, policy=POLICY)
+    w.open("s", PAIR.identity)
+    w.ask("r1", PAIR.identity)
+    w.ask("r2", PAIR.identity)
+    w.settle(serve=False)
+    assert w.processes["slot-1"].requests == {"r1"}
+    w.settle()
+    assert sorted(w.answered) == ["r1", "r2"]
+
+
+def test_a_session_that_is_closed_ends_after_its_call_and_then_its_slot_can_be_evicted() -> None:
+    w = serving_world(A, B, policy=POLICY)
+    w.open("s", A.identity)
+    w.settle()
+    w.begin_call("s")
+    w.hear(ev.RequestCancelled("s"))
+    w.ask("r", B.identity)
+    w.settle()
+    assert w.ready("a") == ["slot-1"]
+    w.end_call("s")
+    w.settle()
+    assert w.answered == {"r": 1}
+    assert w.ended["s"] == "it was closed"
+
+
+@pytest.mark.parametrize(
+    ("ago", "reason"), [(None, "its client was silent for 30 s"), (0.0, ""), (50.0, "it was not used for 40 s")]
+)
+def test_a_session_ends_if_it_is_idle_or_its_client_is_silent(ago: float | None, reason: str) -> None:
+    w = serving_world(A, policy=POLICY)
+    w.open("s", A.identity, idle_s=40.0)
+    w.settle()
+    for _ in range(50):
+        w.run(1)
+        if ago is not None:
+            w.renew("s", ago=min(ago, w.now))
+    assert w.ended.get("s", "") == reason
+    assert bool(w.reconciler.active.by_id) is (not reason)
+
+
+def test_a_session_that_waits_has_a_deadline_and_a_full_queue_refuses_it() -> None:
+    w = serving_world(A, policy=ServingPolicy(most_waiting=1))
+    w.stuck.add("a")
+    w.open("late", A.identity, deadline=5.0)
+    w.open("one too many", A.identity)
+    w.run(6)
+    assert w.refused["late"].refusal is Refusal.EXPIRED
+    assert w.refused["one too many"].refusal is Refusal.QUEUE_FULL
+
+
+def test_a_lost_slot_ends_its_sessions_which_are_not_begun_again() -> None:
+    w = serving_world(A, runners=2, policy=POLICY)
+    w.open("s", A.identity)
+    w.settle()
+    w.lose(w.open_sessions()["s"].allocation.runner_id)
+    w.settle()
+    assert w.refused["s"].refusal is Refusal.LOST
+    assert w.refused["s"].reason == "runner a is lost"
+    assert w.requeued == []
+    assert not w.open_sessions()
+    assert not w.reconciler.active.by_id
+    w.open("again", A.identity)
+    w.settle()
+    assert list(w.open_sessions()) == ["again"]
+
+
+def test_a_session_whose_slot_is_lost_before_its_client_has_it_waits_again() -> None:
+    w = serving_world(A, runners=2, policy=POLICY)
+    w.open("s", A.identity)
+    while not w.reconciler.active.by_id:
+        w.settle_one()
+    (active,) = w.reconciler.active.by_id.values()
+    w.lose(w.reconciler.fleet.slots[active.slot_id].allocation.runner_id)
+    assert [each.request_id for each in w.requeued] == ["s"]
+    w.settle()
+    assert list(w.open_sessions()) == ["s"]
+
+
+def with_a_session_that_its_client_has_not_got() -> SlotWorld:
+    """A slot is told to end while it has not yet answered that it takes a session's calls."""
+    w = serving_world(A, policy=POLICY)
+    w.open("s", A.identity)
+    while not w.reconciler.active.by_id:
+        w.settle_one()
+    w.hear(ev.SlotEviction("slot-1"))
+    assert "it is wanted no more" in w.ended["s"]
+    return w
+
+
+def test_a_session_that_was_stopped_before_its_client_had_it_waits_again_if_its_slot_is_lost() -> None:
+    w = with_a_session_that_its_client_has_not_got()
+    w.lose("a")
+    assert [each.request_id for each in w.requeued] == ["s"]
+    w.join(gpus("b", 1))
+    w.settle()
+    assert list(w.open_sessions()) == ["s"]
+
+
+def test_a_session_that_its_client_gave_up_before_it_had_it_does_not_wait_again() -> None:
+    w = with_a_session_that_its_client_has_not_got()
+    w.hear(ev.RequestCancelled("s"))
+    w.lose("a")
+    assert (w.requeued, w.refused) == ([], {})
+
+
+def test_a_runner_that_has_to_go_stops_its_sessions_and_waits_for_their_calls() -> None:
+    w = serving_world(A, policy=POLICY)
+    w.open("busy", A.identity)
+    w.settle()
+    w.begin_call("busy")
+    w.hear(ev.RunnerClosed("a", reason="its host has to go: a PRODUCTION job takes it"))
+    run(w, 20, "busy")
+    assert "has to end: its host has to go: a PRODUCTION job takes it" in w.ended["busy"]
+    assert w.ready("a")
+    w.end_call("busy")
+    w.settle()
+    assert not w.processes
+
+
+def test_a_call_that_takes_longer_than_the_grace_is_cut_off() -> None:
+    w = serving_world(A, policy=POLICY)
+    w.open("s", A.identity)
+    w.settle()
+    w.begin_call("s")
+    w.hear(ev.SlotEviction("slot-1"))
+    run(w, 59, "s")
+    assert w.processes
+    run(w, 7, "s")
+    assert not w.processes
+    assert not w.reconciler.active.by_id
+
+
+def test_another_model_gets_the_memory_of_a_busy_session_after_a_while() -> None:
+    w = serving_world(A, B, policy=POLICY)
+    w.open("s", A.identity)
+    w.settle()
+    w.ask("r", B.identity)
+    run(w, 8, "s")
+    assert not w.ended
+    run(w, 5, "s")
+    assert w.ended["s"] == "slot slot-1 has to end: its memory is needed for b"
+    assert w.answered == {"r": 1}
+
+
+def test_sessions_of_one_model_take_turns_one_by_one_when_others_wait() -> None:
+    w = serving_world(PAIR, policy=POLICY)
+    for name in "abcd":
+        w.open(name, PAIR.identity, idle_s=1000.0)
+    w.settle()
+    first = set(w.open_sessions())
+    run(w, 9, *"abcd")
+    assert set(w.open_sessions()) == first == {"a", "b"}
+    w.begin_call("a")
+    run(w, 5, *"abcd")
+    assert list(w.ended) == ["a"], "no second one while the first one has not ended"
+    w.end_call("a")
+    run(w, 2, *"abcd")
+    assert set(w.open_sessions()) == {"c", "d"}
+    assert w.ended["b"] == "others have waited for pair for 10 s"
+    w.ask("r", PAIR.identity)
+    run(w, 5, *"abcd")
+    assert set(w.open_sessions()) == {"c", "d"}, "each keeps its seat for a while"
+    run(w, 8, *"abcd")
+    assert w.answered == {"r": 1}
+
+
+@pytest.mark.parametrize("idle_s", [None, 0, -1.0, float("nan"), float("inf"), "60"])
+def test_a_limit_that_makes_no_sense_is_refused(idle_s) -> None:
+    with pytest.raises(InvalidSlotError, match="idle_s"):
+        Request("s", A.identity, 0.0, kind=WorkloadKind.SESSION, idle_s=idle_s)
+
+
+def test_a_session_whose_call_does_not_end_keeps_no_other_one_from_being_called_back() -> None:
+    w = serving_world(PAIR, policy=POLICY)
+    w.open("parked", PAIR.identity)
+    w.open("idle", PAIR.identity)
+    w.settle()
+    w.begin_call("parked")  # a stream that its client has left half read
+    run(w, 20, "parked", "idle")
+    w.ask("r", PAIR.identity)
+    for _ in range(600):
+        run(w, 1, "idle")
+        w.settle()
+    assert w.answered == {"r": 1}
+
+
+def with_a_call_that_never_ends(load_s: float = 1.0) -> SlotWorld:
+    """A session has its model's only seat, and somebody else waits for it."""
+    w = serving_world(A, policy=POLICY)
+    w.open("s", A.identity)
+    w.settle()
+    w.reconciler.models[A.identity].load_s = load_s
+    w.begin_call("s")
+    run(w, 20, "s")
+    w.ask("r", A.identity)
+    return w
+
+
+def test_a_call_that_never_ends_keeps_its_models_only_seat_no_longer_than_a_minute_from_others() -> None:
+    w = with_a_call_that_never_ends()
+    run(w, 65, "s")
+    assert w.ended["s"] == "others have waited for a for 10 s"
+    assert not w.deleted
+    run(w, 20, "s")
+    assert w.deleted == [("slot-1", "others wait, and all that runs there was told to stop 60 s ago")]
+    assert w.answered == {"r": 1}
+    assert not w.reconciler.models[A.identity].crashes
+
+
+def test_a_call_may_go_on_for_as_long_as_a_new_slot_would_take_to_load() -> None:
+    w = with_a_call_that_never_ends(load_s=200.0)
+    run(w, 200, "s")
+    assert not w.deleted
+    run(w, 30, "s")
+    assert w.answered == {"r": 1}
+
+
+def test_a_call_that_never_ends_goes_on_while_nobody_waits_for_its_seat() -> None:
+    w = with_a_call_that_never_ends()
+    w.hear(ev.RequestCancelled("r"))
+    w.hear(ev.RequestCancelled("s"))
+    run(w, 300, "s")
+    assert not w.deleted
+
+
+def test_a_slot_on_which_others_are_served_does_not_end_for_a_call_that_never_does() -> None:
+    w = serving_world(PAIR, policy=POLICY)
+    w.open("s", PAIR.identity)
+    w.ask("long", PAIR.identity)
+    w.settle(serve=False)
+    w.begin_call("s")
+    w.hear(ev.RequestCancelled("s"))
+    w.ask("r", PAIR.identity)
+    w.run(200, serve=False)
+    assert not w.deleted
+    w.end_request("long", "slot-1")
+    w.settle()
+    assert w.answered == {"long": 1, "r": 1}

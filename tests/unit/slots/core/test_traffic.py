@@ -1,0 +1,59 @@
+"""Popular models stay loaded: how many loads a stream of requests takes, beside the fewest that were possible."""
+
+from itertools import product
+
+import pytest
+
+from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.traffic import Arrival, least_loads, play, zipf_arrivals
+from tests.support.slots import gpus, model
+
+EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+USUAL = ServingPolicy()
+
+
+def models(number: int) -> list[ModelSpec]:
+    """Two of them fit on a device."""
+    return [model(f"m{place}", 40, concurrency=4) for place in range(number)]
+
+
+@pytest.mark.parametrize("policy", [EAGER, USUAL], ids=["eager", "usual"])
+@pytest.mark.parametrize("per_second", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize(("room", "number"), [(8, 16), (8, 40), (2, 3)])
+def test_zipf_traffic_takes_at_most_twice_the_loads_of_the_offline_optimum(
+    room: int, number: int, per_second: float, policy: ServingPolicy
+) -> None:
+    specs = models(number)
+    arrivals = zipf_arrivals([spec.name for spec in specs], 1_000, per_second)
+    played = play(arrivals, specs, [gpus(f"r{place}", 1) for place in range(room // 2)], policy)
+    assert (len(played.waits), played.refused) == (1_000, [])
+    assert played.loads <= 2 * least_loads([name for _, name in arrivals], room)
+
+
+@pytest.mark.parametrize(("number", "most"), [(3, 60), (16, 450)])
+def test_models_that_take_turns_are_kept_for_a_while_instead_of_thrashing(number: int, most: int) -> None:
+    """One more than fits, or twice as many: the one that was used last is needed last. Who evicts that loads always."""
+    specs = models(number)
+    turns: list[Arrival] = [(float(second), specs[second % number].name) for second in range(1_000)]
+    played = play(turns, specs, [gpus(f"r{place}", 1) for place in range(number // 4 or 1)], USUAL)
+    assert len(played.waits) == 1_000
+    assert played.loads <= most
+    assert max(played.waits) < 60
+
+
+def test_the_offline_optimum_is_what_trying_everything_finds() -> None:
+    for asked in product("abcd", repeat=6):
+        assert least_loads(asked, 2) == fewest(asked, frozenset(), 2)
+
+
+def fewest(asked: tuple[str, ...], loaded: frozenset[str], room: int) -> int:
+    """The same, slow and obvious: whichever model gives way."""
+    if not asked:
+        return 0
+    first, rest = asked[0], asked[1:]
+    if first in loaded:
+        return fewest(rest, loaded, room)
+    if len(loaded) < room:
+        return 1 + fewest(rest, loaded | {first}, room)
+    return 1 + min(fewest(rest, loaded - {out} | {first}, room) for out in loaded)

@@ -1,0 +1,129 @@
+"""Descriptions in TOML, and what is refused in them."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.errors import InvalidSimulationError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.study.description import read_study
+from iris_ray.study.study import Study
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "fleet.toml"
+LEAST = """
+days = 1
+[[slices]]
+type = "v4-16"
+count = 2
+"""
+JOBS = (
+    LEAST
+    + """
+[[jobs]]
+per_day = 10
+type = "v4-16"
+run_h = 1
+"""
+)
+HELIOS = "user,gpu_num,submit_time,duration\nann,16,0,60\nbob,8,30,60\n"
+
+
+def study_of(text: str, **files: str) -> Study:
+    return read_study(tomllib.loads(text), lambda name: files[name].splitlines())
+
+
+def test_the_example_is_read() -> None:
+    study = study_of(EXAMPLE.read_text())
+    assert study.seconds == 7 * 86_400.0
+    assert [(kind.tpu_type, kind.count, kind.notice_s, kind.away_s) for kind in study.slices] == [
+        ("v4-32", 60, 30.0, 3600.0), ("v4-128", 12, 30.0, 3600.0),
+    ]  # fmt: skip
+    train, tries = study.streams
+    assert train.band is PriorityBand.PRODUCTION
+    assert train.users == (("ann", 1.0), ("bob", 1.0))
+    assert train.num_slices == (((1,), 1.0), ((2,), 1.0))
+    assert (train.run.median_s, train.run.p90_s, train.save_every_s) == (8 * 3600.0, 24 * 3600.0, 1800.0)
+    assert len(tries.users) == 12
+    assert tries.num_slices == (((1,), 8.0), ((2,), 2.0))
+    (backlog,) = study.backlogs
+    assert (backlog.user, backlog.waiting, backlog.stream.band) == ("carl", 4, PriorityBand.BATCH)
+    assert [(policy.name, policy.spares, policy.heed_notices, policy.evictions) for policy in study.policies] == [
+        ("as it is", 0, True, True), ("notices ignored", 0, False, True), ("one spare", 1, True, True),
+        ("no evictions", 0, True, False),
+    ]  # fmt: skip
+
+
+def test_policies_may_differ_in_who_gives_way() -> None:
+    study = study_of(JOBS + '[[policies]]\nname = "on"\n[[policies]]\nname = "off"\nevictions = false\n')
+    assert [(policy.name, policy.evictions) for policy in study.policies] == [("on", True), ("off", False)]
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    study = study_of(JOBS)
+    assert [policy.name for policy in study.policies] == ["default"]
+    (stream,) = study.streams
+    assert (stream.name, stream.users, stream.run.median_s, stream.run.p90_s) == (
+        "job1", (("user", 1.0),), 3600.0, 3600.0,
+    )  # fmt: skip
+
+
+def test_flexible_slice_counts() -> None:
+    (stream,) = study_of(JOBS + "num_slices = [[1, 2], 4]").streams
+    assert stream.num_slices == (((1, 2), 1.0), ((4,), 1.0))
+    (stream,) = study_of(JOBS + 'num_slices = { "2,1" = 3, "4" = 1 }').streams
+    assert stream.num_slices == (((1, 2), 3.0), ((4,), 1.0))
+
+
+def test_a_trace_is_read_from_its_file() -> None:
+    study = study_of(LEAST + '[[traces]]\nfile = "jobs"\nformat = "csv"\ntype = "v4-16"', jobs=HELIOS)
+    assert [(at, job.spec.job_id, job.spec.user, job.run_s) for at, job in study.traced] == [
+        (0.0, "trace1-ann-0", "ann", 60.0), (30.0, "trace1-bob-30", "bob", 60.0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "there are no hosts"),
+        ("[[slices]]\ntype = 'v4-16'\ncount = 1", "days is missing; give a number of 0 or more"),
+        (LEAST.replace("days = 1", "days = 0"), "days is 0; give a number above 0"),
+        (LEAST.replace("days = 1", "days = nan"), "days is nan"),
+        (LEAST.replace("days = 1", f"days = 1{'0' * 400}"), "days is 10*; give a number of 0 or more"),
+        (LEAST.replace("days", "dayz"), "dayz: there is no such name here; did you mean days?"),
+        (LEAST.replace("v4-16", "v4-17"), r"\[\[slices\]\] number 1: type: .*v4-16"),
+        (LEAST.replace("count = 2", "count = true"), r"\[\[slices\]\] number 1: count is True; give a whole number"),
+        (LEAST + "notice_s = '30'", "notice_s is '30'; give a number of 0 or more"),
+        (LEAST + "preempted_every_h = 0", "preempted_every_h is 0; give a number above 0"),
+        (JOBS + "waiting = 1", "per_day: give how many come in a day, or waiting"),
+        (JOBS.replace("per_day = 10", ""), "per_day: give how many come in a day, or waiting"),
+        (JOBS + "band = 'urgent'", "band is 'urgent'; give one of production, interactive, batch"),
+        (JOBS + "num_slices = 0", "num_slices is 0; give slice counts such as"),
+        (JOBS + "num_slices = { a = 1 }", "num_slices is .*; give slice counts such as"),
+        (JOBS + "num_slices = { '1' = 'often' }", "num_slices is .*; give slice counts such as"),
+        (JOBS + "num_slices = { '1' = -1, '2' = 2 }", "num_slices is .*; give slice counts such as"),
+        (JOBS + "users = { ann = nan, bob = 1 }", "users is .*; give a number of users"),
+        (JOBS + "users = { ann = inf, bob = 1 }", "users is .*; give a number of users"),
+        (JOBS + "users = { ann = 0 }", "users is .*; give a number of users"),
+        (JOBS + "users = 0", "users is 0"),
+        (JOBS + "users = []", r"users is \[\]; give a number of users"),
+        (JOBS + "users = [1, 2]", r"users is \[1, 2\]; give a number of users"),
+        (LEAST + "[[policies]]\nspares = 1", r"\[\[policies\]\] number 1: name is missing; give a text"),
+        (LEAST + "[timings]\nlaunch_s = -1", "timings: launch_s is -1"),
+        (JOBS + "[[jobs]]\nname = 'job1'\nper_day = 1\nrun_h = 1", r"2 of \[\[jobs\]\] and .* have the name 'job1'"),
+        (JOBS + "[[traces]]\nname = 'job1'\nfile = 'jobs'\ntype = 'v4-16'\nformat = 'csv'", "have the name 'job1'"),
+        (LEAST + 2 * "[[policies]]\nname = 'a'\n", r"2 of \[\[policies\]\] have the name 'a'"),
+        ("slices = 3\ndays = 1", r"slices is 3; give tables that begin with \[\[slices\]\]"),
+        (LEAST + "[[traces]]\nfile = 'jobs'\ntype = 'v4-16'\nformat = 'xml'", "format is 'xml'; give one of slurm"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(InvalidSimulationError, match=says):
+        study_of(text, jobs=HELIOS)
+
+
+@pytest.mark.parametrize("value", [3, "x", [1], None])
+def test_a_description_that_is_no_table_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidSimulationError):
+        read_study({"days": 1, "slices": [value]}, lambda _: [])

@@ -1,0 +1,100 @@
+"""Jobs of real clusters, from what their accounting prints."""
+
+import pytest
+
+from iris_ray.errors import InvalidSimulationError
+from iris_ray.study.traces import TracedJob, TraceRules, arrivals, read_trace
+
+SLURM = """\
+JobID|User|Submit|Elapsed|State|AllocTRES
+101|ann|2026-01-05T10:00:00|1-02:00:30|COMPLETED|billing=64,cpu=64,gres/gpu=16,mem=512G,node=2
+101.batch||2026-01-05T10:00:05|1-02:00:30|COMPLETED|cpu=32,mem=256G,node=1
+102|bob|2026-01-05T09:59:00|00:10:00|CANCELLED by 1001|cpu=8,mem=32G,node=1
+103_7|bob|2026-01-05T10:01:00|00:00:00|CANCELLED by 1001|
+104|ann|2026-01-05T10:02:00|30:00|FAILED|cpu=4,gres/gpu:a100=4,node=1
+"""
+HELIOS = """\
+job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue
+1000,u1,vcA,8,48,1,COMPLETED,2020-04-01 00:00:30,2020-04-01 00:01:00,2020-04-01 01:01:00,3600,30
+1001,u2,vcA,0,4,1,FAILED,2020-04-01 00:00:00,2020-04-01 00:00:10,2020-04-01 00:00:40,30,10
+"""
+
+
+def read(text: str, form: str) -> list[TracedJob]:
+    return list(read_trace(text.splitlines(), form, "trace"))
+
+
+def test_slurm_accounting_is_read_without_steps_and_jobs_that_never_ran() -> None:
+    ann, bob, typed = read(SLURM, "slurm")
+    assert (ann.job_id, ann.user, ann.run_s, ann.accelerators, ann.cpus, ann.nodes) == (
+        "101", "ann", 26 * 3600.0 + 30.0, 16, 64.0, 2,
+    )  # fmt: skip
+    assert (bob.user, bob.run_s, bob.accelerators) == ("bob", 600.0, 0)
+    assert ann.submitted_at - bob.submitted_at == 60.0
+    assert (typed.accelerators, typed.run_s) == (4, 1800.0)
+
+
+def test_helios_csv_is_read() -> None:
+    first, second = read(HELIOS, "csv")
+    assert (first.job_id, first.user, first.run_s, first.accelerators, first.cpus) == ("1000", "u1", 3600.0, 8, 48.0)
+    assert first.submitted_at - second.submitted_at == 30.0
+
+
+def test_traced_jobs_run_on_as_many_slices_as_have_their_chips() -> None:
+    rules = TraceRules(name="trace", tpu_type="v4-16", save_every_s=600.0, max_cpus=32.0)
+    (at_bob, bob), (at_ann, ann), (_, typed) = arrivals(read(SLURM, "slurm"), rules)
+    assert (at_bob, at_ann) == (0.0, 60.0)
+    assert ann.spec.coscheduling is not None
+    assert (ann.spec.job_id, ann.spec.user, ann.spec.coscheduling.num_groups) == ("trace-101", "ann", (2,))
+    assert (ann.run_s, ann.save_every_s) == (93630.0, 600.0)
+    assert (bob.spec.coscheduling, bob.spec.resources) == (None, {"CPU": 8.0})
+    assert typed.spec.coscheduling is not None
+    assert typed.spec.coscheduling.num_groups == (1,)
+
+
+def test_jobs_that_no_host_has_room_for_are_left_out() -> None:
+    assert [job.spec.job_id for _, job in arrivals(read(SLURM, "slurm"), TraceRules(name="t", tpu_type="v4-16"))] == [
+        "t-101", "t-104",
+    ]  # fmt: skip
+    few = TraceRules(name="t", tpu_type="v4-16", max_slices=1)
+    assert [job.spec.job_id for _, job in arrivals(read(SLURM, "slurm"), few)] == ["t-104"]
+
+
+def test_jobs_of_one_user_and_second_are_several_jobs() -> None:
+    text = "user,gpu_num,submit_time,duration\n" + "ann,16,0,60\n" * 3
+    found = arrivals(read(text, "csv"), TraceRules(name="t", tpu_type="v4-16"))
+    assert [job.spec.job_id for _, job in found] == ["t-ann-0", "t-ann-0-2", "t-ann-0-3"]
+
+
+def test_quotes_in_a_slurm_column_are_part_of_it() -> None:
+    named = SLURM.replace("|COMPLETED|", '|"one and|').replace("|FAILED|", '|"other|')
+    assert [job.job_id for job in read(named, "slurm")] == ["101", "102", "104"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("1002,u1,vcA,8", "line 4: it has no value for 'duration'"),
+        ("1002,u1,vcA,inf,4,1,COMPLETED,2020-04-01 00:00:00,,,30,10", "line 4: .*infinity"),
+        ("1002,u1,vcA,8,4,1,COMPLETED,nan,,,30,10", "line 4: 'nan' is no time"),
+        (f'1002,u1,"{"vcA" * 50_000}', "after line 3: field larger than field limit"),
+    ],
+    ids=["torn", "inf", "nan", "open quote"],
+)
+def test_odd_line_is_refused_with_its_number(line: str, says: str) -> None:
+    with pytest.raises(InvalidSimulationError, match=says):
+        read(HELIOS + line, "csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("JobID|User|Submit|State|AllocTRES\n", "no column elapsedraw or elapsed"),
+        ("", "names none"),
+        (SLURM.replace("1-02:00:30|COMPLETED|billing", "soon|COMPLETED|billing"), "line 2: 'soon' is no duration"),
+        (SLURM.replace("2026-01-05T09:59:00", "yesterday"), "line 4: .*yesterday"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_place(text: str, says: str) -> None:
+    with pytest.raises(InvalidSimulationError, match=says):
+        read(text, "slurm")
