@@ -31,8 +31,8 @@ from ray.actor import ActorHandle
 
 from fake_cluster import FakeNodes, FakePool, Timing
 from figures import cpu_s, percentile, row, spread
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
 
 TYPE = "v4-128"
 

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 
 from iris_ray import run_on_pod_ray
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
 

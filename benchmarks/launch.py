@@ -169,9 +169,8 @@ def warm(samples: int) -> None:
 
 def row(samples: int) -> None:
     """Three runs of a second in a row, on as many hosts as this machine has cores, with three standbys on each."""
-    os.environ["IRIS_RAY_STANDBYS"] = "3"
     with SimulatedCluster({"v4-16": 1}):
-        run_on_pod(empty, "v4-16", keep_warm=600)
+        run_on_pod(empty, "v4-16", keep_warm=600, standbys=3)
         delays = [one_second_runs(3) for _ in range(samples)]
     for number, of_run in enumerate(zip(*delays, strict=True), 1):
         print(f"run {number} of three, of a second each  {summary(list(of_run))}   (to reach: at most 500)")
@@ -183,7 +182,7 @@ def one_second_runs(count: int) -> list[float]:
     delays = []
     for _ in range(count):
         called = time.time()
-        starts = run_on_pod(lasts_one_second, "v4-16", keep_warm=600)
+        starts = run_on_pod(lasts_one_second, "v4-16", keep_warm=600, standbys=3)
         delays.append(max(starts) - called)
     return delays
 

@@ -14,10 +14,11 @@ from .client.run_on_pod import (
 from .errors import IrisError
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
 from .model.job_info import JobInfo
-from .model.job_spec import CoschedulingConfig, PriorityBand
+from .model.job_spec import CoschedulingConfig
 from .model.lifecycle import JobState, TaskState
 from .model.multislice import MultisliceInfo
 from .model.notices import NoticeKind
+from .model.options import PriorityBand
 from .model.outcomes import TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
 from .model.requirement import ResourceSpec, tpu_device
 from .model.topology import TPUConfig, get_tpu_config

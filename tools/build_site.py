@@ -16,6 +16,7 @@ SECTIONS = {
     "client": "Running jobs",
     "task": "Inside a task",
     "actors": "How jobs and tasks stand",
+    "slots": "Serving models",
     "model": "What jobs ask for, and how they end",
     "errors": "Errors",
 }

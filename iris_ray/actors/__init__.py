@@ -1,5 +1,6 @@
-"""Everything that runs as Ray actors. `wire` is below `host`, and both are below `pool` and `controller`.
+"""Everything that runs as Ray actors. Imports point downwards.
 
-May import: the pure core and `cloud`. No other package knows Ray actors.
+May import: the pure core and `cloud`. The layers, from the top: `pool` and `controller`,
+`host`, `calls`, `protocol`. No other package but `slots` knows Ray actors.
 Start with ARCHITECTURE.md, "One job's way".
 """

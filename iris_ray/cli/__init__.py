@@ -1,6 +1,6 @@
-"""The command line ``iris-ray``, also ``python -m iris_ray``: a command is in the module of its name.
+"""The command line ``iris-ray``, also ``python -m iris_ray``: `main.py` says where each command is.
 
 May import: everything. Ray and rich are imported inside the functions that need them, so that ``--help`` and shell
-completion answer at once. Start with `main.py`; options are in `options.py`, exit codes in `exits.py`. The rooms below
-know nothing of the commands: `checks/`, `simulation/` and `printing/`.
+completion answer at once. Start with `main.py`; options are in `options.py`, exit codes in `conventions.py`. `checks/`
+holds the checks of ``doctor``.
 """

@@ -51,7 +51,13 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """The commands and what each does, so that the list of them needs none of their modules."""
 
-_MODULES: Mapping[str, str] = {"undrain": "drain", "untaint": "taint"}
+_MODULES: Mapping[str, str] = {
+    **dict.fromkeys(("ls", "status", "tasks", "why", "events", "cancel"), "iris_ray.cli.jobs"),
+    **dict.fromkeys(("workers", "drain", "undrain", "taint", "untaint", "give-notice"), "iris_ray.cli.hosts"),
+    **dict.fromkeys(("stacks", "profile"), "iris_ray.cli.inspect"),
+    "slots": "iris_ray.slots.cli",
+    "simulate": "iris_ray.cli.study",
+}
 """Where a command is, if not in the module of its own name."""
 
 _EPILOG = """
@@ -77,8 +83,8 @@ class Commands(SuggestingGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        name = cmd_name.replace("-", "_")
-        command: click.Command = getattr(import_module(f"iris_ray.cli.{_MODULES.get(name, name)}"), name)
+        module = import_module(_MODULES.get(cmd_name, f"iris_ray.cli.{cmd_name}"))
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

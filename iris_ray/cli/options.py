@@ -14,7 +14,7 @@ from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.job_spec import EXIT_GRACE_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
+from iris_ray.model.options import Band, ListOf, Option, PriorityBand, Seconds, Whole, options_of
 
 
 def json_option(command: Command) -> Command:
@@ -44,47 +44,22 @@ class FiniteRange(click.FloatRange):
 
 @dataclass(frozen=True, slots=True)
 class JobFlags:
-    """The options of a job, which ``run`` and ``submit`` share.
+    """What ``run`` and ``submit`` are told about a job.
 
     Attributes:
         tpu_type: such as ``v4-32``; None if not given.
         num_slices: how many slices, or the counts that it can use; None if not given.
-        stall_timeout, exit_grace: in seconds.
         env: environment variables of the tasks.
         working_dir: the directory that is sent to the hosts.
+        options: the options of the table in `model/options.py` that have a flag.
     """
 
     tpu_type: str | None
     num_slices: int | list[int] | None
     name: str | None
-    priority: PriorityBand
-    max_retries_failure: int
-    max_retries_preemption: int
-    spares: int
-    stall_timeout: float | None
-    exit_grace: float
-    constraints: tuple[Constraint, ...]
-    preferences: tuple[Constraint, ...]
-    tolerations: tuple[str, ...]
-    scheduling_timeout: float | None
     env: dict[str, str]
     working_dir: str | None
-
-    def for_job(self) -> dict[str, Any]:
-        """Return the keyword arguments that every way to submit a job takes."""
-        return {
-            "name": self.name,
-            "priority": self.priority,
-            "max_retries_failure": self.max_retries_failure,
-            "max_retries_preemption": self.max_retries_preemption,
-            "spares": self.spares,
-            "stall_timeout": self.stall_timeout,
-            "exit_grace": self.exit_grace,
-            "constraints": self.constraints,
-            "preferences": self.preferences,
-            "tolerations": self.tolerations,
-            "scheduling_timeout": self.scheduling_timeout,
-        }
+    options: dict[str, Any]
 
     def for_ray(self) -> dict[str, Any]:
         """Return the arguments of ``ray.init`` that send the working directory to the hosts."""
@@ -122,33 +97,14 @@ def priority_band(_: click.Context, __: click.Parameter, value: str) -> Priority
     return PriorityBand[value.upper()]
 
 
-_JOB_OPTIONS = (
+_WHERE = (
     click.option("--tpu", "tpu_type", metavar="TPU_TYPE", shell_complete=tpu_types,
                  help="On slices of this type."),
     click.option("--num-slices", metavar="N[,N...]", callback=parse_num_slices,
                  help="How many slices; 2,4 means 4 if they are free now, else 2.  [default: 1]"),
     click.option("--name", metavar="NAME", help="What to call the job.  [default: the script's or function's name]"),
-    click.option("--priority", type=click.Choice([band.name.lower() for band in PriorityBand]),
-                 default=PriorityBand.INTERACTIVE.name.lower(), show_default=True, callback=priority_band,
-                 help="Jobs of a higher band go first."),
-    click.option("--max-retries-failure", type=int, default=MAX_RETRIES_FAILURE, show_default=True, metavar="N",
-                 help="Further attempts after errors and crashes; 0 while you develop."),
-    click.option("--max-retries-preemption", type=int, default=MAX_RETRIES_PREEMPTION, show_default=True, metavar="N",
-                 help="Further attempts after lost hosts."),
-    click.option("--spares", type=click.IntRange(0), default=0, show_default=True, metavar="N",
-                 help="Slices to hold ready, each to replace a lost one."),
-    click.option("--stall-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-                 help="Start again if no task calls iris_ray.heartbeat() for so long."),
-    click.option("--exit-grace", type=click.FloatRange(0), default=EXIT_GRACE_S, show_default=True, metavar="SECONDS",
-                 help="For threads and exit handlers of a task after its end, such as an upload."),
-    click.option("--constraint", "constraints", multiple=True, callback=conditions, metavar="CONDITION",
-                 help="What every host must satisfy: zone=us-a, 'gen>=4', 'zone in (a, b)', key, '!key'; repeatable."),
-    click.option("--prefer", "preferences", multiple=True, callback=conditions, metavar="CONDITION",
-                 help="What is better satisfied; may be repeated."),
-    click.option("--tolerate", "tolerations", multiple=True, metavar="NAME",
-                 help="Also where this taint keeps others away; may be repeated."),
-    click.option("--scheduling-timeout", type=float, metavar="SECONDS",
-                 help="Give the job up if no task of it has run by then.  [default: never, and so are 0 and less]"),
+)  # fmt: skip
+_WITH = (
     click.option("--env", "-e", multiple=True, callback=environment_variables, metavar="NAME[=VALUE]",
                  help="An environment variable of the tasks; may be repeated."),
     click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",
@@ -156,17 +112,52 @@ _JOB_OPTIONS = (
 )  # fmt: skip
 
 
-def job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a job, as its argument ``options``."""
+def job_options(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command the flags of a job, as its argument ``flags``, a `JobFlags`.
 
-    @functools.wraps(command)
-    def with_options(**given: Any) -> None:
-        options = JobFlags(**{field.name: given.pop(field.name) for field in fields(JobFlags)})
-        command(options=options, **given)
+    Args:
+        group: the `TypedDict` of the options that the command takes; those that have a flag get it.
+    """
 
-    for option in reversed(_JOB_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        options = {name: option for name, option in options_of(group).items() if option.flag}
+
+        @functools.wraps(command)
+        def with_flags(**given: Any) -> None:
+            own = {field.name: given.pop(field.name) for field in fields(JobFlags) if field.name != "options"}
+            command(flags=JobFlags(**own, options={name: given.pop(name) for name in options}), **given)
+
+        table = (_flag(name, option, f"iris-ray {command.__name__}") for name, option in options.items())
+        for flag in reversed([*_WHERE, *table, *_WITH]):
+            with_flags = flag(with_flags)
+        return with_flags
+
+    return decorate
+
+
+def _flag(name: str, option: Option, command: str) -> Callable[[Command], Command]:
+    """Return the flag of an option: what it takes is what the option's check allows."""
+    default = option.default_of(command)
+    how: dict[str, Any] = {"metavar": name.upper()}
+    match option.check:
+        case Whole(least, most):
+            how = {"type": click.IntRange(least, most), "metavar": "N"}
+        case Seconds(least, above):
+            numbers = click.FLOAT if least is None else click.FloatRange(least, min_open=above)
+            how = {"type": numbers, "metavar": "SECONDS"}
+        case Band():
+            bands = click.Choice([band.name.lower() for band in PriorityBand])
+            how, default = {"type": bands, "callback": priority_band}, default.name.lower()
+        case ListOf(kind) if kind is Constraint:
+            how = {"multiple": True, "callback": conditions, "metavar": "CONDITION"}
+        case ListOf():
+            how = {"multiple": True, "metavar": "NAME"}
+    more = _CONDITIONS if how.get("callback") is conditions else " Repeatable." if how.get("multiple") else ""
+    shown = default not in (None, ())
+    return click.option(option.flag, name, default=default, show_default=shown, help=f"{option.help}{more}", **how)
+
+
+_CONDITIONS = " Such as zone=us-a, 'gen>=4', 'zone in (a, b)', key, '!key'; repeatable."
 
 
 class ScriptCommand(click.Command):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from iris_ray.actors.protocol.overview import plain
+from iris_ray.actors.protocol.overview import as_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -175,7 +175,7 @@ def _terminal_width() -> int | None:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=False))
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------

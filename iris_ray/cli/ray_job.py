@@ -13,7 +13,7 @@ from iris_ray.cli.address import address_for_ray_jobs
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, confirm, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.printing import one_line, print_facts, print_json
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
 
 if TYPE_CHECKING:  # imported when it is used: `iris-ray --help` is to be quick
     from iris_ray.client.ray_jobs import RayJobs, RayJobStatus

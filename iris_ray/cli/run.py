@@ -5,7 +5,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -16,6 +16,7 @@ from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_ar
 from iris_ray.cli.printing import one_line
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
+from iris_ray.model.options import JobOptions, PodOptions, default_of
 
 _LONGEST_RESULT = 500
 _CANCEL_TIMEOUT_S = 30.0
@@ -27,15 +28,9 @@ _OUR_FRAME = re.compile(r'  File "(<frozen runpy>|[^"]*/iris_ray/(actors|cli)/[^
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("second", metavar="TPU_TYPE", required=False, shell_complete=tpu_types)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
-@job_options
-@click.option(
-    "--mode",
-    metavar="MODE",
-    help="cluster, simple, validate, simulate, or 'simulate: kill slice 0 after 30s'.  [default: $IRIS_RAY_MODE, or"
-    " cluster]",
-)
+@job_options(PodOptions)
 @address_option
-def run(target: str, second: str | None, arguments: tuple[str, ...], options: JobFlags, mode: str | None) -> None:
+def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobFlags) -> None:
     """Run a script or function on every host of TPU slices, and wait for its end.
 
     \b
@@ -54,26 +49,28 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], options: Jo
     yet, one that `iris-ray doctor` lists. ARGUMENTS are the script's sys.argv[1:], or strings for the function, whose
     results are printed.
     """
-    tpu_type, arguments = _type_and_arguments(second, arguments, options.tpu_type)
-    found = find_target(target, arguments, options.working_dir or ".")
+    tpu_type, arguments = _type_and_arguments(second, arguments, flags.tpu_type)
+    found = find_target(target, arguments, flags.working_dir or ".")
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
-    task, called = as_task(found, arguments, options.env, options.working_dir is None)
+    task, called = as_task(found, arguments, flags.env, flags.working_dir is None)
     from iris_ray.client.caller_pool import pool_of_this_process
     from iris_ray.client.job_request import make_pod_request
     from iris_ray.client.modes.local_run import run_here
     from iris_ray.client.modes.mode import chosen_mode
+    from iris_ray.client.run_options import without_mode
 
-    where = chosen_mode(mode, None)
+    where = chosen_mode(flags.options["mode"], None)
     # This refuses what can't work, before anything is connected.
-    num_slices = 1 if options.num_slices is None else options.num_slices
-    request = make_pod_request(task, tpu_type, num_slices, keep_warm=0, **options.for_job())
-    name = options.name or called
+    num_slices = 1 if flags.num_slices is None else flags.num_slices
+    options = without_mode(flags.options) | {"keep_warm": default_of("keep_warm", "iris-ray run")}
+    request = make_pod_request(task, tpu_type, num_slices, flags.name, **cast(JobOptions, options))
+    name = flags.name or called
     if where.local:
-        with _failure_told(name), contextlib.chdir(options.working_dir or "."):
+        with _failure_told(name), contextlib.chdir(flags.working_dir or "."):
             results = run_here(request, where)
     else:
-        with cluster(show_logs=True, **options.for_ray()):
+        with cluster(show_logs=True, **flags.for_ray()):
             ref, _ = pool_of_this_process.submit(request)
             results = _wait(request.spec.job_id, ref, name)
     for index, result in enumerate(results):

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnknownTPUTypeError
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
 from iris_ray.model.topology import get_tpu_config
 
 _OURS = re.compile(r"<frozen runpy>|.*/iris_ray/(actors|cli)/[^/]*")

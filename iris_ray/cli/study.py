@@ -14,12 +14,12 @@ from typing import Any
 
 import click
 
-from iris_ray.actors.protocol.overview import plain
+from iris_ray.actors.protocol.overview import as_json
 from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing import duration, print_json, print_table
 from iris_ray.errors import InvalidSimulationError
-from iris_ray.model.job_spec import PriorityBand
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
+from iris_ray.model.options import PriorityBand
 from iris_ray.study.description import read_study
 from iris_ray.study.history import History
 from iris_ray.study.report import Report, Waits, report
@@ -268,7 +268,7 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
     found, cpu_s = outcome.report, max(outcome.cpu_s, 1e-9)
     return {
         "policy": outcome.policy,
-        **plain(found),
+        **as_json(found),
         "cpu_s": round(outcome.cpu_s, 3),
         "decisions_per_s": round(found.decisions / cpu_s, 1),
         "events_per_s": round(found.events / cpu_s, 1),

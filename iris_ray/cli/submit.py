@@ -1,10 +1,12 @@
 """``iris-ray submit``: put a job into the queue and leave it to the cluster."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.logs import show
@@ -18,6 +20,7 @@ from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.options import JobOptions, default_of
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.task.job_info import get_job_info
@@ -27,7 +30,7 @@ from iris_ray.terminal import live_line
 @click.command(cls=ScriptCommand)
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
-@job_options
+@job_options(JobOptions)
 @click.option("--replicas", type=int, metavar="N", help="How many tasks, each placed and retried by itself.")
 @click.option(
     "--group-by",
@@ -39,8 +42,6 @@ from iris_ray.terminal import live_line
 )
 @click.option("--gpu", type=int, default=0, metavar="N", help="GPUs of each task, which it has to itself.")
 @click.option("--memory-gb", type=float, default=0.0, metavar="N", help="Memory of each task.")
-@click.option("--max-task-failures", type=click.IntRange(0), metavar="N",
-              help="Failed attempts of all tasks together that it survives, retried ones included.")  # fmt: skip
 @click.option("--follow", "-f", is_flag=True, help="Stay, and print its tasks' output until it ends.")
 @click.option("--ray-job", is_flag=True, help="Run the script itself on the cluster, by Ray's job API.")
 @click.option("--run-id", metavar="ID", help="What to call a --ray-job; a number is added if it is taken.")
@@ -52,13 +53,12 @@ from iris_ray.terminal import live_line
 def submit(
     target: str,
     arguments: tuple[str, ...],
-    options: JobFlags,
+    flags: JobFlags,
     replicas: int | None,
     group_by: str | None,
     cpu: float,
     gpu: int,
     memory_gb: float,
-    max_task_failures: int | None,
     follow: bool,
     ray_job: bool,
     run_id: str | None,
@@ -95,27 +95,27 @@ def submit(
             " that is printed: iris-ray logs -f ID, or iris-ray status ID --json"
         )
     if ray_job:
-        submit_ray_job(target, arguments, options.working_dir, excludes, options.env, env_file, run_id, follow, as_json)
+        submit_ray_job(target, arguments, flags.working_dir, excludes, flags.env, env_file, run_id, follow, as_json)
         return
     from iris_ray.client.client import IrisClient
     from iris_ray.model.requirement import ResourceSpec, tpu_device
 
-    if options.tpu_type is None:
-        _refuse_what_needs_a_type(arguments, options.num_slices)
-    need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(options.tpu_type) if options.tpu_type else None, gpu)
-    groups = _groups(options.num_slices, group_by)
+    if flags.tpu_type is None:
+        _refuse_what_needs_a_type(arguments, flags.num_slices)
+    need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(flags.tpu_type) if flags.tpu_type else None, gpu)
+    groups = _groups(flags.num_slices, group_by)
     _refuse_inside_a_task()
-    found = find_target(target, arguments, options.working_dir or ".")
-    task, _ = as_task(found, arguments, options.env, options.working_dir is None, prints_errors=True)
-    with cluster(**options.for_ray()):
+    found = find_target(target, arguments, flags.working_dir or ".")
+    task, _ = as_task(found, arguments, flags.env, flags.working_dir is None, prints_errors=True)
+    options = flags.options | {"keep_warm": default_of("keep_warm", "iris-ray submit")}
+    with cluster(**flags.for_ray()):
         job = IrisClient().submit(
             task,
+            flags.name,
             resources=need,
             coscheduling=groups,
-            max_task_failures=max_task_failures,
-            keep_warm=0,
             detached=True,
-            **options.for_job(),
+            **cast(JobOptions, options),
         )
         if as_json:
             print_json({"job_id": job.job_id})
@@ -156,7 +156,7 @@ def _refuse_inside_a_task() -> None:
 def _say_if_it_can_not_run(job_id: str) -> None:
     """Print a line if the cluster could not run the job even if it were empty. The job stays in the queue."""
     try:
-        status = ControllerConnection().job_status(job_id)
+        status = ControllerConnection().ask(ControllerInterface.job_status, job_id)
     except ControllerUnavailableError:
         return  # the job has arrived; that is what counts
     if (waiting := status.waiting) is not None and waiting.kind in (PendingKind.NO_SUCH_WORKERS, PendingKind.TOO_FEW):
@@ -176,12 +176,12 @@ def _follow(job_id: str) -> None:
                 show(line, prefixed=True)
     except KeyboardInterrupt:
         if on_a_terminal() and really_cancel("leave it running", default=False):
-            controller.cancel(job_id, "cancelled with Ctrl-C", current_user())
+            controller.ask(ControllerInterface.cancel, job_id, "cancelled with Ctrl-C", current_user())
             say_error(f"{job_id} is cancelled")
         else:
             say_error(f"{job_id} goes on; see iris-ray logs -f {job_id}, or end it: iris-ray cancel {job_id}")
         raise click.exceptions.Exit(INTERRUPTED) from None
-    status = controller.job_status(job_id)
+    status = controller.ask(ControllerInterface.job_status, job_id)
     if status.state is not JobState.SUCCEEDED:
         say_error(f"{job_id} has ended: {status.state.value}: {one_line(status.error or '')}")
         raise click.exceptions.Exit(FAILED)

@@ -9,18 +9,22 @@ from typing import Any, Self, Unpack
 import ray
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
-from iris_ray.client.caller_pool import pool_of_this_process, submit_detached
+from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
 from iris_ray.client.connection import current_user, join, require_cluster
-from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of, require_number
+from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of
 from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
-from iris_ray.client.run_options import JobOptions, takes
+from iris_ray.client.run_options import takes
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import require_int
 from iris_ray.model.job_spec import CoschedulingConfig
+from iris_ray.model.options import JobOptions
 from iris_ray.model.requirement import ResourceSpec
 from iris_ray.task.job_info import get_job_info
 
@@ -95,7 +99,7 @@ class IrisClient:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    @takes(JobOptions, max_retries_failure=0, max_retries_preemption=100)
+    @takes("IrisClient.submit")
     def submit(
         self,
         remote_fn: Callable[[], Any] | Any,
@@ -109,7 +113,8 @@ class IrisClient:
         """Put a job into the cluster's queue; returns as soon as it is there.
 
         On slices of several hosts the tasks are a gang, as with `run_on_pod`, and so they are with ``coscheduling``.
-        Otherwise each task is placed, fails and is retried by itself.
+        Otherwise each task is placed, fails and is retried by itself. Unlike with `run_on_pod`, there is no further
+        attempt after a failure unless you ask for some with ``max_retries_failure``.
 
         Args:
             remote_fn: a function without arguments, or a Ray remote function.
@@ -119,22 +124,7 @@ class IrisClient:
                 ``CoschedulingConfig("rack")`` makes a gang: all tasks start together, each on a host of its own, on
                 hosts with the same value of that attribute.
             detached: the job goes on when this process ends; not for what a task submits, which ends with that task.
-            constraints: what every host must satisfy.
-            preferences: what is better satisfied.
-            tolerations: names of taints that do not keep the job away.
-            max_retries_preemption, max_retries_failure: further attempts of a gang, or of a single task. Unlike
-                `run_on_pod`, a job that is submitted has no further attempt after a failure unless it asks for some.
-            max_task_failures: failed attempts of all tasks in all, retried ones too, that the job survives; its
-                results then have errors in the places of failed tasks. None: it fails with the first task, or gang,
-                whose retries are used up.
-            priority: which jobs it goes before.
-            scheduling_timeout: seconds by which a task must have run, or the job is given up; 0 or less: never.
-            env: environment variables of the tasks. Those that act when a process starts (``LD_…``, ``PYTHON…``,
-                ``RAY_…`` and their kind, see `task_environment.py`) travel as Ray's ``runtime_env``, whose values Ray's
-                own logs show: no secrets in them.
-            keep_warm, preload, spares, grow_after: as for `run_on_pod`; of no use without TPU. Gangs without TPU can't
-                have spares.
-            stall_timeout, exit_grace: as for `run_on_pod`.
+            options: those of docs/options.md, such as ``spares=1``; ``help(IrisClient.submit)`` explains each.
 
         Raises:
             InvalidRequestError: something can't work as written; nothing was acquired.
@@ -152,7 +142,7 @@ class IrisClient:
 
     def list_jobs(self) -> list[JobStatus]:
         """Return all jobs that the Controller knows, the oldest first."""
-        return ControllerConnection().list_jobs()
+        return ControllerConnection().ask_all(ControllerInterface.list_jobs)
 
     def job_status(self, job: JobHandle | str) -> JobStatus:
         """Return how a job stands.
@@ -160,11 +150,11 @@ class IrisClient:
         Raises:
             UnknownNameError: there is no job of that id; the message has the nearest. So for all that take a job.
         """
-        return controller_of_a_job().job_status(job_id_of(job))
+        return controller_of_a_job().ask(ControllerInterface.job_status, job_id_of(job))
 
     def list_tasks(self, job: JobHandle | str) -> list[TaskStatus]:
         """Return the tasks of a job, by index."""
-        return controller_of_a_job().list_tasks(job_id_of(job))
+        return controller_of_a_job().ask_all(ControllerInterface.list_tasks, job_id_of(job))
 
     def task_status(self, job: JobHandle | str, task_index: int) -> TaskStatus:
         """Return how one task stands.
@@ -173,8 +163,8 @@ class IrisClient:
             InvalidRequestError: ``task_index`` is not a number.
             UnknownNameError: the job has no such task, or there is no such job.
         """
-        require_number("task_index", task_index)
-        return controller_of_a_job().task_status(job_id_of(job), task_index)
+        require_int("task_index", task_index, 0)
+        return controller_of_a_job().ask(ControllerInterface.task_status, job_id_of(job), task_index)
 
     def fetch_task_logs(
         self,
@@ -202,9 +192,9 @@ class IrisClient:
         numbers |= {} if attempt is None else {"attempt": attempt}
         numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
         for what, number in numbers.items():
-            require_number(what, number)
+            require_int(what, number, 0)
         at = LogPosition(attempt, offset, tail_lines)
-        return controller_of_a_job().fetch_task_logs(job_id_of(job), task_index, at, max_bytes)
+        return controller_of_a_job().ask(ControllerInterface.fetch_task_logs, job_id_of(job), task_index, at, max_bytes)
 
     def explain(self, job: JobHandle | str) -> str:
         """Return why a job waits, or what it does instead, in a sentence."""
@@ -217,13 +207,13 @@ class IrisClient:
             NotPermittedError: it is a job of somebody else, and the cluster leaves that to its operators.
         """
         user = current_user()
-        return controller_of_a_job().cancel(job_id_of(job), f"cancelled by {user}", user)
+        return controller_of_a_job().ask(ControllerInterface.cancel, job_id_of(job), f"cancelled by {user}", user)
 
     # -- hosts -----------------------------------------------------------------------------------------------------
 
     def list_workers(self) -> list[WorkerStatus]:
         """Return all live hosts, by slice and number; hosts without TPU first."""
-        return ControllerConnection().list_workers()
+        return ControllerConnection().ask_all(ControllerInterface.list_workers)
 
 
 def require_may_detach() -> None:
@@ -249,10 +239,10 @@ def launch(request: RunRequest, detached: bool) -> JobHandle:
     results, pool = submit_detached(request) if detached else pool_of_this_process.submit(request)
     handle = JobHandle(request.spec.job_id, results)
     try:
-        accepted = pool.accepted(handle.job_id)
+        accepted = ray.get(pool.with_options(**REPEATED).call(PoolInterface.accepted, handle.job_id))
     except BaseException:  # Ctrl-C above all
         if detached:
-            pool.kill()
+            ray.kill(pool.handle)
         else:
             ray.cancel(results)
         raise

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray.errors import InvalidRequestError, NoClusterError
-from iris_ray.task.job_info import get_job_info
 
 AUTO = "auto"
 _PROBE_S = 3.0
@@ -210,6 +209,8 @@ def current_user() -> str:
 
 def new_job_id(name: str) -> str:
     """Return an id that no job had before. The id of a job that a task submits begins with its own job's id and "/"."""
+    from iris_ray.task.job_info import get_job_info  # the model, which help and completion do without
+
     parent = get_job_info()
     own = f"{name.replace('/', '-')}-{secrets.token_hex(4)}"
     return f"{parent.job_id}/{own}" if parent else own

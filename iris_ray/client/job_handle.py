@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import current_user, this_connection
 from iris_ray.client.host_logs import host_logs
@@ -16,6 +17,7 @@ from iris_ray.client.job_progress import wait_visibly
 from iris_ray.client.log_stream import print_logs
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
+from iris_ray.model.checks import require_int
 from iris_ray.terminal import live_line
 
 SETTLED_S = 20.0
@@ -86,7 +88,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
             if timeout is not None:
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
             if stream_task_index is not None:
-                require_number("stream_task_index", stream_task_index)
+                require_int("stream_task_index", stream_task_index, 0)
             with host_logs(ControllerConnection(patience_s=math.inf)) as logs, live_line(self.job_id) as line:
                 print_logs(logs, self.job_id, stream_task_index, line)
         self._wait_for_results(timeout, says_why=True)
@@ -136,7 +138,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
     def status(self) -> JobStatus:
         """Return how the job stands."""
-        return controller_of_a_job().job_status(self.job_id)
+        return controller_of_a_job().ask(ControllerInterface.job_status, self.job_id)
 
     def cancelled(self) -> bool:
         """Return whether the job has ended because it was cancelled; `result` raises JobCancelledError then."""
@@ -145,7 +147,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     def cancel(self) -> bool:
         """End the job, whether it waits or runs; returns whether it had not ended. Raises like `IrisClient.cancel`."""
         user = current_user()
-        before = controller_of_a_job().cancel(self.job_id, f"cancelled by {user}", user)
+        before = controller_of_a_job().ask(ControllerInterface.cancel, self.job_id, f"cancelled by {user}", user)
         return not before.state.finished
 
     def __repr__(self) -> str:
@@ -171,13 +173,3 @@ def job_id_of(job: JobHandle | str) -> str:
 def _as_the_users(result: Any) -> Any:
     """Return a task's result; an error that stands in its place becomes an instance of the user's exception, too."""
     return result.as_instanceof_cause() if isinstance(result, RayTaskError) else result
-
-
-def require_number(what: str, number: object) -> None:
-    """Refuse, by its name, what is not an int of 0 or more.
-
-    Raises:
-        InvalidRequestError: it is not.
-    """
-    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        raise InvalidRequestError(f"{what} is {number!r}; give an int of 0 or more")

@@ -2,7 +2,8 @@
 
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, Unpack
 
 from iris_ray.actors.host.task_environment import split_by_start
@@ -10,21 +11,24 @@ from iris_ray.actors.protocol.messages import HOST_SILENCE_S, NO_OWNER_YET, Proc
 from iris_ray.client.connection import current_user, new_job_id
 from iris_ray.client.placement import Placement, on_slices
 from iris_ray.client.remote_options import TaskOptions, function_and_options, plain_variables, require_env_travels
-from iris_ray.client.run_options import JobOptions, require_valid, takes
+from iris_ray.client.run_options import require_valid, takes
 from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
-from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
+from iris_ray.model.options import OPTIONS, JobOptions, Seconds
 from iris_ray.model.topology import get_tpu_config
 
 MAX_NAME_LENGTH = 100
 """Limit for a job's name: it is a part of ids, of keys and of file names."""
 MAX_SPEC_BYTES = 100_000
 """Limit for the pickled `JobSpec`, which the Controller writes into the cluster's key-value store."""
-MOST_STANDBYS = 8
-"""Limit for the task processes that wait on a host: each takes some 100 MB, and more with modules of ``preload``."""
+PATIENCE_OF_TESTS = "IRIS_TEST_HOST_SILENCE_S"
+"""The variable with the default of ``host_silence`` for our own tests: machines that run them are often busy."""
+
+_FIELDS = {field.name for field in fields(RunRequest)}
 
 
-@takes(JobOptions)
+@takes()
 def make_pod_request(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
@@ -40,7 +44,7 @@ def make_pod_request(
     return make_request(remote_fn, on_slices(get_tpu_config(tpu_type), num_slices), name, **options)
 
 
-@takes(JobOptions)
+@takes()
 def make_request(
     remote_fn: Callable[[], Any] | Any, placement: Placement, name: str | None = None, **options: Unpack[JobOptions]
 ) -> RunRequest:
@@ -71,12 +75,17 @@ def make_request(
         pickled_function=pickle_function(function, own_name),
         env=at_run,
         process=ProcessSpec(runtime_env, preload),
-        keep_warm=float(options["keep_warm"]),
-        stall_timeout=options["stall_timeout"],
-        silence_s=host_silence_s(),
-        standbys=standbys_wanted(),
-        exit_grace=float(options["exit_grace"]),
+        **_options_that_travel(options),
     )
+
+
+def _options_that_travel(options: JobOptions) -> dict[str, Any]:
+    """Return the options that are fields of a `RunRequest`, seconds as float."""
+    asked: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS - {"env"}}
+    if asked["host_silence"] is None:
+        asked["host_silence"] = os.environ.get(PATIENCE_OF_TESTS, HOST_SILENCE_S)
+    in_seconds = {name for name, value in asked.items() if isinstance(OPTIONS[name].check, Seconds)}
+    return {name: float(value) if name in in_seconds and value is not None else value for name, value in asked.items()}
 
 
 def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: JobOptions) -> JobSpec:
@@ -99,16 +108,7 @@ def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: Job
         coscheduling=placement.coscheduling,
         whole_groups=placement.whole_groups,
         resources={**placement.resources, **asked.resources},
-        constraints=(*placement.constraints, *options["constraints"]),
-        preferences=(*placement.preferences, *options["preferences"]),
-        tolerations=tuple(options["tolerations"]),
-        max_retries_failure=options["max_retries_failure"],
-        max_retries_preemption=options["max_retries_preemption"],
-        max_task_failures=options["max_task_failures"],
-        priority=options["priority"],
-        scheduling_timeout=options["scheduling_timeout"],
-        spares=options["spares"],
-        grow_after=options["grow_after"],
+        **_options_of_the_job(placement, options),
     )
     if (size := len(pickle.dumps(spec))) > MAX_SPEC_BYTES:
         raise InvalidRequestError(
@@ -118,33 +118,10 @@ def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: Job
     return spec
 
 
-def standbys_wanted(environ: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many standbys a host of a warm slice keeps: ``$IRIS_RAY_STANDBYS``; None: as it has room for.
-
-    Raises:
-        InvalidRequestError: the variable is not a whole number from 1 to 8.
-    """
-    written = environ.get("IRIS_RAY_STANDBYS")
-    if written is None:
-        return None
-    if written.strip() not in map(str, range(1, MOST_STANDBYS + 1)):
-        raise InvalidRequestError(f"IRIS_RAY_STANDBYS is {written!r}; give a whole number from 1 to {MOST_STANDBYS}")
-    return int(written)
-
-
-def host_silence_s(environ: Mapping[str, str] = os.environ) -> float:
-    """Return after how many seconds without an answer a host counts as lost: ``$IRIS_RAY_HOST_SILENCE_S``, or 5.
-
-    Raises:
-        InvalidRequestError: the variable is not a number of 2 or more; a host is asked once a second.
-    """
-    written = environ.get("IRIS_RAY_HOST_SILENCE_S")
-    if written is None:
-        return HOST_SILENCE_S
-    try:
-        seconds = float(written)
-    except ValueError:
-        seconds = 0.0
-    if not seconds >= 2.0:
-        raise InvalidRequestError(f"IRIS_RAY_HOST_SILENCE_S is {written!r}; give seconds, 2 or more")
-    return seconds
+def _options_of_the_job(placement: Placement, options: JobOptions) -> dict[str, Any]:
+    """Return the options that are fields of a `JobSpec`, together with what its hosts must and should satisfy."""
+    asked = {name: value for name, value in options.items() if name in OPTIONS_OF_A_JOB}
+    return asked | {
+        "constraints": (*placement.constraints, *options["constraints"]),
+        "preferences": (*placement.preferences, *options["preferences"]),
+    }

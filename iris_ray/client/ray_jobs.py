@@ -21,7 +21,7 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
-from iris_ray.model.plain import shown
+from iris_ray.model.checks import require_texts, require_variables, shown
 from iris_ray.terminal import live_line
 
 # -- ray job config ----------------------------------------------------------------------------------------------------
@@ -57,17 +57,14 @@ class RayJobConfig:
 
     def __post_init__(self) -> None:
         for name, example in (("command", '["python", "train.py"]'), ("excludes", '["data/"]'), ("pip", '["chex"]')):
-            value = getattr(self, name)
-            if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
-                raise InvalidRequestError(f"{name} is {value!r}; give a list of str, such as {example}")
+            require_texts(name, getattr(self, name), example)
         if not self.command or not self.command[0]:
             raise InvalidRequestError(
                 'command is empty; give a program and its arguments, such as ["python", "train.py"]'
             )
         if self.working_dir is not None and not Path(self.working_dir).is_dir():
             raise InvalidRequestError(f"working_dir is {str(self.working_dir)!r}, which is not a directory")
-        if not isinstance(self.env, Mapping) or not all(isinstance(v, str) for item in self.env.items() for v in item):
-            raise InvalidRequestError("env must be a mapping of names to values, all str")
+        require_variables(self.env)
         require_env_travels(self.variables())
 
     @property

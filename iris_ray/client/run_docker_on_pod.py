@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from typing import Unpack, cast
 
 from iris_ray.actors.host.containers import run_in_container
 from iris_ray.actors.protocol.messages import RunRequest
@@ -10,12 +10,13 @@ from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.mode import chosen_mode
 from iris_ray.client.remote_options import plain_variables, require_env_travels
 from iris_ray.client.request_run import run_request
-from iris_ray.client.run_options import ContainerOptions, takes
+from iris_ray.client.run_options import takes, without_mode
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, ContainerSpec
+from iris_ray.model.job_spec import ContainerSpec
+from iris_ray.model.options import DockerOptions, DockerRequestOptions
 
 
-@takes(ContainerOptions)
+@takes()
 def run_docker_on_pod(
     image_id: str,
     command: Sequence[str],
@@ -24,12 +25,8 @@ def run_docker_on_pod(
     num_slices: int | Sequence[int] = 1,
     env: Mapping[str, str] | None = None,
     name: str | None = None,
-    retries: int = MAX_RETRIES_FAILURE,
-    max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
     container_options: Sequence[str] = (),
-    mode: str | None = None,
-    simulate: str | None = None,
-    **options: Unpack[ContainerOptions],
+    **options: Unpack[DockerOptions],
 ) -> None:
     """Run a program in a container on every host of TPU slices and wait until all have ended.
 
@@ -44,11 +41,8 @@ def run_docker_on_pod(
         env: environment variables of the program. Besides it gets the ``IRIS_*`` and ``MEGASCALE_*`` variables of a
             task. Values are on no command line and in no log, and arrive as they are, newlines included.
         name: what people call the job; None: the image's own name.
-        retries: further attempts after the program has failed: ``max_retries_failure`` of `run_on_pod`.
-        max_retries_preemption: further attempts after lost hosts.
         container_options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
-        mode, simulate: as for `run_on_pod`; local runs start containers on this machine.
-        options: as for `run_on_pod`.
+        options: those of docs/options.md, such as ``spares=1``; ``help(run_docker_on_pod)`` explains each.
 
     Raises:
         InvalidRequestError: a bad argument; nothing was acquired.
@@ -72,15 +66,13 @@ def run_docker_on_pod(
         num_slices=num_slices,
         env=env,
         name=name,
-        retries=retries,
-        max_retries_preemption=max_retries_preemption,
         container_options=container_options,
-        **options,
+        **cast(DockerRequestOptions, without_mode(options)),
     )
-    run_request(request, chosen_mode(mode, simulate))
+    run_request(request, chosen_mode(options["mode"], options["simulate"]))
 
 
-@takes(ContainerOptions)
+@takes()
 def make_docker_request(
     image_id: str,
     command: Sequence[str],
@@ -89,10 +81,8 @@ def make_docker_request(
     num_slices: int | Sequence[int] = 1,
     env: Mapping[str, str] | None = None,
     name: str | None = None,
-    retries: int = MAX_RETRIES_FAILURE,
-    max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
     container_options: Sequence[str] = (),
-    **options: Unpack[ContainerOptions],
+    **options: Unpack[DockerRequestOptions],
 ) -> RunRequest:
     """Check everything that can be checked without a cluster; arguments and errors as for `run_docker_on_pod`."""
     variables = plain_variables(env) if isinstance(env, Mapping) else env  # another mapping may not travel
@@ -105,7 +95,5 @@ def make_docker_request(
         tpu_type,
         num_slices,
         name=name or image_id.rpartition("/")[2].partition(":")[0].partition("@")[0],
-        max_retries_failure=retries,
-        max_retries_preemption=max_retries_preemption,
         **options,
     )

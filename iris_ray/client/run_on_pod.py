@@ -10,16 +10,15 @@ from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.mode import chosen_mode
 from iris_ray.client.request_run import run_request, start_request
-from iris_ray.client.run_options import ModeOptions, PodGangOptions, PodOptions, RunOptions, takes
+from iris_ray.client.run_options import takes, without_mode
 from iris_ray.errors import UnknownNameError
-from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
+from iris_ray.model.options import PodGangOptions, PodOptions, RetryOptions, RunOptions, default_of
 
-MAX_RETRIES_PREEMPTION_RESUMABLE = 1_000_000
 JOB_IDS_KEPT = 10_000
 """For so many jobs of this process, the newest, `run_on_pod_ray.job_id` knows the id."""
 
 
-@takes(PodOptions)
+@takes()
 def run_on_pod(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
@@ -38,29 +37,7 @@ def run_on_pod(
         tpu_type: such as "v4-32" or "v5litepod-16".
         num_slices: how many slices, or the numbers of slices that the function can use: ``[2, 4]`` starts on 4 if they
             are free now, else on 2.
-        constraints: what every host must satisfy besides the type, such as
-            ``[Constraint("zone", ConstraintOp.EQ, "us-central2-b")]``.
-        preferences: what is better satisfied; the slices that satisfy most go first.
-        tolerations: names of taints that do not keep the job away.
-        priority: the band; jobs of a higher one go first.
-        scheduling_timeout: seconds by which a task must have run, or the job is given up; None, and 0 or less: never.
-        max_retries_preemption: further attempts after lost hosts.
-        max_retries_failure: further attempts after errors and crashes of the function.
-        keep_warm: seconds that the slices and their processes are kept for the next call; 0 gives them back at once.
-        preload: modules that the waiting task processes import ahead, such as ``["jax"]``: seconds less for each start.
-            They see your ``JAX_…`` variables, and others that act when a process starts. They must not read any other
-            variable at import.
-        spares: slices to hold ready beside those that it runs on, each to take the place of a lost one at once.
-        grow_after: seconds after which a run on fewer slices than it can use moves to more, once they are free; it is
-            told before, see `preemption_notice`. After a loss it does not wait so long. None: it never grows.
-        stall_timeout: seconds; if no task has called `heartbeat` for so long, the stacks of all are printed to their
-            logs and the gang starts again, at the cost of one failure. The start of the function counts, too.
-        exit_grace: seconds that threads and exit handlers of a task have after its function has returned, such as for
-            an upload. The results are out by then; the hosts are busy until it is done, and so is a script that ends.
-        mode: where it runs: "cluster"; "simple", in local processes, one per task, without Ray; "validate", which
-            prints the plan before; "simulate", on a simulated cluster. None: ``$IRIS_RAY_MODE``, or "cluster".
-        simulate: faults that happen to the simulated cluster, such as ``"kill slice 0 after 30s"``; it implies that
-            mode. docs/local-modes.md lists all.
+        options: those of docs/options.md, such as ``spares=1``; ``help(run_on_pod)`` explains each.
 
     Returns:
         One result per host, ordered by slice id, then worker id.
@@ -95,14 +72,14 @@ class _RunOnPodRay:
     def __init__(self) -> None:
         self._job_ids: dict[str, str] = {}
 
-    @takes(PodGangOptions, called="run_on_pod_ray.remote")
+    @takes("run_on_pod_ray.remote")
     def remote(
         self,
         remote_fn: Callable[[], Any] | Any,
         tpu_type: str,
         num_slices: int | Sequence[int] = 1,
-        max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
-        max_retries_failure: int = MAX_RETRIES_FAILURE,
+        max_retries_preemption: int = default_of("max_retries_preemption"),
+        max_retries_failure: int = default_of("max_retries_failure"),
         **options: Unpack[PodGangOptions],
     ) -> "ray.ObjectRef[list[Any]]":
         """Start the job; arguments and errors for bad ones as in `run_on_pod`.
@@ -152,7 +129,7 @@ class _RunOnPodRay:
 run_on_pod_ray = _RunOnPodRay()
 
 
-@takes(PodOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
+@takes()
 def run_on_pod_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
@@ -167,7 +144,7 @@ def run_on_pod_resumable(
     return run_on_pod(remote_fn, tpu_type, num_slices=num_slices, **options)
 
 
-@takes(PodGangOptions)
+@takes()
 def run_on_pod_multislice(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
@@ -178,12 +155,11 @@ def run_on_pod_multislice(
 
     Other arguments, results and errors as for `run_on_pod`.
     """
-    return run_on_pod(
-        remote_fn, tpu_type, num_slices=num_slices, max_retries_preemption=0, max_retries_failure=0, **options
-    )
+    never = {name: default_of(name, "run_on_pod_multislice") for name in RetryOptions.__optional_keys__}
+    return run_on_pod(remote_fn, tpu_type, num_slices=num_slices, **cast(PodOptions, never | options))
 
 
-@takes(PodOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
+@takes()
 def run_on_pod_multislice_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
@@ -197,8 +173,7 @@ def run_on_pod_multislice_resumable(
 def _request(
     remote_fn: Callable[[], Any] | Any, tpu_type: str, num_slices: int | Sequence[int], **options: Unpack[PodOptions]
 ) -> RunRequest:
-    of_the_job = {name: value for name, value in options.items() if name not in ModeOptions.__optional_keys__}
-    return make_pod_request(remote_fn, tpu_type, num_slices, **cast(RunOptions, of_the_job))
+    return make_pod_request(remote_fn, tpu_type, num_slices, **cast(RunOptions, without_mode(options)))
 
 
 def release() -> None:

@@ -1,7 +1,7 @@
 """For users of Marin: a client of Fray, Marin's interface to jobs and actors, that runs them with iris_ray.
 
-May import: `client`, `task`, `actors.wire`, `model`, `errors`. Imports Fray (``marin-fray``) only when a function
-needs it. Start with `client.py`. docs/coming-from-marin.md is the page for users.
+May import: `client`, `task`, `actors.calls`, `actors.protocol`, `model`, `errors`. Imports Fray (``marin-fray``) only
+when a function needs it. Start with `client.py`. docs/coming-from-marin.md is the page for users.
 """
 
 import lazy_loader

@@ -13,7 +13,6 @@ import ray
 from ray import cloudpickle
 
 from iris_ray.actors.protocol.messages import RunRequest
-from iris_ray.errors import InvalidRequestError
 from iris_ray.fray.actor_handle import (
     METHOD,
     OPTIONS,
@@ -28,6 +27,8 @@ from iris_ray.fray.actor_handle import (
     require_no_tls,
 )
 from iris_ray.fray.job_request import band_of, fray_placement, function_in_task, task_request
+from iris_ray.model.checks import require_int
+from iris_ray.model.options import default_of
 from iris_ray.task.endpoints import register_endpoint
 from iris_ray.task.job_info import get_job_info
 
@@ -122,9 +123,6 @@ def serve_actor(
 # -- actor request -----------------------------------------------------------------------------------------------------
 # From a class to the request of a job whose tasks are actors, or to an actor of this process.
 
-MAX_RESTARTS = 100
-"""After preemptions, if an `ActorConfig` does not say."""
-
 
 def actor_request(
     actor_class: type,
@@ -146,8 +144,7 @@ def actor_request(
     from fray.types import ActorConfig, ResourceConfig
 
     require_no_tls()
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidRequestError(f"count is {count!r}; give an int of 1 or more")
+    require_int("count", count, 1)
     resources = ResourceConfig() if resources is None else resources
     config = ActorConfig() if actor_config is None else actor_config
     serve = functools.partial(serve_actor, actor_class, args, kwargs, name, config.max_concurrency)
@@ -158,9 +155,13 @@ def actor_request(
         fray_placement(resources, count, tpu_gang=False),
         environment,
         priority=band_of(config.priority),
-        max_retries_preemption=MAX_RESTARTS if config.max_restarts is None else config.max_restarts,
-        max_retries_failure=config.max_task_retries or 0,
+        max_retries_preemption=_given(config.max_restarts, "max_retries_preemption"),
+        max_retries_failure=_given(config.max_task_retries, "max_retries_failure"),
     )
+
+
+def _given(number: int | None, option: str) -> Any:
+    return default_of(option, "an actor of Fray") if number is None else number
 
 
 def host_here(

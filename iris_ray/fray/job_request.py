@@ -18,7 +18,8 @@ from iris_ray.client.user_function import name_of, pickle_function
 from iris_ray.errors import InvalidFunctionError, InvalidJobError, InvalidRequestError, UnsupportedOptionError
 from iris_ray.fray.current import as_current_client
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU_TOPOLOGY

@@ -4,9 +4,8 @@ May import: `client`, `task`, `model`, `errors`. Imports neither Levanter nor JA
 Start with `ray_tpu.py` and `training.py`. docs/coming-from-levanter.md is the page for users.
 """
 
-from iris_ray.client.run_docker_on_pod import run_docker_on_pod
 from iris_ray.client.run_on_pod import run_on_pod, run_on_pod_multislice, run_on_pod_ray
-from iris_ray.levanter.docker import RunDockerOnPodConfig, submit_tpu_job_on_ray
+from iris_ray.levanter.docker import RunDockerOnPodConfig, run_docker_on_pod, submit_tpu_job_on_ray
 from iris_ray.levanter.ray_tpu import run_on_pod_multislice_resumable, run_on_pod_resumable
 from iris_ray.levanter.training import PRELOAD, run
 from iris_ray.model.multislice import MultisliceInfo

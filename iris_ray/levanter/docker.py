@@ -8,15 +8,45 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from iris_ray.client.ray_jobs import RayJobConfig
 from iris_ray.client.ray_jobs import submit_tpu_job_on_ray as submit
-from iris_ray.client.run_docker_on_pod import make_docker_request, run_docker_on_pod
+from iris_ray.client.run_docker_on_pod import make_docker_request
+from iris_ray.client.run_docker_on_pod import run_docker_on_pod as run
+from iris_ray.client.run_options import takes
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.job_spec import MAX_RETRIES_FAILURE
+from iris_ray.model.options import DockerOptions, default_of
 
 FILE = "run_docker_on_pod.json"
+
+
+@takes()
+def run_docker_on_pod(
+    image_id: str,
+    command: Sequence[str],
+    *,
+    tpu_type: str,
+    num_slices: int | Sequence[int] = 1,
+    env: Mapping[str, str] | None = None,
+    name: str | None = None,
+    retries: int | None = None,
+    container_options: Sequence[str] = (),
+    **options: Unpack[DockerOptions],
+) -> None:
+    """`iris_ray.run_docker_on_pod`, which also takes Levanter's name of ``max_retries_failure``: ``retries``."""
+    if retries is not None:
+        options["max_retries_failure"] = retries
+    run(
+        image_id,
+        command,
+        tpu_type=tpu_type,
+        num_slices=num_slices,
+        env=env,
+        name=name,
+        container_options=container_options,
+        **options,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +71,7 @@ class RunDockerOnPodConfig:
     tpu_type: str
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     name: str = "levanter"
-    retries: int = MAX_RETRIES_FAILURE
+    retries: int = default_of("max_retries_failure")
     node_count: int = 1
 
     def __post_init__(self) -> None:
@@ -66,7 +96,7 @@ class RunDockerOnPodConfig:
             "num_slices": self.node_count,
             "env": self.env,
             "name": self.name,
-            "retries": self.retries,
+            "max_retries_failure": self.retries,
         }
 
 
@@ -89,7 +119,7 @@ def submit_tpu_job_on_ray(
 def main(path: Path) -> None:
     """Run what a config in a file asks for: the job's command on the cluster."""
     config = RunDockerOnPodConfig(**json.loads(path.read_text()))
-    run_docker_on_pod(config.image_id, config.arguments, **config.options)
+    run(config.image_id, config.arguments, **config.options)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-from iris_ray.client.run_on_pod import MAX_RETRIES_PREEMPTION_RESUMABLE, run_on_pod
-from iris_ray.client.run_options import PodGangOptions, takes
-from iris_ray.model.job_spec import MAX_RETRIES_FAILURE
+from iris_ray.client.run_on_pod import run_on_pod
+from iris_ray.client.run_options import takes
+from iris_ray.model.options import PodGangOptions, default_of
 
 
-@takes(PodGangOptions)
+@takes()
 def run_on_pod_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
-    max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
-    max_retries_failure: int = MAX_RETRIES_FAILURE,
+    max_retries_preemption: int = default_of("max_retries_preemption", "run_on_pod_resumable"),
+    max_retries_failure: int = default_of("max_retries_failure"),
     **options: Unpack[PodGangOptions],
 ) -> list[Any]:
     """`iris_ray.run_on_pod_resumable` on one slice, with Levanter's order of arguments.
@@ -25,13 +25,13 @@ def run_on_pod_resumable(
     )
 
 
-@takes(PodGangOptions)
+@takes()
 def run_on_pod_multislice_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int],
-    max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
-    max_retries_failure: int = MAX_RETRIES_FAILURE,
+    max_retries_preemption: int = default_of("max_retries_preemption", "run_on_pod_multislice_resumable"),
+    max_retries_failure: int = default_of("max_retries_failure"),
     **options: Unpack[PodGangOptions],
 ) -> list[Any]:
     """`iris_ray.run_on_pod_multislice_resumable`, with Levanter's order of arguments.

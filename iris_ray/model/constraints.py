@@ -15,8 +15,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.errors import InvalidConstraintError, InvalidMessageError
-from iris_ray.model.plain import Scalar as Scalar
-from iris_ray.model.plain import plain, shown
+from iris_ray.model.checks import shown
+from iris_ray.model.plain_values import Scalar as Scalar
+from iris_ray.model.plain_values import plain
 
 MOST_VALUES = 1_000
 """Of one constraint with IN."""

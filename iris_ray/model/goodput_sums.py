@@ -108,7 +108,7 @@ class ChipState(Enum):
     BUSY: a job has it, see `iris_ray.model.goodput.TimeKind`.
     SPARE: it is held ready to replace a lost slice, or to let a job grow.
     WARM: a pool keeps it for its next run.
-    QUARANTINED: its host was set aside because of failures.
+    QUARANTINED: its host was quarantined because of failures.
     UNAVAILABLE: its host takes nothing new for another reason: it drains, is tainted, or others use its chips.
     FREE: nothing has it.
     """

@@ -1,28 +1,21 @@
 """What a job asks for, and its validation."""
 
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Any
 
 from iris_ray.errors import InvalidJobError, InvalidMessageError, InvalidRequestError
-from iris_ray.model.constraints import TAINT_PREFIX, Constraint
+from iris_ray.model.checks import is_amount, is_name, is_positive_int, require, require_texts, require_variables, shown
+from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.plain import plain, shown
+from iris_ray.model.options import OPTIONS, PriorityBand, default_of
+from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU, TPU, TPU_NAME
-
-
-class PriorityBand(IntEnum):
-    """Jobs of a band are placed before those of the next, and may take hosts from them, with notice."""
-
-    PRODUCTION = 0
-    INTERACTIVE = 1
-    BATCH = 2
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -51,12 +44,6 @@ class CoschedulingConfig:
             raise InvalidJobError(str(error)) from None
         object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
 
-
-EXIT_GRACE_S = 300.0
-"""How long a task's process may run on after its function has returned, if its job does not say."""
-GROW_AFTER_S = 12 * 3600.0
-MAX_RETRIES_FAILURE = 10
-MAX_RETRIES_PREEMPTION = 10_000
 
 MOST_TASKS = 100_000
 """Of one job, on the largest number of slices that it can use."""
@@ -136,12 +123,12 @@ class JobSpec:
     preferences: tuple[Constraint, ...] = ()
     tolerations: tuple[str, ...] = ()
     resources: Mapping[str, float] = field(default_factory=dict)
-    max_retries_failure: int = 0
-    max_retries_preemption: int = 100
+    max_retries_failure: int = default_of("max_retries_failure", "IrisClient.submit")
+    max_retries_preemption: int = default_of("max_retries_preemption", "IrisClient.submit")
     max_task_failures: int | None = None
     scheduling_timeout: float | None = None
     spares: int = 0
-    grow_after: float | None = GROW_AFTER_S
+    grow_after: float | None = default_of("grow_after")
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -149,9 +136,17 @@ class JobSpec:
         for name in ("constraints", "preferences", "tolerations"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        _require_valid(self)
+        who = f"job {shown(self.name or self.job_id)}"  # users have not seen the id of a new job yet
+        for name, (holds, wanted, _) in _FIELDS.items():
+            require(holds(getattr(self, name)), f"{who}: {name}", getattr(self, name), wanted, InvalidJobError)
+        for name in OPTIONS_OF_A_JOB:
+            if (problem := OPTIONS[name].check.problem(getattr(self, name))) is not None:
+                raise InvalidJobError(f"{who}: {name} {problem}")
+        _require_resources(who, self.resources)
         for name, kind in _PLAIN.items():
-            object.__setattr__(self, name, _plain(self, name, kind))
+            object.__setattr__(self, name, _plain(who, kind, getattr(self, name), name))
+        _require_bounded(who, self)
+        _require_gang(who, self)
         if self.scheduling_timeout is not None and self.scheduling_timeout <= 0:
             object.__setattr__(self, "scheduling_timeout", None)
 
@@ -175,111 +170,51 @@ class JobSpec:
         )
 
 
+OPTIONS_OF_A_JOB = tuple(name for name in OPTIONS if name in JobSpec.__slots__)
+"""The options of a run that the Controller gets to know: those that are fields of a `JobSpec`."""
+
+
+def _is_a(kind: Any) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+_FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
+    "job_id": (is_name, "a name", str),
+    "owner": (is_name, "the id of the pool that runs it", str),
+    "name": (_is_a(str), "a str", str),
+    "user": (_is_a(str), "a str", str),
+    "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None', str | None),
+    "replicas": (is_positive_int, "an int of 1 or more", int),
+    "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None", None),
+    "whole_groups": (_is_a(bool), "a bool", bool),
+    "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", Mapping[str, float]),
+    "may_evict": (_is_a(bool), "a bool", bool),
+}
+"""What a field that is no option may be, what to give instead, and as what it is made plain."""
+
 _PLAIN: Mapping[str, Any] = {
-    **dict.fromkeys(("job_id", "owner", "name", "user"), str),
-    "device": str | None,
-    **dict.fromkeys(("replicas", "max_retries_failure", "max_retries_preemption", "spares"), int),
-    **dict.fromkeys(("whole_groups", "may_evict"), bool),
+    **{name: kind for name, (_, _, kind) in _FIELDS.items() if kind is not None},
+    **dict.fromkeys(("max_retries_failure", "max_retries_preemption", "spares"), int),
     "max_task_failures": int | None,
     **dict.fromkeys(("scheduling_timeout", "grow_after"), float | None),
     "tolerations": tuple[str, ...],
-    "resources": Mapping[str, float],
 }
 """The fields that a job's spec makes plain. The others are objects of ours, which do it themselves."""
 
 
-def _plain(spec: JobSpec, name: str, kind: Any) -> Any:
+def _plain(who: str, kind: Any, value: object, name: str) -> Any:
     try:
-        return plain(kind, getattr(spec, name), name)
+        return plain(kind, value, name)
     except InvalidMessageError as error:
-        raise InvalidJobError(f"{_who(spec)}: {error}") from None
+        raise InvalidJobError(f"{who}: {error}") from None
 
 
-def _who(spec: JobSpec) -> str:
-    """Return the job's name for messages, or its id if it has no name. Users have not seen the id of a new job yet."""
-    return f"job {shown(spec.name or spec.job_id)}"
-
-
-def _require_valid(spec: JobSpec) -> None:
-    """Raise InvalidJobError for the first invalid value, with a message that says how to fix it."""
-    who = _who(spec)
-    _require_names(who, spec)
-    _require_counts(who, spec)
-    _require_times(who, spec)
-    if not isinstance(spec.priority, PriorityBand):
-        bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
-        raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
-    _require_lists(who, spec)
-    if not isinstance(spec.coscheduling, CoschedulingConfig | None):
-        raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
-    _require_resources(who, spec.resources)
-    _require_bounded(who, spec)
-    if spec.device is not None:
-        get_tpu_config(spec.device)
-    if spec.coscheduling is not None:
-        _require_gang(who, spec, spec.coscheduling.group_by)
-    elif spec.whole_groups:
-        raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
-
-
-def _require_names(who: str, spec: JobSpec) -> None:
-    if not isinstance(spec.job_id, str) or not spec.job_id:
-        raise InvalidJobError(f"job_id is {shown(spec.job_id)}; give a name")
-    for name in ("owner", "user", "name"):
-        if not isinstance(value := getattr(spec, name), str):
-            raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a str")
-    if not spec.owner:
-        raise InvalidJobError(f"{who}: owner is empty; give the id of the pool that runs it")
-
-
-def _require_counts(who: str, spec: JobSpec) -> None:
-    _require_int(who, "replicas", spec.replicas, 1)
-    _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
-    _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
-    if spec.max_task_failures is not None:
-        _require_int(who, "max_task_failures", spec.max_task_failures, 0)
-    _require_int(who, "spares", spec.spares, 0)
-    if spec.spares and spec.coscheduling is None:
-        raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
-
-
-def _require_times(who: str, spec: JobSpec) -> None:
-    if spec.grow_after is not None and not _is_amount(spec.grow_after):
-        raise InvalidJobError(f"{who}: grow_after is {spec.grow_after!r}; give seconds, or None never to grow")
-    if spec.scheduling_timeout is not None and not _is_number(spec.scheduling_timeout):
-        raise InvalidJobError(
-            f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"
-        )
-
-
-def _require_lists(who: str, spec: JobSpec) -> None:
-    constraints = 'Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'
-    _require_list(who, "constraints", spec.constraints, Constraint, constraints)
-    _require_list(who, "preferences", spec.preferences, Constraint, constraints)
-    _require_list(who, "tolerations", spec.tolerations, str, 'names of taints, such as ["spot"]')
-    for name in spec.tolerations:
-        if not name or name.startswith(TAINT_PREFIX):
-            raise InvalidJobError(
-                f"{who}: tolerations has {name!r}, which no taint is called; give its name without {TAINT_PREFIX!r}"
-            )
-
-
-def _require_list(who: str, name: str, value: Any, kind: type, example: str) -> None:
-    if not isinstance(value, tuple):
-        raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a list of {example}")
-    for one in value:
-        if not isinstance(one, kind):
-            raise InvalidJobError(f"{who}: {name} has {shown(one)}; give a list of {example}")
-
-
-def _require_resources(who: str, resources: Any) -> None:
-    if not isinstance(resources, Mapping) or not all(isinstance(name, str) for name in resources):
-        raise InvalidJobError(f"{who}: resources is {resources!r}; give amounts by name, such as {{'CPU': 1}}")
+def _require_resources(who: str, resources: Mapping[str, float]) -> None:
     for resource, amount in resources.items():
-        if not _is_amount(amount):
-            raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}; give a number of 0 or more")
+        if not is_amount(amount):
+            raise InvalidJobError(f"{who}: resources has {shown(amount)} of {resource}; give a number of 0 or more")
         if amount > MOST_OF_A_RESOURCE:
-            raise InvalidJobError(f"{who}: resources has {shown(amount)} of {resource}, more than Ray can count")
+            raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}, more than Ray can count")
         if resource == GPU and amount % 1:
             raise InvalidJobError(f"{who}: resources has {amount!r} of {GPU}; a task has whole GPUs to itself")
 
@@ -299,8 +234,16 @@ def _require_bounded(who: str, spec: JobSpec) -> None:
             raise InvalidJobError(f"{who}: {shown(count)} {name}, and the limit is {most:,}; ask for fewer")
 
 
-def _require_gang(who: str, spec: JobSpec, group_by: str) -> None:
-    if spec.device is None:
+def _require_gang(who: str, spec: JobSpec) -> None:
+    config = None if spec.device is None else get_tpu_config(spec.device)
+    if spec.coscheduling is None:
+        if spec.spares:
+            raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
+        if spec.whole_groups:
+            raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
+        return
+    group_by = spec.coscheduling.group_by
+    if config is None:
         if group_by == TPU_NAME:
             raise InvalidJobError(
                 f'{who} is coscheduled by slice but names no TPU device; say which, for example device="v4-32", or'
@@ -311,7 +254,6 @@ def _require_gang(who: str, spec: JobSpec, group_by: str) -> None:
                 f"{who}: a gang by {group_by} has no spares, no whole groups and no TPU chips; only gangs on slices do"
             )
         return
-    config = get_tpu_config(spec.device)
     sizes = {config.vm_count, config.chip_count // 4} if config.chips_per_vm == 8 else {config.vm_count}
     # GKE makes two VMs of a host with eight chips.
     if spec.replicas not in sizes and not spec.whole_groups:
@@ -319,19 +261,6 @@ def _require_gang(who: str, spec: JobSpec, group_by: str) -> None:
             f"{who}: {config.name} has {config.vm_count} hosts, so a gang on it has {config.vm_count} replicas per"
             f" slice, not {spec.replicas}; set replicas={config.vm_count}, or use num_groups for several slices"
         )
-
-
-def _require_int(who: str, name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidJobError(f"{who}: {name} is {shown(value)}; give an int of {least} or more")
-
-
-def _is_amount(value: Any) -> bool:
-    return _is_number(value) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 # -- container ---------------------------------------------------------------------------------------------------------
@@ -374,7 +303,8 @@ class ContainerSpec:
                 raise InvalidRequestError(
                     f"container_options holds {option!r}, which is iris_ray's to choose; leave it out"
                 )
-        _require_variables(self.env)
+        require_variables(self.env)
+        _require_names_of_variables(self.env)
 
 
 def container_name(task: JobInfo) -> str:
@@ -383,16 +313,13 @@ def container_name(task: JobInfo) -> str:
     return f"iris-{job}-task-{task.task_index}-attempt-{task.attempt}"
 
 
-def _require_arguments(what: str, given: object, example: str) -> None:
-    if not isinstance(given, (list, tuple)) or not all(isinstance(part, str) for part in given):
-        raise InvalidRequestError(f"{what} is {shown(given)}; give a list of str, such as {example}")
+def _require_arguments(what: str, given: Sequence[str], example: str) -> None:
+    require_texts(what, given, example)
     if any("\0" in part for part in given):
         raise InvalidRequestError(f"{what} holds a NUL, which no argument can")
 
 
-def _require_variables(env: object) -> None:
-    if not isinstance(env, Mapping) or not all(isinstance(part, str) for item in env.items() for part in item):
-        raise InvalidRequestError("env must be a mapping of names to values, all str")
+def _require_names_of_variables(env: Mapping[str, str]) -> None:
     for name in env:
         if not _VARIABLE.fullmatch(name):
             raise InvalidRequestError(

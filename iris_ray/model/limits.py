@@ -1,10 +1,9 @@
 """Limits by user: how much a user may have at a time, in each priority band."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import is_amount, is_count, require
 
 EVERYBODY = "*"
 """The user whose limits hold for all users without limits of their own."""
@@ -31,9 +30,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in self.items():
-            whole = isinstance(value, int) or (name == "chips" and isinstance(value, float))
-            if value is not None and (not whole or isinstance(value, bool) or not 0 <= value < math.inf):
-                raise InvalidRequestError(f"the limit {name} is {value!r}; give a number of 0 or more")
+            is_limit = is_amount if name == "chips" else is_count
+            require(value is None or is_limit(value), f"the limit {name}", value, "a number of 0 or more")
 
     def items(self) -> Iterator[tuple[str, float | None]]:
         """Iterate over the names of all limits and their values."""

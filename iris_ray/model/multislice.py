@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from iris_ray.errors import InvalidSliceCountError
-from iris_ray.model.plain import shown
+from iris_ray.model.checks import shown
 
 MEGASCALE_PREFIX = "MEGASCALE_"
 MOST_SLICES = 100_000

@@ -97,7 +97,7 @@ class TaskEnd:
 
     Attributes:
         kind: in which way.
-        ended_at: seconds since the epoch by the clock of whoever holds this (`actors.wire.clocks.Moment`). It orders
+        ended_at: seconds since the epoch by the clock of whoever holds this (`actors.calls.clocks.Moment`). It orders
             causes and consequences within a gang.
         payload: the pickled result (RETURNED) or exception (None if it can't be pickled). Between processes, a
             reference to a large result.

@@ -1,12 +1,11 @@
 """What a task asks of its host: resources, constraints, tolerations."""
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import require, require_amount, require_int
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint, ConstraintOp
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU, Worker, rounded
@@ -172,19 +171,12 @@ class ResourceSpec:
     gpu: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("cpu", "memory_gb"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-                raise InvalidRequestError(f"{name} is {value!r}; give a number of 0 or more")
-        if not _is_int(self.gpu, 0):
-            raise InvalidRequestError(f"gpu is {self.gpu!r}; give an int of 0 or more")
-        if self.replicas is not None and not _is_int(self.replicas, 1):
-            raise InvalidRequestError(f"replicas is {self.replicas!r}; give an int of 1 or more")
-        if self.device is not None and not isinstance(self.device, TPUConfig):
-            raise InvalidRequestError(f'device is {self.device!r}; give tpu_device("v4-32"), or None for no TPU')
+        require_amount("cpu", self.cpu)
+        require_amount("memory_gb", self.memory_gb)
+        require_int("gpu", self.gpu, 0)
+        if self.replicas is not None:
+            require_int("replicas", self.replicas, 1)
+        is_device = isinstance(self.device, TPUConfig | None)
+        require(is_device, "device", self.device, 'tpu_device("v4-32"), or None for no TPU')
         if self.device is not None and self.gpu:
             raise InvalidRequestError(f"gpu is {self.gpu}, but the hosts of a {self.device.name} slice have no GPUs")
-
-
-def _is_int(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -27,6 +27,7 @@ from math import isqrt
 from typing import Final
 
 from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
+from iris_ray.model.checks import is_number, shown
 
 __all__ = ["TPU_GENERATIONS", "TPUConfig", "default_topology", "get_tpu_config"]
 
@@ -155,9 +156,8 @@ class TPUConfig:
             >>> get_tpu_config("v5litepod-8").with_live_hosts(4).vm_count
             2
         """
-        is_number = isinstance(chips_per_host, int | float) and not isinstance(chips_per_host, bool)
-        if not is_number or chips_per_host < 1 or chips_per_host % 1 != 0:
-            given = reprlib.repr(chips_per_host)
+        if not is_number(chips_per_host) or chips_per_host < 1 or chips_per_host % 1 != 0:
+            given = shown(chips_per_host)
             raise InvalidRequestError(f"{self.name}: a host has a positive whole number of chips, not {given}.")
         chips = int(chips_per_host)
         most = _BY_NAME[self.generation].chips_per_host

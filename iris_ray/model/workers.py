@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
-from iris_ray.model.constraints import Attributes, Scalar
+from iris_ray.model.checks import is_count
+from iris_ray.model.constraints import Attributes
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 
@@ -77,7 +77,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.slice_name = string_attribute(self.attributes, TPU_NAME)
         number = self.attributes.get(TPU_WORKER_ID)
-        self.host_index = number.value if number and _is_host_index(number.value) else None
+        self.host_index = number.value if number and is_count(number.value) else None
         self._used = {}
         for resources in self.occupants.values():
             for resource, amount in resources.items():
@@ -152,7 +152,3 @@ def string_attribute(attributes: Attributes, key: str) -> str | None:
     """Return an attribute's value if it is a str, else None."""
     found = attributes.get(key)
     return found.value if found is not None and isinstance(found.value, str) else None
-
-
-def _is_host_index(value: Scalar) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

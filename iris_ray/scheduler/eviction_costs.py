@@ -10,9 +10,9 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 
 GRACE_S = 30.0
 LEAST_RUN_S = {PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}

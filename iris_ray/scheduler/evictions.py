@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability

@@ -12,8 +12,8 @@ Such a returning gang keeps as many groups as it had, for this plan only.
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import Worker
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.deadlines import Deadlines

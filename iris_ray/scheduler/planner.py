@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.containment import SetAside
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler.eviction_costs import Running
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -141,9 +142,9 @@ class Planner:
         self._planned_at = -math.inf
 
     @property
-    def left_out(self) -> Mapping[str, str]:
-        """Why jobs are left out of plans, by their ids."""
-        return self._unplannable.job_ids
+    def left_out(self) -> Mapping[str, SetAside]:
+        """Jobs that are left out of plans, by their ids."""
+        return self._unplannable.jobs
 
     def _propose(
         self, now: float, still_waiting: Mapping[str, PendingReason] | None, spares: Sequence[Job]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 
@@ -10,42 +11,40 @@ LEFT_OUT_S = 600.0
 
 
 class UnplannableJobs:
-    """Leaves jobs out of plans for a while, and says why."""
+    """Leaves jobs out of plans for a while, and says why.
+
+    Attributes:
+        jobs: those that are left out, by id.
+    """
 
     def __init__(self) -> None:
-        self._left_out: dict[str, tuple[float, str]] = {}  # job id → until when, in seconds, and why
+        self.jobs: dict[str, SetAside] = {}
 
     def without(self, pending: Iterable[Job], now: float) -> list[Job]:
         """Return the jobs that are not left out. What is over by now is forgotten."""
         pending = list(pending)
-        waiting = {job.spec.job_id for job in pending} if self._left_out else ()
-        self._left_out = {i: why for i, why in self._left_out.items() if i in waiting and why[0] > now}
-        return [job for job in pending if job.spec.job_id not in self._left_out]
+        waiting = {job.spec.job_id for job in pending} if self.jobs else ()
+        self.jobs = {name: one for name, one in self.jobs.items() if name in waiting and now < (one.until or 0.0)}
+        return [job for job in pending if job.spec.job_id not in self.jobs]
 
     def leave_out(self, job: Job, error: Exception, now: float) -> None:
         """Leave a job out for `LEFT_OUT_S`."""
         job_id = job.spec.job_id
         why = (
-            f"iris_ray can't place it, by a defect of iris_ray ({type(error).__name__}: {str(error)[:500]}); other jobs"
-            f" go on. The Controller's log has more: please report it. To end the job: iris-ray cancel {job_id}"
+            f"iris_ray can't place it, {by_a_defect(error)}. {others_go_on('jobs', 'Controller')}. To end the job:"
+            f" iris-ray cancel {job_id}"
         )
-        self._left_out[job_id] = now + LEFT_OUT_S, why
+        self.jobs[job_id] = SetAside(job_id, why, since=now, until=now + LEFT_OUT_S)
 
     def reasons(self, pending: Iterable[Job], now: float) -> dict[str, PendingReason]:
         """Return why these jobs wait, as far as they are left out."""
         return {
             job.spec.job_id: PendingReason(
-                job.spec.job_id, PendingKind.PAUSED, job.requirement, (1,), pause=(until - now, why)
+                job.spec.job_id, PendingKind.PAUSED, job.requirement, (1,), pause=(one.until - now, one.why)
             )
-            for job in (pending if self._left_out else ())
-            for until, why in [self._left_out.get(job.spec.job_id, (0.0, ""))]
-            if why
+            for job in (pending if self.jobs else ())
+            if (one := self.jobs.get(job.spec.job_id)) is not None and one.until is not None
         }
-
-    @property
-    def job_ids(self) -> dict[str, str]:
-        """Return why each job is left out, by its id."""
-        return {job_id: why for job_id, (_, why) in self._left_out.items()}
 
 
 def unplannable(jobs: Sequence[Job], plan: Callable[[Sequence[Job]], object]) -> list[tuple[Job, Exception]]:

@@ -6,7 +6,7 @@ from iris_ray.cli.address import Command, address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import duration, print_json, print_table
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
 from iris_ray.slots.actors.messages import ModelRow, SlotRow
 from iris_ray.slots.client.slot_client import SlotClient
 

@@ -1,6 +1,6 @@
 """What the cluster's Controller knows, and the only function that changes it: events in, instructions out.
 
-May import: `model`, `goodput`, `errors`. No Ray, no clock, no I/O: events bring the time.
+May import: `model`, `errors`. No Ray, no clock, no I/O: events bring the time.
 Start with `controller_state.py`; `events.py` lists what can happen, `instructions.py` what follows from it.
 """
 

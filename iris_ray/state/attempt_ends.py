@@ -392,7 +392,7 @@ class AttemptEnds:
             job, gang, error, now: which gang, and why and when its attempt ended.
             state, cause: how the attempt was charged, and the task that ended first.
         """
-        job_table.remember_attempt(gang, state, error, now, cause)
+        job_table.note_past(gang, state, error, now, cause)
         self.mark_ending(job, gang, now)
         job.error = gang.error = error
         self._spares.look_at(job)

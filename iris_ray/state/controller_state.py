@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.goodput_sums import ForgottenJob
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import is_as_urgent
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import Worker
 from iris_ray.state import job_table, quarantine

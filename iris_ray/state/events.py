@@ -5,15 +5,17 @@ Reports carry the attempt that they are about; a report about an older attempt c
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from iris_ray.model.constraints import Attributes
 from iris_ray.model.goodput import Marks
-from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
-from iris_ray.model.plain import Words
+from iris_ray.model.plain_values import Words
 from iris_ray.state.records import JobRecord
 
 
@@ -391,17 +393,19 @@ Event = (
 )
 
 
+E = TypeVar("E")
+
 # -- what a pool reports of an attempt, in which order. Simulated pools do the same ----------------------------------
 
 
-def all_reached(attempt: AttemptId, tasks: Iterable[int], state: TaskState) -> list[Event]:
+def all_reached(attempt: AttemptId, tasks: Iterable[int], state: TaskState) -> list[TaskStateChangedEvent]:
     """Return the report that all tasks of an attempt, given by their indexes, run or have returned."""
     return [TaskStateChangedEvent(attempt, index, state) for index in tasks]
 
 
 def attempt_over(
-    attempt: AttemptId, why: Iterable[Event] = (), released: Iterable[SliceReleasedEvent] = ()
-) -> list[Event]:
+    attempt: AttemptId, why: Iterable[E] = (), released: Iterable[SliceReleasedEvent] = ()
+) -> list[E | SliceReleasedEvent | AttemptEndConfirmedEvent]:
     """Return the report that no process of an attempt is left.
 
     It confirms the end at last, since other attempts may have the hosts from then on. After success it has only that:

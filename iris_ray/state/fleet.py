@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from iris_ray.model.constraints import TAINT_PREFIX, Attributes, AttributeValue
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Allocation, Job
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.plain import Words, plain
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.plain_values import Words, plain
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
 from iris_ray.state.groups import Grouping
 from iris_ray.state.instructions import ChangeLog

@@ -453,7 +453,7 @@ def note_task_success(task: Task, now: float) -> None:
     task.ended_at, task.exit_code = now, 0
 
 
-def remember_attempt(gang: Gang, state: TaskState, error: str, now: float, cause: Task | None) -> None:
+def note_past(gang: Gang, state: TaskState, error: str, now: float, cause: Task | None) -> None:
     """Remember a gang's attempt as a past one, before the gang is requeued.
 
     Args:

@@ -1,8 +1,8 @@
 """Whom failures of hosts concern: the user whose tasks fail there, or everybody.
 
 A failure is held against the pair of a user and a host. If a user's tasks fail again and again on one host and not on
-others, that user's jobs avoid it. A host is set aside for everybody if tasks of different users fail there, or if the
-host itself shows that it is not fit.
+others, that user's jobs avoid it. A host is quarantined, for everybody, if tasks of different users fail there, or if
+the host itself shows that it is not fit.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -20,7 +20,7 @@ BLAMES_ALLOWED = 2
 """Failures within `MEMORY_S` that are tolerated; the next one has consequences."""
 MEMORY_S = 3600.0
 QUARANTINE_S = 3600.0
-"""How long a host is set aside or avoided, unless that is lifted before."""
+"""How long a host is quarantined or avoided, unless that is lifted before."""
 SHORT_QUARANTINE_S = 300.0
 """The same if no user code ran there: most likely another process has its chips, and may release them soon."""
 KEPT_OF_A_PAIR = 10
@@ -51,7 +51,7 @@ class Judgement:
     """What follows from the failures of a host.
 
     Attributes:
-        everybody: whether the host is set aside; otherwise a user's jobs avoid it.
+        everybody: whether the host is quarantined; otherwise a user's jobs avoid it.
         blames: the failures.
     """
 
@@ -127,7 +127,7 @@ class BlameBook:
 
 
 class Quarantine:
-    """Sets hosts aside, for a user or for all, and releases them when later failures show that they were not at fault.
+    """Closes hosts, to a user or to all, and releases them when later failures show that they were not at fault.
 
     Args:
         fleet: has the taints of hosts, and what users avoid.
@@ -136,7 +136,7 @@ class Quarantine:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._blames = BlameBook()
-        self._set_aside: dict[str, tuple[Taint, Judgement]] = {}  # node id → its taint, and why it has that
+        self._quarantined: dict[str, tuple[Taint, Judgement]] = {}  # node id → its taint, and why it has that
         self._avoided: dict[tuple[str, str], Judgement] = {}  # (user, node id)
 
     def blame(self, blame: Blame, reason: str) -> None:
@@ -146,7 +146,7 @@ class Quarantine:
             count, until = len(judged.blames), blame.at + judged.seconds
             taint = Taint(f"{count} task processes failed there within an hour, the last one: {reason}", until)
             self._forgive(blame.node_id)  # they count only once
-            self._set_aside[blame.node_id] = taint, judged
+            self._quarantined[blame.node_id] = taint, judged
             self._fleet.taint(blame.node_id, QUARANTINE, taint)
         elif judged is not None:
             self._avoided[blame.user, blame.node_id] = judged
@@ -161,9 +161,9 @@ class Quarantine:
 
     def _acquit(self) -> None:
         """Release hosts that are not at fault, by all that is known now. An operator's taint stays."""
-        for node_id, (taint, judged) in list(self._set_aside.items()):
+        for node_id, (taint, judged) in list(self._quarantined.items()):
             if self._fleet.taints.get(node_id, {}).get(QUARANTINE) != taint:
-                del self._set_aside[node_id]
+                del self._quarantined[node_id]
             elif not self._blames.still_holds(judged):
                 self._forgive(node_id)
                 self._fleet.lift_taint(node_id, QUARANTINE)
@@ -176,7 +176,7 @@ class Quarantine:
 
     def _forgive(self, node_id: str) -> None:
         self._blames.forgive(node_id)
-        self._set_aside.pop(node_id, None)
+        self._quarantined.pop(node_id, None)
 
 
 # -- avoided hosts -----------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.errors import LimitReachedError
-from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Allocation, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.limits import DEFAULT_LIMITS, EVERYBODY, Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import accelerators, rounded
 
 Account = tuple[str, PriorityBand]

@@ -1,16 +1,16 @@
 """From a description in TOML to a study. ``docs/simulating.md`` lists all names."""
 
-import difflib
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from iris_ray.errors import InvalidRequestError, InvalidSimulationError
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.checks import is_amount, is_int, is_number, nearest
 from iris_ray.model.multislice import parse_num_slices
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.study.agenda import Timings
@@ -42,7 +42,7 @@ class Section:
         self._table: Mapping[str, Any] = table
         for name in table:
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1)
+                near = nearest(str(name), known, most=1)
                 hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known)}"
                 raise InvalidSimulationError(f"{self.at(name)}: there is no such name here; {hint}")
 
@@ -72,7 +72,7 @@ class Section:
         if name not in self._table and default is not None:
             return default
         value = self._table.get(name)
-        if not _is_number(value) or not least <= value <= sys.float_info.max / unit:
+        if not is_number(value) or not least <= value <= sys.float_info.max / unit:
             raise self.refuse(name, f"a number of {least:g} or more")
         return float(value) * unit
 
@@ -88,7 +88,7 @@ class Section:
         if name not in self._table and default is not None:
             return default
         value = self._table.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_int(value, least):
             raise self.refuse(name, f"a whole number of {least} or more")
         return value
 
@@ -125,7 +125,7 @@ class Section:
         value = self._table.get(name, default)
         pairs = value.items() if isinstance(value, Mapping) else [(item, 1) for item in _listed(value)]
         try:
-            found = tuple((read(item), float(weight)) for item, weight in pairs if _is_weight(weight))
+            found = tuple((read(item), float(weight)) for item, weight in pairs if is_amount(weight))
         except (TypeError, ValueError):
             raise self.refuse(name, expected) from None
         if len(found) < len(list(pairs)) or not 0 < sum(weight for _, weight in found) < math.inf:
@@ -142,14 +142,6 @@ class Section:
     def table(self, name: str, known: tuple[str, ...]) -> "Section":
         """Return a table in this table; an empty one if there is none."""
         return Section(self._table.get(name, {}), self.at(name), known)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_weight(value: object) -> TypeGuard[float]:
-    return _is_number(value) and 0 <= value <= sys.float_info.max
 
 
 def _listed(value: object) -> list[Any]:

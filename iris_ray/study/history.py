@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from random import Random
 from typing import Any, TypeVar
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU, TPU_TOPOLOGY
 

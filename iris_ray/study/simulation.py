@@ -152,8 +152,8 @@ class Simulation:
         """Raise what the Controller would survive: a simulation is to show defects."""
         for failure in self._instructions.failed:
             raise failure.error
-        for why in self._planner.left_out.values():
-            raise RuntimeError(why)
+        for aside in self._planner.left_out.values():
+            raise RuntimeError(str(aside))
 
     def _note(self, placement: Placement) -> None:
         job, gang = placement.job, placement.gang

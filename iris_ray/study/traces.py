@@ -21,7 +21,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from iris_ray.errors import InvalidSimulationError
-from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.study.jobs import Arrival, SimulatedJob, slice_spec, tasks_spec
 

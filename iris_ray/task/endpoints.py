@@ -5,21 +5,21 @@ attempt of that task is not over. So it outlives the Controller, and need not be
 files instead.
 """
 
-import math
 import pickle
 import time
-from numbers import Real
 
 import ray
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.calls.names import endpoint_key
 from iris_ray.actors.calls.ray_internals import ClusterStore, has_inherited_connection
-from iris_ray.actors.protocol.names import endpoint_key
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
+from iris_ray.model.checks import is_name, is_timeout, require, shown
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import ACTIVE
-from iris_ray.model.plain import plain, shown
+from iris_ray.model.plain_values import plain
 from iris_ray.task.job_info import get_job_info
 
 ASK_AGAIN_S = 0.2
@@ -35,8 +35,7 @@ def register_endpoint(name: str, address: str) -> None:
         NoClusterError: called in a process that the task has started, which is not connected to the cluster.
     """
     me, key = _task(name)
-    if not isinstance(address, str) or not address:
-        raise InvalidRequestError(f"address is {shown(address)}; give a str, such as 10.0.0.2:8080")
+    require(is_name(address), "address", address, "a str, such as 10.0.0.2:8080")
     record = pickle.dumps((me.task_index, me.attempt, plain(str, address, "address")))
     if (run := LocalRun.of_this_task()) is not None:
         run.put(key, record)
@@ -58,8 +57,7 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
         NoClusterError: called in a process that the task has started.
     """
     me, key = _task(name)
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, Real)) or math.isnan(timeout):
-        raise InvalidRequestError(f"timeout is {shown(timeout)}; give seconds, or math.inf to wait for ever")
+    require(is_timeout(timeout), "timeout", timeout, "seconds, or math.inf to wait for ever")
     deadline = time.monotonic() + timeout
     while (address := _registered(me, key, deadline - time.monotonic())) is None:
         if time.monotonic() > deadline:
@@ -81,7 +79,7 @@ def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
     records = {key: pickle.loads(record) for key, record in _store().items(start + prefix).items()}
     if not records:
         return {}
-    tasks = ControllerConnection(patience_s=RESTART_S).list_tasks(job_id)
+    tasks = ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_tasks, job_id)
     running = {(task.task_index, task.attempt) for task in tasks if task.state in ACTIVE}
     return {
         key.removeprefix(start): str(address)
@@ -102,7 +100,8 @@ def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
         return None if run.has_ended(index) else str(address)
     if me.in_gang and attempt != me.attempt:  # it may have had more tasks
         return None
-    holder = ControllerConnection(patience_s=max(left_s, RESTART_S)).task_status(me.job_id, index)
+    controller = ControllerConnection(patience_s=max(left_s, RESTART_S))
+    holder = controller.ask(ControllerInterface.task_status, me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 
 

@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import shown
 from iris_ray.model.notices import NoticeKind
-from iris_ray.model.plain import shown
 
 POLL_S = 0.1
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import shown
 from iris_ray.model.goodput import MARKS
-from iris_ray.model.plain import LARGEST_INT, shown
+from iris_ray.model.plain_values import LARGEST_INT
 
 
 def heartbeat(step: int | None = None) -> None:

@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 import ray
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import is_count
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.testing.console import ConsoleOutput, interrupt_held_back
 from iris_ray.testing.faults import HostFaults, Preemption
@@ -435,7 +436,7 @@ class SimulatedCluster:
 
     def _host(self, slice_name: str, worker_id: int) -> RunningHost:
         hosts = self._slice(slice_name)
-        if isinstance(worker_id, bool) or not isinstance(worker_id, int) or not 0 <= worker_id < len(hosts):
+        if not is_count(worker_id) or worker_id >= len(hosts):
             ids = ", ".join(str(h.host.worker_id) for h in hosts)
             raise InvalidRequestError(f"Slice {slice_name} has no worker {worker_id!r}; its worker ids are: {ids}.")
         return hosts[worker_id]

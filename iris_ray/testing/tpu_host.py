@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import is_amount, is_int, shown
 from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata
@@ -235,8 +236,8 @@ def checked_slices(slices: Mapping[str, int] | None) -> list[tuple[TPUConfig, in
 
 
 def checked_count(what: str, number: object, *, least: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise InvalidRequestError(f"{what} must be an int, {least} or more, not {number!r}.")
+    if not is_int(number, least):
+        raise InvalidRequestError(f"{what} must be an int, {least} or more, not {shown(number)}.")
     return number
 
 
@@ -246,8 +247,9 @@ def checked_notice(notice_s: object) -> float:
 
 
 def checked_seconds(what: str, seconds: object) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_S:
-        raise InvalidRequestError(f"{what} must be a number of seconds from 0 to {LONGEST_S:.0f}, not {seconds!r}.")
+    if not is_amount(seconds) or seconds > LONGEST_S:
+        given = shown(seconds)
+        raise InvalidRequestError(f"{what} must be a number of seconds from 0 to {LONGEST_S:.0f}, not {given}.")
     return float(seconds)
 
 

@@ -42,7 +42,7 @@ from iris_ray.errors import (
 from iris_ray.testing import SimulatedCluster
 from tests.conftest import Terminal
 from tests.support.command_line import command_line, environment, iris
-from tests.support.gangs import Trace, alive, the_controller
+from tests.support.gangs import Trace, alive, all_workers
 from tests.support.proofs import in_proofs
 from tests.support.waiting import wait_until
 
@@ -67,7 +67,7 @@ def me() -> tuple[str, int, int, int, str]:
     return info.task_id, info.task_index, info.num_tasks, info.attempt, info.slice_name
 
 
-# -- at the door ----------------------------------------------------------------------------------------------------
+# -- at once --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_tasks_go_where_other_ray_work_leaves_room(client: IrisClient, cluster: 
     cpus = head["Resources"]["CPU"]
 
     def free() -> float:
-        workers = {worker.node_id: worker for worker in the_controller().list_workers()}
+        workers = {worker.node_id: worker for worker in all_workers()}
         return workers[head["NodeID"]].free["CPU"]
 
     there = NodeAffinitySchedulingStrategy(head["NodeID"], soft=False)

@@ -150,7 +150,7 @@ def test_exit_code_of_a_program_is_the_attempts_and_each_attempt_has_a_container
 ) -> None:
     run = start(
         "touch {0}/runs-$IRIS_ATTEMPT-$IRIS_TASK_INDEX; [ $IRIS_TASK_INDEX = 0 ] || exit 3; sleep 60",
-        retries=1,
+        max_retries_failure=1,
     )
     with pytest.raises(TaskCrashedError, match="the container's program exited with code 3"):
         run.result()

@@ -16,7 +16,7 @@ import ray
 
 from iris_ray import release, run_on_pod
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import actors_left
 from tests.support.gangs import alive, free_chips

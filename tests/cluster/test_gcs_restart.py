@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from iris_ray import run_on_pod, run_on_pod_ray
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, controller_pid, result_of

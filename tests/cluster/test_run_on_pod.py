@@ -409,16 +409,13 @@ def test_standby_that_died_while_it_waited_costs_no_retry(cluster: SimulatedClus
     assert (view.failures, view.preemptions) == (0, 0)
 
 
-def test_runs_in_a_row_take_one_of_the_standbys_each(
-    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("IRIS_RAY_STANDBYS", "2")
+def test_runs_in_a_row_take_one_of_the_standbys_each(cluster: SimulatedCluster) -> None:
     release()
     wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
-    run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600)
+    run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600, standbys=2)
     standbys = wait_until(lambda: len(found := processes_of(cluster, "ray::TaskProcess")) == 8 and found)
     pids = {process.pid for process in standbys}
-    used = [set(run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600)) for _ in range(2)]
+    used = [set(run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600, standbys=2)) for _ in range(2)]
     assert set.union(*used) == pids
     release()
 

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import Scheduler

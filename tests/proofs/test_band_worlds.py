@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.eviction_costs import GRACE_S, LEAST_RUN_S
 from iris_ray.state.events import Event, EvictionEvent, GangAssignedEvent
 from iris_ray.state.instructions import Instructions

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.eviction_costs import GRACE_S, LEAST_RUN_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import Event, EvictionEvent

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S

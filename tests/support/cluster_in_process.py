@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 import ray
 
+from iris_ray.actors.calls.names import CONTROLLER_NAME
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
@@ -30,7 +31,6 @@ from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest
-from iris_ray.actors.protocol.names import CONTROLLER_NAME
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
 from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end

@@ -1,4 +1,4 @@
-"""Requests for tests of what is refused at the door, and of what arrives."""
+"""Requests for tests of what is refused at once, and of what arrives."""
 
 from typing import Any
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.calls.names import CONTROLLER_NAME
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import JobView
-from iris_ray.actors.protocol.names import CONTROLLER_NAME
 from iris_ray.actors.protocol.status import JobStatus, WorkerStatus
 from iris_ray.client.caller_pool import REPEATED
 from tests.support import virtual_time
@@ -66,7 +66,7 @@ class VirtualCluster(ClusterInProcess):
             self.works[job_id] = work
         more = {
             name: changes.pop(name)
-            for name in ("keep_warm", "stall_timeout", "silence_s", "exit_grace", "process", "standbys")
+            for name in ("keep_warm", "stall_timeout", "host_silence", "exit_grace", "process", "standbys")
             if name in changes
         }
         pool = changes.pop("pool", self.pool)

@@ -1,5 +1,6 @@
-"""What processes say to each other: messages, answers, names in Ray's tables, the protocol's version, private Ray APIs.
+"""How one process asks another: calls and missing answers, liveness, the way to the Controller, private Ray APIs.
 
-May import: the pure core.
-Start with `messages.py` and `answers.py`.
+May import: `actors.protocol` and the pure core.
+Start with `asking.py`, which asks once; `controller_connection.py` and `controller_client.py` ask until the Controller
+answers. Then `liveness.py`.
 """

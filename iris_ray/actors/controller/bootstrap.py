@@ -11,8 +11,8 @@ import ray
 from ray.exceptions import RayTaskError
 
 import iris_ray
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.errors import IrisError
 
 

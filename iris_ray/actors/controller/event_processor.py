@@ -5,9 +5,9 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.controller.containment import BrokenStateError
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.set_aside import BrokenStateError, SetAsideJobs
 from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.errors import ControllerUnavailableError, DeposedError
 from iris_ray.model.jobs import Gang, Job
@@ -41,7 +41,6 @@ class EventProcessor:
     Attributes:
         deposed: why this Controller acknowledges nothing any more, or None: another one has taken over.
         failed: the same, or None: it is over, and is about to be started anew.
-        aside: the jobs that were set aside.
     """
 
     def __init__(
@@ -55,10 +54,10 @@ class EventProcessor:
     ) -> None:
         self.deposed: str | None = None
         self.failed: str | None = None
-        self.aside = SetAsideJobs(state)
         self._state = state
         self._planner = planner
         self._journal = journal
+        self._contained = journal.contained
         self._background = background
         self._end = end
         self._placed = placed
@@ -86,9 +85,9 @@ class EventProcessor:
             self._refuse(ControllerUnavailableError(self.failed))
             return recorded
         now = TimePassedEvent(self._journal.clock.now())
-        apply_safely(self._state, [now, *self.aside.without(events)], self._instructions)
+        apply_safely(self._state, [now, *self._contained.without(events)], self._instructions)
         try:
-            self.aside.end_those_of_failed(self._instructions)
+            self._contained.end_those_of_failed(self._state, self._instructions)
         except BrokenStateError as error:
             self.fail(error)
             return recorded
@@ -114,7 +113,7 @@ class EventProcessor:
         if self.failed is None:
             logger.critical("this Controller is over; the next one goes on from the records", exc_info=error)
             self.failed = f"the Controller has failed and is being started anew: {type(error).__name__}: {error}"
-            self._journal.note_aside(self.aside.jobs)
+            self._contained.note_jobs(self._contained.jobs)
             self._end()
         self._refuse(ControllerUnavailableError(self.failed))
 
@@ -138,7 +137,7 @@ class EventProcessor:
         for placement in placements:
             self._placed(placement.job, placement.gang, now)
         orders = list(self._orders(placements, dispatcher))
-        self.aside.end_those_of_failed(self._instructions)
+        self._contained.end_those_of_failed(self._state, self._instructions)
         self._in_writing, self._recorded = self._recorded, None
         instructions, self._instructions = self._instructions, Instructions()
         await self._journal.write(self._state)
@@ -166,11 +165,11 @@ class EventProcessor:
         What was recorded of them before says that they go on, so a successor is told.
         """
         unrecordable = self._journal.take_unrecordable()
-        new = unrecordable.keys() - self.aside.jobs.keys()
+        new = unrecordable.keys() - self._contained.jobs.keys()
         for job_id in new:
-            self.aside.end(job_id, "recorded", unrecordable[job_id], self._instructions)
+            self._contained.end(job_id, "recorded", unrecordable[job_id], self._state, self._instructions)
             self.apply([])
-        self._journal.note_aside({job_id: why for job_id, why in self.aside.jobs.items() if job_id in new})
+        self._contained.note_jobs(new)
         return unrecordable
 
     def _refuse(self, error: Exception) -> None:

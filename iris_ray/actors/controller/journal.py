@@ -23,9 +23,9 @@ so it acknowledges nothing.
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
-``unrestorable/…``  why a job could not be restored from its record; the next Controller moves it, too
+``unrestorable/…``  why a job could not be restored from its record; the next Controller moves that to ``corrupt/``
 ``aside/<id>``      why a job broke the Controller, or could not be recorded; the next Controller ends it
-``incarnation/…``   a process of a pool has begun, see `actors/protocol/names.py`
+``incarnation/…``   a process of a pool has begun, see `actors/calls/names.py`
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
 """
@@ -36,15 +36,16 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.names import is_endpoint_of
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.controller.containment import Containment
 from iris_ray.actors.controller.write_ahead_log import (
     KINDS,
     SINGLE_KINDS,
@@ -54,7 +55,6 @@ from iris_ray.actors.controller.write_ahead_log import (
     numbers_after,
     read_left_behind,
 )
-from iris_ray.actors.protocol.names import is_endpoint_of
 from iris_ray.model.goodput_sums import FleetTimes, UserTimes
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event
@@ -243,7 +243,7 @@ class Journal:
 
     Attributes:
         epoch: the number of this Controller, larger than that of any before it; 0 before `begin`.
-        corrupt: the records that can't be read.
+        contained: what can't be handled: jobs that were ended, and records that can't be read.
         clock: the Controller's; it goes on where that of the Controller before stood.
         fleet_times: what the chips of the cluster were in; it goes on, too.
         user_times: what the time of forgotten jobs went into; it goes on, too.
@@ -252,8 +252,8 @@ class Journal:
     def __init__(self) -> None:
         self.epoch = 0
         self._store = ClusterStore()
-        self.corrupt = CorruptRecords(self._store)
         self.clock = Clock()
+        self.contained = Containment(self._store, self.clock)
         self.fleet_times = FleetTimes()
         self.user_times = UserTimes()
         self._left = LeftBehind()
@@ -278,11 +278,11 @@ class Journal:
         for epoch in range(max(1, last_complete(self._store)), self.epoch):
             self._log.close(epoch)
         left = self.left_behind()
-        self._left.hand_on("clock", "the clock", self.clock.go_on_from, self.corrupt)
-        self._left.hand_on("fleet", "what the chips were in", self.fleet_times.restore, self.corrupt)
-        if self._left.hand_on("users", "the time of forgotten jobs", self.user_times.restore, self.corrupt):
+        self._left.hand_on("clock", "the clock", self.clock.go_on_from, self.contained)
+        self._left.hand_on("fleet", "what the chips were in", self.fleet_times.restore, self.contained)
+        if self._left.hand_on("users", "the time of forgotten jobs", self.user_times.restore, self.contained):
             self.user_times.version += 1  # so that it is recorded again
-        self.corrupt.keep()
+        self.contained.keep_records()
         return left
 
     def left_behind(self) -> tuple[list[JobRecord], list[Event]]:
@@ -293,10 +293,9 @@ class Journal:
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
         """
-        self._left = read_left_behind(self._store, self._log, self.corrupt)
-        noted = self._noted("unrestorable/")
-        settings = self._left.settings(self.corrupt)
-        return self._left.records(self.corrupt, noted), settings
+        self._left = read_left_behind(self._store, self._log, self.contained)
+        settings = self._left.settings(self.contained)
+        return self._left.records(self.contained), settings
 
     async def take_over(self, state: ControllerState) -> None:
         """Record everything under this epoch, and clear up what earlier ones have left.
@@ -348,34 +347,3 @@ class Journal:
     def note_pool(self, owner: str, pool: tuple[ActorHandle, int] | None) -> None:
         """Have a pool recorded with the next writing, with the number of its process; None: have it deleted."""
         self._collector.put_pool(owner, None if pool is None else cloudpickle.dumps(pool))
-
-    # -- notes about jobs, for a successor -------------------------------------------------------------------------
-
-    def note_unrestorable(self, job_id: str, error: Exception) -> None:
-        """Have a successor leave out this record: this Controller has failed to restore it, and ends with that."""
-        self._store.put(f"unrestorable/{job_id}", f"{type(error).__name__}: {error}".encode(errors="backslashreplace"))
-
-    def note_aside(self, jobs: Mapping[str, str]) -> None:
-        """Have a successor end these jobs as soon as it has their records, which may not say that they have ended.
-
-        Args:
-            jobs: why, by id.
-        """
-        for job_id, reason in jobs.items():
-            try:
-                self._store.put(f"aside/{job_id}", reason.encode())
-            except Exception:
-                logger.exception("that %s is set aside can't be recorded", job_id)
-
-    def noted_aside(self) -> dict[str, str]:
-        """Return the jobs that an earlier Controller has noted, by id, each with the reason."""
-        return self._noted("aside/")
-
-    def forget_aside(self) -> None:
-        """Forget these notes: the jobs have ended, and records that could not be restored are kept elsewhere."""
-        self._store.delete_all("aside/")
-        self._store.delete_all("unrestorable/")
-
-    def _noted(self, prefix: str) -> dict[str, str]:
-        found = self._store.items(prefix).items()
-        return {key.removeprefix(prefix): value.decode(errors="replace") for key, value in found}

@@ -1,4 +1,4 @@
-"""The door of the Controller: every message from outside is rebuilt of plain values before anything is done with it.
+"""Checks messages to the Controller: each is rebuilt of plain values before anything is done with it, or refused.
 
 A message is unpickled in the Controller's process, with whatever classes its sender has put into it. What does not have
 the type that the method says is refused, and only its sender gets to know.
@@ -9,37 +9,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
-from iris_ray.model.plain import plain
-from iris_ray.state.events import (
-    AttemptEndConfirmedEvent,
-    AttemptMarkedEvent,
-    GangMovedEvent,
-    GangReturnedEvent,
-    JobCancelledEvent,
-    MaintenanceCalledOffEvent,
-    SliceReleasedEvent,
-    TaskDispatchFailedEvent,
-    TaskStateChangedEvent,
-    WorkerBlamedEvent,
-    WorkerDrainedEvent,
-    WorkerSuspectedEvent,
-)
-
-ReportedEvent = (
-    TaskStateChangedEvent
-    | AttemptEndConfirmedEvent
-    | AttemptMarkedEvent
-    | TaskDispatchFailedEvent
-    | SliceReleasedEvent
-    | WorkerSuspectedEvent
-    | WorkerBlamedEvent
-    | WorkerDrainedEvent
-    | MaintenanceCalledOffEvent
-    | GangMovedEvent
-    | GangReturnedEvent
-    | JobCancelledEvent
-)
-"""What pools report. Everything else that happens, the Controller sees or decides itself."""
+from iris_ray.model.plain_values import plain
 
 Owner = TypeVar("Owner")
 Arguments = ParamSpec("Arguments")
@@ -52,7 +22,7 @@ def checked(method: Method[Owner, Arguments, Answer]) -> Method[Owner, Arguments
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    async def through_the_door(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+    async def check_first(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         given = signature.bind(self, *args, **kwargs)
         kinds = _kinds(method)
         for name, value in given.arguments.items():
@@ -60,7 +30,7 @@ def checked(method: Method[Owner, Arguments, Answer]) -> Method[Owner, Arguments
                 given.arguments[name] = plain(kinds[name], value, name)
         return await method(*given.args, **given.kwargs)
 
-    return through_the_door
+    return check_first
 
 
 @functools.cache

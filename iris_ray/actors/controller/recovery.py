@@ -8,7 +8,6 @@ from iris_ray.actors.controller.dispatcher import CALLS_IN_A_TURN, Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable
 from iris_ray.actors.controller.pool_registry import PoolRegistry
-from iris_ray.actors.controller.set_aside import SetAsideJobs
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
@@ -26,7 +25,6 @@ async def come_back(
     pools: PoolRegistry,
     nodes: NodeDiff,
     dispatcher: Dispatcher,
-    aside: SetAsideJobs,
     read_nodes: Callable[[], NodeTable],
 ) -> None:
     """Learn what hosts there are, and take up what an earlier Controller has left.
@@ -47,12 +45,11 @@ async def come_back(
         await pools.process_is(owner, view.incarnation)
     pools.watch(views)
     await pools.end_unknown()
-    for job_id, why in journal.noted_aside().items():
-        aside.end_again(job_id, why, instructions)
+    journal.contained.end_noted(state, instructions)
     dispatcher.carry_out(instructions)
     apply_all(state, nodes.events_of(table))  # by now it is known which chips are reserved by ourselves
     await journal.take_over(state)
-    journal.forget_aside()
+    journal.contained.forget_notes()
     await repeat_orders(records, state, pools, dispatcher, instructions.reclaim)
     if records:
         logger.info("Controller %d takes up %d jobs of %d pools", journal.epoch, len(records), len(views))
@@ -63,7 +60,7 @@ def _restore(record: JobRecord, state: ControllerState, journal: Journal, instru
     try:
         instructions.add(state.handle_event(JobRestoredEvent(record)))
     except Exception as error:
-        journal.note_unrestorable(record.job.spec.job_id, error)
+        journal.contained.note_unrestorable(record.job.spec.job_id, error)
         raise
 
 

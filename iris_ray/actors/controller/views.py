@@ -25,10 +25,10 @@ from iris_ray.actors.protocol.status import (
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.goodput import JobTimes, Totals, last_disruption, measure
 from iris_ray.model.goodput_sums import ChipState
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job, PastAttempt
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU, TPU_TOPOLOGY, Worker, accelerators, string_attribute
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner

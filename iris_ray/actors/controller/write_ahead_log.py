@@ -20,11 +20,11 @@ from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.actors.calls.ray_internals import ClusterStore
-from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.controller.containment import Containment
 from iris_ray.errors import CorruptRecordError, DeposedError
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
-from iris_ray.model.plain import plain
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.plain_values import plain
 from iris_ray.state.events import Event, LimitsSetEvent, PastUsageEvent, TaintedEvent
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import JobRecord
@@ -123,12 +123,12 @@ class WriteAheadLog:
             if self._checkpoint_of(epoch) <= end:
                 return  # else the key was that of an old entry, which a checkpoint has deleted meanwhile
 
-    def read(self, epoch: int, corrupt: CorruptRecords) -> dict[str, bytes | None]:
+    def read(self, epoch: int, contained: Containment) -> dict[str, bytes | None]:
         """Return what the entries of an earlier Controller say that may not be in records. Records are read later.
 
         Args:
             epoch: the number of the Controller.
-            corrupt: takes the entries that can't be read.
+            contained: takes the entries that can't be read.
         """
         while True:
             first = self._checkpoint_of(epoch)
@@ -139,7 +139,7 @@ class WriteAheadLog:
         for key in sorted(filter(_has_number, found), key=_number):
             if _number(key) >= first and found[key] != CLOSED:
                 name = f"entry {key} of the log"
-                values |= corrupt.read(name, {key: found[key]}, partial(_unpacked, found[key])) or {}
+                values |= contained.read(name, {key: found[key]}, partial(_unpacked, found[key])) or {}
         return values
 
     async def clear_earlier(self, kept: int) -> None:
@@ -207,32 +207,31 @@ class LeftBehind:
     epoch: int = 0
     values: Mapping[str, bytes] = field(default_factory=dict)
 
-    def settings(self, corrupt: CorruptRecords) -> list[Event]:
+    def settings(self, contained: Containment) -> list[Event]:
         """Return taints, past usage and limits, as events.
 
         Args:
-            corrupt: takes what can't be read.
+            contained: takes what can't be read.
         """
-        taints = self._events("taints", "the taints", _taints, corrupt)
-        usage = self._events("usage", "the past usage", _usage, corrupt)
-        limits = self._events("limits", "the limits", _limits, corrupt)
+        taints = self._events("taints", "the taints", _taints, contained)
+        usage = self._events("usage", "the past usage", _usage, contained)
+        limits = self._events("limits", "the limits", _limits, contained)
         return [*taints, *usage, *limits]
 
-    def records(self, corrupt: CorruptRecords, unrestorable: Mapping[str, str]) -> list[JobRecord]:
+    def records(self, contained: Containment) -> list[JobRecord]:
         """Return the records of its jobs, the oldest first.
 
         Args:
-            corrupt: takes what can't be read, and what is of no use.
-            unrestorable: why a Controller has failed to restore a job, by id.
+            contained: takes what can't be read, and what is of no use.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
         """
-        found = []
+        found, unrestorable = [], contained.unrestorable()
         for job_id, values in _by_job(self.of_kind("job"), self.of_kind("gangs")).items():
             if (why := unrestorable.get(job_id)) is not None:
-                corrupt.found(job_id, values, why)
-            elif (record := corrupt.read(job_id, values, partial(_joined, job_id, values))) is not None:
+                contained.leave_out(job_id, values, why)
+            elif (record := contained.read(job_id, values, partial(_joined, job_id, values))) is not None:
                 found.append(record)
         return sorted(found, key=lambda record: record.job.number)
 
@@ -246,18 +245,18 @@ class LeftBehind:
                 logger.exception("the handle of %s can't be read", key)
         return found
 
-    def hand_on(self, kind: str, name: str, take_up: Callable[[bytes], None], corrupt: CorruptRecords) -> bool:
+    def hand_on(self, kind: str, name: str, take_up: Callable[[bytes], None], contained: Containment) -> bool:
         """Return whether it has recorded something of a kind that ends with the epoch.
 
         Args:
             kind: which.
             name: what people call it.
             take_up: gets what was recorded.
-            corrupt: takes it if `take_up` raises an error.
+            contained: takes it if `take_up` raises an error.
         """
         found = self.of_kind(kind)
         for key, recorded in found.items():
-            corrupt.read(name, {key: recorded}, partial(take_up, recorded))
+            contained.read(name, {key: recorded}, partial(take_up, recorded))
         return bool(found)
 
     def of_kind(self, kind: str) -> dict[str, bytes]:
@@ -265,28 +264,28 @@ class LeftBehind:
         return {key: value for key, value in self.values.items() if key.startswith(f"{kind}/")}
 
     def _events(
-        self, kind: str, name: str, make: Callable[[bytes], Sequence[Event]], corrupt: CorruptRecords
+        self, kind: str, name: str, make: Callable[[bytes], Sequence[Event]], contained: Containment
     ) -> Sequence[Event]:
         """Return what is made of a kind that ends with the epoch; nothing if it was not recorded or can't be read."""
         found = self.of_kind(kind)
         if (recorded := found.get(f"{kind}/{self.epoch}")) is None:
             return ()
-        return corrupt.read(name, found, partial(make, recorded)) or ()
+        return contained.read(name, found, partial(make, recorded)) or ()
 
 
-def read_left_behind(store: ClusterStore, log: WriteAheadLog, corrupt: CorruptRecords) -> LeftBehind:
+def read_left_behind(store: ClusterStore, log: WriteAheadLog, contained: Containment) -> LeftBehind:
     """Return all that the last Controller has recorded that had recorded everything it took over.
 
     Args:
         store: where it is.
         log: reads what is not in records yet.
-        corrupt: takes the entries of the log that can't be read.
+        contained: takes the entries of the log that can't be read.
     """
     last, completed = -1, last_complete(store)
     values: dict[str, bytes] = {}
     while last != completed:  # else another one has taken over while this one read, and cleared it away
         last = completed
-        values = _values(last, store, log, corrupt)
+        values = _values(last, store, log, contained)
         completed = last_complete(store)
     return LeftBehind(last, values)
 
@@ -302,9 +301,9 @@ def numbers_after(store: ClusterStore, prefix: str) -> list[int]:
     return [int(number) for number in found if number.isdecimal()]  # anything else is not ours
 
 
-def _values(epoch: int, store: ClusterStore, log: WriteAheadLog, corrupt: CorruptRecords) -> dict[str, bytes]:
+def _values(epoch: int, store: ClusterStore, log: WriteAheadLog, contained: Containment) -> dict[str, bytes]:
     """Return all that a Controller has written, by key. Its log is read first: what goes comes into records."""
-    logged = log.read(epoch, corrupt)
+    logged = log.read(epoch, contained)
     values: dict[str, bytes | None] = {}
     for kind in KINDS:
         values |= store.items(f"{kind}/{epoch}/")

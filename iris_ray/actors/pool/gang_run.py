@@ -17,6 +17,7 @@ from iris_ray.actors.pool.attempt import Attempt, Phase
 from iris_ray.actors.pool.attempt_end import AttemptEnd
 from iris_ray.actors.pool.launch import LaunchFailed, silent_hosts
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
+from iris_ray.actors.protocol.controller_interface import ControllerInterface, ReportedEvent
 from iris_ray.actors.protocol.messages import AttemptOrder, JobView, RunRequest
 from iris_ray.actors.protocol.payloads import Pickled, PickledError
 from iris_ray.errors import (
@@ -37,7 +38,6 @@ from iris_ray.model.verdict import Verdict
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import (
     AttemptMarkedEvent,
-    Event,
     GangMovedEvent,
     GangReturnedEvent,
     SliceReleasedEvent,
@@ -153,10 +153,10 @@ class GangRun:
         """Hold slices ready for this gang, on the Controller's order."""
         try:
             await self._slices.hold_ready(
-                order, self._request.process, self._request.keep_warm, self._request.silence_s
+                order, self._request.process, self._request.keep_warm, self._request.host_silence
             )
             hosts = range(order.hosts_per_slice * len(order.slices))
-            events = all_reached(order.attempt, hosts, TaskState.RUNNING)
+            events: list[ReportedEvent] = [*all_reached(order.attempt, hosts, TaskState.RUNNING)]
         except SpareFailed as failure:
             logger.info("%s: %s", order.attempt.job_id, failure)
             events = self._spare_failed(order, str(failure), failure.broken)
@@ -165,10 +165,10 @@ class GangRun:
             events = self._spare_failed(order, f"{type(error).__name__}: {error}", ())
         await self._controller.report(None, events)
 
-    def _spare_failed(self, order: AttemptOrder, why: str, broken: tuple[str, ...]) -> list[Event]:
+    def _spare_failed(self, order: AttemptOrder, why: str, broken: tuple[str, ...]) -> list[ReportedEvent]:
         """Give broken slices back. Return what to tell the Controller, which may try again."""
-        failed = TaskDispatchFailedEvent(order.attempt, why, 0.0, broken)
-        return attempt_over(order.attempt, [failed], self._slices.retire(broken))
+        failed: list[ReportedEvent] = [TaskDispatchFailedEvent(order.attempt, why, 0.0, broken)]
+        return attempt_over(order.attempt, failed, self._slices.retire(broken))
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End an attempt if it runs, and keep it from starting if it does not. Return when it is over."""
@@ -179,7 +179,7 @@ class GangRun:
 
     # -- talking to the Controller ---------------------------------------------------------------------------------
 
-    async def _report(self, events: Sequence[Event]) -> JobView:
+    async def _report(self, events: Sequence[ReportedEvent]) -> JobView:
         view = await self._controller.report(self.job_id, events, self._first_task)
         if view is None:
             raise ControllerUnavailableError(
@@ -198,7 +198,7 @@ class GangRun:
                 patience = REPEAT_S
                 if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
                     return None
-                why = await self._controller.why(self.job_id)
+                why = await self._controller.ask(ControllerInterface.why, self.job_id)
                 logger.info("%s: %s", self._who, why)
 
     # -- attempts --------------------------------------------------------------------------------------------------
@@ -290,9 +290,9 @@ class GangRun:
         logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.id.number, kind, error, count, outcome)
         return job
 
-    def _suspicions(self, end: AttemptEnd, error: str) -> list[Event]:
+    def _suspicions(self, end: AttemptEnd, error: str) -> list[ReportedEvent]:
         """Return events that name the hosts that may be lost, and the one that may be at fault."""
-        events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in end.suspects.items()]
+        events: list[ReportedEvent] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in end.suspects.items()]
         is_own_doing = not isinstance(end.verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
         if is_own_doing and (blamed := end.blamed_host) is not None:
             events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
@@ -310,7 +310,7 @@ class GangRun:
         suspects = {**failure.suspects, **await silent_hosts(attempt.place, self._slices, failure.suspicious)}
         released = self._free(attempt, failure.broken if attempt.place.on_slices else attempt.place.names)
         reason = str(failure)
-        events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
+        events: list[ReportedEvent] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
         is_hopeless = failure.is_hopeless or self._setup_failed  # one host alone is no evidence
         self._setup_failed |= failure.by_request
@@ -342,11 +342,11 @@ class GangRun:
         """Get the slices of an attempt ready for the next one, if there may be one."""
         self._slices.refill(attempt.place.names, job_goes_on)
 
-    def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
+    def _changes(self, attempt: Attempt, state: TaskState) -> list[TaskStateChangedEvent]:
         """Return events that say that all tasks of the attempt have reached a state."""
         return all_reached(attempt.id, range(self._first_task, self._first_task + attempt.place.num_tasks), state)
 
-    async def abandon(self, reason: str) -> list[Event]:
+    async def abandon(self, reason: str) -> list[ReportedEvent]:
         """Stop what runs. Return what to tell the Controller once it knows that the job is cancelled."""
         attempt, released = self._attempt, list[SliceReleasedEvent]()
         if attempt is None or attempt.over.is_set():
@@ -355,7 +355,7 @@ class GangRun:
             await attempt.shutdown.stop_all(reason)
             released = self._free(attempt, attempt.shutdown.leaving)
             self._refill(attempt, job_goes_on=False)
-        return attempt_over(attempt.id, released=released)
+        return [*attempt_over(attempt.id, released=released)]
 
     def abandoned(self) -> None:
         """Note that the Controller has been told, so that the attempt is over."""
@@ -381,6 +381,6 @@ class GangRun:
         return failure_error(self._request.spec.name, self._who, job.error or "", verdict.result)
 
 
-def _marked(attempt: Attempt) -> list[Event]:
+def _marked(attempt: Attempt) -> list[ReportedEvent]:
     """Return what the task of an attempt has said about its time, if it has said anything."""
     return [AttemptMarkedEvent(attempt.id, attempt.progress.marks)] if attempt.progress.marks.steps else []

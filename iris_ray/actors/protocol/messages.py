@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 from iris_ray.actors.protocol.payloads import Payload, stored_if_large
 from iris_ray.model.goodput import Marks
 from iris_ray.model.job_info import JobInfo
-from iris_ray.model.job_spec import EXIT_GRACE_S, JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.multislice import MultisliceInfo
-from iris_ray.model.plain import Words
+from iris_ray.model.options import default_of
+from iris_ray.model.plain_values import Words
 from iris_ray.model.workers import TPU
 
 HOST_SILENCE_S = 5.0
-"""A host that has not answered for so long counts as lost; `IRIS_RAY_HOST_SILENCE_S` changes it."""
+"""A host that has not answered for so long counts as lost, unless its job's option ``host_silence`` says otherwise."""
 
 NO_OWNER_YET = "no pool yet"
 """The owner in a request's `JobSpec`. The pool that runs the job puts its own id there (see `JobRun`)."""
@@ -46,7 +47,7 @@ class RunRequest:
         process: what the task processes are started with.
         keep_warm: seconds that idle slices are kept.
         stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: never.
-        silence_s: seconds without an answer after which a host counts as lost.
+        host_silence: seconds without an answer after which a host counts as lost.
         exit_grace: seconds that threads and exit handlers of a task have after its function has returned.
         standbys: how many standbys a host of a warm slice keeps; None: as many as it has room for.
     """
@@ -57,8 +58,8 @@ class RunRequest:
     process: ProcessSpec
     keep_warm: float
     stall_timeout: float | None = None
-    silence_s: float = HOST_SILENCE_S
-    exit_grace: float = EXIT_GRACE_S
+    host_silence: float = HOST_SILENCE_S
+    exit_grace: float = default_of("exit_grace")
     standbys: int | None = None
 
 

@@ -97,7 +97,7 @@ class Changes:
 # Our data as JSON knows it.
 
 
-def plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Return our data as the types of JSON: enums by name, constraints as people write them."""
     if isinstance(value, Enum):
         return value.name
@@ -106,14 +106,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, AttributeValue):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        found = {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
+        found = {f.name: as_json(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
         return (
             {"sentence": str(value), "summary": value.summary, **found} if isinstance(value, PendingReason) else found
         )
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {as_json(key): as_json(item) for key, item in value.items()}
     if isinstance(value, Set):
-        return sorted(map(plain, value))
+        return sorted(map(as_json, value))
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [as_json(item) for item in value]
     return value

@@ -7,9 +7,9 @@ from enum import Enum
 
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import unknown
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.model.lifecycle import job_of
-from iris_ray.model.suggestions import unknown
 from iris_ray.model.workers import Worker
 from iris_ray.state.groups import Group
 

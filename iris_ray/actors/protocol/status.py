@@ -6,9 +6,9 @@ from enum import Enum
 
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.goodput import Disruption
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState, job_of
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state.quarantine import QUARANTINE
 
@@ -273,19 +273,6 @@ class LimitStatus:
     running_jobs: int
     queued_jobs: int
     tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """Something that iris_ray could not handle, so that it was set aside.
-
-    Attributes:
-        job_id: which job it concerns.
-        why: what happened, and what to do.
-    """
-
-    job_id: str
-    why: str
 
 
 # -- host condition ----------------------------------------------------------------------------------------------------

@@ -107,8 +107,11 @@ def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
     Args:
         about: what it says about itself.
     """
+    now = time.time()
     for aside in about.get("set_aside", ()):
-        yield Finding(Level.WARNING, "set aside", f"{aside.job_id}: {aside.why}")
+        began = "" if aside.since is None else f", {duration(now - aside.since)} ago"
+        ends = "" if aside.until is None else f", tried again in {duration(max(0.0, aside.until - now))}"
+        yield Finding(Level.WARNING, "set aside", f"{aside.name}{began}{ends}: {aside.why}")
 
 
 def check_clock(about: Mapping[str, Any]) -> Iterator[Finding]:

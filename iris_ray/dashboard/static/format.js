@@ -57,7 +57,7 @@ export const CONDITIONS = {
   spare: ["spare", "held ready to replace a slice of a running job, or for it to grow"],
   draining: ["draining", "it is about to go, and takes nothing new"],
   suspected: ["suspected", "it may be lost"],
-  quarantined: ["quarantined", "set aside after failures"],
+  quarantined: ["quarantined", "closed to all jobs after failures"],
   closed: ["closed", "drained or tainted by an operator"],
   elsewhere: ["used elsewhere", "work outside iris_ray uses its chips"],
   unusable: ["unusable", "its labels or chips are wrong"],

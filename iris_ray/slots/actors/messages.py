@@ -1,6 +1,5 @@
 """What a client tells a SlotManager, and what it sees."""
 
-import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +9,9 @@ from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.errors import InvalidSlotError, RemoteUserError
+from iris_ray.model.checks import is_timeout, require, require_plain_int
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner, runner_of_slice
 from iris_ray.slots.core.models import ModelSpec, WorkloadKind
@@ -51,11 +51,9 @@ class SlotHosts:
 
     def __post_init__(self) -> None:
         for name in ("count", "devices", "memory"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise InvalidSlotError(f"SlotHosts: {name} is {value!r}; give an int of 1 or more")
-        if not isinstance(self.kind, DeviceKind):
-            raise InvalidSlotError(f"SlotHosts: kind is {self.kind!r}; give a DeviceKind, such as DeviceKind.GPU")
+            require_plain_int(f"SlotHosts: {name}", getattr(self, name), 1, InvalidSlotError)
+        is_kind = isinstance(self.kind, DeviceKind)
+        require(is_kind, "SlotHosts: kind", self.kind, "a DeviceKind, such as DeviceKind.GPU", InvalidSlotError)
         if self.whole_slices and self.tpu_type is None:
             raise InvalidSlotError('SlotHosts: whole_slices=True needs a type of slices: tpu_type="v4-16"')
         if self.tpu_type is not None:
@@ -109,8 +107,7 @@ class ModelOrder:
     prewarm: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.replicas) is not int or self.replicas < 0:
-            raise InvalidSlotError(f"model {self.spec.name}: replicas is {self.replicas!r}; give an int of 0 or more")
+        require_plain_int(f"model {self.spec.name}: replicas", self.replicas, 0, InvalidSlotError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +140,10 @@ class Ask:
     client_id: str = ""
 
     def __post_init__(self) -> None:
-        wait = self.timeout_s
-        if wait is not None and (not isinstance(wait, int | float) or isinstance(wait, bool) or math.isnan(wait)):
-            raise InvalidSlotError(f"timeout_s is {wait!r}; give seconds, or None to wait for as long as it takes")
+        wanted = "seconds, or None to wait for as long as it takes"
+        require(
+            self.timeout_s is None or is_timeout(self.timeout_s), "timeout_s", self.timeout_s, wanted, InvalidSlotError
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from itertools import combinations
 from types import MappingProxyType
 
 from iris_ray.errors import InvalidSlotError
+from iris_ray.model.checks import is_plain_int, require
 from iris_ray.model.constraints import Attributes, Constraint
 
 DeviceSet = tuple[int, ...]
@@ -45,8 +46,8 @@ class Device:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "exclusive", self.kind is DeviceKind.TPU)
-        if type(self.memory) is not int or self.memory < 1:
-            raise InvalidSlotError(f"a device's memory is {self.memory!r}; give bytes, an int of 1 or more")
+        holds = is_plain_int(self.memory, 1)
+        require(holds, "a device's memory", self.memory, "bytes, an int of 1 or more", InvalidSlotError)
 
     def charge(self, need: int) -> int:
         """Return how many bytes a slot that needs ``need`` bytes keeps from all others."""

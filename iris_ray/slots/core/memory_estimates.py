@@ -11,6 +11,7 @@ from math import ceil
 from typing import BinaryIO, Final
 
 from iris_ray.errors import InvalidSlotError
+from iris_ray.model.checks import require_plain_int
 
 # -- gguf --------------------------------------------------------------------------------------------------------------
 # Reads the head of a GGUF file: what the model is made of, without its weights.
@@ -215,8 +216,7 @@ def gguf_memory(
     """
     degrees = tuple(degrees)
     for name, value in (("context", context), ("concurrency", concurrency), *(("a degree", n) for n in degrees)):
-        if type(value) is not int or value < 1:
-            raise InvalidSlotError(f"{name} is {value!r}; give an int of 1 or more")
+        require_plain_int(name, value, 1, InvalidSlotError)
     if (parts := model.facts.get("split.count", 1)) != 1:
         raise InvalidSlotError(
             f"the GGUF file is one of {parts} parts, and knows only its own weights; join them with llama-gguf-split"

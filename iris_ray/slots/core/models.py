@@ -1,12 +1,12 @@
 """What users ask to be served: models, with the memory they need."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
 from iris_ray.errors import InvalidSlotError
+from iris_ray.model.checks import is_name, is_plain_int, is_positive_seconds, is_timeout, require
 from iris_ray.model.constraints import Constraint
 from iris_ray.slots.core.devices import DeviceKind
 
@@ -53,26 +53,24 @@ class ModelSpec:
     identity: SlotIdentity = field(init=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise InvalidSlotError(f"a model's name is {self.name!r}; give a str that is not empty")
-        if not isinstance(self.memory, Mapping):
-            raise InvalidSlotError(f"model {self.name}: memory is {self.memory!r}; give bytes by number of devices")
+        require(is_name(self.name), "a model's name", self.name, "a str that is not empty", InvalidSlotError)
+        self._require(isinstance(self.memory, Mapping), "memory", "bytes by number of devices")
         if not self.memory:
             raise InvalidSlotError(f"model {self.name} has no memory; give bytes for each device, such as {{1: 10**9}}")
         for number in (*self.memory.keys(), *self.memory.values(), self.requests_at_a_time):
-            if type(number) is not int or number < 1:
+            if not is_plain_int(number, 1):
                 raise InvalidSlotError(f"model {self.name}: {number!r} is no int of 1 or more (memory, concurrency)")
         for name in ("runtime", "lora"):
-            if not isinstance(getattr(self, name), str):
-                raise InvalidSlotError(f"model {self.name}: {name} is {getattr(self, name)!r}; give a str")
-        if not isinstance(self.kind, DeviceKind):
-            raise InvalidSlotError(f"model {self.name}: kind is {self.kind!r}; give a DeviceKind")
+            self._require(isinstance(getattr(self, name), str), name, "a str")
+        self._require(isinstance(self.kind, DeviceKind), "kind", "a DeviceKind")
         constraints = self.constraints if isinstance(self.constraints, (list, tuple)) else (self.constraints,)
-        if not all(isinstance(each, Constraint) for each in constraints):
-            raise InvalidSlotError(f"model {self.name}: constraints is {self.constraints!r}; give a list of Constraint")
+        self._require(all(isinstance(each, Constraint) for each in constraints), "constraints", "a list of Constraint")
         object.__setattr__(self, "constraints", tuple(constraints))
         object.__setattr__(self, "memory", dict(sorted(self.memory.items())))
         object.__setattr__(self, "identity", SlotIdentity(self.name, self.runtime, self.lora))
+
+    def _require(self, holds: bool, name: str, wanted: str) -> None:
+        require(holds, f"model {self.name}: {name}", getattr(self, name), wanted, InvalidSlotError)
 
     @property
     def requests_at_a_time(self) -> int:
@@ -123,12 +121,13 @@ class Request:
     crashes: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.request_id, str) or not self.request_id:
-            raise InvalidSlotError(f"a request's id is {self.request_id!r}; give a str that is not empty")
-        if self.deadline is not None and math.isnan(self.deadline):
+        require(
+            is_name(self.request_id), "a request's id", self.request_id, "a str that is not empty", InvalidSlotError
+        )
+        if self.deadline is not None and not is_timeout(self.deadline):
             raise InvalidSlotError(f"request {self.request_id}: its deadline is not a number; give a time, or None")
-        if self.is_session and not (isinstance(self.idle_s, int | float) and 0 < self.idle_s < math.inf):
-            raise InvalidSlotError(f"session {self.request_id}: idle_s is {self.idle_s!r}; give seconds above 0")
+        holds = not self.is_session or is_positive_seconds(self.idle_s)
+        require(holds, f"session {self.request_id}: idle_s", self.idle_s, "seconds above 0", InvalidSlotError)
 
     @property
     def is_session(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from iris_ray.errors import InvalidSlotError
+from iris_ray.model.checks import require_amount
 from iris_ray.slots.core.slot import Slot
 
 StalenessFunction = Callable[[str, float], float]
@@ -38,8 +39,7 @@ class Policy:
     spread_before_evicting: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_residency_s < math.inf:
-            raise InvalidSlotError(f"min_residency_s is {self.min_residency_s!r}; give a number of 0 or more")
+        require_amount("min_residency_s", self.min_residency_s, InvalidSlotError)
 
 
 # -- serving policy ----------------------------------------------------------------------------------------------------

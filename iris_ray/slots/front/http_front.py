@@ -18,6 +18,7 @@ from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web import Request, StreamResponse, middleware
 
 from iris_ray.errors import InvalidSlotError, NotPermittedError
+from iris_ray.model.checks import is_plain_int, is_seconds_or_forever, require
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.openai_words import BodyTooLargeError, Question, error_answer, question, text_of
 
@@ -98,10 +99,10 @@ class HttpFront:
     def __init__(
         self, client: SlotClient, *, host: str = "127.0.0.1", port: int = 0, timeout_s: float | None = 300.0
     ) -> None:
-        if type(port) is not int or not 0 <= port <= 65535:
-            raise InvalidSlotError(f"HttpFront: port is {port!r}; give an int from 0 to 65535")
-        if timeout_s is not None and (type(timeout_s) not in (int, float) or not timeout_s >= 0):
-            raise InvalidSlotError(f"HttpFront: timeout_s is {timeout_s!r}; give seconds, 0 or more, or None")
+        is_port = is_plain_int(port, 0) and port <= 65535
+        require(is_port, "HttpFront: port", port, "an int from 0 to 65535", InvalidSlotError)
+        is_wait = timeout_s is None or is_seconds_or_forever(timeout_s)
+        require(is_wait, "HttpFront: timeout_s", timeout_s, "seconds, 0 or more, or None", InvalidSlotError)
         self._client = client
         self._at = host, port
         self._timeout_s = timeout_s

@@ -8,8 +8,7 @@ step further, and the state of each can be set. It keeps what the documentation 
 - Without ``force`` only a queued resource without nodes can be deleted, or one that is ACCEPTED, FAILED or SUSPENDED.
 - A repeated request with the same request id gets the same operation and changes nothing.
 
-Start with `server.py`; `zone.py` is what there is, `api.py` what can be asked, `operations.py` the long-running
-operations.
+Start with `server.py`, which says what can be asked; `zone.py` is what there is.
 """
 
 from iris_ray.testing.cloud_tpu_server.server import CloudTpuServer

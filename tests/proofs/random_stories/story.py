@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from iris_ray.actors.controller.eviction_settings import GRACE
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.errors import IrisError
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.eviction_costs import LEAST_RUN_S
 from iris_ray.state.attempt_ends import QUICK_ENDS_ARE_FAILURES
 from tests.proofs.random_stories.faults import Faults

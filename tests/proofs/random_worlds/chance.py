@@ -6,7 +6,8 @@ from random import Random
 from typing import Any
 
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
-from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.options import PriorityBand
 from iris_ray.study.jobs import SimulatedJob, slice_spec, tasks_spec
 
 OP = ConstraintOp

@@ -9,12 +9,11 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError
 
-from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.controller.containment import Containment
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.pool_registry import PoolRegistry
+from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolView
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
@@ -111,9 +110,9 @@ class WatchedState(ControllerState):
 
 
 class GonePool:
-    """The stub of a pool whose process has ended for good."""
+    """A pool whose process has ended for good."""
 
-    async def watched(self) -> None:
+    async def call(self, method: object) -> None:
         raise ActorDiedError
 
 
@@ -146,7 +145,7 @@ class Registry(PoolRegistry):
     def is_met(self, owner: str) -> None:
         """Know a pool from now on."""
         if owner not in self:
-            self._note(owner, PoolStub(owner), self._process_of(owner))
+            self._note(owner, Pool(owner), self._process_of(owner))
 
     async def ends(self, owner: str) -> None:
         """Do what the end of a pool requires."""
@@ -162,7 +161,7 @@ class Registry(PoolRegistry):
         for owner in self.keys() - self._pools.incarnations.keys():
             self._background.start(self.ends(owner), "the end of a pool")
 
-    async def _view_of(self, owner: str, pool: PoolStub) -> PoolView | None:
+    async def _view_of(self, owner: str, pool: Pool) -> PoolView | None:
         if owner not in self._pools.incarnations:
             return None
         return PoolView(self._process_of(owner), tuple(self._pools.held_by(owner)))
@@ -220,7 +219,7 @@ class VirtualClock(Clock):
 def new_journal(store: FatalStore, now: Callable[[], float]) -> Journal:
     journal = Journal()
     journal.clock = VirtualClock(now)
-    journal._store, journal.corrupt = store, CorruptRecords(store)  # type: ignore[assignment, arg-type]
+    journal._store, journal.contained = store, Containment(store, journal.clock)  # type: ignore[assignment, arg-type]
     return journal
 
 

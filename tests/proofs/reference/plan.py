@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from iris_ray.model.constraints import AttributeValue
-from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker, accelerators
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent

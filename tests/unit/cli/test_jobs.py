@@ -7,8 +7,8 @@ import pytest
 from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.controller import user_calls
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.options import PriorityBand
 from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.protocol.overview import plain
+from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.cli.jobs import listed
 from iris_ray.cli.printing import (
@@ -22,8 +22,8 @@ from iris_ray.cli.printing import (
     state_in_words,
 )
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import make_requirement
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 
@@ -182,7 +182,7 @@ def test_duration_has_two_units_at_most(seconds: float, text: str) -> None:
 
 
 def test_json_has_states_by_name_constraints_as_text_and_the_sentence() -> None:
-    found = json.loads(json.dumps(plain(job_status(waiting=WAITING))))
+    found = json.loads(json.dumps(as_json(job_status(waiting=WAITING))))
     assert (found["state"], found["priority"], found["tasks"]) == ("PENDING", "INTERACTIVE", {"PENDING": 2})
     assert found["waiting"]["sentence"].startswith("waiting for 2 slices")
     assert found["waiting"]["requirement"]["constraints"] == ["tpu-topology == v4-16"]

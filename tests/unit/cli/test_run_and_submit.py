@@ -7,8 +7,9 @@ import pytest
 
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.options import PriorityBand
 from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until

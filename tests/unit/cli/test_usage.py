@@ -28,11 +28,14 @@ from iris_ray.cli.conventions import (
     exit_code,
 )
 from iris_ray.cli.main import SECTIONS, main
+from iris_ray.cli.run import run
 from iris_ray.cli.selftest import SelfTest
+from iris_ray.cli.submit import submit
 from iris_ray.client import run_on_pod
 from iris_ray.client.modes.mode import Mode, ModeKind
 from iris_ray.errors import ControllerUnavailableError, JobCancelledError, NoClusterError, UnknownTPUTypeError
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
+from iris_ray.model.options import JobOptions, PodOptions, options_of
 from iris_ray.model.topology import get_tpu_config
 from tests.support.command_line import COMMANDS, address_of_nobody, command_line, invoke
 
@@ -62,6 +65,24 @@ def test_error_becomes_one_line_and_an_exit_code(
     printed = capsys.readouterr().err
     assert printed.startswith("iris-ray: ")
     assert printed.count("\n") == 1
+
+
+@pytest.mark.parametrize(("command", "group"), [(run, PodOptions), (submit, JobOptions)])
+def test_command_has_the_flag_and_the_default_of_each_option_in_the_table(command: click.Command, group: type) -> None:
+    shown = {parameter.name: parameter for parameter in command.params}
+    for name, option in options_of(group).items():
+        if option.flag:
+            assert option.flag in shown[name].opts
+            assert shown[name].default in (option.default, "interactive")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [("--host-silence", "1"), ("--stall-timeout", "0"), ("--exit-grace", "nan"), ("--spares", "-1"), ("--prefer", "=")],
+    ids=" ".join,
+)
+def test_value_that_an_option_does_not_take_is_bad_usage(flag: tuple[str, str]) -> None:
+    assert invoke("run", __file__, "v4-8", *flag).exit_code == USAGE
 
 
 def test_who_has_closed_stdin_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from iris_ray.errors import InvalidRequestError
 @pytest.mark.parametrize("value", ["3", -1, True, 1.0, [1]])
 @pytest.mark.parametrize("name", ["task_index", "attempt", "offset", "max_bytes", "tail_lines"])
 def test_what_is_no_number_of_a_task_attempt_or_byte_is_refused_by_name(name: str, value: Any) -> None:
-    client = IrisClient.__new__(IrisClient)  # what is refused at the door needs no cluster
+    client = IrisClient.__new__(IrisClient)  # what is refused at once needs no cluster
     with pytest.raises(InvalidRequestError, match=rf"{name} is .*; give an int of 0 or more"):
         client.fetch_task_logs("job-1", **{"task_index": 0, name: value})
     if name == "task_index":

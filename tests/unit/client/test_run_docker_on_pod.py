@@ -26,11 +26,11 @@ from tests.support.containers import a_stand_in
         ({"env": {"A": "nul\0"}}, InvalidRequestError, "there is a NUL in it"),
         ({"container_options": ["--rm"]}, InvalidRequestError, "'--rm', which is iris_ray's"),
         ({"tpu_type": "v4-15"}, UnknownTPUTypeError, "v4-16"),
-        ({"retries": -1}, InvalidRequestError, "retries"),
+        ({"max_retries_failure": -1}, InvalidRequestError, "max_retries_failure is -1"),
         ({"name": 7}, InvalidRequestError, "name is 7; give a str"),
         ({"mode": "clutser"}, InvalidModeError, "did you mean 'cluster'"),
         ({"preload": ["jax"]}, TypeError, "unexpected keyword argument 'preload'"),
-        ({"retrys": 3}, TypeError, "did you mean 'retries'"),
+        ({"max_retry_failure": 3}, TypeError, "did you mean 'max_retries_failure'"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_acquired(
@@ -56,7 +56,12 @@ def request_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunRequest]:
 
 def test_arguments_reach_the_job_and_the_container(request_of: Callable[..., RunRequest]) -> None:
     request = request_of(
-        "gcr.io/p/train:v7", ["python", "t.py"], num_slices=2, retries=3, spares=1, env={"A": "b", "HOME": "/x"}
+        "gcr.io/p/train:v7",
+        ["python", "t.py"],
+        num_slices=2,
+        max_retries_failure=3,
+        spares=1,
+        env={"A": "b", "HOME": "/x"},
     )
     spec = request.spec
     assert (spec.name, spec.max_retries_failure, spec.max_retries_preemption, spec.spares) == ("train", 3, 10_000, 1)
@@ -80,7 +85,7 @@ def test_job_is_called_as_its_image_unless_it_has_a_name(
 def test_help_shows_the_options() -> None:
     parameters = inspect.signature(run_docker_on_pod).parameters
     assert {"stall_timeout", "spares", "keep_warm", "priority"} <= set(parameters)
-    assert parameters["retries"].default == 10
+    assert parameters["max_retries_failure"].default == 10
 
 
 def test_local_run_ends_the_containers_of_the_others_when_one_fails(

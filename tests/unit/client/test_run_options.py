@@ -15,11 +15,11 @@ from iris_ray.client.run_on_pod import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
-from iris_ray.client.run_options import DEFAULTS, GangOptions, JobOptions, RunOptions
 from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.model.checks import shown
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import GROW_AFTER_S, PriorityBand
-from iris_ray.model.plain import shown
+from iris_ray.model.job_spec import OPTIONS_OF_A_JOB
+from iris_ray.model.options import OPTIONS, JobOptions, PodGangOptions, PodOptions, PriorityBand, Seconds, options_of
 from tests.support.requests import hello, pod_request, task_request
 
 
@@ -46,12 +46,17 @@ BAD = [
     ),
     *(("exit_grace", value, "exit_grace.*give seconds, 0 or more") for value in (*NO_NUMBERS, None, 10**400)),
     *(("keep_warm", value, "keep_warm.*give seconds, 0 or more") for value in (10**400, -1, math.nan, True)),
-    *(("grow_after", value, "grow_after.*give seconds, or None") for value in NO_NUMBERS),
+    *(("grow_after", value, "grow_after.*give seconds, 0 or more, or None") for value in (*NO_NUMBERS, 10**400)),
+    *(
+        ("host_silence", value, "host_silence.*give seconds, 2 or more, or None")
+        for value in (1.9, 0, -5, math.nan, "5")
+    ),
+    *(("standbys", value, "standbys.*give an int from 1 to 8, or None") for value in (0, 9, -1, 2.0, True, "2")),
     *(("spares", value, "spares.*give an int of 0 or more") for value in (-1, True, 1.0, "1", None)),
-    *(("constraints", value, "constraints.*give a list, such as") for value in (ZONE, "zone=us-a", None, 7)),
-    *(("preferences", value, "preferences.*give a list, such as") for value in (ZONE, "zone=us-a", None)),
+    *(("constraints", value, "constraints.*give a list of .*, such as") for value in (ZONE, "zone=us-a", None, 7)),
+    *(("preferences", value, "preferences.*give a list of .*, such as") for value in (ZONE, "zone=us-a", None)),
     *(("constraints", value, "constraints.*Constraint objects") for value in (["zone=us-a"], [None])),
-    *(("tolerations", value, "tolerations.*give a list, such as") for value in ("spot", b"spot", None, {"spot"})),
+    *(("tolerations", value, "tolerations.*give a list of .*, such as") for value in ("spot", b"spot", None, {"spot"})),
     *(("tolerations", value, "tolerations.*") for value in ([7], ["taint:spot"], [""])),
     *(("priority", value, "priority.*PriorityBand.PRODUCTION") for value in (0, "batch", None)),
     *(("scheduling_timeout", value, "scheduling_timeout.*give seconds") for value in (math.nan, math.inf, True, "60")),
@@ -104,26 +109,68 @@ def test_retries_are_no_options_of_a_run_without_retries() -> None:
         run_on_pod_multislice(hello, "v4-16", 2, max_retries_failure=1)  # type: ignore[call-arg]
 
 
+DEFAULTS = {
+    "constraints": (),
+    "preferences": (),
+    "tolerations": (),
+    "priority": PriorityBand.INTERACTIVE,
+    "scheduling_timeout": None,
+    "keep_warm": 60,
+    "spares": 0,
+    "grow_after": 12 * 3600,
+    "stall_timeout": None,
+    "host_silence": None,
+    "standbys": None,
+    "preload": (),
+    "exit_grace": 300,
+    "max_retries_preemption": 10_000,
+    "max_retries_failure": 10,
+    "mode": None,
+    "simulate": None,
+}
+NO_RETRIES = {name: value for name, value in DEFAULTS.items() if "retries" not in name}
+RESUMABLE = DEFAULTS | {"max_retries_preemption": 1_000_000}
+OF_A_JOB = {name: value for name, value in DEFAULTS.items() if name not in ("mode", "simulate")} | {
+    "max_retries_preemption": 100,
+    "max_retries_failure": 0,
+    "max_task_failures": None,
+    "env": None,
+}
+
+
 @pytest.mark.parametrize(
-    ("launch", "options"),
+    ("launch", "group", "defaults"),
     [
-        (run_on_pod, RunOptions),
-        (run_on_pod_ray.remote, RunOptions),
-        (run_on_pod_resumable, RunOptions),
-        (run_on_pod_multislice, GangOptions),
-        (run_on_pod_multislice_resumable, RunOptions),
-        (IrisClient.submit, JobOptions),
+        (run_on_pod, PodOptions, DEFAULTS),
+        (run_on_pod_ray.remote, PodGangOptions, DEFAULTS),
+        (run_on_pod_resumable, PodOptions, RESUMABLE),
+        (run_on_pod_multislice, PodGangOptions, NO_RETRIES),
+        (run_on_pod_multislice_resumable, PodOptions, RESUMABLE),
+        (IrisClient.submit, JobOptions, OF_A_JOB),
     ],
     ids=FAMILY,
 )
-def test_signature_that_help_shows_has_every_option_with_its_default(launch: Any, options: Any) -> None:
-    shown = inspect.signature(launch).parameters
-    assert inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in shown.values()}
-    own = {"max_retries_preemption": 1_000_000} if "resumable" in launch.__name__ else {}
-    if launch is IrisClient.submit:
-        own = {"max_retries_preemption": 100, "max_retries_failure": 0}
-    defaults = {name: value for name, value in DEFAULTS.items() if name in options.__optional_keys__} | own
-    assert {name: shown[name].default for name in defaults} == defaults
+def test_signature_and_help_have_every_option_with_its_default(
+    launch: Any, group: type, defaults: dict[str, Any]
+) -> None:
+    parameters = inspect.signature(launch).parameters
+    assert inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in parameters.values()}
+    assert {name: parameters[name].default for name in OPTIONS if name in parameters} == defaults
+    explained = inspect.getdoc(launch) or ""
+    if launch in (run_on_pod, IrisClient.submit):
+        assert [name for name in options_of(group) if f"\n    {name}: " not in explained] == []
+
+
+def test_every_option_of_a_request_reaches_the_controller_or_the_pool() -> None:
+    made = pod_request()
+    elsewhere = {"preload", "env"}  # parts of `ProcessSpec`, and of the tasks' variables
+    lost = [n for n in options_of(JobOptions) if n not in (*OPTIONS_OF_A_JOB, *elsewhere) and not hasattr(made, n)]
+    assert lost == []
+
+
+def test_times_have_no_suffix_and_their_checks_state_the_unit() -> None:
+    times = [name for name, option in OPTIONS.items() if isinstance(option.check, Seconds)]
+    assert [name for name in times if name.endswith("_s") or "seconds" not in OPTIONS[name].check.wanted] == []
 
 
 def test_retries_may_be_the_fourth_and_fifth_argument_of_run_on_pod_ray_and_of_no_other() -> None:
@@ -169,7 +216,7 @@ def test_good_options_arrive_in_the_request() -> None:
     made = pod_request(stall_timeout=None, spares=0, grow_after=None)
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, None)
     made = pod_request()
-    assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, GROW_AFTER_S)
+    assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, 12 * 3600)
 
 
 def test_spares_for_tasks_that_are_no_gang_are_refused() -> None:

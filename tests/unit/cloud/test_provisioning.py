@@ -23,7 +23,7 @@ from iris_ray.cloud.provisioning import (
     request_id,
 )
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from tests.support.costs import calls
 from tests.support.worlds import World

@@ -9,12 +9,13 @@ import pytest
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.pool import attempt
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import GangProgress, PoolProcess
 from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.dashboard.cluster_view import ClusterView
 from iris_ray.dashboard.rows import Diff
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import AttemptId, JobState
+from iris_ray.model.options import PriorityBand
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -37,9 +38,12 @@ class Followed:
 
     def follow(self) -> Changes:
         """Ask until there is nothing more; return the last answer."""
-        changes = self.controller.changes(self._position)
+        changes = self.controller.ask(ControllerInterface.changes, self._position)
         if changes.begin_anew:
-            self._view.begin(self.controller.list_jobs(), self.controller.list_workers())
+            self._view.begin(
+                self.controller.ask_all(ControllerInterface.list_jobs),
+                self.controller.ask_all(ControllerInterface.list_workers),
+            )
         else:
             self._view.apply(changes)
         self._position = changes.position

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iris_ray.actors.pool import attempt
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served
 

@@ -11,7 +11,7 @@ from ray import cloudpickle
 
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnsupportedOptionError
 from iris_ray.fray.job_request import Command, InTask, band_of, fray_request
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 
 types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
 

@@ -9,7 +9,7 @@ import pytest
 
 from iris_ray import RayJobConfig
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
-from iris_ray.levanter import RunDockerOnPodConfig, docker, submit_tpu_job_on_ray
+from iris_ray.levanter import RunDockerOnPodConfig, docker, run_docker_on_pod, submit_tpu_job_on_ray
 
 ODD = "a b\"c'd\n$e"
 CONFIG = RunDockerOnPodConfig(
@@ -48,7 +48,7 @@ def test_config_has_levanters_fields_and_defaults_and_shows_no_values() -> None:
 
 def test_config_travels_as_a_file_and_runs_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    monkeypatch.setattr(docker, "run_docker_on_pod", lambda *args, **options: ran.append((args, options)))
+    monkeypatch.setattr(docker, "run", lambda *args, **options: ran.append((args, options)))
 
     def submit(config: RayJobConfig, address: str, run_id: str | None) -> str:
         assert not config.env
@@ -63,8 +63,22 @@ def test_config_travels_as_a_file_and_runs_as_it_was_written(tmp_path: Path, mon
     spaced = replace(CONFIG, name="my run")
     assert submit_tpu_job_on_ray(spaced, "http://there") == "run_docker_my-run at http://there"
     ran.pop()
-    wanted = {"tpu_type": "v4-16", "num_slices": 2, "env": {"A": ODD}, "name": "levanter", "retries": 3}
+    wanted = {
+        "tpu_type": "v4-16",
+        "num_slices": 2,
+        "env": {"A": ODD},
+        "name": "levanter",
+        "max_retries_failure": 3,
+    }
     assert ran == [(("gcr.io/p/train", ["python", ODD]), wanted)] * 2
+
+
+def test_retries_by_levanters_name_are_those_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[dict[str, Any]] = []
+    monkeypatch.setattr(docker, "run", lambda *_, **options: ran.append(options))
+    for given in ({"retries": 3}, {"max_retries_failure": 4}, {}):
+        run_docker_on_pod("busybox", ["true"], tpu_type="v4-16", **dict[str, Any](given))
+    assert [options["max_retries_failure"] for options in ran] == [3, 4, 10]
 
 
 def test_other_configs_are_sent_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from iris_ray.errors import (
     UnknownTPUTypeError,
 )
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.options import PriorityBand
 from tests.support.worlds import World, gang_spec, tasks_spec
 
 OP = ConstraintOp

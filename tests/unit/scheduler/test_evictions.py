@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.eviction_costs import LEAST_RUN_S
 from iris_ray.scheduler.evictions import SEARCHES

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.explanation import Unplaced
 from iris_ray.scheduler.given_back import KINDS_LOOKED_AT, GivenBack
@@ -250,4 +250,4 @@ def test_job_that_makes_the_choice_of_spares_fail_is_left_out(world: World, monk
     world.submit("other")
     planner = Planner(world.state, look_again_s=0.5)
     assert planner.plan(world.now, Instructions()) == []
-    assert "a defect, met by other" in planner.left_out["other"]
+    assert "a defect, met by other" in planner.left_out["other"].why

@@ -6,9 +6,9 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, RoomKeptEvent, WorkerDrainedEvent

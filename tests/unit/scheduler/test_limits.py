@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.limits import EVERYBODY, Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 from iris_ray.scheduler.planner import Planner

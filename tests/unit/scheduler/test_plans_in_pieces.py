@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import AssignedEvent

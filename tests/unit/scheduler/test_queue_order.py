@@ -6,9 +6,9 @@ from itertools import permutations
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.state.events import (

@@ -66,7 +66,7 @@ def test_job_that_ends_meanwhile_is_forgotten(jobs: list[Job]) -> None:
     left_out = UnplannableJobs()
     left_out.leave_out(jobs[3], ValueError("a defect"), now=100.0)
     left_out.without(jobs[:3], 101.0)
-    assert left_out.job_ids == {}
+    assert left_out.jobs == {}
 
 
 def test_plan_after_a_failed_one_is_right_though_that_was_half_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.eviction_costs import GRACE_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler

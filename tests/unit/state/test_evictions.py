@@ -3,10 +3,10 @@
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import (
     EvictionEvent,
     GangMovedEvent,

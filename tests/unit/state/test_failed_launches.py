@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S

@@ -31,7 +31,7 @@ def blame(world: World, node_id: str, user: str = "ann", fault: Fault = Fault.CR
     world.state.check()
 
 
-def set_aside(world: World) -> set[str]:
+def quarantined(world: World) -> set[str]:
     return {node_id for node_id, taints in world.state.fleet.taints.items() if QUARANTINE in taints}
 
 
@@ -56,7 +56,7 @@ def test_three_failures_of_one_user_close_a_host_to_that_user_only(world: World,
         blame(world, "a-0", fault=fault)
         assert avoided(world) == {}
     blame(world, "a-0", fault=fault)
-    assert (avoided(world), set_aside(world)) == ({"ann": ("a-0",)}, set())
+    assert (avoided(world), quarantined(world)) == ({"ann": ("a-0",)}, set())
     assert placed(world, "ann") == ("b",)
     assert placed(world, "bob") == ("a",)
 
@@ -83,7 +83,7 @@ def test_user_whose_tasks_fail_on_other_hosts_as_well_is_the_cause(world: World)
     blame(world, "b-0")
     for _ in range(5):
         blame(world, "a-0")
-    assert (avoided(world), set_aside(world)) == ({}, set())
+    assert (avoided(world), quarantined(world)) == ({}, set())
 
 
 def test_host_comes_back_to_the_user_when_the_users_tasks_fail_elsewhere_too(world: World) -> None:
@@ -116,7 +116,7 @@ def close_to_all(world: World, node_id: str) -> None:
 
 def test_failures_of_different_users_close_a_host_to_all(world: World) -> None:
     close_to_all(world, "a-0")
-    assert (avoided(world), set_aside(world)) == ({}, {"a-0"})
+    assert (avoided(world), quarantined(world)) == ({}, {"a-0"})
     assert placed(world, "cem") == ("b",)
 
 
@@ -125,37 +125,37 @@ def test_host_that_is_not_fit_by_itself_is_closed_to_all_for_a_short_time(world:
     """Another process holds its chips, whoever is sent there. That this happens elsewhere, too, is no excuse."""
     blame(world, "b-0", "ann", Fault.HOST)
     for user in users:
-        assert set_aside(world) == set()
+        assert quarantined(world) == set()
         blame(world, "a-0", user, Fault.HOST)
-    assert set_aside(world) == {"a-0"}
+    assert quarantined(world) == {"a-0"}
     world.now += SHORT_QUARANTINE_S
     world.do(TimePassedEvent(world.now))
-    assert set_aside(world) == set()
+    assert quarantined(world) == set()
 
 
 def test_what_the_host_shows_and_what_a_user_meets_there_are_counted_apart(world: World) -> None:
     for fault in (Fault.CRASH, Fault.HOST, Fault.NO_START, Fault.HOST):
         blame(world, "a-0", "ann", fault)
-    assert (avoided(world), set_aside(world)) == ({}, set())
+    assert (avoided(world), quarantined(world)) == ({}, set())
 
 
 def test_user_whose_tasks_fail_everywhere_does_not_count_as_another_user(world: World) -> None:
     blame(world, "b-0", "bob")
     for user in ("ann", "ann", "bob", "bob"):
         blame(world, "a-0", user)
-    assert (avoided(world), set_aside(world)) == ({}, set())
+    assert (avoided(world), quarantined(world)) == ({}, set())
 
 
 def test_host_comes_back_to_all_when_one_of_two_users_turns_out_to_be_the_cause(world: World) -> None:
     close_to_all(world, "a-0")
     blame(world, "b-0", "bob")
-    assert set_aside(world) == set()
+    assert quarantined(world) == set()
     for user in ("ann", "bob"):
         blame(world, "a-0", user)
-    assert set_aside(world) == set(), "its share in it is forgotten"
+    assert quarantined(world) == set(), "its share in it is forgotten"
 
 
-def test_operators_see_why_a_host_is_set_aside(world: World) -> None:
+def test_operators_see_why_a_host_is_quarantined(world: World) -> None:
     close_to_all(world, "a-0")
     status = worker_status(world.state.workers["a-0"], world.state, world.now)
     assert f"taint:{QUARANTINE} (3 task processes failed there within an hour, the last one: SIGSEGV)" in (
@@ -170,20 +170,20 @@ def test_failures_are_forgotten_after_an_hour(world: World) -> None:
     world.now += MEMORY_S + 1
     blame(world, "a-0", "bob")
     blame(world, "a-0")
-    assert (avoided(world), set_aside(world)) == ({}, set())
+    assert (avoided(world), quarantined(world)) == ({}, set())
 
 
 def test_host_comes_back_when_its_time_is_over_and_starts_afresh(world: World) -> None:
     close_to_all(world, "a-0")
     world.now += QUARANTINE_S - 1
     world.do(TimePassedEvent(world.now))
-    assert set_aside(world) == {"a-0"}
+    assert quarantined(world) == {"a-0"}
     world.now += 1
     world.do(TimePassedEvent(world.now))
-    assert set_aside(world) == set()
+    assert quarantined(world) == set()
     assert placed(world, "ann") == ("a",)
     blame(world, "a-0")
-    assert set_aside(world) == set()
+    assert quarantined(world) == set()
 
 
 def test_failures_are_forgiven_when_somebody_lifts_the_taint(world: World) -> None:
@@ -192,11 +192,11 @@ def test_failures_are_forgiven_when_somebody_lifts_the_taint(world: World) -> No
     world.do(TaintLiftedEvent("a-0", QUARANTINE))
     for user in ("ann", "bob"):
         blame(world, "a-0", user)
-        assert set_aside(world) == set()
+        assert quarantined(world) == set()
     blame(world, "a-0")
-    assert set_aside(world) == {"a-0"}
+    assert quarantined(world) == {"a-0"}
     world.do(TaintLiftedEvent("a-0", QUARANTINE))
-    assert set_aside(world) == set()
+    assert quarantined(world) == set()
 
 
 def test_lifting_another_taint_forgives_nothing(world: World) -> None:
@@ -204,13 +204,13 @@ def test_lifting_another_taint_forgives_nothing(world: World) -> None:
         blame(world, "a-0", user)
     world.do(TaintLiftedEvent("a-0", "drained"))
     blame(world, "a-0")
-    assert set_aside(world) == {"a-0"}
+    assert quarantined(world) == {"a-0"}
 
 
 def test_host_that_is_gone_is_not_blamed(world: World) -> None:
     world.lose("a-0")
     close_to_all(world, "a-0")
-    assert (avoided(world), set_aside(world)) == ({}, set())
+    assert (avoided(world), quarantined(world)) == ({}, set())
 
 
 @pytest.mark.parametrize("expired", [True, False])
@@ -219,7 +219,7 @@ def test_acquittal_leaves_alone_what_an_operator_has_set_since(world: World, exp
     if expired:
         world.now += QUARANTINE_S
         world.do(TimePassedEvent(world.now))
-        assert set_aside(world) == set()
+        assert quarantined(world) == set()
     world.do(TaintedEvent("a-0", QUARANTINE, "the fan is broken"))
     blame(world, "b-0")  # so it was the user's own doing
     assert world.state.fleet.taints["a-0"][QUARANTINE].reason == "the fan is broken"
@@ -250,4 +250,4 @@ def test_hosts_that_are_long_free_again_are_not_remembered() -> None:
             quarantine.blame(Blame(f"a-{host}", "ann", Fault.HOST, host * QUARANTINE_S + number), "its chips are taken")
         assert list(fleet.taints) == [f"a-{host}"]
         fleet.time_passed(host * QUARANTINE_S + SHORT_QUARANTINE_S + TOO_MANY)
-        assert len(quarantine._set_aside) == 1
+        assert len(quarantine._quarantined) == 1

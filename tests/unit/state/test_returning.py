@@ -2,9 +2,9 @@
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.options import PriorityBand
 from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import GangMovedEvent, WorkerSuspectedEvent
 from tests.support.worlds import World

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from iris_ray.errors import InvalidRequestError, LimitReachedError
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import DEFAULT_LIMITS, EVERYBODY, Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, LimitsSetEvent
 from iris_ray.state.records import JobRecord
 from iris_ray.state.user_limits import Held

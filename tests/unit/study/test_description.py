@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import InvalidSimulationError
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.study.description import read_study
 from iris_ray.study.study import Study
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.study import Simulation
 from tests.support.simulations import HOUR, MINUTE, TIMINGS, attempts, endless, gang, slices, tasks

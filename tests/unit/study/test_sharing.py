@@ -1,7 +1,7 @@
 """Spares are given back, and limits hold, in virtual time."""
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import LimitsSetEvent
 from tests.support.simulations import HOUR, MINUTE, gang, slices, waited
 

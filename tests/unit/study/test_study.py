@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.study import Simulation
 from iris_ray.study.jobs import JobStream, RunTimes
 from iris_ray.study.report import report

@@ -17,7 +17,7 @@ from iris_ray.actors.protocol.messages import Progress
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.goodput import Marks
-from iris_ray.model.plain import plain
+from iris_ray.model.plain_values import plain
 
 
 def test_outside_a_task_nothing_is_written(own_host: Path) -> None:

@@ -4,14 +4,15 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import iris_ray.actors
+import iris_ray
 
-ACTORS = Path(iris_ray.actors.__file__).parent
+PACKAGE = Path(iris_ray.__file__).parent
+ROOMS = (PACKAGE / "actors", PACKAGE / "slots" / "actors")
 
 HANDED_ON = {
-    "controller/controller_process.py": "ping raises the error of the start to whoever asks",
-    "pool/slice_pool_manager.py": "results raises the error of a job without a caller to whoever asks for them",
-    "slots/model_call.py": "the caller of a model gets the error of the call",
+    "actors/controller/controller_process.py": "ping raises the error of the start to whoever asks",
+    "actors/pool/slice_pool_manager.py": "results raises the error of a job without a caller to whoever asks for them",
+    "slots/actors/model_call.py": "the caller of a model gets the error of the call",
 }
 """Modules that keep raw tasks and hand their errors on, and how."""
 
@@ -30,8 +31,9 @@ def raw_tasks(source: str) -> Iterator[int]:
 
 def test_nobody_keeps_a_raw_task_whose_error_is_lost() -> None:
     keep = {
-        str(path.relative_to(ACTORS)): lines
-        for path in sorted(ACTORS.rglob("*.py"))
+        str(path.relative_to(PACKAGE)): lines
+        for room in ROOMS
+        for path in sorted(room.rglob("*.py"))
         if (lines := list(raw_tasks(path.read_text())))
     }
     assert keep.keys() == HANDED_ON.keys(), f"start these by BackgroundTasks: {keep}"

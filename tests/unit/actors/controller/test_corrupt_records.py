@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from iris_ray.actors.controller import corrupt_records
-from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.controller import containment
+from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.containment import Containment
 from iris_ray.errors import ControllerUnavailableError, CorruptRecordError, UnknownNameError, UnknownRecordError
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.state import ControllerState
@@ -115,7 +116,7 @@ def restart(world: ControllerInProcess) -> None:
 
 def aside(world: ControllerInProcess) -> dict[str, str]:
     about = world.controller().about.remote().future().result(60)
-    return {one.job_id: one.why for one in about["set_aside"]}
+    return {one.name: one.why for one in about["set_aside"]}
 
 
 @pytest.mark.parametrize("what", ["nothing", "what zlib refuses", "a job without some fields"])
@@ -232,12 +233,21 @@ def test_record_that_the_state_refuses_is_left_out_by_the_next_process(world: Co
     assert "bad" in aside(world)
 
 
+def test_note_has_what_can_be_stored_of_an_error() -> None:
+    """An error may name a file whose name is no Unicode."""
+    store: Any = Store()
+    for job_id in ("first", "second"):
+        Containment(store, Clock()).note_unrestorable(job_id, ValueError("no file \udc80"))
+    found = Containment(store, Clock()).unrestorable()
+    assert found == dict.fromkeys(("first", "second"), "ValueError: no file \\udc80")
+
+
 def test_no_more_damaged_records_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = Store()
-    monkeypatch.setattr(corrupt_records, "MOST_KEPT", 3)
+    monkeypatch.setattr(containment, "MOST_RECORDS", 3)
     for first in (0, 4):
-        records = CorruptRecords(store)
+        contained = Containment(store, Clock())
         for number in range(first, first + 4):
-            records.found(f"job-{number}", {}, "it is damaged")
-        records.keep()
+            contained.leave_out(f"job-{number}", {}, "it is damaged")
+        contained.keep_records()
     assert len(store.keys("corrupt/")) == 3

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.calls.names import CONTROLLER_NAME
 from iris_ray.actors.controller import write_ahead_log
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-from iris_ray.actors.protocol.names import CONTROLLER_NAME
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.lifecycle import JobState
 from tests.support.hosts_in_process import Task

@@ -6,6 +6,7 @@ from typing import Any
 
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.containment import Containment
 from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
@@ -16,6 +17,7 @@ class SlowJournal:
 
     def __init__(self) -> None:
         self.clock = Clock()
+        self.contained = Containment(SimpleNamespace(), self.clock)  # type: ignore[arg-type]
         self.may_end = asyncio.Event()
 
     async def write(self, state: ControllerState) -> None:
@@ -23,8 +25,6 @@ class SlowJournal:
 
     def take_unrecordable(self) -> dict[str, Exception]:
         return {}
-
-    def note_aside(self, jobs: object) -> None: ...
 
 
 def test_call_that_ray_cancels_ends_no_other_call() -> None:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from iris_ray.actors.controller.metrics import METRICS, MOST_VALUES, Kind, Measurements
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState as S
+from iris_ray.model.options import PriorityBand
 from iris_ray.state import job_table
 from iris_ray.state.events import JobCancelledEvent, TaintedEvent, TimePassedEvent
 from tests.support.cluster_in_process import RecordedMeter

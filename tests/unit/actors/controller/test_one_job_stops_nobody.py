@@ -78,7 +78,7 @@ def others_go_on(world: ControllerInProcess) -> None:
 
 def aside(world: ControllerInProcess) -> dict[str, str]:
     """Why jobs are set aside."""
-    return {one.job_id: one.why for one in ask(world, "about")["set_aside"]}
+    return {one.name: one.why for one in ask(world, "about")["set_aside"]}
 
 
 def submit_poison(world: ControllerInProcess) -> None:

@@ -20,8 +20,8 @@ from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.client.job_request import MOST_STANDBYS
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.processes import NOTICE, PATIENCE_S, Child, Make, alive, started, watched
 

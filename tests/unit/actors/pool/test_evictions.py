@@ -6,9 +6,9 @@ import time
 import pytest
 
 from iris_ray.actors.controller.eviction_settings import EVICTIONS, GRACE, eviction_rules
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.eviction_costs import GRACE_S
 from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster

@@ -49,7 +49,7 @@ def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_take
 @pytest.mark.parametrize("silence_s", [5.0, 10.0])
 def test_frozen_host_is_replaced_after_as_long_as_the_user_allows(stage: Stage, host: int, silence_s: float) -> None:
     async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", max_retries_preemption=1, silence_s=silence_s)
+        results = cluster.run("job", max_retries_preemption=1, host_silence=silence_s)
         first = await cluster.runs("job", 2)
         cluster.freeze_host(first[0].info.slice_name, host)
         froze = virtual_time.now()
@@ -86,7 +86,7 @@ def test_host_that_is_lost_after_its_task_has_returned_costs_a_preemption(
 
 def test_host_that_is_silent_for_less_than_it_may_loses_nothing(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", silence_s=5.0)
+        results = cluster.run("job", host_silence=5.0)
         first = await cluster.runs("job", 2)
         cluster.freeze_host(first[0].info.slice_name, 1)
         await asyncio.sleep(3.0)

@@ -24,13 +24,14 @@ from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.actors.host.metadata import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.checks import host_look, machine
-from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine
+from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
 from iris_ray.cli.checks.google import check_chips, check_credentials
 from iris_ray.cli.checks.host_look import device_places, foreign_lock
 from iris_ray.cli.checks.hosts import Host, check_answers, named
 from iris_ray.cli.checks.machine import check_metadata, check_ports, check_user
 from iris_ray.cli.conventions import NO_CLUSTER
 from iris_ray.cli.printing import Level
+from iris_ray.model.containment import SetAside
 from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
 
 
@@ -292,6 +293,13 @@ def test_disk_without_room_is_told_from_one_with_room(tmp_path: Path) -> None:
     assert host_look.disk_trouble(Path("/proc")) == "0 MB are left in /proc"
     assert "No such file" in (host_look.disk_trouble(tmp_path / "missing") or "")
     assert host_look.kept_in({"IRIS_RAY_HOST_DIR": str(tmp_path)}) == [tmp_path]
+
+
+def test_doctor_names_what_is_set_aside_with_its_times() -> None:
+    now = time.time()
+    aside = SetAside("poison", "a defect", now - 120.5, now + 480.5), SetAside("the taints", "damaged")
+    found = [finding.found for finding in check_set_aside({"set_aside": aside})]
+    assert found == ["poison, 2m00s ago, tried again in 8m00s: a defect", "the taints: damaged"]
 
 
 def test_doctor_names_quarantined_hosts() -> None:

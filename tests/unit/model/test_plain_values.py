@@ -15,7 +15,7 @@ from iris_ray.model.constraints import MOST_VALUES, AttributeValue, Constraint, 
 from iris_ray.model.job_spec import MOST_TASKS, CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.multislice import MOST_COUNTS, MOST_SLICES
-from iris_ray.model.plain import MOST_CHARACTERS, Scalar, Words, plain
+from iris_ray.model.plain_values import MOST_CHARACTERS, Scalar, Words, plain
 from iris_ray.state.events import AttemptEndConfirmedEvent, TaskStateChangedEvent, WorkerDrainedEvent
 from tests.support.worlds import gang_spec, tasks_spec
 

@@ -1,4 +1,4 @@
-"""What comes through the Controller's door is plain; what is odd is refused, to its sender alone."""
+"""A message to the Controller becomes plain; one of another type is refused, to its sender alone."""
 
 import enum
 import itertools

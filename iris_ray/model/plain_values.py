@@ -1,6 +1,6 @@
-"""Plain values: exactly str, int, float, bool and bytes, and our own classes made of them.
+"""Rebuilds values from outside as plain ones: exactly str, int, float, bool and bytes, and our own classes of them.
 
-A value of a subclass looks like a plain one: a `StrEnum` of a user's script, a str or a number of numpy. But it behaves
+A value of a subclass looks like a plain one: a `StrEnum` of a user's script, a str or a number of NumPy. But it behaves
 as its author likes, and no process without its module can read it back. So whatever a user hands over is rebuilt.
 """
 
@@ -10,10 +10,10 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence, Sized
 from enum import Enum
-from numbers import Integral, Real
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from iris_ray.errors import InvalidMessageError, InvalidRequestError
+from iris_ray.model.checks import is_real, is_unicode, is_whole, shown
 
 Scalar = str | int | float | bool
 """What the value of an attribute may be: any number but NaN."""
@@ -70,16 +70,6 @@ def plain(kind: Any, value: object, what: str) -> Any:
         raise InvalidMessageError(f"{what} can't be read: {type(error).__name__}: {shown(error)}") from error
 
 
-def shown(value: object) -> str:
-    """Return a value for a message, whatever its class thinks of that."""
-    try:
-        text = repr(value)
-    except Exception:
-        return f"a {type(value).__name__}"
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= 100 else f"{text[:100]}…"
-
-
 # -- makers --------------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +112,7 @@ def _bool(value: object) -> bool:
 
 
 def _int(value: object) -> int:
-    if not isinstance(value, (int, Integral)) or isinstance(value, bool):
+    if not is_whole(value):
         raise _refused(value, "an int")
     number = int(value)
     if not -LARGEST_INT <= number <= LARGEST_INT:
@@ -131,7 +121,7 @@ def _int(value: object) -> int:
 
 
 def _float(value: object) -> float:
-    if not isinstance(value, (float, Real)) or isinstance(value, bool):
+    if not is_real(value):
         raise _refused(value, "a number")
     number = _as_float(value)
     if not math.isfinite(number):
@@ -139,7 +129,7 @@ def _float(value: object) -> float:
     return number
 
 
-def _as_float(value: float | Real) -> float:
+def _as_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:
@@ -151,9 +141,9 @@ def _scalar(value: object) -> Scalar:
         return value
     if isinstance(value, str):
         return _text(value)
-    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(number := _as_float(value)):
+    if not is_real(value) or math.isnan(number := _as_float(value)):
         raise _refused(value, "a str, a number or a bool")
-    return int(value) if isinstance(value, Integral) else number
+    return int(value) if is_whole(value) else number
 
 
 def _text(value: object) -> str:
@@ -162,11 +152,8 @@ def _text(value: object) -> str:
     text = str.__str__(value)
     if len(text) > MOST_CHARACTERS:
         raise _RefusedError(f"has {len(text):,} characters, and the limit is {MOST_CHARACTERS:,}")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise _refused(text, "text that is Unicode; half of a surrogate pair can't be stored") from None
+    if not is_unicode(text):
+        raise _refused(text, "text that is Unicode; half of a surrogate pair can't be stored")
     return text
 
 

@@ -1,0 +1,193 @@
+"""What the Controller can't handle stops nothing else: it is set aside, named, and noted for the next Controller.
+
+A job is ended. A record that can't be read is left out, and kept apart: its job is lost, and all others come back. The
+keys of the notes and of what is kept apart are in the list of `journal.py`.
+"""
+
+import logging
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import TypeVar
+
+from iris_ray.actors.calls.ray_internals import ClusterStore
+from iris_ray.actors.controller.clock import Clock
+from iris_ray.errors import UnknownRecordError
+from iris_ray.model.containment import SetAside, by_a_defect, in_short, lost, others_go_on
+from iris_ray.state import ControllerState
+from iris_ray.state.controller_state import apply_safely, job_of
+from iris_ray.state.events import AttemptEndConfirmedEvent, Event, JobCancelledEvent
+from iris_ray.state.instructions import Instructions
+
+logger = logging.getLogger(__name__)
+
+MOST_JOBS = 1000
+"""Jobs that are remembered; the oldest are forgotten first."""
+MOST_RECORDS = 100
+"""Records that are kept apart; more are only named in the log."""
+_ASIDE, _UNRESTORABLE, _CORRUPT = "aside/", "unrestorable/", "corrupt/"
+
+Made = TypeVar("Made")
+
+
+class BrokenStateError(Exception):
+    """The state is not as it should be. Only a new process helps, which reads it from the records."""
+
+
+class Containment:
+    """Ends the jobs of events that failed, keeps apart what can't be read, and remembers why.
+
+    Args:
+        store: has the records that can't be read, and notes for the next Controller.
+        clock: the Controller's.
+
+    Attributes:
+        jobs: the jobs that were ended, by id.
+        records: the records that can't be read, by the id of the job or by what else it is. Those that earlier
+            Controllers have found are among them, from `keep_records` on.
+    """
+
+    def __init__(self, store: ClusterStore, clock: Clock) -> None:
+        self.jobs: dict[str, SetAside] = {}
+        self.records: dict[str, SetAside] = {}
+        self._store = store
+        self._clock = clock
+        self._found: dict[str, tuple[str, Mapping[str, bytes]]] = {}  # record → why, and its values by key
+
+    # -- jobs -------------------------------------------------------------------------------------------------------
+
+    def without(self, events: Iterable[Event]) -> list[Event]:
+        """Return the events that are not about these jobs, and the ends of their attempts: the hosts are to be free."""
+        if not self.jobs:
+            return list(events)
+        return [e for e in events if isinstance(e, AttemptEndConfirmedEvent) or job_of(e) not in self.jobs]
+
+    def end_those_of_failed(self, state: ControllerState, instructions: Instructions) -> None:
+        """End the job of each event that failed, and check that the state is whole.
+
+        An event is handled in steps, and the first of them may have been done.
+
+        Args:
+            state: what the events were for.
+            instructions: has the events; what their ends want done is added here.
+
+        Raises:
+            BrokenStateError: it is not; the jobs are remembered all the same.
+        """
+        failed, instructions.failed = instructions.failed, []
+        if not failed:
+            return
+        for failure in failed:
+            self.end(_job_to_blame(failure.event, state), "handled", failure.error, state, instructions)
+        try:
+            assert not instructions.failed, "a job that failed can't be ended"
+            state.check()
+        except Exception as error:
+            raise BrokenStateError(f"{error}; after {failed[0].error!r}") from failed[0].error
+
+    def end(self, job_id: str, what: str, error: Exception, state: ControllerState, instructions: Instructions) -> None:
+        """End a job that could not be handled, if it has not ended already.
+
+        Args:
+            job_id: which; nothing is done for an empty one.
+            what: could not be done to it: "handled", "recorded", …
+            error: what was raised.
+            state: has the job.
+            instructions: what the end wants done is added here.
+        """
+        if not job_id:
+            return
+        logger.error("%s is set aside", job_id, exc_info=error)
+        why = f"iris_ray has set it aside: it could not be {what}, {by_a_defect(error)}"
+        self._end(job_id, f"{why}. {others_go_on('jobs', 'Controller')}", state, instructions)
+
+    def _end(self, job_id: str, why: str, state: ControllerState, instructions: Instructions) -> None:
+        self.jobs[job_id] = SetAside(job_id, why, since=self._clock.now())
+        while len(self.jobs) > MOST_JOBS:
+            del self.jobs[next(iter(self.jobs))]
+        apply_safely(state, [JobCancelledEvent(job_id, why)], instructions)
+
+    # -- records ----------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, values: Mapping[str, bytes], make: Callable[[], Made]) -> Made | None:
+        """Return what is made of a record; None if nothing can be made of it, which is remembered.
+
+        Args:
+            name: the id of its job, or what else it is.
+            values: its values by key, which are kept apart if need be.
+            make: reads them.
+
+        Raises:
+            UnknownRecordError: another version of iris_ray wrote it. It is not corrupt.
+        """
+        try:
+            return make()
+        except UnknownRecordError:
+            raise
+        except Exception as error:
+            logger.exception("the record of %s can't be read; it is left out", name)
+            self.leave_out(name, values, in_short(error))
+            return None
+
+    def leave_out(self, name: str, values: Mapping[str, bytes], why: str) -> None:
+        """Remember a record that is of no use."""
+        self._found[name] = why, values
+        self.records[name] = lost(name, why)
+
+    def keep_records(self) -> None:
+        """Put what was found apart, and learn what earlier Controllers have put there."""
+        there = self._store.items(_CORRUPT)
+        for name, found in islice(self._found.items(), max(0, MOST_RECORDS - len(there))):
+            self._store.put(f"{_CORRUPT}{name}", pickle.dumps((found[0], dict(found[1]))))
+        for key, value in there.items():
+            name = key.removeprefix(_CORRUPT)
+            self.records.setdefault(name, lost(name, _why(value)))
+
+    # -- notes for the next Controller ------------------------------------------------------------------------------
+
+    def note_jobs(self, job_ids: Iterable[str]) -> None:
+        """Have the next Controller end these jobs once it has their records, which may not say that they have ended."""
+        for job_id in job_ids:
+            self._note(_ASIDE, job_id, self.jobs[job_id].why)
+
+    def note_unrestorable(self, job_id: str, error: Exception) -> None:
+        """Have the next Controller leave out a record: this one has failed to restore it, and ends with that."""
+        self._note(_UNRESTORABLE, job_id, f"{type(error).__name__}: {error}")
+
+    def unrestorable(self) -> dict[str, str]:
+        """Return why the Controller before has failed to restore jobs, by their ids."""
+        return self._noted(_UNRESTORABLE)
+
+    def end_noted(self, state: ControllerState, instructions: Instructions) -> None:
+        """End the jobs that the Controller before has noted."""
+        for job_id, why in self._noted(_ASIDE).items():
+            self._end(job_id, why, state, instructions)
+
+    def forget_notes(self) -> None:
+        """Forget all notes: the jobs have ended, and records that could not be restored are kept apart."""
+        self._store.delete_all(_ASIDE)
+        self._store.delete_all(_UNRESTORABLE)
+
+    def _note(self, kind: str, job_id: str, why: str) -> None:
+        try:
+            self._store.put(f"{kind}{job_id}", why.encode(errors="backslashreplace"))
+        except Exception:
+            logger.exception("the note %s%s can't be recorded", kind, job_id)
+
+    def _noted(self, kind: str) -> dict[str, str]:
+        found = self._store.items(kind).items()
+        return {key.removeprefix(kind): why.decode(errors="replace") for key, why in found}
+
+
+def _job_to_blame(event: object, state: ControllerState) -> str:
+    """Return the id of the job that an event is about; a spare's is that of the job that it is for."""
+    job_id = job_of(event)  # type: ignore[arg-type]
+    job = state.jobs.get(job_id)
+    return job_id if job is None or job.spec.spare_for is None else job.spec.spare_for.job_id
+
+
+def _why(kept: bytes) -> str:
+    try:
+        return str(pickle.loads(kept)[0])
+    except Exception as error:
+        return f"what was kept of it can't be read either: {error}"

@@ -1,0 +1,197 @@
+"""Checks of values that people and other programs hand over: what a value is, and how to refuse it. Pure.
+
+To Python True is an int, NaN a number and 10**400 a finite one. To the predicates here they are not. A message that
+refuses a value names it and says what to give: "spares is -1; give an int of 0 or more".
+"""
+
+import difflib
+import math
+import sys
+from bisect import bisect
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import TypeGuard
+
+from iris_ray.errors import InvalidRequestError, UnknownNameError
+
+MOST_SHOWN = 100
+"""Characters of a value in a message."""
+MOST_COMPARED = 500
+"""Names that are compared closely with an unknown one; a hundred take a millisecond."""
+
+Refusal = type[InvalidRequestError]
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, whatever its class thinks of that."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """An int, also one of NumPy."""
+    return isinstance(value, (int, Integral)) and not isinstance(value, bool)
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """A number, also one of NumPy. It may be infinite or NaN, or larger than a float can be."""
+    return isinstance(value, (float, Real)) and not isinstance(value, bool)
+
+
+def is_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
+    """An int of Python, not below another number."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_plain_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
+    """An int of no subclass, not below another number. For values that nothing makes plain later."""
+    return type(value) is int and value >= least
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """An int of 0 or more."""
+    return is_int(value, 0)
+
+
+def is_positive_int(value: object) -> TypeGuard[int]:
+    """An int of 1 or more."""
+    return is_int(value, 1)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """An int or a float of Python that is finite as a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def is_amount(value: object) -> TypeGuard[float]:
+    """A finite number of 0 or more."""
+    return is_number(value) and value >= 0
+
+
+is_seconds = is_amount
+
+
+def is_positive_seconds(value: object) -> TypeGuard[float]:
+    """A finite number above 0."""
+    return is_number(value) and value > 0
+
+
+def is_seconds_or_forever(value: object) -> TypeGuard[float]:
+    """A number of 0 or more, or infinity."""
+    return is_amount(value) or (isinstance(value, float) and value == math.inf)
+
+
+def is_timeout(value: object) -> TypeGuard[float]:
+    """A number of seconds, also one of NumPy. Infinity waits for ever; what is negative does not wait."""
+    try:
+        return is_real(value) and not math.isnan(value)
+    except OverflowError:
+        return False
+
+
+# -- text and what is made of it -----------------------------------------------------------------------------------
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """A str that is not empty."""
+    return isinstance(value, str) and len(value) > 0
+
+
+def is_unicode(text: str) -> bool:
+    """Whether text can be stored. Half of a surrogate pair, as in the name of a file that is no UTF-8, can't."""
+    try:
+        return text.isascii() or text.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def is_texts(value: object) -> TypeGuard[list[str] | tuple[str, ...]]:
+    """A list or tuple of str."""
+    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+
+
+def is_variables(value: object) -> TypeGuard[Mapping[str, str]]:
+    """A mapping from str to str."""
+    return isinstance(value, Mapping) and all(isinstance(part, str) for item in value.items() for part in item)
+
+
+# -- what refuses --------------------------------------------------------------------------------------------------
+
+
+def require(holds: bool, what: str, value: object, wanted: str, error: Refusal = InvalidRequestError) -> None:
+    """Refuse a value with "WHAT is VALUE; give WANTED", as an ``error``, unless its check holds."""
+    if not holds:
+        raise error(f"{what} is {shown(value)}; give {wanted}")
+
+
+def require_int(what: str, value: object, least: int, error: Refusal = InvalidRequestError) -> None:
+    """Refuse what is not an int of ``least`` or more; see `require`."""
+    require(is_int(value, least), what, value, f"an int of {least} or more", error)
+
+
+def require_plain_int(what: str, value: object, least: int, error: Refusal = InvalidRequestError) -> None:
+    """Refuse what is not `is_plain_int`; see `require`."""
+    require(is_plain_int(value, least), what, value, f"an int of {least} or more", error)
+
+
+def require_amount(what: str, value: object, error: Refusal = InvalidRequestError) -> None:
+    """Refuse what is not a finite number of 0 or more; see `require`."""
+    require(is_amount(value), what, value, "a number of 0 or more", error)
+
+
+def require_texts(what: str, value: object, example: str) -> None:
+    """Refuse what is not a list of str; see `require`."""
+    require(is_texts(value), what, value, f"a list of str, such as {example}")
+
+
+def require_variables(env: object) -> None:
+    """Refuse what is not a mapping of names to values. The message does not have the values, which may be secret."""
+    if not is_variables(env):
+        raise InvalidRequestError("env must be a mapping of names to values, all str")
+
+
+# -- names that nothing has ----------------------------------------------------------------------------------------
+
+
+def nearest(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.5) -> list[str]:
+    """Return the known names that are most like a name, the best first; ``cutoff`` is the least likeness, up to 1."""
+    return difflib.get_close_matches(name, _likely(name, list(known)), n=most, cutoff=cutoff)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """Return the error for a name that does not exist, with the nearest ones that do."""
+    there_are = list(known)
+    compared = _likely(name, there_are)
+    near = (
+        nearest(name, compared)
+        or [one for one in compared if name and name in one][:3]
+        or [one for one in compared if nearest(name, [one.rpartition("-")[0]], cutoff=0.6)][-3:]
+    )
+    if near:
+        return UnknownNameError(f"there is no {what} {name!r}; did you mean {' or '.join(near)}?")
+    if not there_are:
+        return UnknownNameError(f"there is no {what} {name!r}, nor any other {what}")
+    some = ", ".join(there_are[:5]) + (", …" if len(there_are) > 5 else "")
+    return UnknownNameError(f"there is no {what} {name!r}; there are {some}")
+
+
+def unknown_number(what: str, number: int, known: range) -> UnknownNameError:
+    """Return the error for a number that nothing has; ``known`` are those that something has."""
+    there_are = f"there are {known[0]} to {known[-1]}" if known else "there is none at all"
+    return UnknownNameError(f"there is no {what} with the number {number}; {there_are}")
+
+
+def _likely(name: str, known: list[str]) -> list[str]:
+    """Return the names around this one in the alphabet: they begin like it for longest. Few names are all returned."""
+    if len(known) <= MOST_COMPARED:
+        return known
+    alphabetical = sorted(known)
+    place = bisect(alphabetical, name)
+    return alphabetical[max(0, place - MOST_COMPARED // 2) : place + MOST_COMPARED // 2]

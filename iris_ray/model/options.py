@@ -1,0 +1,454 @@
+"""The options of a run: one table of their types, defaults, checks, units and help.
+
+An entry of a `TypedDict` below is the only definition of its option. From it come the parameters and the help of every
+public function that takes the option (`takes` in `client/run_options.py`), the flag of ``iris-ray run`` and ``submit``
+(`cli/options.py`), the checks of a request and of a `JobSpec`, and docs/options.md (`tools/options_page.py`).
+
+Times have no suffix in their names and are in seconds.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Annotated, Any, Protocol, TypedDict, get_type_hints
+
+from iris_ray.model.checks import is_int, is_number, is_variables, shown
+from iris_ray.model.constraints import TAINT_PREFIX, Constraint
+
+
+class PriorityBand(IntEnum):
+    """Jobs of a band are placed before those of the next, and may take hosts from them, with notice."""
+
+    PRODUCTION = 0
+    INTERACTIVE = 1
+    BATCH = 2
+
+
+MOST_STANDBYS = 8
+"""Limit for the task processes that wait on a host: each takes some 100 MB, and more with modules of ``preload``."""
+
+# -- what a value may be -----------------------------------------------------------------------------------------------
+
+
+class Check(Protocol):
+    """What values an option takes."""
+
+    @property
+    def wanted(self) -> str:
+        """What to give, for people: ``seconds, 0 or more``."""
+
+    def problem(self, value: object) -> str | None:
+        """Return what is wrong with a value, to be read after the option's name, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An int of ``least`` to ``most``, and None if that means something."""
+
+    least: int = 0
+    most: int | None = None
+    or_none: bool = False
+
+    @property
+    def wanted(self) -> str:
+        numbers = f"an int of {self.least} or more" if self.most is None else f"an int from {self.least} to {self.most}"
+        return numbers + ", or None" * self.or_none
+
+    def problem(self, value: object) -> str | None:
+        if value is None and self.or_none:
+            return None
+        if is_int(value, self.least) and value <= (self.most or value):
+            return None
+        return f"is {shown(value)}; give {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A number of seconds, and None if that means something.
+
+    Attributes:
+        least: the smallest; None: any, as all below 0 mean the same.
+        above: whether the number must be more than that.
+        endless: whether infinity is one, too.
+    """
+
+    least: float | None = 0
+    above: bool = False
+    endless: bool = False
+    or_none: bool = False
+
+    @property
+    def wanted(self) -> str:
+        least = "" if self.least is None else f", more than {self.least}" if self.above else f", {self.least} or more"
+        return f"seconds{least}{', or None' * self.or_none}"
+
+    def problem(self, value: object) -> str | None:
+        if value is None and self.or_none:
+            return None
+        if self.endless and isinstance(value, float) and value == math.inf:
+            return None
+        if is_number(value):
+            least = -math.inf if self.least is None else self.least
+            if value > least if self.above else value >= least:
+                return None
+        return f"is {shown(value)}; give {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list or tuple of one kind of things.
+
+    Attributes:
+        wrong: returns what is wrong with a thing of that kind, to be read after it; "" if nothing is.
+    """
+
+    kind: type
+    wanted: str
+    wrong: Callable[[Any], str] = lambda _: ""
+
+    def problem(self, value: object) -> str | None:
+        if not isinstance(value, (list, tuple)):
+            return f"is {shown(value)}; give {self.wanted}"
+        for one in value:
+            if not isinstance(one, self.kind):
+                return f"has {shown(one)}; give {self.wanted}"
+            if wrong := self.wrong(one):
+                return f"has {shown(one)}{wrong}"
+        return None
+
+
+def _no_taint(name: str) -> str:
+    wrong = not name or name.startswith(TAINT_PREFIX)
+    return f", which no taint is called; give its name without {TAINT_PREFIX!r}" if wrong else ""
+
+
+def _no_module(name: str) -> str:
+    return "" if all(part.isidentifier() for part in name.split(".")) else ", which is not the name of a module"
+
+
+class Band:
+    """A `PriorityBand`."""
+
+    wanted = "one of " + ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
+
+    def problem(self, value: object) -> str | None:
+        return None if isinstance(value, PriorityBand) else f"is {shown(value)}; give {self.wanted}"
+
+
+class Variables:
+    """A mapping of names to values, or None. No message shows a value."""
+
+    wanted = "a mapping of names to values, all str, or None"
+
+    def problem(self, value: object) -> str | None:
+        return None if value is None or is_variables(value) else "must be a mapping of names to values, all str"
+
+
+class Text:
+    """Whatever it is: its reader refuses what it can't read."""
+
+    wanted = "a str, or None"
+
+    def problem(self, value: object) -> str | None:
+        return None
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """The default of some functions or commands that differs from the one of all others, and why."""
+
+    value: Any
+    of: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Everything about one option but its name and its type.
+
+    Attributes:
+        default: its default, the same everywhere but in ``elsewhere``.
+        check: what it may be.
+        help: what it does, in one sentence that also fits a flag.
+        more: what else a user should know.
+        flag: how it is written on the command line; "" if it is of no use there.
+        elsewhere: other defaults.
+    """
+
+    default: Any
+    check: Check
+    help: str
+    more: str = ""
+    flag: str = ""
+    elsewhere: tuple[Default, ...] = ()
+
+    def default_of(self, function: str) -> Any:
+        """Return the default of a function or command, such as ``IrisClient.submit``."""
+        return next((other.value for other in self.elsewhere if function in other.of), self.default)
+
+
+_CONSTRAINTS = 'a list of Constraint objects, such as [Constraint("zone", ConstraintOp.EQ, "us-a")]'
+_RESUMABLE = ("run_on_pod_resumable", "run_on_pod_multislice_resumable")
+_NEVER = Default(0, ("run_on_pod_multislice",), "it never retries, so it does not take this option")
+_AS_IN_IRIS = "as in Iris: docs/decisions/026-lost-task-budget-default.md"
+
+
+class ContainerOptions(TypedDict, total=False):
+    """What every way to run a job takes, in containers, too."""
+
+    constraints: Annotated[
+        Sequence[Constraint],
+        Option(
+            default=(),
+            check=ListOf(Constraint, _CONSTRAINTS),
+            help="What every host must satisfy.",
+            flag="--constraint",
+        ),
+    ]
+    preferences: Annotated[
+        Sequence[Constraint],
+        Option(
+            default=(),
+            check=ListOf(Constraint, _CONSTRAINTS),
+            help="What hosts should satisfy; those that satisfy most go first.",
+            flag="--prefer",
+        ),
+    ]
+    tolerations: Annotated[
+        Sequence[str],
+        Option(
+            default=(),
+            check=ListOf(str, 'a list of names of taints, such as ["spot"]', _no_taint),
+            help="Names of taints that do not keep the job away.",
+            flag="--tolerate",
+        ),
+    ]
+    priority: Annotated[
+        PriorityBand,
+        Option(
+            default=PriorityBand.INTERACTIVE,
+            check=Band(),
+            help="The band; jobs of a higher one go first.",
+            flag="--priority",
+        ),
+    ]
+    scheduling_timeout: Annotated[
+        float | None,
+        Option(
+            default=None,
+            check=Seconds(None, or_none=True),
+            help="The job is given up if no task of it has run by then; without it, and with 0 or less, never.",
+            flag="--scheduling-timeout",
+        ),
+    ]
+    keep_warm: Annotated[
+        float,
+        Option(
+            default=60.0,
+            check=Seconds(endless=True),
+            help="For so long slices and their processes are kept for the next run; 0 gives them back at once.",
+            more="Of no use without TPU.",
+            elsewhere=(Default(0.0, ("iris-ray run", "iris-ray submit"), "their pool ends with the job"),),
+        ),
+    ]
+    spares: Annotated[
+        int,
+        Option(
+            default=0,
+            check=Whole(),
+            help="Slices to hold ready, with started processes, each to replace a lost one at once.",
+            more="A job that waits gets them first. Only gangs on slices have spares.",
+            flag="--spares",
+        ),
+    ]
+    grow_after: Annotated[
+        float | None,
+        Option(
+            default=12 * 3600.0,
+            check=Seconds(or_none=True),
+            help="After so long a run on fewer slices than it can use moves to more, once they are free.",
+            more="It is told before: see `preemption_notice`. After a loss it does not wait so long. None: never.",
+        ),
+    ]
+    stall_timeout: Annotated[
+        float | None,
+        Option(
+            default=None,
+            check=Seconds(above=True, or_none=True),
+            help="The gang starts again if no task has called iris_ray.heartbeat() for so long.",
+            more="The stacks of all tasks go to their logs before, and it costs one failure. The start of the function"
+            " counts, too. None: never.",
+            flag="--stall-timeout",
+        ),
+    ]
+    host_silence: Annotated[
+        float | None,
+        Option(
+            default=None,
+            check=Seconds(2, endless=True, or_none=True),
+            help="A host that has not answered for so long is marked lost; without it, 5.",
+            more="A host is asked once a second. With a shorter silence faults are found sooner, and a busy host is"
+            " more often taken for a lost one.",
+            flag="--host-silence",
+        ),
+    ]
+    standbys: Annotated[
+        int | None,
+        Option(
+            default=None,
+            check=Whole(1, MOST_STANDBYS, or_none=True),
+            help="Task processes that wait on each host of a warm slice, for short runs in a row.",
+            more="None: 3 on hosts with 16 or more cores and 16 GiB of free memory, else 1; gangs of 64 or more hosts"
+            " have 1. Each takes some 100 MB, and more with modules of `preload`.",
+        ),
+    ]
+
+
+class GangOptions(ContainerOptions, total=False):
+    """`ContainerOptions`, and those of a function, which runs in a process of ours."""
+
+    preload: Annotated[
+        Sequence[str],
+        Option(
+            default=(),
+            check=ListOf(str, 'a list of module names, such as ["jax"]', _no_module),
+            help="Modules that the waiting task processes import ahead, such as jax: seconds less for each start.",
+            more="They see your `JAX_…` variables, and others that act when a process starts; they must not read any"
+            " other variable at import. A name that no host can import ends the job with `TaskSetupError`. Of no use"
+            " without TPU.",
+        ),
+    ]
+    exit_grace: Annotated[
+        float,
+        Option(
+            default=300.0,
+            check=Seconds(),
+            help="For threads and exit handlers of a task after its function has returned, such as an upload.",
+            more="The results are out by then; the hosts are busy until it is done, and so is a script that ends.",
+            flag="--exit-grace",
+        ),
+    ]
+
+
+class RetryOptions(TypedDict, total=False):
+    """How often a gang, or a single task, starts again."""
+
+    max_retries_preemption: Annotated[
+        int,
+        Option(
+            default=10_000,
+            check=Whole(),
+            help="Further attempts after lost hosts.",
+            flag="--max-retries-preemption",
+            elsewhere=(
+                Default(1_000_000, _RESUMABLE, "as in Levanter: the function resumes from its own checkpoints"),
+                Default(100, ("IrisClient.submit", "an actor of Fray"), _AS_IN_IRIS),
+                _NEVER,
+            ),
+        ),
+    ]
+    max_retries_failure: Annotated[
+        int,
+        Option(
+            default=10,
+            check=Whole(),
+            help="Further attempts after errors and crashes; 0 while you develop.",
+            flag="--max-retries-failure",
+            elsewhere=(Default(0, ("IrisClient.submit", "an actor of Fray"), _AS_IN_IRIS), _NEVER),
+        ),
+    ]
+
+
+class ModeOptions(TypedDict, total=False):
+    """Where a run happens."""
+
+    mode: Annotated[
+        str | None,
+        Option(
+            default=None,
+            check=Text(),
+            help="Where it runs: cluster; simple, in processes of this machine, without Ray; validate, which prints"
+            " the plan before; simulate, on a simulated cluster. Without it, $IRIS_RAY_MODE, or cluster.",
+            more='"simulate: kill slice 0 after 30s" also has the faults.',
+            flag="--mode",
+        ),
+    ]
+    simulate: Annotated[
+        str | None,
+        Option(
+            default=None,
+            check=Text(),
+            help='Faults that happen to the simulated cluster, such as "kill slice 0 after 30s".',
+            more="It implies that mode. docs/local-modes.md lists all.",
+        ),
+    ]
+
+
+class RunOptions(GangOptions, RetryOptions, total=False):
+    """The options of a function on a cluster."""
+
+
+class PodGangOptions(GangOptions, ModeOptions, total=False):
+    """The options of the ``run_on_pod`` functions that take no retries, or take them by position."""
+
+
+class PodOptions(RunOptions, ModeOptions, total=False):
+    """The options of the other ``run_on_pod`` functions."""
+
+
+class DockerRequestOptions(ContainerOptions, RetryOptions, total=False):
+    """The options of a program in containers on a cluster."""
+
+
+class DockerOptions(DockerRequestOptions, ModeOptions, total=False):
+    """The options of `run_docker_on_pod`."""
+
+
+class JobOptions(RunOptions, total=False):
+    """The options of `IrisClient.submit`."""
+
+    max_task_failures: Annotated[
+        int | None,
+        Option(
+            default=None,
+            check=Whole(or_none=True),
+            help="Failed attempts of all tasks together, retried ones too, that the job survives.",
+            more="Its results then have errors in the places of failed tasks. None: it fails with the first task, or"
+            " gang, whose retries are used up.",
+            flag="--max-task-failures",
+        ),
+    ]
+    env: Annotated[
+        Mapping[str, str] | None,
+        Option(
+            default=None,
+            check=Variables(),
+            help="Environment variables of the tasks.",
+            more="Those that act when a process starts (`LD_…`, `PYTHON…`, `RAY_…` and their kind) travel as Ray's"
+            " `runtime_env`, whose values Ray's own logs show: no secrets in them.",
+        ),
+    ]
+
+
+class _AllOptions(JobOptions, ModeOptions):
+    """Every option of every public function."""
+
+
+def options_of(group: type) -> dict[str, Option]:
+    """Return the options of a `TypedDict`, by name."""
+    hints = get_type_hints(group, include_extras=True)
+    return {name: next(one for one in hint.__metadata__ if isinstance(one, Option)) for name, hint in hints.items()}
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(_AllOptions))
+"""Every option, by name."""
+
+
+def default_of(option: str, function: str = "") -> Any:
+    """Return the default of an option, or that of a function or command if it has another one."""
+    return OPTIONS[option].default_of(function)

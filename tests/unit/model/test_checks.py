@@ -1,0 +1,84 @@
+"""What counts as a number, a time or a name, and how a value that is none is refused."""
+
+import enum
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iris_ray.errors import InvalidRequestError, InvalidSlotError, UnknownNameError
+from iris_ray.model import checks
+from iris_ray.model.checks import MOST_COMPARED, nearest, require, require_int, require_variables, shown, unknown
+
+HUGE = 10**400
+
+
+class Count(enum.IntEnum):
+    FOUR = 4
+
+
+TAKEN: dict[str, list[Any]] = {
+    "is_whole": [0, -1, HUGE, np.int64(4), Count.FOUR],
+    "is_real": [0, -0.5, HUGE, math.nan, math.inf, np.float32(1), np.int8(1)],
+    "is_int": [0, -1, HUGE, Count.FOUR],
+    "is_plain_int": [0, -1, HUGE],
+    "is_count": [0, 1, HUGE, Count.FOUR],
+    "is_positive_int": [1, HUGE, Count.FOUR],
+    "is_number": [0, -0.5, np.float64(1), 1e300],
+    "is_seconds": [0, 0.5, 1e300],
+    "is_positive_seconds": [0.5, 1],
+    "is_seconds_or_forever": [0, 0.5, math.inf],
+    "is_timeout": [0, -1, 0.5, math.inf, -math.inf, np.float32(1)],
+    "is_name": ["a"],
+    "is_texts": [[], ("a",), ["a", "b"]],
+    "is_variables": [{}, {"A": "b"}],
+}
+REFUSED: dict[str, list[Any]] = {
+    "is_whole": [True, 1.0, "1", None],
+    "is_real": [True, "1", None, 1j],
+    "is_int": [False, 1.0, np.int64(4), "1"],
+    "is_plain_int": [True, Count.FOUR, np.int64(4), 1.0],
+    "is_count": [-1, True, 1.0],
+    "is_positive_int": [0, True],
+    "is_number": [True, HUGE, -HUGE, math.nan, math.inf, -math.inf, "1", None],
+    "is_seconds": [-0.1, True, HUGE, math.nan, math.inf],
+    "is_positive_seconds": [0, 0.0, True, math.inf],
+    "is_seconds_or_forever": [-1, -math.inf, HUGE, math.nan, True],
+    "is_timeout": [math.nan, HUGE, True, "1", None],
+    "is_name": ["", b"a", None],
+    "is_texts": ["ab", [1], None, {"a"}],
+    "is_variables": [[("A", "b")], {"A": 1}, {1: "b"}, None],
+}
+
+
+@pytest.mark.parametrize("predicate", sorted(TAKEN))
+def test_predicate_takes_what_it_names_and_nothing_else(predicate: str) -> None:
+    holds = getattr(checks, predicate)
+    assert [value for value in TAKEN[predicate] if not holds(value)] == []
+    assert [value for value in REFUSED[predicate] if holds(value)] == []
+
+
+def test_refusal_names_the_value_and_what_to_give_in_the_callers_error() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^spares is -1; give an int of 0 or more$"):
+        require_int("spares", -1, 0)
+    with pytest.raises(InvalidSlotError, match=r"^kind is 'cpu'; give a DeviceKind$"):
+        require(False, "kind", "cpu", "a DeviceKind", InvalidSlotError)
+
+
+def test_refusal_of_variables_keeps_their_values_to_itself() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        require_variables({"TOKEN": b"secret"})
+    assert "secret" not in str(refused.value)
+
+
+def test_value_in_a_message_is_short_and_can_be_stored() -> None:
+    assert shown("job\udc80") == "'job\\udc80'"
+    assert len(shown(HUGE)) == checks.MOST_SHOWN + 1
+
+
+def test_nearest_names_come_first_also_among_very_many() -> None:
+    many = [f"job-{number:05}" for number in range(20 * MOST_COMPARED)]
+    assert "job-00123" in nearest("job-00123x", many)
+    assert nearest("nothing", ["v4-8"]) == []
+    assert isinstance(unknown("job", "job-0012", many), UnknownNameError)
