@@ -136,8 +136,9 @@ class Pools(SimulatedPools):
         ending = {attempt for worker in self._state.workers.values() for _, attempt in worker.ending}
         go_on = ending & self._live.keys() - {one.attempt for one in given_next.stop}
         assert not go_on, f"{sorted(go_on)} are over, and their pools have not been told"
-        unheld = self._warm.keys() - self._state.holders.keys()
-        assert not unheld, f"nobody is known to hold {sorted(unheld)}, where pools have processes"
+        begun = (attempt for attempt in self._live.values() if attempt.began_at < math.inf)
+        unheld = {name for attempt in begun for name in attempt.slices} - self._state.holders.keys()
+        assert not unheld, f"nobody is known to hold {sorted(unheld)}, where tasks run"
         for job in self._state.jobs.values():
             done = (gang for gang in job.gangs if gang.succeeded == len(gang.tasks) and not job.state.finished)
             lost = {job.current_attempt(gang) for gang in done} - self.returned
