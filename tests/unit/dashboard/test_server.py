@@ -26,8 +26,8 @@ from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_loopback
 from tests.support.controller_in_process import ControllerInProcess
-from tests.support.dashboard_server import served
-from tests.support.store_in_process import Store
+from tests.support.dashboard_pages import served
+from tests.support.ray_in_process import Store
 from tests.support.waiting import wait_until
 
 
