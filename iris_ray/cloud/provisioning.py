@@ -46,7 +46,6 @@ class QueuedSlice:
     Attributes:
         name: its name without project and zone.
         accelerator_type: the type as Google spells it.
-        labels: the labels of its node.
         by_service: whether the provider, not a user, caused its state.
         error: why it failed.
     """

@@ -123,8 +123,6 @@ class Follower:
 
     Args:
         connect: returns a connection to the Controller; blocks; raises `IrisError` if there is none.
-        view: the tables.
-        channel: the open pages.
         address: the cluster's address, for people.
     """
 

@@ -23,7 +23,6 @@ class Happening:
     Attributes:
         kind: "submitted", "started", "restarted", "ended", "eviction" or "host".
         level: "good", "bad", "notice" or "plain".
-        text: the event in words.
         job, slice, user: its subjects, or None.
     """
 

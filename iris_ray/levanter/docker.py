@@ -54,11 +54,9 @@ class RunDockerOnPodConfig:
     """A program to run in containers on TPU slices, with the fields and defaults of Levanter's.
 
     Args:
-        image_id: the image.
         command: the program and its arguments, as a list, or as one str in a shell's syntax.
         tpu_type: such as ``"v4-32"``.
         env: environment variables of the program.
-        name: the job's name.
         retries: further attempts after the program has failed.
         node_count: the number of slices.
 

@@ -14,7 +14,6 @@ class AttemptHistory:
     """One attempt, from its assignment until its hosts are free.
 
     Attributes:
-        user: the job's user.
         spare: whether it only held slices ready.
         groups: names of its slices, or of its host.
         held: the resources that it held in all, by Ray's names.
@@ -85,7 +84,6 @@ class History:
         jobs: by id, without the spares that the state makes.
         attempts: all attempts, also those of spares.
         capacity: the resources of all live hosts from a time on, by Ray's names.
-        plans: the number of plans made.
         events: the number of events that the state has handled.
         starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.
     """

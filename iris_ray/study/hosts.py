@@ -20,7 +20,6 @@ class SimulatedHosts:
     """All hosts, also those that are away.
 
     Args:
-        agenda: the clock.
         fleet: the live hosts; read only.
         apply: takes events.
         history: records the capacity of the live hosts.

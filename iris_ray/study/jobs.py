@@ -20,7 +20,6 @@ class SimulatedJob:
     """A job, and the behaviour of its tasks. All times are in seconds.
 
     Args:
-        spec: the job's spec.
         run_s: how long each gang runs on the largest number of slices that it can use. On half as many it takes twice
             as long.
         save_every_s: how often tasks save their state, from which a gang that loses its hosts goes on. Infinite: never.
@@ -104,7 +103,6 @@ class JobStream:
         per_day: how many come in a day, on average.
         run: how long they run.
         users: their users, with weights.
-        band: their priority band.
         tpu_type: the type of their slices; None: hosts without TPU.
         num_slices: the slice counts of the jobs, each a tuple of the counts that a job can use, with weights.
         replicas: the number of their tasks on hosts without TPU.

@@ -59,7 +59,6 @@ class SimulatedPools:
     """All pools of a simulation.
 
     Args:
-        agenda: the clock.
         state: the Controller's state; only `apply` changes it.
         apply: takes events.
         look_at: requests a plan at a time.

@@ -62,7 +62,6 @@ class Backlog:
 
     Args:
         stream: the jobs, all of this user.
-        user: the user.
         waiting: the number of jobs that always wait.
     """
 
@@ -76,7 +75,6 @@ class Policy:
     """Choices of operators and users that a study compares.
 
     Args:
-        name: the policy's name.
         spares: the number of slices that each gang on slices holds ready.
         heed_notices: whether the gangs that can save do so when they are told to move.
         backfill_bound_s: for how many seconds later jobs may pass a waiting job.

@@ -54,7 +54,6 @@ class TraceRules:
     Args:
         name: the prefix of the jobs' ids.
         tpu_type: the type of slices for jobs with accelerators, as many slices as have enough chips.
-        band: their priority band.
         save_every_s: how often they save their state; infinite: never.
         heeds_notices: whether they save and move when they are told.
         max_slices: jobs on more slices are left out.

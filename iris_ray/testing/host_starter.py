@@ -26,7 +26,6 @@ class HostStarter:
     """Plans new hosts, starts them, and waits until they have joined.
 
     Args:
-        head: the cluster's head.
         workspace: where the hosts run.
         metadata: serves the hosts' metadata.
         addresses: IP addresses for new hosts.

@@ -32,10 +32,8 @@ class _Member:
     """A machine in the network.
 
     Attributes:
-        address: its IP address.
         namespace: its network namespace; None: this process's own, as for the head.
         interface: the name of its interface there.
-        hardware: its hardware address.
     """
 
     address: str

@@ -33,7 +33,6 @@ class TPUHost:
         config: the type of the slice.
         node_id: hex id of its Ray node.
         address: its IP address.
-        directory: its private directory.
     """
 
     slice_name: str
@@ -127,7 +126,6 @@ class PlainHost:
         name: unique in the cluster; also the name of the slice whose only host it is.
         node_id: hex id of its Ray node.
         address: its IP address.
-        directory: its private directory.
         gpus: the number of GPUs that it pretends to have.
         node_labels: labels of its Ray node.
     """

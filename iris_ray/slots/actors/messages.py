@@ -78,7 +78,6 @@ class Maker:
     """The process that made a SlotManager.
 
     Attributes:
-        user: the user who runs it.
         ray_job: the id of its Ray job. The manager ends with that job.
         worker_id: Ray's id of the process.
         where: its pid and host, for people.
@@ -115,7 +114,6 @@ class Ask:
 
     Attributes:
         request_id: an id of its own.
-        model: the model's name.
         payload: the argument of the model's ``__call__``, by cloudpickle.
         timeout_s: seconds until it is given up if it has not begun.
         priority: whether it goes before requests without priority.
@@ -192,7 +190,6 @@ class ModelRow:
     """A model, for people.
 
     Attributes:
-        model: its name.
         slots: the number of ready slots.
         starting: the number of slots that are planned or load.
         waiting: requests and sessions in the queue.

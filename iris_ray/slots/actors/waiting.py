@@ -41,7 +41,6 @@ class Waiting:
     `give` waits while the caller has `MOST_PIECES` to take.
 
     Attributes:
-        ask: the request.
         streams: whether the caller wants pieces as they come.
         begun: whether the caller has had a piece, so that the request can't be repeated unnoticed.
     """

@@ -30,7 +30,6 @@ class Session:
     Args:
         manager: the SlotManager.
         keeper: renews the session.
-        model: the model's name.
         how: ``idle_s``, ``timeout_s``, ``priority``: see `SlotClient.session`.
     """
 

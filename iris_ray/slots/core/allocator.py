@@ -27,7 +27,6 @@ class Requirement(NamedTuple):
     """One more slot of a model is needed.
 
     Attributes:
-        spec: the model.
         avoid: ids of runners not to use now, for instance because the model failed to load there.
         starving: whether slots that serve requests may be evicted too: they take no new request, and end after the
             last one.

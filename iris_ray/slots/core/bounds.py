@@ -93,7 +93,6 @@ class Step(NamedTuple):
 
     Attributes:
         gain: bytes that their eviction frees on the device.
-        key: the key of their eviction.
         slots: the slots; None if parts of slots are counted.
     """
 

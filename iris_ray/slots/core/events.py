@@ -36,7 +36,6 @@ class RunnerClosed:
     """A runner takes no new slots, and its slots end after their last requests; or it is open again.
 
     Attributes:
-        runner_id: the runner.
         closed: whether it is closed.
         reason: why, as clients with sessions there are told.
     """
@@ -51,7 +50,6 @@ class ModelRegistered:
     """Requests for this model may come. It replaces a model of the same identity.
 
     Attributes:
-        spec: the model.
         replicas: how many slots to keep even without requests. They are never evicted.
         prewarm: whether each new runner gets a slot, if there is room without evicting.
         load_s: how long loading takes, as far as known.
@@ -130,7 +128,6 @@ class RunnerReported:
     """The slots whose processes are on a runner.
 
     Attributes:
-        runner_id: the runner.
         as_of: when it was asked. The report shows all orders from before that time, but perhaps not later ones.
         slots: the identity that each slot serves, by slot id.
         observed: bytes in use by device, as far as the driver tells.

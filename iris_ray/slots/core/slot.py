@@ -48,7 +48,6 @@ class Allocation:
     Attributes:
         devices: numbers of the runner's devices, ascending.
         bytes_each: bytes that the slot takes on each of them: all of an exclusive device.
-        keys: the devices' keys.
         needs: each device's number with its bytes.
         total: bytes on all devices together.
     """
