@@ -176,7 +176,6 @@ class CloudTpu:
         return f"{self.location}/queuedResources/{name}"
 
     def _client(self) -> Any:
-        """Return the client, which is made once."""
         with self._making:
             if self._made is None:
                 from google.cloud import tpu_v2

@@ -111,7 +111,6 @@ class ClusterView:
                 events.drop(str(self._happened.popleft()))
 
     def _count(self) -> Row:
-        """Return the numbers of hosts, chips and jobs of each kind."""
         slices, jobs = self.tables["slices"].rows.values(), self.tables["jobs"].rows.values()
         with_chips = [one for one in slices if one["chips"] or one["tpu"]]
         hosts: Counter[str] = Counter(host[1] for one in with_chips for host in one["hosts"])

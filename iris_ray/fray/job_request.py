@@ -120,7 +120,6 @@ def variables(environment: "EnvironmentConfig | None", resources: "ResourceConfi
 
 
 def _in_words_of_iris(resources: "ResourceConfig") -> str:
-    """Return the JSON of Iris's message ``ResourceSpecProto``."""
     device = resources.device
     chips = {} if device.kind == "cpu" else {device.kind: {"variant": device.variant, "count": device.chip_count()}}
     amounts = {"cpu_millicores": round(resources.cpu * 1000), "memory_bytes": round(size_in_bytes(resources.ram))}

@@ -75,7 +75,6 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
 
 
 def _trainer_of(config: Any) -> Any:
-    """Return the part of a config that is Levanter's ``TrainerConfig``."""
     trainer = getattr(config, "trainer", config)
     if not (
         dataclasses.is_dataclass(trainer) and dataclasses.is_dataclass(config) and hasattr(trainer, "checkpointer")

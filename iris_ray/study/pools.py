@@ -202,7 +202,6 @@ class SimulatedPools:
             self._agenda.after(self._timings.stop, self._confirm, attempt)
 
     def _drop(self, job_id: str) -> None:
-        """Forget a spare. Its slices stay warm for a while."""
         for attempt in [attempt for attempt in self._live.values() if attempt.id.job_id == job_id]:
             self._end(attempt, "dropped")
             self._history.freed(attempt.id, self._agenda.now)
@@ -268,7 +267,6 @@ class SimulatedPools:
                     self._look_at(when)
 
     def _broken(self, attempt: Attempt) -> list[SliceReleasedEvent]:
-        """Return the events that release the slices of an attempt that broke."""
         gone = (name for name in attempt.slices if self._warm.get(name) != attempt.owner)
         return [SliceReleasedEvent(name, attempt.owner) for name in gone]
 

@@ -120,12 +120,10 @@ class Simulation:
                 state.check()
 
     def _turn_at(self, when: float) -> float:
-        """Return the time of the plan that follows an event."""
         every_s = self._plan_every_s
         return max(when, math.ceil(when / every_s) * every_s) if every_s else when  # the product may be rounded down
 
     def _take_turn(self) -> None:
-        """Plan, commit, carry out."""
         self.apply(())
         self._changed = False
         self.history.plans += 1

@@ -165,7 +165,6 @@ def _csv_row(row: Mapping[str, str]) -> TracedJob | None:
 
 
 def _seconds(text: str) -> float:
-    """Return a point in time in seconds, from a number of seconds or from a date with time."""
     try:
         seconds = float(text)
     except ValueError:

@@ -114,7 +114,6 @@ def _store() -> ClusterStore:
 
 
 def _task(name: str) -> tuple[JobInfo, str]:
-    """Return the calling task, and the key of an endpoint of its job."""
     me = get_job_info()
     if me is None:
         raise InvalidRequestError("endpoints are for tasks of a job; this process is not one")

@@ -403,12 +403,10 @@ class SimulatedCluster:
             ray.shutdown()
 
     def _is_driver_here(self, head: HeadMachine) -> bool:
-        """Return whether this process is connected to this cluster now, by us or by the user."""
         return ray.is_initialized() and bool(ray.get_runtime_context().gcs_address == head.ray.gcs_address)
 
     @classmethod
     def _after_fork(cls) -> None:
-        """Detach a forked child of the driver from the cluster."""
         if cls._active is not None and cls._active._workspace is not None:
             cls._active._workspace.leave_to_parent()
         cls._active = None

@@ -98,7 +98,6 @@ class HostStarter:
         return [[RunningHost(host, machines[host], metadata[host]) for host in hosts] for hosts in slices]
 
     def _plan_slice(self, config: TPUConfig) -> list[TPUHost]:
-        """Return the hosts of a new slice, with a name that is new to this cluster."""
         name = f"{config.name}-{next(self._next_index.setdefault(config.name, count()))}"
         return [
             TPUHost(

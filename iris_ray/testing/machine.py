@@ -146,7 +146,6 @@ def _status(process: psutil.Process) -> str | None:
 
 
 def _command_line(process: psutil.Process) -> str:
-    """Return the arguments, joined by spaces; "" if the process is gone."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:

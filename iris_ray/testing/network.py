@@ -115,7 +115,6 @@ class Network:
         return address
 
     def _pairs(self, address: str, others: list[str], direction: Direction) -> Iterator[tuple[_Member, _Member]]:
-        """Yield senders and receivers."""
         here = self._members[address]
         for other in (self._members[name] for name in others if name != address):
             if direction != "in":

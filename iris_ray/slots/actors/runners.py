@@ -214,7 +214,6 @@ class Yielding:
         await Actor[ControllerInterface](controller).call(ControllerInterface.set_yielding, changed, self.user)
 
     def _found(self, now: float) -> dict[str, bool]:
-        """Return whether each job yields: it has only idle runners, or none, and no request waits for room."""
         if needs_room(self.core):
             return dict.fromkeys(self.jobs, False)
         busy_ids = self.runners.keys() - idle_runners(self.core, now)

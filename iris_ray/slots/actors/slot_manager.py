@@ -337,7 +337,6 @@ class SlotManager:
                 await made.actor.call(SlotActor.stop, order.request_id)
 
     async def _watch_clients(self) -> None:
-        """Cancel the requests of clients that have been silent too long."""
         await asyncio.sleep(CLIENTS_LOOK_S)
         client_of = {request_id: waiting.ask.client_id for request_id, waiting in self._waiting.items()}
         silent = self._clients.look(set(client_of.values()))
@@ -346,7 +345,6 @@ class SlotManager:
             await self.cancel(request_id)
 
     async def _report(self, runner_id: str) -> None:
-        """Ask the agents of a runner which slots' processes are alive, and how much memory they use."""
         as_of = self._now()
         if (runner := self._runners.by_id.get(runner_id)) is None:
             return

@@ -119,7 +119,6 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
 
 
 def _attributes() -> Attributes:
-    """Return the attributes of this host for the constraints of models: those that jobs see, and its node id."""
     node_id = ray.get_runtime_context().get_node_id()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == node_id]
     return {**attributes_of(node), "node-id": AttributeValue(node_id)}

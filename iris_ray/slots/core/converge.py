@@ -354,7 +354,6 @@ class Converger:
         return f"{identity} could not be loaded: {model.last_failure}"
 
     def _keep_slots(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        """Keep the slots that a model has whether there are requests or not."""
         yield from ()
         if model := self.models.get(identity):
             self._keep_replicas(model, now)

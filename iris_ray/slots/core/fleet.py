@@ -488,5 +488,4 @@ def runner_of(item: RunnerOrDevice) -> str:
 
 
 def _allows_alone(runner: Runner, device: int) -> bool:
-    """Return whether a slot can use a device without others."""
     return runner.legal_sets is None or (device,) in runner.legal_sets

@@ -177,7 +177,6 @@ class Reconciler:
             yield RefuseRequest(request.request_id, *refused)
 
     def _refusal(self, request: Request, now: float) -> tuple[Refusal, str] | None:
-        """Return why a request is refused at once, or None."""
         model = self.models.get(request.identity)
         if model is None:
             known = ", ".join(sorted(map(str, self.models))) or "none"

@@ -165,7 +165,6 @@ class HttpFront:
 
 @web.middleware
 async def _errors_said(request: web.Request, handler: Endpoint) -> web.StreamResponse:
-    """Answer errors with a status and a JSON object."""
     try:
         return await handler(request)
     except web.HTTPException:
