@@ -75,7 +75,7 @@ class NoticeDelivery:
                 await asyncio.sleep(max(0.0, until - time.monotonic()))
                 if some_wait or await self._is_to_grow():
                     break
-            await asyncio.sleep(pause)  # no task waits: none could be told, or none handles notices
+            await asyncio.sleep(pause)  # no task waits: none could be told or handles notices, or the growth is off
             pause = min(2 * pause, ASK_AGAIN_AT_MOST_S)
         how = "all its tasks have saved" if all_saved else "not all of its tasks have saved, but time is up"
         self._stop.move(notice, f"{notice.reason}; {how}")
