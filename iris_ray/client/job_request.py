@@ -1,4 +1,4 @@
-"""A job's request: checked, complete, and built once, without a cluster."""
+"""Builds the checked, complete request of a job, without a cluster."""
 
 import os
 import pickle
@@ -23,7 +23,7 @@ MAX_NAME_LENGTH = 100
 MAX_SPEC_BYTES = 100_000
 """Limit for the pickled `JobSpec`, which the Controller writes into the cluster's key-value store."""
 PATIENCE_OF_TESTS = "IRIS_TEST_HOST_SILENCE_S"
-"""The variable with the default of ``host_silence`` for our own tests: machines that run them are often busy."""
+"""The variable with the default of ``host_silence`` in our own tests, whose machines are often busy."""
 
 _FIELDS = {field.name for field in fields(RunRequest)}
 
@@ -53,7 +53,7 @@ def make_request(
     Args:
         remote_fn: a function without arguments, or a Ray remote function, whose options are honoured.
         placement: its tasks and their hosts.
-        name: what people call the job; None: the name that the remote function's options or the function have.
+        name: the job's name; None: the name in the remote function's options, or of the function.
         options: as for `IrisClient.submit`.
 
     Raises:
@@ -119,7 +119,7 @@ def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: Job
 
 
 def _options_of_the_job(placement: Placement, options: JobOptions) -> dict[str, Any]:
-    """Return the options that are fields of a `JobSpec`, together with what its hosts must and should satisfy."""
+    """Return the options that are fields of a `JobSpec`; constraints and preferences follow those of the placement."""
     asked = {name: value for name, value in options.items() if name in OPTIONS_OF_A_JOB}
     return asked | {
         "constraints": (*placement.constraints, *options["constraints"]),
