@@ -76,7 +76,7 @@ class CallerPool:
                 )
                 ray.wait(ended)
         except (KeyboardInterrupt, SystemExit):  # the latter: SIGTERM in a Ray driver
-            print("iris_ray: what they have not done by now is lost", file=sys.stderr)
+            print("iris_ray: their unfinished work is lost", file=sys.stderr)
 
     def end_with_process(self) -> None:
         """Wait for tasks like `wait_for_tasks`, and end the pool if this process is a task's.

@@ -49,8 +49,8 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
             ray.shutdown()  # the process is half connected
             directory, why = options["runtime_env"]["working_dir"], str(error.__cause__).partition(". ")[0]
             raise InvalidRequestError(
-                f"the working directory {directory} can't travel to the hosts: {why}; what its .gitignore or .rayignore"
-                " names stays here"
+                f"the working directory {directory} can't travel to the hosts: {why}; files that its .gitignore or"
+                " .rayignore names stay here"
             ) from None
         where = "on this machine" if address == AUTO else f"at {address}"
         why = " ".join(str(error).split())[:300]

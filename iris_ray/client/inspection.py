@@ -57,7 +57,7 @@ def place_of(task: TaskStatus) -> tuple[str, str]:
         InvalidRequestError: the task does not run.
     """
     if task.state is not TaskState.RUNNING or task.node_id is None or task.address is None:
-        raise InvalidRequestError(f"task {task.task_index} is {task.state.value}: only what runs has a profile")
+        raise InvalidRequestError(f"task {task.task_index} is {task.state.value}: only a running task has a profile")
     return task.node_id, task.address
 
 

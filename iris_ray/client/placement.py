@@ -108,5 +108,4 @@ def _amounts(need: ResourceSpec) -> dict[str, float]:
 
 
 def _of_type(device: TPUConfig) -> Constraint:
-    """Return the constraint that a host is of a slice of this type."""
     return Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(device.name))

@@ -279,7 +279,7 @@ class RayJobs:
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # Ray's client takes any JSON for an answer
             why = " ".join(str(error).split())[:500]
             raise RayJobError(
-                f"the cluster at {self._address} has answered what Ray's client can't read ({type(error).__name__}:"
+                f"the cluster at {self._address} gave an answer that Ray's client can't read ({type(error).__name__}:"
                 f" {why}); see that this is the dashboard's address, and that nothing between changes its answers"
             ) from None
         except (requests.RequestException, ConnectionError) as error:
@@ -301,7 +301,7 @@ def _dashboard_url(address: str) -> str:
         return address.rstrip("/")
     if re.fullmatch(r"[^/\s:]+:\d+", address):
         return f"http://{address}"
-    raise InvalidRequestError(f"the address is {address!r}, and Ray's job API has another one; {_TRY}")
+    raise InvalidRequestError(f"the address is {address!r}, and Ray's job API needs a URL; {_TRY}")
 
 
 def _require_dashboard(address: str) -> None:

@@ -42,7 +42,7 @@ _REASONS = {
     "retry_exceptions": "a single task can't be retried, only the whole gang: pass max_retries_failure to run_on_pod",
     "scheduling_strategy": "iris_ray decides where tasks run: one on every host of a slice",
     "label_selector": "iris_ray decides where tasks run: one on every host of a slice",
-    "accelerator_type": "a TPU type says it already; of GPUs ask by a constraint on ray.io/accelerator-type",
+    "accelerator_type": "a TPU type says it already; for GPUs use a constraint on ray.io/accelerator-type",
 }
 
 

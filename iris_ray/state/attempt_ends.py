@@ -287,9 +287,9 @@ class AttemptEnds:
 QUICK_S = 10.0
 """An attempt that ended sooner after its start is a quick end."""
 QUICK_ENDS_ARE_FAILURES = 5
-"""After so many quick ends in a row, a task that is lost on a sound host counts as a failure."""
+"""After more than this number of quick ends in a row, a task that is lost on a sound host counts as a failure."""
 MOST_FAILED_LAUNCHES = 10
-"""After so many failed launches of a gang in a row its job ends."""
+"""After this number of failed launches of a gang in a row its job ends."""
 YIELDED_S = 5.0
 """How long a job that yields waits after it has given its hosts to others."""
 RETURNING_S = 30.0

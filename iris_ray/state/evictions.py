@@ -199,12 +199,12 @@ class Evictions:
         if victim.spec.priority <= job.spec.priority:
             raise IllegalTransitionError(f"{who}: it is of no lower band")
         if not self._gives_way(gang, job.spec.job_id):
-            raise IllegalTransitionError(f"{who}, for which they are not kept")
+            raise IllegalTransitionError(f"{who}: they are not kept for that job")
         if gang.eviction is not None and gang.eviction.job_id != job.spec.job_id:
             raise IllegalTransitionError(f"{who}: {gang.eviction.job_id} takes them")
 
     def _gives_way(self, gang: Gang, job_id: str) -> bool:
-        """Return whether a host of the gang is kept for the job. A gang that yields to no particular job gives way."""
+        """Return whether a host of the gang is kept for the job. Without a job id it yields: it always gives way."""
         return not job_id or any(self._kept.whose(task.node_id) == job_id for task in gang.tasks)
 
     def _evict(self, victim: Job, gang: Gang, job: Job, deadline: float, change: Change) -> None:
@@ -240,7 +240,7 @@ class Evictions:
             for gang in job.gangs:
                 told = gang.notice is not None and gang.notice.kind is NoticeKind.EVICTION
                 if (eviction := gang.eviction) is None:
-                    assert not told, f"{job_id} has notice of an eviction that is none"
+                    assert not told, f"{job_id} has notice of an eviction, and is not evicted"
                     continue
                 attempt = job.current_attempt(gang)
                 assert gang.placed, f"{job_id} is evicted but does not run"

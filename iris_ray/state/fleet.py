@@ -20,8 +20,8 @@ from iris_ray.state.instructions import ChangeLog
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
 SUSPICION_S = 20.0
-"""For so long a host that did not answer gets no new tasks, unless Ray declares it dead before that. With Ray's default
-health checks this takes about 15 s after a crash."""
+"""Seconds for which a host that did not answer gets no new tasks, unless Ray declares it dead before: with default
+health checks about 15 s after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +397,7 @@ def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | N
     """
     for resource, held in known.held.items():  # in whole units: a sum of fractions may exceed what there is
         if held > (has := now.resources.get(resource, 0.0)):
-            return f"the host came back with {has:g} of {resource}, of which its tasks hold {held:g}"
+            return f"the host came back with {has:g} {resource}, and its tasks hold {held:g}"
     for group_by in {_group_by(jobs[attempt.job_id]) for _, attempt in known.occupants} - {None}:
         grouping = Grouping(group_by)
         was, is_now = grouping.name_of(known), grouping.name_of(now)

@@ -92,7 +92,7 @@ class Gangs:
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
         if config is None or not equal or len(event.groups) not in config.num_groups:
-            raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
+            raise IllegalTransitionError(f"job {event.job_id}: {event.groups} does not fit its gang")
         self._require_groups(event, config.group_by)
         node_ids = tuple(node_id for group in event.groups for node_id in group)
         gang = job.gang
@@ -116,7 +116,7 @@ class Gangs:
         """Refuse an assignment that splits a gang: each group's hosts share its name, and no two groups share one."""
         names, grouping = event.group_names, self._fleet.grouping(group_by)
         if len(set(names)) != len(event.groups) or len(names) != len(event.groups):
-            raise IllegalTransitionError(f"job {event.job_id}: {names} are no names of {len(event.groups)} groups")
+            raise IllegalTransitionError(f"job {event.job_id}: {names} does not name {len(event.groups)} groups")
         for name, node_ids in zip(names, event.groups, strict=True):
             for node_id in node_ids:
                 worker = self._fleet.workers.get(node_id)
@@ -128,7 +128,7 @@ class Gangs:
         who = job.spec.job_id
         if job.state.finished or not gang.pending:
             state = gang.tasks[0].state.name
-            raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only what is PENDING is assigned")
+            raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only PENDING tasks are assigned")
         if len(set(node_ids)) != len(node_ids):
             raise IllegalTransitionError(f"job {who}: {node_ids} names a worker twice")
         for node_id in node_ids:

@@ -27,7 +27,7 @@ class ReclaimSlice:
 
 @dataclass(frozen=True, slots=True)
 class NotifyGang:
-    """Tell every task of this attempt that it is to move."""
+    """Tell every task of this attempt that its gang must move."""
 
     attempt: AttemptId
     notice: Notice

@@ -102,7 +102,7 @@ class JobTable:
         known = self.jobs.get(spec.job_id)
         if known is not None:
             if known.spec != spec:
-                raise IllegalTransitionError(f"job {spec.job_id} is there already, and asks for something else")
+                raise IllegalTransitionError(f"job {spec.job_id} is there already, with another spec")
             return
         if spec.coscheduling:
             count = spec.replicas * max(spec.coscheduling.num_groups)

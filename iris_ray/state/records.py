@@ -132,7 +132,6 @@ def _gang(tasks: list[tuple[Any, ...]], *values: Any) -> Gang:
 
 
 def _job(values: dict[str, Any], gangs: list[Gang]) -> Job:
-    """Return a job with everything that is computed from its gangs."""
     waiting = sorted((gang for gang in gangs if gang.pending), key=lambda gang: (gang.requeued, gang.position))
     return Job(
         **values,

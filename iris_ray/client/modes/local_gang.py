@@ -195,4 +195,7 @@ def _say(request: RunRequest, place: AttemptPlace) -> None:
     print(f"iris_ray: {request.spec.job_id} runs in {count} local process{'es' * (count > 1)}", file=sys.stderr)
     parts = [part for part in request.process.runtime_env if part != "env_vars" and not part.startswith("_")]
     if parts:  # on a cluster Ray would set these up
-        print(f"iris_ray: {', '.join(parts)} of the runtime_env left out: packages are those of here", file=sys.stderr)
+        print(
+            f"iris_ray: {', '.join(parts)} of the runtime_env left out: the tasks use the packages of this machine",
+            file=sys.stderr,
+        )
