@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from iris_ray.errors import InvalidRequestError
+from iris_ray.errors import InvalidJobError, InvalidRequestError
+from iris_ray.model.job_spec import OPTIONS_OF_A_JOB
 from iris_ray.model.options import OPTIONS, ModeOptions, Option, options_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -66,10 +67,13 @@ def without_mode(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_valid(options: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError for the first option with a bad value; the message says what to give."""
+    """Raise InvalidRequestError for the first option with a bad value; the message says what to give.
+
+    It is an InvalidJobError if the option is a part of the job.
+    """
     for name, value in options.items():
         if (problem := OPTIONS[name].check.problem(value)) is not None:
-            raise InvalidRequestError(f"{name} {problem}")
+            raise (InvalidJobError if name in OPTIONS_OF_A_JOB else InvalidRequestError)(f"{name} {problem}")
 
 
 def _with_options(docstring: str | None, options: Mapping[str, Option]) -> str | None:

@@ -1,77 +1,32 @@
 """The client of Google's Cloud TPU API: asks about slices, creates and deletes them.
 
-It is off unless ``IRIS_RAY_CLOUD_TPU`` names a project and zone (``projects/<project>/locations/<zone>``); for the
-Controller, in the environment of the head node. google-cloud-tpu's own client has neither timeouts nor retries; every
-call here has both. Calls block: `ProviderWords` makes them in threads.
+The Controller asks only if the cluster's setting ``cloud_tpu`` names a project and zone. google-cloud-tpu's own client
+has neither timeouts nor retries; every call here has both. Calls block: `ProviderWords` makes them in threads.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.cloud.provisioning import NewSlice, QueuedSlice, QueuedState
 from iris_ray.errors import InvalidRequestError, ProviderError
+from iris_ray.model.cluster_settings import LOCATION
 from iris_ray.model.outcomes import ProviderState, ProviderWord
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 
 if TYPE_CHECKING:
     from google.cloud import tpu_v2
 
 
-# -- replies -----------------------------------------------------------------------------------------------------------
-# What the replies of the Cloud TPU API mean. Pure.
-
-
-def word_of_node(node: "tpu_v2.Node") -> ProviderWord:
-    """Return what a node's own state says, by the rules of the API's documentation."""
-    state, health = node.state.name, node.health.name
-    described = f" ({node.health_description})" if node.health_description else ""
-    if state in ("PREEMPTED", "TERMINATED"):
-        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that its node is {state}")
-    if state in ("STATE_UNSPECIFIED", "UNKNOWN"):
-        return ProviderWord(ProviderState.UNKNOWN, f"the provider says that its node is {state}{described}")
-    if state != "READY":
-        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {state}{described}")
-    if health not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
-        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {health}{described}")
-    return ProviderWord(ProviderState.READY, "the provider says that its node is READY")
-
-
-def word_of_queued(resource: "tpu_v2.QueuedResource") -> ProviderWord | None:
-    """Return what the queued resource says ahead of its node, or None."""
-    state, who = resource.state.state.name, resource.state.state_initiator.name
-    if state in ("SUSPENDING", "SUSPENDED") and who == "SERVICE":
-        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that it has it {state}")
-    if state in ("SUSPENDING", "SUSPENDED", "DELETING"):
-        return ProviderWord(ProviderState.FAILED, f"the provider says that a user has it {state}")
-    return None
-
-
-def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
-    """Return a queued resource, which has one node, as what a provisioner needs of it."""
-    spec, state = resource.tpu.node_spec[0], resource.state
-    error = state.failed_data.error.message if state.state.name == "FAILED" else ""
-    return QueuedSlice(
-        name=resource.name.rpartition("/")[2],
-        accelerator_type=spec.node.accelerator_type,
-        state=QueuedState.__members__.get(state.state.name, QueuedState.UNKNOWN),
-        labels=dict(spec.node.labels),
-        by_service=state.state_initiator.name == "SERVICE",
-        error=error,
-    )
-
-
-# -- cloud tpu ---------------------------------------------------------------------------------------------------------
-
-_LOCATION = re.compile(r"projects/[a-z0-9.:-]+/locations/[a-z0-9-]+")
 _ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
 
 Reply = TypeVar("Reply")
@@ -79,7 +34,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How many seconds one try may take, and all tries of a call together."""
+    """The time limits of one try, and of all tries of a call together, in seconds."""
 
     try_s: float
     total_s: float
@@ -101,19 +56,24 @@ class CloudTpu:
     """
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
-        if not _LOCATION.fullmatch(location):
-            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/<project>/locations/<zone>")
+        if not LOCATION.fullmatch(location):
+            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/PROJECT/locations/ZONE")
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidRequestError(
-                f"{ENDPOINT_VARIABLE} is {endpoint!r}; it is for an emulator on this machine, such as 127.0.0.1:8080"
+                f"{TEST_CLOUD_TPU_ENDPOINT} is {endpoint!r}; it names an emulator on this machine, such as 127.0.0.1:80"
             )
         self.location = location
         self._endpoint = endpoint
         self._made: Any = None
         self._making = threading.Lock()
 
+    @staticmethod
+    def at(location: str) -> "CloudTpu":
+        """Return a zone of Google's, or of the emulator that a test names in this process's environment."""
+        return CloudTpu(location, os.environ.get(TEST_CLOUD_TPU_ENDPOINT) or None)
+
     def prepare(self) -> None:
-        """Make the client ahead of the first call: the import takes a while, and credentials may take longer.
+        """Make the client ahead of the first call, because the import and the credentials may take long.
 
         Errors are ignored here; the first call raises them again.
         """
@@ -121,7 +81,7 @@ class CloudTpu:
             self._client()
 
     def slice_word(self, slice_name: str, patience: Patience = FOR_A_WORD) -> ProviderWord:
-        """Return what the provider says about a slice. The word is UNKNOWN if it can't be asked."""
+        """Return the provider's word about a slice; UNKNOWN if the provider can't be asked."""
         try:
             return self._word(slice_name, patience)
         except ProviderError as error:
@@ -139,7 +99,7 @@ class CloudTpu:
         return [queued_slice(resource) for resource in found or () if len(resource.tpu.node_spec) == 1]
 
     def create(self, wanted: NewSlice, patience: Patience = FOR_CHANGES) -> str | None:
-        """Ask for a slice. Asking again with the same `NewSlice` changes nothing: Google knows the request id.
+        """Request a slice. A repetition with the same `NewSlice` changes nothing: Google knows the request id.
 
         Returns:
             Why the API refuses (no quota, no permission, …), or None.
@@ -171,7 +131,7 @@ class CloudTpu:
             self._call(lambda client, timeout: client.create_queued_resource(request, timeout=timeout), patience)
         except ProviderError as error:
             if isinstance(error.__cause__, exceptions.AlreadyExists):
-                return None  # names are used once: this is an earlier request of ours
+                return None  # it is an earlier request of ours, since names are used once
             return _refusal(error)
         return None
 
@@ -192,7 +152,7 @@ class CloudTpu:
             self._call(lambda client, timeout: client.delete_queued_resource(request, timeout=timeout), patience, True)
         except ProviderError as error:
             if isinstance(error.__cause__, (InternalServerError, Unknown)):
-                return str(error)  # it may fail for this one alone
+                return str(error)  # it may fail for this resource alone
             return _refusal(error)
         return None
 
@@ -216,7 +176,6 @@ class CloudTpu:
         return f"{self.location}/queuedResources/{name}"
 
     def _client(self) -> Any:
-        """Return the client, which is made once."""
         with self._making:
             if self._made is None:
                 from google.cloud import tpu_v2
@@ -259,14 +218,8 @@ class CloudTpu:
             raise ProviderError(_in_words(error)) from error
 
 
-def cloud_tpu_of(environ: Mapping[str, str]) -> CloudTpu | None:
-    """Return the zone that the environment names, or None if it names none; raises like `CloudTpu`."""
-    location = environ.get(LOCATION_VARIABLE)
-    return CloudTpu(location, environ.get(ENDPOINT_VARIABLE) or None) if location else None
-
-
 def _refusal(error: ProviderError) -> str:
-    """Return why the API refuses; raises the error if it was not the API that said no."""
+    """Return the API's refusal as a sentence; raise the error if it is not a refusal."""
     from google.api_core.exceptions import ClientError
 
     if isinstance(error.__cause__, ClientError):
@@ -282,8 +235,49 @@ def _in_words(error: Exception) -> str:
     return f"the Cloud TPU API {what}: {type(error).__name__}: {first_line}"
 
 
+# -- replies of the API ------------------------------------------------------------------------------------------------
+
+
+def word_of_node(node: "tpu_v2.Node") -> ProviderWord:
+    """Return the verdict on a slice from its node's state, by the rules of the API's documentation."""
+    state, health = node.state.name, node.health.name
+    described = f" ({node.health_description})" if node.health_description else ""
+    if state in ("PREEMPTED", "TERMINATED"):
+        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that its node is {state}")
+    if state in ("STATE_UNSPECIFIED", "UNKNOWN"):
+        return ProviderWord(ProviderState.UNKNOWN, f"the provider says that its node is {state}{described}")
+    if state != "READY":
+        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {state}{described}")
+    if health not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
+        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {health}{described}")
+    return ProviderWord(ProviderState.READY, "the provider says that its node is READY")
+
+
+def word_of_queued(resource: "tpu_v2.QueuedResource") -> ProviderWord | None:
+    """Return the verdict from the queued resource, which goes before its node's; None if it has none."""
+    state, who = resource.state.state.name, resource.state.state_initiator.name
+    if state in ("SUSPENDING", "SUSPENDED") and who == "SERVICE":
+        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that it has it {state}")
+    if state in ("SUSPENDING", "SUSPENDED", "DELETING"):
+        return ProviderWord(ProviderState.FAILED, f"the provider says that a user has it {state}")
+    return None
+
+
+def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
+    """Return a queued resource of one node in the provisioner's form."""
+    spec, state = resource.tpu.node_spec[0], resource.state
+    error = state.failed_data.error.message if state.state.name == "FAILED" else ""
+    return QueuedSlice(
+        name=resource.name.rpartition("/")[2],
+        accelerator_type=spec.node.accelerator_type,
+        state=QueuedState.__members__.get(state.state.name, QueuedState.UNKNOWN),
+        labels=dict(spec.node.labels),
+        by_service=state.state_initiator.name == "SERVICE",
+        error=error,
+    )
+
+
 # -- provider words ----------------------------------------------------------------------------------------------------
-# Asks the provider about lost slices, without ever delaying a verdict for long.
 
 logger = logging.getLogger(__name__)
 
@@ -294,23 +288,32 @@ WORD_KEPT_S = 5.0
 
 
 class ProviderWords:
-    """Asks the provider about slices side by side. The answer takes `WORD_TIMEOUT_S` at most, whatever the API does."""
+    """Asks the provider about several slices at once. It takes `WORD_TIMEOUT_S` at most, whatever the API does.
 
-    def __init__(self, cloud: CloudTpu | None) -> None:
-        self._cloud = cloud
+    Args:
+        cloud: the zone whose API it asks; None: it asks nobody.
+    """
+
+    def __init__(self, cloud: CloudTpu | None = None) -> None:
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="cloud-tpu")
         self._asked: dict[str, asyncio.Future[ProviderWord]] = {}
-        if cloud is not None:
-            self._threads.submit(cloud.prepare)
+        self._ask_of(cloud)
 
-    @staticmethod
-    def of(environ: Mapping[str, str]) -> "ProviderWords":
-        """Return one for the zone that the environment names. A malformed name is logged and ignored."""
+    def ask_at(self, location: str | None) -> None:
+        """Ask the API of this zone from now on; None: ask nobody."""
+        if location == (None if self._cloud is None else self._cloud.location):
+            return
+        self._asked.clear()
         try:
-            return ProviderWords(cloud_tpu_of(environ))
+            self._ask_of(None if location is None else CloudTpu.at(location))
         except InvalidRequestError as error:
             logger.error("the provider is not asked about lost slices: %s", error)
-            return ProviderWords(None)
+            self._ask_of(None)
+
+    def _ask_of(self, cloud: CloudTpu | None) -> None:
+        self._cloud = cloud
+        if cloud is not None:
+            self._threads.submit(cloud.prepare)
 
     async def about(self, slice_names: Iterable[str]) -> dict[str, ProviderWord]:
         """Return the provider's word about each slice; nothing if no zone is configured."""
@@ -326,7 +329,7 @@ class ProviderWords:
         return words
 
     def _ask(self, cloud: CloudTpu, name: str) -> "asyncio.Future[ProviderWord]":
-        """Return the future answer. All hosts of a slice are lost at about the same time: they share one answer."""
+        """Return the future answer. The hosts of a slice are lost at about the same time, and share one answer."""
         if name not in self._asked:
             loop = asyncio.get_running_loop()
             self._asked[name] = answer = loop.run_in_executor(self._threads, _word_or_defect, cloud, name)

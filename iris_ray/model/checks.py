@@ -5,6 +5,7 @@ names the value and says what to give: "spares is -1; give an int of 0 or more".
 """
 
 import difflib
+import ipaddress
 import math
 import sys
 from bisect import bisect
@@ -73,6 +74,9 @@ def is_number(value: object) -> TypeGuard[float]:
 def is_amount(value: object) -> TypeGuard[float]:
     """A finite number of 0 or more."""
     return is_number(value) and value >= 0
+
+
+is_seconds = is_amount
 
 
 def is_positive_seconds(value: object) -> TypeGuard[float]:
@@ -192,3 +196,11 @@ def _likely(name: str, known: list[str]) -> list[str]:
     alphabetical = sorted(known)
     place = bisect(alphabetical, name)
     return alphabetical[max(0, place - MOST_COMPARED // 2) : place + MOST_COMPARED // 2]
+
+
+def is_loopback(host: str | None) -> bool:
+    """Return whether a host name is a loopback address, or ``localhost``, without asking a name server."""
+    try:
+        return host == "localhost" or ipaddress.ip_address((host or "").strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -15,16 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.modes.local_gang import ON_CPU, run_gang
 from iris_ray.client.modes.local_process import LocalProcess
-from iris_ray.client.modes.mode import (
-    VARIABLE,
-    Mode,
-    ModeKind,
-    PlannedFault,
-    plan_in_words,
-    require_possible,
-    require_runnable,
-)
+from iris_ray.client.modes.mode import Mode, ModeKind, PlannedFault, plan_in_words, require_possible, require_runnable
 from iris_ray.errors import InvalidJobError, TaskCrashedError
+from iris_ray.settings import MODE
 
 
 def run_here(request: RunRequest, mode: Mode) -> list[Any]:
@@ -110,5 +103,5 @@ def _outcome(path: Path, code: int | None) -> list[Any]:
 
 def _environment() -> dict[str, str]:
     """Return this process's environment, without a mode and the address of another cluster."""
-    ours = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "RAY_ADDRESS")}
+    ours = {name: value for name, value in os.environ.items() if name not in (MODE.name, "RAY_ADDRESS")}
     return ON_CPU | ours

@@ -19,7 +19,7 @@ from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import RECORD_VERSION, JobRecord
 from tests.support.controller_in_process import ControllerInProcess
-from tests.support.store_in_process import Store
+from tests.support.ray_in_process import Store
 from tests.support.waiting import wait_until
 from tests.support.worlds import World
 
@@ -163,6 +163,19 @@ def test_damaged_limits_are_left_out(world: ControllerInProcess) -> None:
         assert world.jobs() == ["good"]
         assert list(aside(world)) == ["the limits"]
         world.iris("limit", "ann", "--chips", "8")
+
+
+def test_damaged_settings_are_left_out_and_unknown_ones_ignored(world: ControllerInProcess) -> None:
+    world.iris("settings", "set", "evictions=off")
+    for data in (b"{", b'[["evictions"]]', b'[["evictions", "no", "ann", 1]]', b'[["evictions", "off", 7, 1]]'):
+        damage(world, "settings/", data)
+        restart(world)
+        assert world.jobs() == ["good"]
+        assert list(aside(world)) == ["the settings"]
+        world.iris("settings", "set", "evictions=off")
+    damage(world, "settings/", b'[["of another version", "x", "ann", 1], ["evictions", "off", "ann", 1]]')
+    restart(world)
+    assert world.json("settings")["evictions"]["set_by"] == "ann"
 
 
 def test_odd_keys_in_the_store_do_no_harm(world: ControllerInProcess) -> None:
