@@ -139,7 +139,7 @@ class ProviderWord:
 
 @dataclass(frozen=True, slots=True)
 class HostEvidence:
-    """What is known about a host when its gang is judged.
+    """The evidence about a host when its gang is judged.
 
     Attributes:
         lost: why the host counts as lost, or None if it answers.

@@ -56,7 +56,7 @@ def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
 
     Args:
         end: how its process ended; None if that was not reported.
-        host: what is known about its host.
+        host: the evidence about its host.
     """
     if end is not None and end.kind is EndKind.RETURNED:
         assert end.payload is not None
@@ -131,7 +131,7 @@ def judge_gang(
 
     Args:
         ends: how each task's process ended; None if that was not reported.
-        hosts: what is known about each task's host.
+        hosts: the evidence about each task's host.
         our_reason: the task because of which iris_ray ended the gang, if it did, and why. It is the cause if there is
             no other cause.
         was_told: whether the gang had a notice, and with it a SIGTERM, which explains an exit code or a signal.

@@ -73,7 +73,7 @@ class ControllerState:
     Attributes:
         fleet: all live workers, and who holds what of them.
         limits: limits by user, and what counts towards them.
-        settings: of the cluster, as operators have set them.
+        settings: the cluster's settings.
     """
 
     def __init__(self) -> None:

@@ -153,12 +153,7 @@ class LimitsSetEvent:
 
 @dataclass(frozen=True, slots=True)
 class SettingSetEvent:
-    """Somebody has set a setting of the cluster.
-
-    Args:
-        name: of the setting.
-        to: what it is now; None: it has its default again.
-    """
+    """An operator has set the setting of this name. None restores its default."""
 
     name: str
     to: WasSet | None
@@ -409,25 +404,25 @@ Event = (
 
 E = TypeVar("E")
 
-# -- what a pool reports of an attempt, in which order. Simulated pools do the same ----------------------------------
+# -- the reports of a pool about an attempt, in their order, as real and simulated pools send them -------------------
 
 
 def all_reached(attempt: AttemptId, tasks: Iterable[int], state: TaskState) -> list[TaskStateChangedEvent]:
-    """Return the report that all tasks of an attempt, given by their indexes, run or have returned."""
+    """Return the reports that these tasks of an attempt, given by their indexes, run or have returned."""
     return [TaskStateChangedEvent(attempt, index, state) for index in tasks]
 
 
 def attempt_over(
     attempt: AttemptId, why: Iterable[E] = (), released: Iterable[SliceReleasedEvent] = ()
 ) -> list[E | SliceReleasedEvent | AttemptEndConfirmedEvent]:
-    """Return the report that no process of an attempt is left.
+    """Return the reports of an attempt of which no process is left.
 
-    It confirms the end at last, since other attempts may have the hosts from then on. After success it has only that:
-    the results come long before the processes are gone.
+    The confirmation of the end comes last, since it gives the hosts to other attempts. After success there is nothing
+    else to report: the results come long before the processes are gone.
 
     Args:
-        attempt: which.
-        why: what is known of its hosts, and then how it ended: a gang that is tried again is to avoid these hosts.
-        released: its slices that its pool does not use again. The others may stay warm.
+        attempt: the attempt.
+        why: reports about its hosts, and after them the report of its end, so that a requeued gang avoids these hosts.
+        released: its slices that its pool gives back. Its other slices may stay warm.
     """
     return [*why, *released, AttemptEndConfirmedEvent(attempt)]
