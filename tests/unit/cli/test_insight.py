@@ -15,7 +15,9 @@ def test_only_what_runs_has_stacks_and_a_profile(world: ControllerInProcess) -> 
     waits = world.submit("eval")
     assert "no task runs: pending" in world.iris("stacks", waits).stderr
     assert world.json("stacks", waits) == []
-    assert "task 1 is pending: only what runs has a profile" in world.iris("profile", waits, "1", code=USAGE).stderr
+    assert (
+        "task 1 is pending: only a running task has a profile" in world.iris("profile", waits, "1", code=USAGE).stderr
+    )
     assert "did you mean train" in world.iris("stacks", "trian", code=USAGE).stderr
     assert "7" in world.iris("profile", waits, "7", code=USAGE).stderr
 
