@@ -4,7 +4,7 @@ from iris_ray.cli.conventions import USAGE
 from tests.support.controller_in_process import ControllerInProcess
 
 
-def test_story_of_a_job_that_fails_twice_and_succeeds_survives_a_restart(world: ControllerInProcess) -> None:
+def test_story_of_twice_failing_job_survives_restart(world: ControllerInProcess) -> None:
     job = world.start("train", max_retries_failure=3)
     world.fail(job, 1)
     world.wait_for_attempt(job, 2)

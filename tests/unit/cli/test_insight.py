@@ -10,7 +10,7 @@ from tests.support.command_line import address_of_nobody, invoke
 from tests.support.controller_in_process import ControllerInProcess
 
 
-def test_only_what_runs_has_stacks_and_a_profile(world: ControllerInProcess) -> None:
+def test_only_running_tasks_have_stacks_and_profiles(world: ControllerInProcess) -> None:
     world.start("train", slices=(3,))
     waits = world.submit("eval")
     assert "no task runs: pending" in world.iris("stacks", waits).stderr
@@ -20,14 +20,14 @@ def test_only_what_runs_has_stacks_and_a_profile(world: ControllerInProcess) -> 
     assert "7" in world.iris("profile", waits, "7", code=USAGE).stderr
 
 
-def test_profile_is_not_made_for_a_file_that_can_not_be_there(tmp_path: Path) -> None:
+def test_profile_into_impossible_file_is_refused(tmp_path: Path) -> None:
     for output, said in ((tmp_path / "none" / "x.svg", "none is no directory"), (tmp_path, "is a directory")):
         done = invoke("profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
         assert done.exit_code == USAGE
         assert said in done.stderr
 
 
-def test_profile_of_a_job_that_a_task_has_submitted_is_a_file_here(
+def test_profile_of_a_tasks_own_job_is_written_locally(
     world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
 
-def test_why_status_tasks_and_cancel_of_a_job_that_waits(world: ControllerInProcess) -> None:
+def test_waiting_job_answers_why_status_tasks_and_cancel(world: ControllerInProcess) -> None:
     first = world.start("train-1a2b3c4d", slices=(3,))
     second = world.submit("eval-5e6f7a8b")
     assert [job["job_id"] for job in world.json("ls")] == [first, second]
@@ -33,7 +33,7 @@ def test_why_status_tasks_and_cancel_of_a_job_that_waits(world: ControllerInProc
     assert not world.json("cancel", second)["cancelled"]
 
 
-def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(world: ControllerInProcess) -> None:
+def test_listing_filters_by_user_and_adds_finished_jobs(world: ControllerInProcess) -> None:
     world.succeed(world.start("train"))
     world.fail(world.start("again", priority=PriorityBand.BATCH), 1)
     world.start("of-bob", user="bob")
@@ -49,7 +49,7 @@ def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(world: Cont
         assert job in listed
 
 
-def test_what_a_job_says_of_itself_is_in_the_list_and_in_its_status(world: ControllerInProcess) -> None:
+def test_jobs_status_text_is_in_list_and_status(world: ControllerInProcess) -> None:
     job = world.start("train")
     assert world.json("status", job)["status"] is None
     world.says(job, 7, "loss 2.31, ETA 3 h")
@@ -60,9 +60,7 @@ def test_what_a_job_says_of_itself_is_in_the_list_and_in_its_status(world: Contr
     assert (found["step"], found["status"]) == (7, "loss 2.31, ETA 3 h")
 
 
-def test_lists_are_whole_though_the_controller_gives_them_page_by_page(
-    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paged_lists_are_complete(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_calls, "PAGE", 2)
     monkeypatch.setattr(controller_connection, "PAGE", 2)
     first = world.start("train", slices=(3,))
@@ -74,7 +72,7 @@ def test_lists_are_whole_though_the_controller_gives_them_page_by_page(
     assert len(world.jobs()) == 2, "one page"
 
 
-def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(world: ControllerInProcess) -> None:
+def test_queue_shows_who_holds_slices_and_who_waits(world: ControllerInProcess) -> None:
     """Ann has all slices. Bob's batch job came before Carl's urgent one, and waits for it, too; so does Dora's."""
     ann = world.start("ann-train", slices=(3,), user="ann")
     batch = world.submit("bob-batch", user="bob", priority=PriorityBand.BATCH)
@@ -104,7 +102,7 @@ def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(world: Control
     [(CTRL_C, INTERRUPTED, "interrupted"), ("n\n", FAILED, "nothing is done")],
     ids=["Ctrl-C", "n"],
 )
-def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is_yes(
+def test_cancel_on_terminal_without_yes_leaves_job_alone(
     world: ControllerInProcess, pressed: str, code: int, says: str
 ) -> None:
     job = world.start("train")
@@ -114,7 +112,7 @@ def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is
     assert world.state(job) is JobState.RUNNING
 
 
-def test_cancel_on_a_terminal_ends_the_job_if_the_answer_is_yes_or_given_before(world: ControllerInProcess) -> None:
+def test_cancel_on_terminal_with_yes_ends_job(world: ControllerInProcess) -> None:
     asked, told = world.start("train"), world.start("eval")
     person = Terminal(("[y/N]", "y\n"))
     assert world.on_terminal("cancel", asked, person=person) == OK

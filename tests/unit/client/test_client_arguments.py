@@ -10,7 +10,7 @@ from iris_ray.errors import InvalidRequestError
 
 @pytest.mark.parametrize("value", ["3", -1, True, 1.0, [1]])
 @pytest.mark.parametrize("name", ["task_index", "attempt", "offset", "max_bytes", "tail_lines"])
-def test_what_is_no_number_of_a_task_attempt_or_byte_is_refused_by_name(name: str, value: Any) -> None:
+def test_invalid_task_attempt_or_byte_is_refused_by_name(name: str, value: Any) -> None:
     client = IrisClient.__new__(IrisClient)  # what is refused at once needs no cluster
     with pytest.raises(InvalidRequestError, match=rf"{name} is .*; give an int of 0 or more"):
         client.fetch_task_logs("job-1", **{"task_index": 0, name: value})
@@ -20,12 +20,12 @@ def test_what_is_no_number_of_a_task_attempt_or_byte_is_refused_by_name(name: st
 
 
 @pytest.mark.parametrize("address", [None, 6379, "", "10.0.0.2"])
-def test_what_is_no_address_of_a_head_is_refused(address: Any) -> None:
+def test_invalid_head_address_is_refused(address: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"the address is .*; give HOST:PORT"):
         IrisClient.remote(address)
 
 
 @pytest.mark.parametrize("workspace", [5, b".", "no/such/directory"])
-def test_what_is_no_directory_is_refused_as_a_workspace(workspace: Any) -> None:
+def test_invalid_workspace_directory_is_refused(workspace: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"workspace is .*, which is not a directory"):
         IrisClient.remote("10.0.0.2:6379", workspace)

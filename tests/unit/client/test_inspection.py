@@ -19,7 +19,7 @@ def dump(pid: int, function: str, line: int = 7) -> str:
     return DUMP.format(pid=pid, function=function, line=line)
 
 
-def test_tasks_that_do_the_same_are_shown_once_and_those_of_most_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_stacks_are_shown_once_most_frequent_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
         (0, dump(100, "all_reduce"), False),
         (1, dump(101, "load_data"), False),

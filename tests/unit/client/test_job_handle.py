@@ -44,7 +44,7 @@ def handle_of(results: "Future[list[Any]]") -> JobHandle:
 
 @pytest.mark.parametrize("wait", [JobHandle.results, JobHandle.result, JobHandle.wait, JobHandle.exception])
 @pytest.mark.parametrize("later", [None, "02000000"], ids=["shutdown", "another connection"])
-def test_results_that_can_not_come_any_more_are_not_waited_for(
+def test_impossible_results_are_not_awaited(
     connection: Connection, wait: Callable[..., Any], later: str | None
 ) -> None:
     handle = handle_of(Future())
@@ -53,7 +53,7 @@ def test_results_that_can_not_come_any_more_are_not_waited_for(
         wait(handle, 10.0)
 
 
-def test_results_that_have_come_are_there_after_the_process_has_left_the_cluster(connection: Connection) -> None:
+def test_received_results_outlive_cluster_connection(connection: Connection) -> None:
     results: Future[list[Any]] = Future()
     handle = handle_of(results)
     results.set_result([1, 2])
@@ -62,6 +62,6 @@ def test_results_that_have_come_are_there_after_the_process_has_left_the_cluster
     assert handle.exception() is None
 
 
-def test_time_that_is_up_is_said_as_long_as_the_process_is_in_the_cluster(connection: Connection) -> None:
+def test_timeout_is_reported_while_connected(connection: Connection) -> None:
     with pytest.raises(TimeoutError):
         handle_of(Future()).results(0.05)

@@ -10,7 +10,7 @@ import pytest
 from iris_ray.client import job_progress
 
 
-def test_status_that_can_not_be_shown_does_not_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprintable_status_does_not_end_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Controller's version may be another one."""
 
     @contextlib.contextmanager

@@ -45,5 +45,5 @@ RUNNING = job_status(state=JobState.RUNNING, tasks={TaskState.RUNNING: 4}, group
         (replace(RUNNING, state=JobState.SUCCEEDED), "has ended: succeeded"),
     ],
 )
-def test_live_line_says_how_a_job_stands(status: JobStatus, words: str) -> None:
+def test_live_line_shows_state_of_job(status: JobStatus, words: str) -> None:
     assert job_in_words(status) == words

@@ -17,7 +17,7 @@ def no_cluster_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_cluster_on_this_machine")
-def test_no_cluster_to_be_found_is_a_typed_error() -> None:
+def test_missing_cluster_is_a_typed_error() -> None:
     with pytest.raises(NoClusterError, match="SimulatedCluster"):
         run_on_pod(print, "v4-16")
 
@@ -31,7 +31,7 @@ def test_no_cluster_to_be_found_is_a_typed_error() -> None:
     ],
     ids=["nobody", "no name", "a dashboard"],
 )
-def test_address_of_the_environment_at_which_no_head_answers_is_refused_at_once(
+def test_silent_address_from_environment_is_refused_at_once(
     address: str, error: type[IrisError], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray would wait for minutes"))
@@ -40,7 +40,7 @@ def test_address_of_the_environment_at_which_no_head_answers_is_refused_at_once(
         run_on_pod(print, "v4-16")
 
 
-def test_client_that_a_local_mode_rules_out_joins_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_excluded_by_local_mode_joins_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_RAY_MODE", "simple")
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("it would stay connected"))
     with pytest.raises(InvalidModeError, match=r"IrisClient\.local"):

@@ -25,12 +25,12 @@ from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
     ],
     ids=str,
 )
-def test_resources_that_can_not_be_are_refused_by_name(values: dict[str, Any], said: str) -> None:
+def test_impossible_resources_are_refused_by_name(values: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         ResourceSpec(**values)
 
 
-def test_device_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_unknown_device_is_refused_with_nearest() -> None:
     with pytest.raises(UnknownTPUTypeError, match="v4-32"):
         tpu_device("v4-31")
 

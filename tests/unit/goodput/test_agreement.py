@@ -28,7 +28,7 @@ def attempt(number: int, recorded: dict[str, Any], every: int) -> AttemptTimes:
 
 @pytest.mark.parametrize(("every", "tolerance"), [(1, 1e-3), (4, 0.5)], ids=["all steps", "every fourth step"])
 @pytest.mark.parametrize("settled", [False, True])
-def test_figures_are_those_of_googles_library(every: int, tolerance: float, settled: bool) -> None:
+def test_goodput_agrees_with_googles_library(every: int, tolerance: float, settled: bool) -> None:
     """Of which steps between two that were seen began when is not known exactly; they take about the same time."""
     attempts = [attempt(number, recorded, every) for number, recorded in enumerate(RUN["attempts"], 1)]
     times = JobTimes(attempts, ended_at=RUN["ended"], succeeded=True)

@@ -5,7 +5,7 @@ import pytest
 from iris_ray.model.goodput_sums import DAYS_KEPT, ChipState, FleetTimes
 
 
-def test_chip_seconds_add_up_by_day_and_survive_a_restart() -> None:
+def test_chip_seconds_add_up_by_day_across_restart() -> None:
     times = FleetTimes()
     times.add("2026-11-22", {ChipState.BUSY: 8.0, ChipState.FREE: 4.0}, 10.0)
     times.add("2026-11-23", {ChipState.BUSY: 8.0}, 10.0)

@@ -36,11 +36,11 @@ def steps(first: int, count: int, at: float, each: float, startup: float = 0.0) 
     return tuple((first + i, at + i * each + (startup if i else 0.0)) for i in range(count))
 
 
-def test_job_that_waits_is_queueing_and_holds_nothing() -> None:
+def test_waiting_job_is_queueing_and_holds_nothing() -> None:
     assert measure(JobTimes(), 100.0, 160.0) == [Span(K.QUEUEING, 60.0, 0.0)]
 
 
-def test_job_that_says_nothing_is_unmeasured_but_for_its_queueing_and_launch() -> None:
+def test_job_without_steps_is_unmeasured_after_launch() -> None:
     times = JobTimes([AttemptTimes(1, 8.0, 110.0, 112.0, 172.0)], ended_at=173.0, succeeded=True)
     assert measure(times, 100.0, 999.0) == [
         Span(K.QUEUEING, 10.0, 0.0),
@@ -50,7 +50,7 @@ def test_job_that_says_nothing_is_unmeasured_but_for_its_queueing_and_launch() -
     ]
 
 
-def test_steps_that_were_done_again_are_wasted_and_the_way_back_is_recovery() -> None:
+def test_repeated_steps_are_wasted_and_way_back_is_recovery() -> None:
     """Steps of 2 s from 0 to 9; the slice is lost 1 s into step 9, and the next attempt goes on from step 6."""
     first = AttemptTimes(1, 8.0, 100.0, 101.0, 125.0, Marks(steps(0, 10, 4.0, 2.0, startup=1.0)))
     second = AttemptTimes(2, 8.0, 130.0, 131.0, 145.0, Marks(steps(6, 4, 3.0, 2.0, startup=1.0)))
@@ -65,7 +65,7 @@ def test_steps_that_were_done_again_are_wasted_and_the_way_back_is_recovery() ->
     }
 
 
-def test_step_before_a_move_without_loss_is_kept_though_its_end_is_not_known() -> None:
+def test_step_before_lossless_move_is_kept() -> None:
     """The gang saved at step 9, and the next attempt begins with step 10."""
     first = AttemptTimes(1, 8.0, 100.0, 100.0, 130.0, Marks(steps(0, 10, 0.0, 2.0)))
     second = AttemptTimes(2, 8.0, 130.0, 130.0, 140.0, Marks(steps(10, 5, 0.0, 2.0)))
@@ -73,7 +73,7 @@ def test_step_before_a_move_without_loss_is_kept_though_its_end_is_not_known() -
     assert seconds(measure(times, 100.0, 999.0)) == {K.PRODUCTIVE: 20.0 + 10.0, RECOVERY: 10.0}
 
 
-def test_a_save_before_the_first_step_counts_beside_those_between_steps() -> None:
+def test_save_before_first_step_counts_too() -> None:
     marks = Marks(steps(0, 6, 10.0, 2.0), {"checkpoint_save": 3.0}, {"checkpoint_save": 4.0})
     times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, 24.0, marks)], ended_at=24.0, succeeded=True)
     assert seconds(measure(times, 0.0, 99.0)) == {
@@ -83,7 +83,7 @@ def test_a_save_before_the_first_step_counts_beside_those_between_steps() -> Non
     }
 
 
-def test_what_a_task_marks_is_counted_as_it_says() -> None:
+def test_marked_time_counts_as_its_kind() -> None:
     before = {"tpu_init": 3.0, "data_loading": 2.0, "checkpoint_restore": 1.0}
     marks = Marks(steps(0, 6, 10.0, 2.0), before, {"checkpoint_save": 4.0, "data_loading": 9.0})
     times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, 24.0, marks)], ended_at=24.0, succeeded=True)
@@ -97,12 +97,12 @@ def test_what_a_task_marks_is_counted_as_it_says() -> None:
     }
 
 
-def test_step_that_is_not_over_is_not_productive_yet() -> None:
+def test_unfinished_step_is_not_productive_yet() -> None:
     times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, None, Marks(steps(0, 6, 0.0, 2.0)))])
     assert seconds(measure(times, 0.0, 15.0)) == {K.PRODUCTIVE: 10.0, K.OTHER: 5.0}
 
 
-def test_attempt_that_made_no_step_between_others_is_recovery() -> None:
+def test_attempt_without_steps_between_others_is_recovery() -> None:
     made = AttemptTimes(1, 4.0, 0.0, 0.0, 10.0, Marks(steps(0, 6, 0.0, 2.0)))
     none = AttemptTimes(2, 4.0, 10.0, 11.0, 20.0)
     again = AttemptTimes(3, 4.0, 20.0, 21.0, 31.0, Marks(steps(5, 6, 0.0, 2.0)))
@@ -110,7 +110,7 @@ def test_attempt_that_made_no_step_between_others_is_recovery() -> None:
     assert seconds(measure(times, 0.0, 99.0)) == {K.PRODUCTIVE: 20.0, RECOVERY: 11.0}
 
 
-def test_thinned_steps_keep_the_first_two_and_the_latest_and_the_rest_by_their_neighbours() -> None:
+def test_thinned_steps_keep_first_two_and_latest() -> None:
     kept: tuple[StepTime, ...] = ()
     for step in range(10_000):
         kept = with_step(kept, step, 5.0 + 0.5 * step)
@@ -145,14 +145,14 @@ def histories(draw: st.DrawFn) -> tuple[JobTimes, float]:
 
 
 @given(histories())
-def test_seconds_always_add_up_to_the_life_of_the_job(history: tuple[JobTimes, float]) -> None:
+def test_seconds_add_up_to_jobs_life(history: tuple[JobTimes, float]) -> None:
     times, now = history
     end = now if times.ended_at is None else times.ended_at
     assert sum(seconds(measure(times, 0.0, now)).values()) == pytest.approx(end, abs=1e-3)
 
 
 @given(histories())
-def test_settling_changes_nothing_of_what_a_job_with_steps_went_into_and_keeps_few_attempts(
+def test_settling_keeps_times_and_few_attempts(
     history: tuple[JobTimes, float],
 ) -> None:
     times, now = history
@@ -166,7 +166,7 @@ def test_settling_changes_nothing_of_what_a_job_with_steps_went_into_and_keeps_f
         assert seconds(after).get(kind, 0.0) == pytest.approx(seconds(before).get(kind, 0.0), abs=1e-3)
 
 
-def test_last_disruption_costs_steps_that_are_done_again_and_the_way_back() -> None:
+def test_last_disruption_costs_repeated_steps_and_way_back() -> None:
     """Steps of 2 s from 0 to 9; the slice is lost 1 s into step 9, and the next attempt goes on from step 6."""
     first = AttemptTimes(1, 8.0, 100.0, 101.0, 125.0, Marks(steps(0, 10, 4.0, 2.0, startup=1.0)))
     second = AttemptTimes(2, 8.0, 130.0, 131.0, None, Marks(steps(6, 4, 3.0, 2.0, startup=1.0)))
@@ -174,7 +174,7 @@ def test_last_disruption_costs_steps_that_are_done_again_and_the_way_back() -> N
     assert found == Disruption(1, wasted_s=6.0, recovery_s=1.0 + 5.0 + 1.0, chip_seconds=8 * 8.0, over=True)
 
 
-def test_disruption_goes_on_costing_until_user_code_runs_again() -> None:
+def test_disruption_costs_until_user_code_runs_again() -> None:
     """A launch that fails in between is part of the way back, and so is the step that broke off."""
     first = AttemptTimes(1, 8.0, 100.0, 100.0, 120.0, Marks(steps(0, 10, 0.0, 2.0)))
     failed_launch = AttemptTimes(2, 8.0, 125.0, None, 128.0)
@@ -186,7 +186,7 @@ def test_disruption_goes_on_costing_until_user_code_runs_again() -> None:
     assert found == Disruption(1, wasted_s=0.0, recovery_s=2.0 + 20.0, chip_seconds=8 * (2.0 + 3.0 + 10.0), over=False)
 
 
-def test_step_that_broke_off_counts_as_recovery_also_while_the_job_still_waits() -> None:
+def test_broken_off_step_counts_as_recovery_while_waiting() -> None:
     """It hung in its last step for 600 s."""
     first = AttemptTimes(1, 8.0, 100.0, 100.0, 718.0, Marks(steps(0, 10, 0.0, 2.0)))
     waits = JobTimes([first])
@@ -196,14 +196,14 @@ def test_step_that_broke_off_counts_as_recovery_also_while_the_job_still_waits()
     assert seconds(measure(gives_up, 100.0, 740.0))[K.OTHER] == 600.0
 
 
-def test_end_of_a_job_is_no_disruption() -> None:
+def test_jobs_end_is_no_disruption() -> None:
     only = AttemptTimes(1, 8.0, 100.0, 100.0, 120.0, Marks(steps(0, 10, 0.0, 2.0)))
     assert last_disruption(JobTimes([only], ended_at=120.0, succeeded=True), 999.0) is None
     assert last_disruption(JobTimes([AttemptTimes(1, 8.0, 100.0, 100.0)]), 999.0) is None
     assert last_disruption(JobTimes(), 999.0) is None
 
 
-def test_disruption_of_a_job_that_names_no_steps_costs_the_time_that_it_was_away() -> None:
+def test_disruption_without_steps_costs_time_away() -> None:
     times = JobTimes()
     for number, (assigned, began, ended) in enumerate(((100.0, 101.0, 120.0), (123.0, 124.0, None)), start=1):
         times.assigned(number, 8.0, assigned)
@@ -215,7 +215,7 @@ def test_disruption_of_a_job_that_names_no_steps_costs_the_time_that_it_was_away
 
 
 @given(st.lists(st.tuples(*[st.floats(0.1, 50.0)] * 3), min_size=2, max_size=6), st.booleans())
-def test_single_disruption_never_costs_more_than_all(runs: list[tuple[float, float, float]], ended: bool) -> None:
+def test_one_disruption_never_costs_more_than_all(runs: list[tuple[float, float, float]], ended: bool) -> None:
     times, now = JobTimes(), 0.0
     for number, (wait, launch, run) in enumerate(runs, start=1):
         times.assigned(number, 4.0, now := now + wait)

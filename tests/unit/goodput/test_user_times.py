@@ -10,7 +10,7 @@ def job(user: str, day: float, productive: float) -> ForgottenJob:
     return ForgottenJob(user, day * DAY_S, Totals({"productive": productive, "queueing": 1.0}, {"productive": 8.0}))
 
 
-def test_jobs_add_up_by_user_and_day_and_survive_a_restart() -> None:
+def test_user_times_add_up_by_day_across_restart() -> None:
     times = UserTimes()
     for one in (job("ann", 3.1, 10.0), job("ann", 3.9, 20.0), job("bob", 3.5, 5.0), job("ann", 4.0, 1.0)):
         times.add(one)
@@ -24,7 +24,7 @@ def test_jobs_add_up_by_user_and_day_and_survive_a_restart() -> None:
     assert (first.user, first.jobs, first.seconds) == ("ann", 2, {"productive": 30.0, "queueing": 2.0})
 
 
-def test_the_earliest_days_are_dropped_and_the_record_stays_small() -> None:
+def test_earliest_days_are_dropped_to_keep_record_small() -> None:
     times = UserTimes()
     for day in range(3 * ENTRIES_KEPT):
         times.add(job("a user with a name of some length", day, 123456.789))

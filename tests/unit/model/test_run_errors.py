@@ -36,13 +36,13 @@ MOVED = SECOND, TpuPreempted("all had saved")
         (EndKind.OUT_OF_MEMORY, RunErrorKind.OUT_OF_MEMORY),
     ],
 )
-def test_judge_task_names_the_kind_of_the_error(end: EndKind, kind: RunErrorKind) -> None:
+def test_judge_task_names_kind_of_error(end: EndKind, kind: RunErrorKind) -> None:
     result = judge_task(TaskEnd(end, 5.0, b"pickled", "what happened", "where"), HEALTHY)
     assert result == TpuRunError("what happened", "where", b"pickled", kind)
 
 
 @pytest.mark.parametrize("end", [EndKind.RAISED, EndKind.CRASHED])
-def test_judge_task_on_a_host_that_is_lost_or_has_notice_is_no_error_of_its_own(end: EndKind) -> None:
+def test_judge_task_on_lost_or_noticed_host_is_no_own_error(end: EndKind) -> None:
     assert isinstance(judge_task(TaskEnd(end, 5.0, error="x"), LOST), TpuFailed)
     assert isinstance(judge_task(TaskEnd(end, 5.0, error="x"), NOTICE), TpuPreempted)
 
@@ -60,13 +60,13 @@ NO_MEMORY = TaskEnd(EndKind.OUT_OF_MEMORY, 5.0, error="killed")
         (None, HostEvidence("it died", out_of_memory="Ray killed processes there"), "Ray killed processes there"),
     ],
 )
-def test_judge_task_that_used_up_its_hosts_memory_failed_also_if_our_processes_are_gone(
+def test_judge_task_exhausting_memory_failed_even_without_our_processes(
     end: TaskEnd | None, host: HostEvidence, error: str
 ) -> None:
     assert judge_task(end, host) == TpuRunError(error, kind=RunErrorKind.OUT_OF_MEMORY)
 
 
-def test_judge_task_that_used_up_memory_after_its_host_had_notice_was_preempted() -> None:
+def test_judge_task_exhausting_memory_after_notice_was_preempted() -> None:
     assert isinstance(judge_task(NO_MEMORY, NOTICE), TpuPreempted)
     assert isinstance(judge_task(None, HostEvidence(None, "preempted", out_of_memory="killed")), TpuPreempted)
 
@@ -77,7 +77,7 @@ def test_judge_task_that_used_up_memory_after_its_host_had_notice_was_preempted(
     [(TaskEnd(EndKind.RAISED, 4.0, error="Socket closed"), HEALTHY), (None, LOST)],
     ids=["a peer has noticed before", "another host is lost"],
 )
-def test_judge_gang_memory_that_is_used_up_is_the_first_cause(
+def test_judge_gang_exhausted_memory_is_first_cause(
     end: TaskEnd | None, host: HostEvidence, other: TaskEnd | None, others_host: HostEvidence
 ) -> None:
     verdict = judge_gang({FIRST: other, SECOND: end}, {FIRST: others_host, SECOND: host})
@@ -100,7 +100,7 @@ def both(end: TaskEnd | None, host: HostEvidence = HEALTHY) -> tuple[dict, dict]
 
 
 @pytest.mark.parametrize(("reason", "charged"), [(HANG, TaskState.FAILED), (MOVED, TaskState.WORKER_FAILED)])
-def test_judge_gang_that_we_ended_ended_for_our_reason(reason: tuple, charged: TaskState) -> None:
+def test_judge_gang_ended_by_us_has_our_reason(reason: tuple, charged: TaskState) -> None:
     verdict = judge_gang(*both(STOPPED), reason)
     assert (verdict.cause, verdict.result) == reason
     assert (verdict.charged_as, verdict.succeeded) == (charged, False)
@@ -120,7 +120,7 @@ def test_judge_gang_that_we_ended_ended_for_our_reason(reason: tuple, charged: T
     ],
     ids=["raised", "crashed", "never started", "no report", "lost", "stopped on a lost host"],
 )
-def test_judge_gang_with_another_cause_ended_for_that(
+def test_judge_gang_with_other_cause_has_that_cause(
     reason: tuple, end: TaskEnd | None, host: HostEvidence, charged: TaskState
 ) -> None:
     """A task that raises at the moment when we give the gang up says more than our reason does."""
@@ -129,12 +129,12 @@ def test_judge_gang_with_another_cause_ended_for_that(
     assert verdict.result == judge_task(end, host)
 
 
-def test_judge_gang_in_which_some_have_returned_ended_for_our_reason_all_the_same() -> None:
+def test_judge_gang_partly_returned_has_our_reason() -> None:
     verdict = judge_gang(*both(RETURNED), HANG)
     assert (verdict.cause, verdict.result) == HANG
     assert isinstance(verdict.results[FIRST], TpuSuccess)
 
 
-def test_judge_gang_that_was_done_when_we_wanted_to_end_it_has_succeeded() -> None:
+def test_judge_gang_done_before_our_end_has_succeeded() -> None:
     ends, hosts = both(RETURNED)
     assert judge_gang(ends | {SECOND: RETURNED}, hosts, HANG).succeeded

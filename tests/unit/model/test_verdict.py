@@ -84,13 +84,13 @@ def test_judge_task_follows_the_table(end: TaskEnd | None, host: HostEvidence, o
     assert type(judge_task(end, host)) is outcome
 
 
-def test_judge_task_passes_on_what_the_provider_said() -> None:
+def test_judge_task_passes_on_providers_word() -> None:
     assert judge_task(None, TAKEN) == TpuPreempted("host died; what the API said")
     assert judge_task(None, BROKEN) == TpuFailed("host died; what the API said")
     assert judge_task(None, NO_WORD) == TpuFailed("host died")
 
 
-def test_judge_task_run_error_keeps_what_the_user_needs() -> None:
+def test_judge_task_keeps_what_the_user_needs() -> None:
     assert judge_task(raised(), HEALTHY) == TpuRunError("ValueError: x", "Traceback: …", b"pickled")
 
 
@@ -109,7 +109,7 @@ def test_judge_gang_all_returned_is_success() -> None:
     assert set(verdict.results) == {TaskKey(0, 0), TaskKey(0, 1)}
 
 
-def test_judge_gang_lost_host_explains_the_earlier_aborts_of_its_peers() -> None:
+def test_judge_gang_lost_host_explains_peers_earlier_aborts() -> None:
     verdict = gang((crashed(1.0), HEALTHY), (raised(2.0), HEALTHY), (None, LOST))
     assert verdict.cause == TaskKey(0, 2)
     assert isinstance(verdict.result, TpuFailed)
@@ -117,7 +117,7 @@ def test_judge_gang_lost_host_explains_the_earlier_aborts_of_its_peers() -> None
 
 
 @pytest.mark.parametrize("end", [BUSY, NEVER_STARTED])
-def test_judge_gang_task_that_did_not_run_explains_what_its_peers_did_without_it(end: TaskEnd) -> None:
+def test_judge_gang_unstarted_task_explains_its_peers(end: TaskEnd) -> None:
     verdict = gang((raised(5.0), HEALTHY), (end, HEALTHY))
     assert verdict.cause == TaskKey(0, 1)
     assert verdict.charged_as is TaskState.WORKER_FAILED
@@ -153,7 +153,7 @@ def test_judge_gang_one_error_among_successes_fails_the_gang() -> None:
         (HostEvidence(out_of_memory="Ray killed processes there"), TpuRunError, TaskState.FAILED),
     ],
 )
-def test_judge_gang_host_that_was_lost_after_its_task_had_returned_explains_the_ends_of_the_others(
+def test_judge_gang_host_lost_after_return_explains_the_others(
     peers: tuple[TaskEnd | None, TaskEnd | None], host: HostEvidence, outcome: type, charged_as: TaskState
 ) -> None:
     verdict = gang((peers[0], HEALTHY), (RETURNED, host), (peers[1], HEALTHY))
@@ -161,14 +161,14 @@ def test_judge_gang_host_that_was_lost_after_its_task_had_returned_explains_the_
     assert isinstance(verdict.results[TaskKey(0, 1)], TpuSuccess)
 
 
-def test_judge_gang_in_which_all_tasks_were_cancelled_still_charges_a_budget() -> None:
+def test_judge_gang_of_cancelled_tasks_still_charges_a_budget() -> None:
     """An attempt in which all tasks were cancelled charged nothing and looped for ever (defect 8)."""
     verdict = gang((STOPPED, HEALTHY), (STOPPED, HEALTHY))
     assert not verdict.succeeded
     assert verdict.charged_as is TaskState.FAILED
 
 
-def test_judge_gang_asks_the_host_that_failed_not_another() -> None:
+def test_judge_gang_asks_the_failed_host() -> None:
     """The preemption check asked the controller's own host (defect 7): notice elsewhere excuses nothing here."""
     verdict = gang((raised(), HEALTHY), (STOPPED, NOTICE))
     assert verdict.cause == TaskKey(0, 0)
@@ -181,7 +181,7 @@ EXITED = TaskEnd(EndKind.EXITED, 5.0, error="the function called sys.exit(1)")
 
 @pytest.mark.parametrize("end", [crashed(), EXITED], ids=["signal", "code"])
 @pytest.mark.parametrize("other", [STOPPED, raised(6.0), RETURNED], ids=["stopped", "raised", "returned"])
-def test_judge_gang_exit_code_or_signal_after_a_notice_counts_as_the_move(end: TaskEnd, other: TaskEnd) -> None:
+def test_judge_gang_exit_after_notice_counts_as_move(end: TaskEnd, other: TaskEnd) -> None:
     """SIGTERM went to every task, also to those on hosts that stay; what its peers raise then is its consequence."""
     ends, hosts = {TaskKey(0, 0): end, TaskKey(0, 1): other}, dict.fromkeys((TaskKey(0, 0), TaskKey(0, 1)), HEALTHY)
     verdict = judge_gang(ends, hosts, MOVE, was_told=True)
@@ -190,7 +190,7 @@ def test_judge_gang_exit_code_or_signal_after_a_notice_counts_as_the_move(end: T
     assert (untold.cause, untold.charged_as) == (TaskKey(0, 0), TaskState.FAILED)
 
 
-def test_judge_gang_notice_excuses_no_exception_and_explains_no_lost_host() -> None:
+def test_judge_gang_notice_excuses_no_exception_or_lost_host() -> None:
     def verdict(first: TaskEnd | None, host: HostEvidence) -> Verdict:
         ends, hosts = {TaskKey(0, 0): first, TaskKey(0, 1): crashed(7.0)}, {TaskKey(0, 0): host, TaskKey(0, 1): HEALTHY}
         return judge_gang(ends, hosts, MOVE, was_told=True)

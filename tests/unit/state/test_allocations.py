@@ -12,7 +12,7 @@ S = TaskState
 
 
 @pytest.mark.parametrize("end", ["failed", "failed for good", "succeeded", "cancelled", "dispatch failed"])
-def test_capacity_of_an_ended_attempt_is_taken_until_its_end_is_confirmed(world: World, end: str) -> None:
+def test_capacity_of_ended_attempt_is_held_until_confirmation(world: World, end: str) -> None:
     job = world.start(max_retries_failure=0 if end == "failed for good" else 1)
     ends: dict[str, Callable[[], object]] = {
         "succeeded": lambda: world.report_all(job, S.SUCCEEDED),
@@ -41,13 +41,13 @@ def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
     assert world.busy() == {"a-0", "a-1"}
 
 
-def test_capacity_of_a_live_attempt_can_not_be_freed(world: World) -> None:
+def test_capacity_of_live_attempt_cannot_be_freed(world: World) -> None:
     job = world.start()
     world.confirm(job)
     assert world.busy() == {"a-0", "a-1"}
 
 
-def test_capacity_end_of_an_older_attempt_confirmed_while_the_next_one_runs(world: World) -> None:
+def test_capacity_of_older_attempt_is_freed_while_next_runs(world: World) -> None:
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
     world.schedule()
@@ -56,7 +56,7 @@ def test_capacity_end_of_an_older_attempt_confirmed_while_the_next_one_runs(worl
     assert world.busy() == {"b-0", "b-1"}
 
 
-def test_capacity_of_a_dead_host_goes_with_it_and_comes_back_empty(world: World) -> None:
+def test_capacity_of_dead_host_returns_empty(world: World) -> None:
     job = world.start()
     world.lose("a-1")
     world.do(host("a", 1))
@@ -65,7 +65,7 @@ def test_capacity_of_a_dead_host_goes_with_it_and_comes_back_empty(world: World)
     assert world.busy() == set()
 
 
-def test_capacity_survives_a_new_registration_of_the_same_worker(world: World) -> None:
+def test_capacity_survives_reregistration_of_worker(world: World) -> None:
     world.start()
     world.do(host("a", 0, draining="Ray is draining it"))
     assert world.busy() == {"a-0", "a-1"}

@@ -39,7 +39,7 @@ def fail(world: World, job: Job, index: int, exit_code: int | None, error: str =
     world.confirm(job)
 
 
-def test_each_attempt_of_a_gang_is_told_for_each_of_its_tasks(world: World) -> None:
+def test_gang_attempts_are_listed_for_each_task(world: World) -> None:
     job = world.submit(max_retries_failure=3, max_retries_preemption=3)
     run_for(world, job, 30.0)
     fail(world, job, 1, exit_code=3)
@@ -61,7 +61,7 @@ def test_each_attempt_of_a_gang_is_told_for_each_of_its_tasks(world: World) -> N
     world.check()
 
 
-def test_task_that_fails_for_good_keeps_its_exit_code_and_the_others_their_end(world: World) -> None:
+def test_finally_failed_task_and_others_keep_their_ends(world: World) -> None:
     job = world.submit(max_retries_failure=0)
     run_for(world, job, 5.0)
     fail(world, job, 1, exit_code=139)
@@ -71,7 +71,7 @@ def test_task_that_fails_for_good_keeps_its_exit_code_and_the_others_their_end(w
     world.check()
 
 
-def test_attempts_that_were_free_of_charge_are_told_too(world: World) -> None:
+def test_uncharged_attempts_are_listed_too(world: World) -> None:
     job = world.submit()
     world.schedule()
     world.dispatch_fails(job)
@@ -87,7 +87,7 @@ def test_attempts_that_were_free_of_charge_are_told_too(world: World) -> None:
     world.check()
 
 
-def test_attempt_that_was_taken_back_and_has_returned_after_all_has_succeeded(world: World) -> None:
+def test_withdrawn_attempt_that_returned_has_succeeded(world: World) -> None:
     job = world.submit(max_retries_preemption=3)
     run_for(world, job, 5.0)
     world.lose("a-0")
@@ -97,7 +97,7 @@ def test_attempt_that_was_taken_back_and_has_returned_after_all_has_succeeded(wo
     world.check()
 
 
-def test_attempt_that_was_taken_back_and_whose_results_are_lost_with_its_pool_is_told_once(world: World) -> None:
+def test_withdrawn_attempt_with_lost_results_is_listed_once(world: World) -> None:
     """Only a job with other tasks still waits for its end by then."""
     job = world.submit_tasks(max_retries_preemption=5)
     run_for(world, job, 5.0)
@@ -112,7 +112,7 @@ def test_attempt_that_was_taken_back_and_whose_results_are_lost_with_its_pool_is
     world.check()
 
 
-def test_cancelled_job_has_ended_when_it_was_cancelled(world: World) -> None:
+def test_cancelled_job_ended_at_its_cancellation(world: World) -> None:
     running, waiting = world.submit(), world.submit("waits", slices=(3,))
     run_for(world, running, 5.0)
     for job in (running, waiting):
@@ -123,7 +123,7 @@ def test_cancelled_job_has_ended_when_it_was_cancelled(world: World) -> None:
 
 
 @pytest.mark.parametrize("coscheduled", [True, False])
-def test_only_the_latest_attempts_are_kept_and_the_beginning_of_their_errors(world: World, coscheduled: bool) -> None:
+def test_latest_attempts_are_kept_with_shortened_errors(world: World, coscheduled: bool) -> None:
     submit = world.submit if coscheduled else world.submit_tasks
     job = submit(max_retries_failure=100)
     for number in range(20):

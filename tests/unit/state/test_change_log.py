@@ -3,7 +3,7 @@
 from iris_ray.state.instructions import ChangeLog
 
 
-def test_reader_gets_what_came_since_and_learns_when_it_was_away_too_long() -> None:
+def test_reader_gets_changes_or_learns_it_was_away_too_long() -> None:
     log: ChangeLog[str] = ChangeLog()
     for what in "abc":
         log.note(what, most=4)

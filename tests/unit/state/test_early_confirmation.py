@@ -19,7 +19,7 @@ S = TaskState
 HOSTS = {"a-0", "a-1"}
 
 
-def test_hosts_are_held_until_the_last_report_and_free_with_it(world: World) -> None:
+def test_hosts_are_held_until_last_report(world: World) -> None:
     job = world.start()
     world.report(job, S.SUCCEEDED, 0)
     for _ in range(2):
@@ -33,7 +33,7 @@ def test_hosts_are_held_until_the_last_report_and_free_with_it(world: World) -> 
 
 
 @pytest.mark.parametrize("end", ["failed", "failed for good", "moved", "launch failed", "cancelled", "host lost"])
-def test_hosts_are_free_however_the_attempt_ends(world: World, end: str) -> None:
+def test_hosts_are_freed_however_the_attempt_ends(world: World, end: str) -> None:
     job = world.submit(max_retries_failure=int(end != "failed for good"), max_retries_preemption=5)
     world.schedule()
     if end != "launch failed":
@@ -55,7 +55,7 @@ def test_hosts_are_free_however_the_attempt_ends(world: World, end: str) -> None
     world.check()
 
 
-def test_confirmation_counts_for_its_attempt_alone(world: World) -> None:
+def test_confirmation_counts_for_its_attempt_only(world: World) -> None:
     job = world.start(max_retries_failure=5)
     world.confirm(job)
     world.report(job, S.FAILED)
@@ -68,7 +68,7 @@ def test_confirmation_counts_for_its_attempt_alone(world: World) -> None:
     world.check()
 
 
-def test_attempt_that_there_has_not_been_can_not_be_over(world: World) -> None:
+def test_confirmation_of_unknown_attempt_is_refused(world: World) -> None:
     job = world.start()
     with pytest.raises(IllegalTransitionError, match="can't be over"):
         world.do(AttemptEndConfirmedEvent(AttemptId("job", 2)))
@@ -77,7 +77,7 @@ def test_attempt_that_there_has_not_been_can_not_be_over(world: World) -> None:
     world.check()
 
 
-def test_task_by_itself_is_confirmed_early_too(world: World) -> None:
+def test_single_task_is_confirmed_early_too(world: World) -> None:
     job = world.start_tasks(replicas=2)
     world.confirm(job, index=1)
     world.do(TaskStateChangedEvent(AttemptId("job", 1, 1), 1, S.SUCCEEDED))
@@ -85,7 +85,7 @@ def test_task_by_itself_is_confirmed_early_too(world: World) -> None:
     world.check()
 
 
-def test_successor_knows_that_the_end_is_confirmed(world: World) -> None:
+def test_successor_knows_early_confirmation(world: World) -> None:
     """Nobody would tell it: the pool's report was acknowledged."""
     job = world.start()
     world.state.unrecorded.clear()
@@ -103,7 +103,7 @@ def test_successor_knows_that_the_end_is_confirmed(world: World) -> None:
     new.check()
 
 
-def test_pool_that_dies_after_the_confirmation_leaves_nothing(world: World) -> None:
+def test_pool_dying_after_confirmation_leaves_nothing(world: World) -> None:
     job = world.start(max_retries_preemption=5)
     world.confirm(job)
     world.do(PoolRestartedEvent("pool-a"))
@@ -112,7 +112,7 @@ def test_pool_that_dies_after_the_confirmation_leaves_nothing(world: World) -> N
     world.check()
 
 
-def test_lost_host_ends_a_job_of_which_another_task_there_was_confirmed_early(world: World) -> None:
+def test_lost_host_ends_job_beside_early_confirmed_task(world: World) -> None:
     job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_retries_preemption=0)
     assert len({task.node_id for task in job.tasks}) == 1
     world.confirm(job, index=1)

@@ -28,21 +28,21 @@ def tainted_at(world: World, now: float) -> set[str]:
 
 
 @pytest.mark.parametrize(("target", "hosts"), [("a-0", {"a-0"}), ("a", {"a-0", "a-1"})])
-def test_taint_ends_at_its_time_and_not_before(world: World, target: str, hosts: set[str]) -> None:
+def test_taint_ends_exactly_at_its_time(world: World, target: str, hosts: set[str]) -> None:
     taint(world, 200.0, target)
     assert tainted_at(world, 199.9) == hosts
     assert tainted_at(world, 200.0) == set()
 
 
 @pytest.mark.parametrize(("second", "ends"), [(300.0, 300.0), (150.0, 150.0), (200.0, 200.0), (None, 1e9)])
-def test_taint_that_is_set_anew_ends_at_its_new_time(world: World, second: float | None, ends: float) -> None:
+def test_renewed_taint_ends_at_new_time(world: World, second: float | None, ends: float) -> None:
     taint(world, 200.0)
     taint(world, second)
     assert tainted_at(world, ends - 0.1) == {"a-0"}
     assert tainted_at(world, ends) == ({"a-0"} if second is None else set())
 
 
-def test_taint_that_is_lifted_and_set_anew_ends_at_its_new_time(world: World) -> None:
+def test_taint_lifted_and_renewed_ends_at_new_time(world: World) -> None:
     taint(world, 200.0)
     world.do(TaintLiftedEvent("a-0", "bad"))
     assert tainted_at(world, 150.0) == set()
@@ -51,7 +51,7 @@ def test_taint_that_is_lifted_and_set_anew_ends_at_its_new_time(world: World) ->
     assert tainted_at(world, 300.0) == set()
 
 
-def test_taint_of_a_host_that_is_gone_ends_too(world: World) -> None:
+def test_taint_of_gone_host_ends_too(world: World) -> None:
     taint(world, 200.0)
     world.lose("a-0")
     world.state.handle_event(TimePassedEvent(200.0))
@@ -67,7 +67,7 @@ class NotToBeLookedThrough(dict[str, Any]):
     items = keys = values = __iter__
 
 
-def test_nobody_looks_at_all_taints_to_find_those_that_are_over(world: World) -> None:
+def test_expired_taints_are_found_without_full_scan(world: World) -> None:
     taint(world, None, "a-0")
     taint(world, 200.0, "a-1")
     world.state.fleet.taints = NotToBeLookedThrough(world.state.fleet.taints)

@@ -30,9 +30,7 @@ def running(world: World) -> Job:
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_occupied_host_that_is_another_one_ends_what_ran_there(
-    world: World, event: WorkerRegisteredEvent, why: str
-) -> None:
+def test_replaced_occupied_host_ends_what_ran_there(world: World, event: WorkerRegisteredEvent, why: str) -> None:
     job = running(world)
     instructions = world.do(event)
     assert [stop.attempt.number for stop in instructions.stop] == [1]
@@ -49,7 +47,7 @@ def test_occupied_host_that_is_another_one_ends_what_ran_there(
     world.check()
 
 
-def test_attempt_that_has_ended_lets_go_of_a_host_that_is_another_one(world: World) -> None:
+def test_ended_attempt_releases_replaced_host(world: World) -> None:
     job = running(world)
     world.report(job, S.FAILED)
     world.do(host("b", 0, node_id="a-0"))
@@ -57,7 +55,7 @@ def test_attempt_that_has_ended_lets_go_of_a_host_that_is_another_one(world: Wor
     world.check()
 
 
-def test_occupied_host_that_has_more_or_other_facts_is_the_same(world: World) -> None:
+def test_occupied_host_with_other_facts_is_the_same(world: World) -> None:
     job = running(world)
     for event in (
         host("a", 0, resources={"TPU": 4.0, "CPU": 4.0}),
@@ -76,7 +74,7 @@ def test_empty_host_may_become_anything(world: World) -> None:
     world.check()
 
 
-def test_task_by_itself_goes_on_in_another_slice_as_long_as_its_host_has_what_it_holds(world: World) -> None:
+def test_single_task_survives_change_of_slice(world: World) -> None:
     job = world.submit_tasks(replicas=1, resources={"CPU": 3.0})
     world.do(TaskAssignedEvent("job", 0, "a-0"))
     assert not world.do(host("b", 0, node_id="a-0")).stop
@@ -85,7 +83,7 @@ def test_task_by_itself_goes_on_in_another_slice_as_long_as_its_host_has_what_it
     world.check()
 
 
-def test_gang_on_a_rack_is_ended_by_a_host_that_moves_to_another_rack(world: World) -> None:
+def test_rack_gang_ends_when_host_changes_rack(world: World) -> None:
     from iris_ray.model.job_spec import CoschedulingConfig
 
     for name in ("x", "y"):
@@ -98,7 +96,7 @@ def test_gang_on_a_rack_is_ended_by_a_host_that_moves_to_another_rack(world: Wor
     world.check()
 
 
-def test_drain_of_the_machine_is_not_forgotten(world: World) -> None:
+def test_drain_of_machine_is_remembered(world: World) -> None:
     running(world)
     world.do(WorkerDrainedEvent("a-0", "it goes", NoticeKind.PREEMPTION, 130.0))
     world.do(host("b", 0, node_id="a-0"))
@@ -108,7 +106,7 @@ def test_drain_of_the_machine_is_not_forgotten(world: World) -> None:
     world.check()
 
 
-def test_many_small_tasks_fill_a_host_that_comes_back_as_it_was(world: World) -> None:
+def test_small_tasks_fit_exactly_on_returning_host(world: World) -> None:
     """Twenty times 0.1 is a little more than 2 for a computer."""
     world.do(cpu_host("small", 2.0))
     job = world.start_tasks("many", 20, resources={"CPU": 0.1})

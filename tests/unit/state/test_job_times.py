@@ -23,7 +23,7 @@ def run(world: World, job: Job, waits: float, starts: float, runs: float) -> Non
     world.now += runs
 
 
-def test_life_of_a_job_that_loses_a_host(world: World) -> None:
+def test_job_losing_a_host_has_complete_times(world: World) -> None:
     job = world.submit(max_retries_preemption=3)
     run(world, job, 5.0, 1.0, 30.0)
     world.do(AttemptMarkedEvent(attempt_id(job), Marks(((0, 10.0), (1, 12.0), (8, 26.0)))))
@@ -52,7 +52,7 @@ def disrupted(world: World, job: Job) -> tuple[int, float]:
     return found.attempt, found.recovery_s
 
 
-def test_launch_that_fails_after_a_disruption_is_no_disruption(world: World) -> None:
+def test_failed_launch_after_disruption_is_no_disruption(world: World) -> None:
     job = world.submit(max_retries_failure=3)
     run(world, job, 5.0, 1.0, 30.0)
     world.report(job, S.FAILED)
@@ -66,7 +66,7 @@ def test_launch_that_fails_after_a_disruption_is_no_disruption(world: World) -> 
     assert disrupted(world, job) == (1, 10.0 + 5.0 + 2.0)
 
 
-def test_disruption_after_which_the_job_was_cancelled_while_it_waited_is_the_last_one(world: World) -> None:
+def test_disruption_before_cancellation_while_waiting_is_the_last(world: World) -> None:
     job = world.submit(max_retries_failure=3)
     for waits in (5.0, 10.0):
         run(world, job, waits, 1.0, 30.0)
@@ -79,7 +79,7 @@ def test_disruption_after_which_the_job_was_cancelled_while_it_waited_is_the_las
     assert disrupted(world, job) == (2, 7.0)
 
 
-def test_what_comes_after_the_end_of_a_job_is_counted_and_nonsense_is_not(world: World) -> None:
+def test_late_times_count_and_senseless_ones_do_not(world: World) -> None:
     job = world.start()
     world.now += 10.0
     world.do(JobCancelledEvent("job", "enough"))
@@ -94,7 +94,7 @@ def test_what_comes_after_the_end_of_a_job_is_counted_and_nonsense_is_not(world:
     world.do(AttemptMarkedEvent(attempt_id(job)._replace(job_id="nobody"), Marks()))
 
 
-def test_few_attempts_are_kept_and_nothing_is_lost_of_the_others(world: World) -> None:
+def test_few_attempts_are_kept_without_losing_time(world: World) -> None:
     job = world.submit(max_retries_failure=50)
     for number in range(30):
         run(world, job, 100.0 if number else 0.0, 1.0, 10.0)

@@ -38,7 +38,7 @@ def successor(recorded: Recorded) -> World:
     return new
 
 
-def test_after_a_change_of_one_task_only_its_chunk_is_written_again(world: World) -> None:
+def test_change_of_one_task_rewrites_only_its_chunk(world: World) -> None:
     count = 3 * GANGS_PER_CHUNK
     job = submit(world, count)
     assert world.state.unrecorded == {"job": {0, 1, 2}}
@@ -55,7 +55,7 @@ def test_after_a_change_of_one_task_only_its_chunk_is_written_again(world: World
     world.state.check()
 
 
-def test_large_job_comes_back_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_job_is_restored_unchanged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks that wait have left the queue and come again: their order is not that of their numbers."""
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
@@ -74,9 +74,7 @@ def test_large_job_comes_back_as_it_was(world: World, monkeypatch: pytest.Monkey
     world.state.check()
 
 
-def test_task_that_comes_again_is_behind_the_others_after_a_restart_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requeued_task_stays_behind_others_after_restart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
     job = submit(world, 10, max_retries_failure=3)
@@ -98,7 +96,7 @@ def forget_job(world: World) -> None:
         world.do(JobCancelledEvent(job_id, "enough"))
 
 
-def test_job_that_is_forgotten_takes_all_its_chunks_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_job_takes_its_chunks_along(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 1)
     recorded = Recorded()
@@ -115,9 +113,7 @@ def test_job_that_is_forgotten_takes_all_its_chunks_with_it(world: World, monkey
     world.state.check()
 
 
-def test_smaller_job_of_the_same_id_does_not_get_the_gangs_of_the_one_that_is_forgotten(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_job_of_reused_id_gets_no_old_gangs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 1)
     recorded = Recorded()
@@ -131,7 +127,7 @@ def test_smaller_job_of_the_same_id_does_not_get_the_gangs_of_the_one_that_is_fo
     world.state.check()
 
 
-def test_finished_jobs_are_forgotten_by_what_they_take_of_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_jobs_are_forgotten_by_memory_use(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few large ones, or very many small ones; but never the one that finished last."""
     monkeypatch.setattr("iris_ray.state.job_table.FINISHED_BYTES_KEPT", 50_000)
 
@@ -163,9 +159,7 @@ def test_finished_jobs_are_forgotten_by_what_they_take_of_memory(world: World, m
     new.state.check()
 
 
-def test_record_of_a_job_that_is_over_with_a_chunk_from_before_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_jobs_record_with_older_chunk_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
     submit(world, 10)
@@ -181,9 +175,7 @@ def test_record_of_a_job_that_is_over_with_a_chunk_from_before_is_refused(
 
 
 @pytest.mark.parametrize("missing", [0, 1, 3])
-def test_record_without_one_of_its_chunks_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch, missing: int
-) -> None:
+def test_record_lacking_a_chunk_is_refused(world: World, monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
     submit(world, 10)

@@ -15,7 +15,7 @@ def chips(world: World, user: str) -> float:
     return world.state.past_usage.hours(user, world.now).get("TPU", 0.0)
 
 
-def test_an_hour_of_use_counts_as_amount_hours_and_half_after_the_half_life(world: World) -> None:
+def test_hour_of_use_counts_and_halves_after_half_life(world: World) -> None:
     job = world.start(user="ann")
     assert chips(world, "ann") == 0.0
     world.now += HOUR
@@ -29,7 +29,7 @@ def test_an_hour_of_use_counts_as_amount_hours_and_half_after_the_half_life(worl
     world.state.check()
 
 
-def test_it_makes_no_difference_how_often_it_is_worked_out() -> None:
+def test_past_usage_is_independent_of_update_frequency() -> None:
     usage = {"ann": {"TPU": 8.0}}
     often, once = PastUsage(usage), PastUsage(usage)
     for past in (often, once):
@@ -40,7 +40,7 @@ def test_it_makes_no_difference_how_often_it_is_worked_out() -> None:
     assert often.hours("ann", 7260.0)["TPU"] == pytest.approx(once.hours("ann", 7260.0)["TPU"])
 
 
-def test_user_who_had_much_comes_after_one_who_had_little(world: World) -> None:
+def test_user_with_much_past_usage_comes_last(world: World) -> None:
     for user, hours in (("hog", 3), ("modest", 1)):
         job = world.start(f"of {user}", user=user)
         world.now += hours * HOUR
@@ -52,7 +52,7 @@ def test_user_who_had_much_comes_after_one_who_had_little(world: World) -> None:
     world.check()
 
 
-def test_users_of_whom_nothing_is_left_are_forgotten() -> None:
+def test_users_without_remaining_usage_are_forgotten() -> None:
     usage: dict[str, dict[str, float]] = {}
     past = PastUsage(usage)
     for number in range(3 * _USERS):
@@ -66,7 +66,7 @@ def test_users_of_whom_nothing_is_left_are_forgotten() -> None:
     assert len(past._past) <= _USERS + 1
 
 
-def test_past_usage_outlives_the_controller_and_goes_on_fading() -> None:
+def test_past_usage_outlives_controller_and_keeps_fading() -> None:
     """What was held while no Controller was there is not known."""
     usage: dict[str, dict[str, float]] = {}
     old = PastUsage(usage)

@@ -38,7 +38,7 @@ def test_pauses_grow_with_quick_ends_in_a_row(world: World, how: TaskState) -> N
     assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 10.0]
 
 
-def test_task_that_ends_before_all_others_have_begun_ends_quickly(world: World) -> None:
+def test_task_ending_before_all_have_begun_ends_quickly(world: World) -> None:
     """The first to start may crash before the last has started: it is the same crash, whichever is faster."""
     job = world.submit(max_retries_failure=99)
     pauses = []
@@ -63,7 +63,7 @@ def test_long_run_forgets_the_quick_ends(world: World) -> None:
     assert end(world, job) == 1.0
 
 
-def test_move_to_more_slices_is_no_quick_end(world: World) -> None:
+def test_growth_move_is_no_quick_end(world: World) -> None:
     job = world.submit(max_retries_preemption=99)
     for _ in range(4):
         run_again(world, job)
@@ -72,7 +72,7 @@ def test_move_to_more_slices_is_no_quick_end(world: World) -> None:
         assert job.gang.not_before <= world.now
 
 
-def test_launches_that_fail_are_no_quick_ends(world: World) -> None:
+def test_failed_launches_are_no_quick_ends(world: World) -> None:
     """They have pauses of their own."""
     job = world.submit()
     for _ in range(5):
@@ -83,7 +83,7 @@ def test_launches_that_fail_are_no_quick_ends(world: World) -> None:
     assert job.gang.quick_ends == 0
 
 
-def test_task_lost_again_and_again_on_a_host_that_is_still_there_fails(world: World) -> None:
+def test_task_repeatedly_lost_on_living_host_fails(world: World) -> None:
     """Else a job that kills its own process at once would be tried as often as the preemption budget allows."""
     job = world.submit(max_retries_preemption=99)
     for _ in range(QUICK_ENDS_ARE_FAILURES):
@@ -95,7 +95,7 @@ def test_task_lost_again_and_again_on_a_host_that_is_still_there_fails(world: Wo
     assert (job.state, charged(job)) == (JobState.FAILED, (1, QUICK_ENDS_ARE_FAILURES))
 
 
-def test_hosts_that_are_really_lost_again_and_again_are_preemptions(world: World) -> None:
+def test_repeatedly_lost_hosts_are_preemptions(world: World) -> None:
     job = world.submit(max_retries_preemption=99)
     for number in range(QUICK_ENDS_ARE_FAILURES + 3):
         world.add_slice(f"new-{number}")
@@ -107,7 +107,7 @@ def test_hosts_that_are_really_lost_again_and_again_are_preemptions(world: World
     assert charged(job) == (0, QUICK_ENDS_ARE_FAILURES + 3)
 
 
-def test_task_lost_on_a_host_with_notice_is_a_preemption(world: World) -> None:
+def test_task_lost_on_noticed_host_is_a_preemption(world: World) -> None:
     job = world.submit(max_retries_preemption=99)
     for _ in range(QUICK_ENDS_ARE_FAILURES):
         run_again(world, job)
@@ -118,7 +118,7 @@ def test_task_lost_on_a_host_with_notice_is_a_preemption(world: World) -> None:
     assert charged(job) == (0, QUICK_ENDS_ARE_FAILURES + 1)
 
 
-def test_task_that_had_returned_is_lost_and_never_failed(world: World) -> None:
+def test_returned_task_is_lost_but_never_failed(world: World) -> None:
     """SUCCEEDED → FAILED is no legal move; the host of its result is gone, whatever the reason."""
     job = world.submit(max_retries_preemption=QUICK_ENDS_ARE_FAILURES)
     for _ in range(QUICK_ENDS_ARE_FAILURES):
@@ -131,7 +131,7 @@ def test_task_that_had_returned_is_lost_and_never_failed(world: World) -> None:
     world.state.check()
 
 
-def test_spare_has_nothing_to_return(world: World) -> None:
+def test_spare_reporting_success_is_refused(world: World) -> None:
     world.start(spares=1)
     world.schedule()
     held = next(job for job in world.state.jobs.values() if job.spec.spare_for)

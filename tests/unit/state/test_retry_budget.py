@@ -12,16 +12,14 @@ from tests.support.worlds import World, charged
 S = TaskState
 
 
-def test_budget_without_failure_retries_one_crash_fails_the_job(world: World) -> None:
+def test_one_crash_without_retries_fails_job(world: World) -> None:
     job = world.start(max_retries_preemption=10)
     world.report(job, S.FAILED)
     assert job.state is JobState.FAILED
 
 
 @pytest.mark.parametrize(("has_run", "state"), [(False, JobState.FAILED), (True, JobState.PENDING)])
-def test_job_that_no_host_can_set_up_ends_at_once_unless_it_has_run_before(
-    world: World, has_run: bool, state: JobState
-) -> None:
+def test_job_no_host_can_set_up_ends_unless_it_ran_before(world: World, has_run: bool, state: JobState) -> None:
     job = world.submit(max_retries_failure=5, max_retries_preemption=5)
     world.schedule()
     if has_run:
@@ -71,7 +69,7 @@ def test_host_lost_after_the_start_charges_the_preemption_budget(world: World) -
     assert (job.state, charged(job)) == (JobState.PENDING, (0, 1))
 
 
-def test_host_lost_after_the_start_of_another_member_counts_as_started(world: World) -> None:
+def test_host_lost_after_another_members_start_counts_as_started(world: World) -> None:
     job = world.submit(max_retries_preemption=1)
     world.schedule()
     world.report(job, S.RUNNING, 1)
@@ -80,14 +78,14 @@ def test_host_lost_after_the_start_of_another_member_counts_as_started(world: Wo
 
 
 @pytest.mark.parametrize("order", [("a-0", "a-1"), ("a-1", "a-0")])
-def test_two_hosts_lost_together_charge_once_in_either_order(world: World, order: tuple[str, str]) -> None:
+def test_two_hosts_lost_together_charge_once(world: World, order: tuple[str, str]) -> None:
     job = world.start(max_retries_preemption=1)
     for node_id in order:
         world.lose(node_id)
     assert (job.state, charged(job)) == (JobState.PENDING, (0, 1))
 
 
-def test_host_lost_and_reported_by_its_pool_too_charges_once(world: World) -> None:
+def test_lost_host_reported_by_pool_too_charges_once(world: World) -> None:
     job = world.start(max_retries_preemption=5)
     world.report(job, S.WORKER_FAILED, 0)
     world.lose("a-0")
@@ -108,7 +106,7 @@ def test_failures_and_preemptions_have_separate_budgets(world: World) -> None:
     assert job.state is JobState.FAILED
 
 
-def test_attempt_that_charges_nothing_while_its_hosts_live_backs_off(world: World) -> None:
+def test_repeated_uncharged_attempts_back_off(world: World) -> None:
     """An attempt that charged no budget looped for ever (defect 8): each one charges something or backs off."""
     job = world.submit()
     for _ in range(3):

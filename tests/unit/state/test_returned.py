@@ -18,7 +18,7 @@ def taken_back(world: World) -> Job:
     return job
 
 
-def test_job_in_the_queue_is_over(world: World) -> None:
+def test_late_success_ends_queued_job(world: World) -> None:
     job = taken_back(world)
     instructions = world.do(GangReturnedEvent(AttemptId("job", 1)))
     assert (job.state, instructions.finished, instructions.stop) == (JobState.SUCCEEDED, ["job"], [])
@@ -27,7 +27,7 @@ def test_job_in_the_queue_is_over(world: World) -> None:
     world.state.check()
 
 
-def test_next_attempt_is_stopped_and_its_slice_comes_free_when_that_is_confirmed(world: World) -> None:
+def test_late_success_stops_next_attempt_and_frees_slice(world: World) -> None:
     job = taken_back(world)
     world.schedule()
     assert job.gang.groups == ("b",)
@@ -41,7 +41,7 @@ def test_next_attempt_is_stopped_and_its_slice_comes_free_when_that_is_confirmed
     world.state.check()
 
 
-def test_word_that_comes_twice_or_of_an_attempt_that_never_was_changes_nothing(world: World) -> None:
+def test_repeated_or_unknown_late_success_changes_nothing(world: World) -> None:
     job = taken_back(world)
     world.do(GangReturnedEvent(AttemptId("job", 2)))
     assert job.gang.pending
@@ -51,14 +51,14 @@ def test_word_that_comes_twice_or_of_an_attempt_that_never_was_changes_nothing(w
     world.state.check()
 
 
-def test_cancelled_job_stays_cancelled(world: World) -> None:
+def test_cancelled_job_stays_cancelled_after_late_success(world: World) -> None:
     job = taken_back(world)
     world.do(JobCancelledEvent("job", "enough"))
     world.do(GangReturnedEvent(AttemptId("job", 1)))
     assert job.state is JobState.KILLED
 
 
-def test_other_tasks_of_a_job_go_on(world: World) -> None:
+def test_late_success_of_one_task_spares_others(world: World) -> None:
     job = world.start_tasks(max_retries_preemption=5)
     first = job.gangs[0].tasks[0]
     world.do(WorkerFailedEvent(first.node_id or "", "gone"))

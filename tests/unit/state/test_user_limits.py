@@ -29,7 +29,7 @@ def held(world: World) -> Held:
     return world.state.limits.held("ann", BAND)
 
 
-def test_what_counts_follows_a_job_to_its_end(world: World) -> None:
+def test_usage_follows_job_to_its_end(world: World) -> None:
     job = world.submit(user="ann", slices=(1, 2), max_retries_preemption=5)
     assert held(world) == Held(queued={"job"}, tasks=4)
     world.schedule()
@@ -48,21 +48,21 @@ def test_what_counts_follows_a_job_to_its_end(world: World) -> None:
     assert not world.state.limits.accounts
 
 
-def test_job_that_is_cancelled_while_it_waits_counts_no_more(world: World) -> None:
+def test_job_cancelled_while_waiting_counts_no_more(world: World) -> None:
     world.submit_tasks(user="ann", replicas=3)
     assert held(world) == Held(queued={"job"}, tasks=3)
     world.do(JobCancelledEvent("job", "enough"))
     assert held(world) == Held()
 
 
-def test_spares_count_with_their_chips_only(world: World) -> None:
+def test_spares_count_only_with_their_chips(world: World) -> None:
     world.start(user="ann", spares=1)
     world.schedule()
     assert held(world) == Held(chips=16, running={"job"}, tasks=2)
 
 
 @pytest.mark.parametrize("life", ["waits", "runs", "is over"])
-def test_a_successor_counts_the_same(world: World, life: str) -> None:
+def test_successor_counts_the_same_usage(world: World, life: str) -> None:
     job = world.submit(user="ann", spares=1) if life == "waits" else world.start(user="ann", spares=1)
     if life == "is over":
         world.report_all(job, S.SUCCEEDED)
@@ -77,7 +77,7 @@ def test_a_successor_counts_the_same(world: World, life: str) -> None:
     assert held(new) == held(world)
 
 
-def test_own_limits_come_before_those_of_everybody_and_these_before_the_defaults(world: World) -> None:
+def test_own_limits_precede_common_ones_and_defaults(world: World) -> None:
     limits = world.state.limits
     assert limits.of("ann", BAND) == DEFAULT_LIMITS
     world.do(LimitsSetEvent(EVERYBODY, BAND, Limits(chips=64, tasks=10)))
@@ -91,7 +91,7 @@ def test_own_limits_come_before_those_of_everybody_and_these_before_the_defaults
     world.state.check()
 
 
-def test_job_over_the_limit_on_queued_jobs_is_refused_with_the_numbers(world: World) -> None:
+def test_job_over_queue_limit_is_refused_with_numbers(world: World) -> None:
     world.do(LimitsSetEvent("ann", BAND, Limits(queued_jobs=2)))
     for number in range(2):
         world.submit(f"job-{number}", user="ann", slices=(2,))
@@ -104,7 +104,7 @@ def test_job_over_the_limit_on_queued_jobs_is_refused_with_the_numbers(world: Wo
     world.state.check()
 
 
-def test_job_over_the_limit_on_tasks_is_refused_with_the_numbers(world: World) -> None:
+def test_job_over_task_limit_is_refused_with_numbers(world: World) -> None:
     world.do(LimitsSetEvent("ann", BAND, Limits(tasks=10)))
     world.submit_tasks(user="ann", replicas=7)
     world.state.limits.require_room(tasks_spec("more", 3, user="ann"))
@@ -114,6 +114,6 @@ def test_job_over_the_limit_on_tasks_is_refused_with_the_numbers(world: World) -
 
 
 @pytest.mark.parametrize("limits", [{"chips": -1}, {"tasks": 1.5}, {"running_jobs": True}, {"chips": float("nan")}])
-def test_limit_that_is_no_number_is_refused(limits: dict[str, float]) -> None:
+def test_invalid_limit_is_refused(limits: dict[str, float]) -> None:
     with pytest.raises(InvalidRequestError, match=next(iter(limits))):
         Limits(**limits)  # type: ignore[arg-type]

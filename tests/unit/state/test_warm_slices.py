@@ -10,7 +10,7 @@ from tests.support.worlds import World
 S = TaskState
 
 
-def test_slice_belongs_to_the_owner_of_the_gang_until_it_is_released(world: World) -> None:
+def test_slice_belongs_to_gangs_owner_until_released(world: World) -> None:
     job = world.start()
     world.report_all(job, S.SUCCEEDED)
     world.confirm(job)
@@ -21,7 +21,7 @@ def test_slice_belongs_to_the_owner_of_the_gang_until_it_is_released(world: Worl
     assert world.state.holders == {}
 
 
-def test_warm_slice_of_another_owner_is_reclaimed_and_its_late_release_changes_nothing(world: World) -> None:
+def test_anothers_warm_slice_is_reclaimed_despite_late_release(world: World) -> None:
     world.keep_warm("pool-b")
     world.submit()
     assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
@@ -37,7 +37,7 @@ def test_own_warm_slice_is_not_reclaimed(world: World) -> None:
     assert job.gang.groups == ("b",)
 
 
-def test_slice_that_its_holder_did_not_give_up_is_reclaimed_again_at_the_next_try(world: World) -> None:
+def test_slice_kept_by_its_holder_is_reclaimed_again(world: World) -> None:
     """``holders`` says who keeps actors on a slice; a launch that failed changed nothing about that."""
     world.keep_warm("pool-b")
     job = world.submit()

@@ -5,7 +5,7 @@ import math
 from iris_ray.study.agenda import Agenda
 
 
-def test_what_is_due_runs_in_the_order_of_time_and_of_planning() -> None:
+def test_due_work_runs_by_time_then_planning_order() -> None:
     agenda, done = Agenda(), list[tuple[float, str]]()
 
     def note(what: str) -> None:
@@ -21,7 +21,7 @@ def test_what_is_due_runs_in_the_order_of_time_and_of_planning() -> None:
     assert (agenda.now, agenda.next_at) == (8.0, 9.0)
 
 
-def test_what_is_planned_meanwhile_runs_too_and_nothing_runs_in_the_past() -> None:
+def test_work_planned_meanwhile_runs_and_never_in_the_past() -> None:
     agenda, done = Agenda(), list[float]()
 
     def plan_more() -> None:

@@ -23,9 +23,7 @@ def began(simulation: Simulation, job_id: str) -> float | None:
 
 
 @pytest.mark.parametrize(("heeds", "moved_after"), [(True, 10.0), (False, 30.0)])
-def test_production_gets_its_slice_after_the_grace_or_as_soon_as_the_victim_has_saved(
-    heeds: bool, moved_after: float
-) -> None:
+def test_production_gets_slice_after_grace_or_early_save(heeds: bool, moved_after: float) -> None:
     simulation = slices()
     simulation.submit(gang("batch", priority=BATCH, heeds_notices=heeds, save_every_s=MINUTE))
     simulation.submit(gang("prod", priority=PRODUCTION, run_s=MINUTE), at=1000.0)
@@ -39,7 +37,7 @@ def test_production_gets_its_slice_after_the_grace_or_as_soon_as_the_victim_has_
     assert (job.state, job.failures, job.preemptions, job.evictions) == (JobState.SUCCEEDED, 0, 0, 1)
 
 
-def test_nothing_is_evicted_if_it_is_switched_off() -> None:
+def test_nothing_is_evicted_if_switched_off() -> None:
     simulation = slices(evictions=None)
     simulation.submit(gang("batch", priority=BATCH))
     simulation.submit(gang("prod", priority=PRODUCTION), at=1000.0)
@@ -48,7 +46,7 @@ def test_nothing_is_evicted_if_it_is_switched_off() -> None:
     assert attempts(simulation, "prod")[0].assigned_at > HOUR
 
 
-def test_grace_is_what_the_rules_say() -> None:
+def test_grace_comes_from_the_rules() -> None:
     simulation = slices(evictions=EvictionRules(grace_s=300.0))
     simulation.submit(gang("batch", priority=BATCH, heeds_notices=False))
     simulation.submit(gang("prod", priority=PRODUCTION), at=1000.0)
@@ -56,7 +54,7 @@ def test_grace_is_what_the_rules_say() -> None:
     assert attempts(simulation, "batch")[0].ended_at == 1300.0
 
 
-def test_eviction_is_called_off_when_other_room_comes_up() -> None:
+def test_eviction_is_called_off_when_other_room_appears() -> None:
     simulation = slices(2)
     simulation.submit(gang("short", run_s=1000.0))
     simulation.submit(gang("batch", priority=BATCH, heeds_notices=False, run_s=2 * HOUR))
@@ -66,7 +64,7 @@ def test_eviction_is_called_off_when_other_room_comes_up() -> None:
     assert attempts(simulation, "prod")[0].assigned_at < 1000.0 + 30.0
 
 
-def test_fewest_and_cheapest_victims_that_suffice() -> None:
+def test_fewest_and_cheapest_victims_are_chosen() -> None:
     """Two slices are needed: one gang of two slices goes rather than two of one, and the younger gang of two."""
     simulation = slices(6)
     simulation.submit(gang("old pair", 2, priority=BATCH, run_s=9 * HOUR))
@@ -78,7 +76,7 @@ def test_fewest_and_cheapest_victims_that_suffice() -> None:
     assert [job.evictions for job in simulation.state.jobs.values()] == [0, 1, 0, 0, 0]
 
 
-def test_lowest_band_goes_first_however_far_it_is() -> None:
+def test_lowest_band_goes_first_however_far_its_progress() -> None:
     simulation = slices(2)
     simulation.submit(gang("batch", priority=BATCH, run_s=9 * HOUR))
     simulation.submit(gang("inter", priority=INTERACTIVE, run_s=9 * HOUR), at=HOUR)
@@ -91,7 +89,7 @@ def test_lowest_band_goes_first_however_far_it_is() -> None:
     }
 
 
-def test_gang_that_would_still_not_fit_evicts_nobody() -> None:
+def test_gang_that_would_not_fit_evicts_nobody() -> None:
     simulation = slices(3)
     simulation.submit(gang("peer", 1, priority=PRODUCTION, run_s=9 * HOUR))
     simulation.submit(gang("batch", 2, priority=BATCH, run_s=9 * HOUR))
@@ -100,7 +98,7 @@ def test_gang_that_would_still_not_fit_evicts_nobody() -> None:
     assert outcomes(simulation, "batch") == [""]
 
 
-def test_tasks_on_shared_hosts_give_way_one_by_one() -> None:
+def test_tasks_on_shared_hosts_give_way_singly() -> None:
     simulation = Simulation(TIMINGS, check_every=1)
     simulation.hosts.add_hosts(2, cpus=8.0)
     simulation.submit(tasks("batch", replicas=16, cpus=1.0, priority=BATCH, run_s=9 * HOUR))
@@ -110,7 +108,7 @@ def test_tasks_on_shared_hosts_give_way_one_by_one() -> None:
     assert attempts(simulation, "prod")[0].assigned_at < HOUR + MINUTE
 
 
-def test_crowd_of_all_bands_neither_thrashes_nor_starves_production() -> None:
+def test_crowd_neither_thrashes_nor_starves_production() -> None:
     """Whoever is evicted has run for the minimum time, and PRODUCTION never waits for longer than that takes."""
     results: dict[bool, Any] = {}
     for on in (True, False):

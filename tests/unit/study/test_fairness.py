@@ -27,7 +27,7 @@ def shares(simulation: Simulation) -> dict[str, float]:
     ],
     ids=["two slices or one, of two", "two slices or one, of four", "mixed sizes"],
 )
-def test_users_with_endless_queues_get_equal_shares_over_a_day(count: int, waiting: int, users: Sizes) -> None:
+def test_users_with_endless_queues_share_equally(count: int, waiting: int, users: Sizes) -> None:
     simulation = slices(count)
     simulation._check_every = 0  # the invariants are checked at the end
     for user, sizes in users.items():
@@ -35,7 +35,7 @@ def test_users_with_endless_queues_get_equal_shares_over_a_day(count: int, waiti
     assert all(0.8 <= share <= 1.2 for share in shares(simulation).values())
 
 
-def test_large_task_behind_small_ones_starts_within_the_bound_and_the_longest_of_them() -> None:
+def test_large_task_behind_small_ones_starts_within_bound() -> None:
     simulation = Simulation(TIMINGS)
     simulation.hosts.add_hosts(2, cpus=8.0)
     for user in ("ann", "bob"):

@@ -6,7 +6,7 @@ from iris_ray.state.events import LimitsSetEvent
 from tests.support.simulations import HOUR, MINUTE, gang, slices, waited
 
 
-def test_slice_that_a_spare_holds_goes_to_a_job_that_comes() -> None:
+def test_slice_held_by_spare_goes_to_new_job() -> None:
     simulation = slices(2)
     simulation.submit(gang("first", spares=1, run_s=2 * HOUR))
     simulation.submit(gang("other", user="other"), at=1000.0)
@@ -14,7 +14,7 @@ def test_slice_that_a_spare_holds_goes_to_a_job_that_comes() -> None:
     assert waited(simulation, "other") == 0.0
 
 
-def test_slice_of_a_spare_is_not_given_back_to_a_job_that_avoids_it() -> None:
+def test_spares_slice_is_not_given_to_avoiding_job() -> None:
     simulation = slices(3)
     simulation.submit(gang("first", spares=2, run_s=2 * HOUR))
     simulation.submit(gang("other", user="other", launch_fails=True), at=1000.0)
@@ -22,7 +22,7 @@ def test_slice_of_a_spare_is_not_given_back_to_a_job_that_avoids_it() -> None:
     assert simulation.history.plans < 100
 
 
-def test_job_over_the_limit_of_its_user_lets_others_pass_and_says_why_it_waits() -> None:
+def test_job_over_users_limit_lets_others_pass() -> None:
     simulation = slices(2)
     simulation.apply([LimitsSetEvent("ann", PriorityBand.INTERACTIVE, Limits(chips=8))])
     for name in ("first", "second"):

@@ -16,7 +16,7 @@ print(jax.distributed.is_initialized(), iris_ray.jax.agreed_notice(7))
 """
 
 
-def test_task_that_is_placed_by_itself_waits_for_no_others() -> None:
+def test_single_task_waits_for_no_others() -> None:
     """A script for gangs also serves for a sweep of single tasks."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
     env = outside | ALONE.to_env() | {"JAX_PLATFORMS": "cpu"}

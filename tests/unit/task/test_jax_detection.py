@@ -70,7 +70,7 @@ def gang_environments(
 
 @pytest.mark.parametrize("kind", ["gcetpu", "gketpu"])
 @pytest.mark.parametrize(("num_slices", "tpu_type"), [(1, "v4-8"), (1, "v4-32"), (3, "v4-16"), (2, "v6e-8")])
-def test_jax_finds_one_coordinator_and_the_right_process_ids(
+def test_jax_finds_coordinator_and_process_ids(
     servers: MetadataServers, as_jax_reads: Reader, num_slices: int, tpu_type: str, kind: str
 ) -> None:
     """As iris_ray numbers them, on a TPU VM, which has a metadata server, and in GKE, which sets variables."""

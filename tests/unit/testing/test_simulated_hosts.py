@@ -62,7 +62,7 @@ def test_host_resources_head_resource_only_on_worker_0() -> None:
     assert a_host("v6e-8", 0).resources()["TPU"] == 8
 
 
-def test_host_describes_itself_as_ray_on_a_tpu_vm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_describes_itself_like_ray_on_tpu_vm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same environment, read by Ray's own detection, gives the same labels and resources."""
     from ray._private.accelerators import TPUAcceleratorManager
 
@@ -78,7 +78,7 @@ def test_host_describes_itself_as_ray_on_a_tpu_vm_does(monkeypatch: pytest.Monke
         assert host.resources() == {"TPU": host.config.chips_per_vm, f"accelerator_type:{accelerator}": 1, **found}
 
 
-def test_host_environment_drops_what_describes_the_drivers_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_environment_drops_facts_of_drivers_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0")
     monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "elsewhere")
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere")

@@ -12,7 +12,7 @@ from iris_ray.testing.workspace import Workspace
 from tests.support.waiting import wait_until
 
 
-def test_janitor_that_needs_long_is_not_waited_for_and_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_janitor_is_reaped_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_JANITOR_TIMEOUT_S", 0.1)
     one = Workspace()
     root, janitor, held = one.root, one._janitor.pid, os.dup(one._lifeline)

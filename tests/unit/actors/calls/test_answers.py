@@ -9,7 +9,7 @@ from iris_ray.actors.calls.asking import Gone, KilledForMemory, answer
 
 
 @pytest.mark.parametrize(("error", "found"), [(ActorDiedError(), Gone), (OutOfMemoryError("killed"), KilledForMemory)])
-def test_answer_of_an_actor_that_ray_killed_for_lack_of_memory_says_so(error: RayError, found: type[Gone]) -> None:
+def test_answer_of_actor_killed_for_memory_says_so(error: RayError, found: type[Gone]) -> None:
     async def call() -> None:
         raise error
 

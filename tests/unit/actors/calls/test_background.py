@@ -19,7 +19,7 @@ async def waits_for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def test_start_keeps_a_task_that_nothing_else_refers_to() -> None:
+def test_start_keeps_reference_to_task() -> None:
     async def main() -> None:
         background = BackgroundTasks()
         background.start(waits_for_ever(), "waiting")
@@ -54,7 +54,7 @@ def test_error_is_logged_with_the_work_and_its_traceback(caplog: pytest.LogCaptu
     assert repr(record.exc_info[1]) == "ValueError('x')"
 
 
-def test_error_is_logged_and_raised_to_a_caller_that_awaits_the_task(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_is_logged_and_raised_to_awaiting_caller(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="x"):
             await BackgroundTasks().start(fails(ValueError("x")), "watching job 7")
@@ -77,7 +77,7 @@ def test_hook_gets_each_error_after_it_was_logged(caplog: pytest.LogCaptureFixtu
     assert logged_before == 1
 
 
-def test_all_ended_waits_for_work_that_starts_in_the_meantime() -> None:
+def test_all_ended_waits_for_work_started_meanwhile() -> None:
     done: list[str] = []
 
     async def main() -> None:
@@ -99,7 +99,7 @@ def test_all_ended_waits_for_work_that_starts_in_the_meantime() -> None:
     assert done == ["first", "second"]
 
 
-def test_cancel_ends_all_that_runs() -> None:
+def test_cancel_ends_all_running_work() -> None:
     async def main() -> int:
         background = BackgroundTasks()
         background.start(waits_for_ever(), "waiting")
@@ -112,7 +112,7 @@ def test_cancel_ends_all_that_runs() -> None:
     assert asyncio.run(main()) == 0
 
 
-def test_repeat_goes_on_after_an_error_until_its_step_returns_true(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeat_continues_after_error_until_step_returns_true(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> list[float]:
         taken: list[float] = []
 

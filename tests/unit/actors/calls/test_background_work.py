@@ -29,7 +29,7 @@ def raw_tasks(source: str) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_nobody_keeps_a_raw_task_whose_error_is_lost() -> None:
+def test_no_module_starts_raw_asyncio_tasks() -> None:
     keep = {
         str(path.relative_to(PACKAGE)): lines
         for room in ROOMS
@@ -39,7 +39,7 @@ def test_nobody_keeps_a_raw_task_whose_error_is_lost() -> None:
     assert keep.keys() == HANDED_ON.keys(), f"start these by BackgroundTasks: {keep}"
 
 
-def test_raw_tasks_are_found() -> None:
+def test_raw_asyncio_tasks_are_found() -> None:
     source = """
 self._work = asyncio.ensure_future(work())
 self._work: Task = None if idle else asyncio.create_task(work())

@@ -10,7 +10,7 @@ async def count(contact: Contact, seconds: int) -> bool:
     return contact.is_lost
 
 
-def test_contact_is_lost_after_its_limit_and_each_question_begins_it_anew() -> None:
+def test_contact_is_lost_after_limit_and_renewed_by_question() -> None:
     async def look() -> list[bool]:
         contact = Contact(5.0, lambda: True)
         found = [await count(contact, 4)]
@@ -22,7 +22,7 @@ def test_contact_is_lost_after_its_limit_and_each_question_begins_it_anew() -> N
     assert run(look()) == [False, False, True, False]
 
 
-def test_seconds_in_which_nothing_runs_do_not_count() -> None:
+def test_time_in_which_process_was_suspended_does_not_count() -> None:
     busy = True
     contact = Contact(5.0, lambda: busy)
 

@@ -21,13 +21,13 @@ ASKED = sorted(
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_method_has_the_parameters_and_the_result_of_the_controllers_own(name: str) -> None:
+def test_connection_method_has_signature_of_controllers_method(name: str) -> None:
     ours, theirs = getattr(ControllerConnection, name), getattr(Controller, name)
     assert defaults(ours) == {name: value for name, value in defaults(theirs).items() if name != OF_PAGES}
     assert get_type_hints(ours) == {name: kind for name, kind in get_type_hints(theirs).items() if name != OF_PAGES}
 
 
-def test_a_process_that_has_left_its_cluster_is_told_so_and_starts_no_cluster_of_its_own(
+def test_process_that_left_cluster_is_told_and_starts_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
@@ -36,7 +36,7 @@ def test_a_process_that_has_left_its_cluster_is_told_so_and_starts_no_cluster_of
         find_controller()
 
 
-def test_a_connection_that_is_asked_after_its_process_has_left_the_cluster_starts_none_either(
+def test_connection_used_after_leaving_cluster_starts_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     controller = ControllerConnection.__new__(ControllerConnection)

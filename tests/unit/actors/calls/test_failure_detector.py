@@ -60,7 +60,7 @@ def watching(limit_s: float = LIMIT_S, since_first: bool = False, **members: Mem
         watch.stop()
 
 
-def test_who_answers_is_never_lost() -> None:
+def test_answering_member_is_never_lost() -> None:
     async def watched() -> dict[str, str]:
         with watching(prompt=answers, late=answers_late) as watch:
             await asyncio.sleep(4 * LIMIT_S)
@@ -70,7 +70,7 @@ def test_who_answers_is_never_lost() -> None:
 
 
 @pytest.mark.parametrize("silent", [never_answers, is_unavailable, refuses_at_once, is_cancelled])
-def test_who_never_answers_is_lost_after_the_limit_and_not_before(silent: Member) -> None:
+def test_silent_member_is_lost_at_limit_not_before(silent: Member) -> None:
     async def watched() -> None:
         with watching(silent=silent) as watch:
             await asyncio.sleep(LIMIT_S - 0.01)
@@ -82,7 +82,7 @@ def test_who_never_answers_is_lost_after_the_limit_and_not_before(silent: Member
     run(watched())
 
 
-def test_real_time_is_measured_as_well() -> None:
+def test_failure_detector_works_in_real_time() -> None:
     async def watched() -> dict[str, str]:
         began = time.monotonic()
         with watching(limit_s=0.2, silent=never_answers, prompt=answers) as watch:
@@ -93,7 +93,7 @@ def test_real_time_is_measured_as_well() -> None:
     assert asyncio.run(watched()) == {"silent": "has not answered for 0.2 s"}
 
 
-def test_who_stops_answering_is_lost_so_long_after_the_last_answer() -> None:
+def test_member_falling_silent_is_lost_limit_after_answer() -> None:
     async def watched() -> None:
         last, stops = 0.0, 2 * LIMIT_S
 
@@ -111,7 +111,7 @@ def test_who_stops_answering_is_lost_so_long_after_the_last_answer() -> None:
     run(watched())
 
 
-def test_who_answers_again_before_the_limit_is_not_lost() -> None:
+def test_member_answering_again_before_limit_is_kept() -> None:
     async def watched() -> dict[str, str]:
         async def is_away_for_a_while() -> None:
             if now() % LIMIT_S < LIMIT_S / 2:
@@ -130,7 +130,7 @@ def test_who_answers_again_before_the_limit_is_not_lost() -> None:
     [ActorDiedError(), OutOfMemoryError("killed"), ActorUnschedulableError("its node is dead")],
     ids=["died", "killed for memory", "never started"],
 )
-def test_actor_that_is_gone_is_lost_at_once(error: RayError, since_first: bool) -> None:
+def test_member_whose_actor_is_gone_is_lost_at_once(error: RayError, since_first: bool) -> None:
     async def died() -> None:
         raise error
 
@@ -159,7 +159,7 @@ def test_one_silent_member_does_not_hide_another() -> None:
 
 
 @pytest.mark.parametrize("before_s", [0.0, 0.5, 1.0, 1.2, 2.4, 2.5, 3.0, 3.5])
-def test_time_that_the_event_loop_was_blocked_is_not_held_against_anybody(before_s: float) -> None:
+def test_blocked_event_loop_time_counts_against_no_member(before_s: float) -> None:
     """Whenever it begins: before the next question, or while one is under way whose answer would come in time."""
 
     async def watched() -> None:
@@ -172,7 +172,7 @@ def test_time_that_the_event_loop_was_blocked_is_not_held_against_anybody(before
     run(watched())
 
 
-def test_who_is_silent_is_found_though_the_event_loop_was_blocked_for_a_while() -> None:
+def test_silent_member_is_found_despite_blocked_event_loop() -> None:
     async def watched() -> dict[str, str]:
         with watching(silent=never_answers, prompt=answers) as watch:
             await asyncio.sleep(1.0)
@@ -205,7 +205,7 @@ def test_watch_without_members_finds_nobody() -> None:
     run(watched())
 
 
-def test_who_is_still_starting_is_not_lost_until_it_has_answered_once() -> None:
+def test_starting_member_is_not_lost_before_first_answer() -> None:
     async def watched() -> tuple[dict[str, str], dict[str, str]]:
         asked = 0
 
@@ -225,7 +225,7 @@ def test_who_is_still_starting_is_not_lost_until_it_has_answered_once() -> None:
     assert silent.keys() == {"new"}
 
 
-def test_silent_member_is_found_though_its_watch_met_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_silent_member_is_found_after_watch_error(caplog: pytest.LogCaptureFixture) -> None:
     async def watched() -> dict[str, str]:
         with watching(silent=never_answers) as watch:
             with mock.patch.object(asyncio, "wait", side_effect=ValueError("unexpected")):

@@ -55,7 +55,7 @@ async def kept(watch: HostWatch, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, MOST_ASKED, MOST_ASKED + 1, 100, 1024, 4096])
-def test_every_host_is_in_one_group_and_no_group_is_larger_than_there_are_groups(count: int) -> None:
+def test_hosts_are_divided_into_groups_of_square_root_size(count: int) -> None:
     groups = groups_of(list(range(count)))
     assert sorted([*groups, *(host for others in groups.values() for host in others)]) == list(range(count))
     largest = max(len(others) + 1 for others in groups.values())
@@ -64,7 +64,7 @@ def test_every_host_is_in_one_group_and_no_group_is_larger_than_there_are_groups
 
 @pytest.mark.parametrize("count", [MOST_ASKED, 100])
 @pytest.mark.parametrize("frozen", [0, 1, 57])
-def test_frozen_host_is_found_in_its_time_whoever_asks_it(count: int, frozen: int) -> None:
+def test_frozen_host_is_found_in_time_by_any_watcher(count: int, frozen: int) -> None:
     async def found() -> tuple[dict[int, str], set[int], float]:
         hosts = Slice(count)
         watch = HostWatch(hosts.stubs, LIMIT_S)
@@ -83,7 +83,7 @@ def test_frozen_host_is_found_in_its_time_whoever_asks_it(count: int, frozen: in
     assert LIMIT_S - 1.1 <= after_s <= LIMIT_S + 2.1
 
 
-def test_frozen_host_of_two_places_is_found_for_both() -> None:
+def test_frozen_host_in_two_gangs_is_found_for_both() -> None:
     """As two gangs without chips on the same hosts: the first host of a group asks the others for each of them."""
 
     async def found() -> tuple[list[dict[int, str]], int]:
@@ -103,7 +103,7 @@ def test_frozen_host_of_two_places_is_found_for_both() -> None:
     assert told == 2
 
 
-def test_of_many_hosts_few_are_asked_directly_and_every_one_by_somebody() -> None:
+def test_large_gang_asks_few_hosts_directly_and_covers_all() -> None:
     async def asked() -> Counter[tuple[str, int]]:
         hosts = Slice(100)
         watch = HostWatch(hosts.stubs, LIMIT_S)
@@ -117,7 +117,7 @@ def test_of_many_hosts_few_are_asked_directly_and_every_one_by_somebody() -> Non
     assert all(90 <= calls["healthy", index] <= 101 for index in range(100) if index % 10)
 
 
-def test_nobody_is_asked_any_more_once_nobody_asks_the_one_who_watches() -> None:
+def test_watching_host_stops_when_nobody_asks_it() -> None:
     async def asked_later() -> Counter[tuple[str, int]]:
         hosts = Slice(100)
         watch = HostWatch(hosts.stubs, LIMIT_S)
@@ -131,7 +131,7 @@ def test_nobody_is_asked_any_more_once_nobody_asks_the_one_who_watches() -> None
     assert not run(asked_later())
 
 
-def test_silent_seconds_are_counted_on_after_an_unexpected_error(
+def test_silent_seconds_are_counted_after_unexpected_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     count = Contact.count

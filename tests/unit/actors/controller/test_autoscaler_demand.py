@@ -52,7 +52,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 @pytest.mark.parametrize("what", ["make", "remove"])
-def test_nothing_is_asked_for_twice_after_a_call_that_failed(groups: Groups, what: str) -> None:
+def test_demand_is_not_requested_twice_after_failed_call(groups: Groups, what: str) -> None:
     demand = AutoscalerDemand()
     demand.update(MISSING, {})
     assert len(groups.there) == 2

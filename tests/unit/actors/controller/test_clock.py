@@ -38,7 +38,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watches]:
         yield found
 
 
-def test_clock_is_the_wall_clock_as_long_as_nobody_sets_it(watches: Watches) -> None:
+def test_clock_equals_wall_clock_until_it_jumps(watches: Watches) -> None:
     clock = Clock()
     watches.pass_by(7.0)
     clock.look()
@@ -47,7 +47,7 @@ def test_clock_is_the_wall_clock_as_long_as_nobody_sets_it(watches: Watches) -> 
 
 
 @pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
-def test_clock_goes_on_evenly_when_the_wall_clock_jumps_and_the_jump_is_named(
+def test_clock_is_steady_and_names_wall_clock_jumps(
     watches: Watches, jump: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -64,7 +64,7 @@ def test_clock_goes_on_evenly_when_the_wall_clock_jumps_and_the_jump_is_named(
 
 
 @pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
-def test_times_are_shown_as_the_wall_clock_stood_then(watches: Watches, jump: float) -> None:
+def test_past_times_are_shown_by_wall_clock_of_then(watches: Watches, jump: float) -> None:
     clock = Clock()
     watches.pass_by(10.0)
     watches.wall += jump
@@ -75,7 +75,7 @@ def test_times_are_shown_as_the_wall_clock_stood_then(watches: Watches, jump: fl
 
 
 @pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
-def test_deadlines_of_others_are_by_the_wall_clock(watches: Watches, jump: float) -> None:
+def test_foreign_deadlines_are_read_by_wall_clock(watches: Watches, jump: float) -> None:
     clock = Clock()
     watches.wall += jump
     heard = clock.heard(WorkerDrainedEvent("a", "spot", deadline=watches.wall + 30.0)).deadline
@@ -89,7 +89,7 @@ def test_deadlines_of_others_are_by_the_wall_clock(watches: Watches, jump: float
     [(0.0, 0.0), (20.0, 20.0), (MOST_AWAY_S + HOUR_S, MOST_AWAY_S), (-HOUR_S, 0.0)],
     ids=["at once", "soon", "long after, or set forward", "set back"],
 )
-def test_successor_goes_on_where_the_one_before_stood(watches: Watches, away: float, passed: float) -> None:
+def test_successors_clock_continues_where_predecessor_stopped(watches: Watches, away: float, passed: float) -> None:
     first = Clock()
     watches.wall -= HOUR_S
     first.look()
@@ -102,7 +102,7 @@ def test_successor_goes_on_where_the_one_before_stood(watches: Watches, away: fl
     assert len(clock.jumps) == (1 if away == passed else 2)
 
 
-def test_only_the_latest_jumps_are_kept(watches: Watches) -> None:
+def test_only_latest_clock_jumps_are_kept(watches: Watches) -> None:
     clock = Clock()
     for _ in range(3 * JUMPS_KEPT):
         watches.pass_by(100.0)
@@ -126,7 +126,7 @@ def set_wall_clock(patch: pytest.MonkeyPatch, by: float) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_job_in_time_is_not_given_up_when_the_wall_clock_is_set_forward(
+def test_job_timeout_ignores_wall_clock_set_forward(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
     async def story(cluster: VirtualCluster) -> None:
@@ -148,9 +148,7 @@ def test_job_in_time_is_not_given_up_when_the_wall_clock_is_set_forward(
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_pause_does_not_get_longer_when_the_wall_clock_is_set_back(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool
-) -> None:
+def test_pause_length_ignores_wall_clock_set_back(stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool) -> None:
     async def story(cluster: VirtualCluster) -> None:
         with monkeypatch.context() as patch:
             cluster.run("job", max_retries_failure=20)

@@ -137,14 +137,12 @@ async def tell_with_crashes(cluster: VirtualCluster, *planned: int) -> None:
 
 
 @pytest.mark.parametrize("at", range(WRITES))
-def test_controller_may_die_before_any_write(stage: Stage, at: int) -> None:
+def test_controller_survives_death_before_any_write(stage: Stage, at: int) -> None:
     stage.play(lambda cluster: tell_with_crashes(cluster, at))
 
 
 @pytest.mark.parametrize("at", range(0, WRITES_NEWEST_FIRST, 2))
-def test_controller_may_die_before_a_write_of_a_checkpoint_and_so_may_the_next_one(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_controllers_survive_deaths_during_checkpoints(stage: Stage, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 3)
 
     async def story(cluster: VirtualCluster) -> None:
@@ -155,7 +153,9 @@ def test_controller_may_die_before_a_write_of_a_checkpoint_and_so_may_the_next_o
 
 
 @pytest.mark.parametrize(("entries", "writes"), [(write_ahead_log.MOST_ENTRIES, WRITES), (3, WRITES_WITH_CHECKPOINTS)])
-def test_story_has_no_more_writes(stage: Stage, monkeypatch: pytest.MonkeyPatch, entries: int, writes: int) -> None:
+def test_story_has_no_more_writes_than_tested(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, entries: int, writes: int
+) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", entries)
 
     async def story(cluster: VirtualCluster) -> None:
@@ -167,7 +167,7 @@ def test_story_has_no_more_writes(stage: Stage, monkeypatch: pytest.MonkeyPatch,
     stage.play(story)
 
 
-def test_job_of_a_pool_that_the_next_controller_can_not_know_is_ended_and_holds_nothing(stage: Stage) -> None:
+def test_job_of_unknowable_pool_is_ended_and_holds_nothing(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job")
         await cluster.started("job", 2)

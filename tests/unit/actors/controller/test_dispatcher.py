@@ -39,7 +39,7 @@ class LostPool:
         return Gone("the job's pool is gone (ActorDiedError)")
 
 
-def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() -> None:
+def test_dispatch_fails_if_pool_is_forgotten_before_order() -> None:
     async def dispatched() -> tuple[list[Event], list[BaseException]]:
         errors: list[BaseException] = []
         applied: list[Event] = []
@@ -69,7 +69,7 @@ def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() ->
     assert not errors
 
 
-def test_holders_of_warm_slices_are_asked_side_by_side() -> None:
+def test_warm_slice_holders_are_asked_in_parallel() -> None:
     """One that hangs takes half a minute."""
     answered, applied = asyncio.Event(), list[Event]()
 
@@ -113,7 +113,7 @@ def test_holders_of_warm_slices_are_asked_side_by_side() -> None:
     assert ended == AttemptEndConfirmedEvent(ATTEMPT)
 
 
-def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_attempts_are_stopped_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each begins with a call, and nobody else is answered while calls are made."""
     monkeypatch.setattr(module, "CALLS_IN_A_TURN", 3)
     stopped: list[int] = []
@@ -144,7 +144,7 @@ def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.Monk
     assert max(after - before for before, after in pairwise(turns)) <= 3
 
 
-def test_very_many_orders_are_repeated_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_orders_are_repeated_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each begins with a call that is to be answered within seconds, and no answer is read while calls are made."""
     monkeypatch.setattr(recovery, "CALLS_IN_A_TURN", 3)
     world, given, turns = World(), list[int](), list[int]()

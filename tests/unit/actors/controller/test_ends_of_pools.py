@@ -18,7 +18,7 @@ from tests.support.worlds import World, cpu_host, tasks_spec
 JOBS = 200
 
 
-def test_end_of_a_pool_costs_the_same_for_each_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_end_costs_the_same_per_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 10)
     world, looks, as_it_was = World(), 0, Allocations.of
     world.do(cpu_host("c", cpus=float(JOBS)))
@@ -56,11 +56,11 @@ def registry(**pools: tuple[Any, int]) -> PoolRegistry:
     return PoolRegistry(journal, ControllerState(), lambda _: None, BackgroundTasks())
 
 
-def test_what_was_recorded_as_a_pool_and_is_none_is_left_out() -> None:
+def test_recorded_handle_that_is_no_pool_is_left_out() -> None:
     assert asyncio.run(registry(odd=("no actor", 1)).come_back()) == {}
 
 
-def test_owners_that_end_while_their_table_is_read_share_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owners_ending_during_table_read_share_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[set[str]] = []
 
     def look(owners: Collection[str]) -> None:
@@ -81,9 +81,7 @@ def test_owners_that_end_while_their_table_is_read_share_the_next_look(monkeypat
 
 
 @pytest.mark.parametrize("failures", [3, 1000])
-def test_removal_that_fails_is_tried_again_before_the_owner_goes_on_but_not_without_end(
-    monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
+def test_failed_removal_of_pool_is_retried_a_few_times(monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
     looks: list[set[str]] = []
 
     def look(owners: Collection[str]) -> None:

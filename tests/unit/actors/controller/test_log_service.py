@@ -75,7 +75,7 @@ async def read_all(logs: LogService, world: World) -> list[bytes]:
     return [(await logs.fetch(standing, state.workers, LogPosition(), 100)).data for standing in standings]
 
 
-def test_reader_ends_once_it_is_idle_and_the_next_question_starts_another(world: World, readers: Readers) -> None:
+def test_idle_reader_ends_and_next_question_starts_another(world: World, readers: Readers) -> None:
     async def story() -> None:
         logs = LogService()
         for _ in range(2):
@@ -87,9 +87,7 @@ def test_reader_ends_once_it_is_idle_and_the_next_question_starts_another(world:
     run(story())
 
 
-def test_readers_end_though_ending_one_has_failed(
-    world: World, readers: Readers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_readers_end_although_one_end_fails(world: World, readers: Readers, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         await read_all(LogService(), world)
         readers.killing_fails = True
@@ -100,7 +98,7 @@ def test_readers_end_though_ending_one_has_failed(
     assert "ending idle log readers failed" in caplog.text
 
 
-def test_log_on_a_faulty_disk_is_replaced_by_its_last_lines(world: World, readers: Readers) -> None:
+def test_log_on_faulty_disk_is_replaced_by_last_lines(world: World, readers: Readers) -> None:
     async def story() -> None:
         logs, job = LogService(), world.state.jobs["job"]
         readers.error = OSError(errno.EIO, os.strerror(errno.EIO))

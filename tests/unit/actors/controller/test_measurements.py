@@ -82,7 +82,7 @@ def test_waits_launches_and_recoveries_are_measured_exactly(world: Measured) -> 
     assert len(seen["iris_launch_seconds", "tpu_type=v4-16"]) == 2
 
 
-def test_attempts_that_come_and_go_between_two_looks_are_measured(world: Measured) -> None:
+def test_attempts_between_two_measurements_are_counted(world: Measured) -> None:
     job = world.submit("train", max_retries_failure=3)
     for wait_s in (1.0, 2.0):
         world.place(job)
@@ -108,7 +108,7 @@ def test_hosts_that_no_job_gets_are_counted_as_unusable(world: Measured) -> None
     assert world.look().shown("iris_hosts") == free
 
 
-def test_queue_hosts_and_users_are_what_there_is_now(world: Measured) -> None:
+def test_gauges_show_current_queue_hosts_and_users(world: Measured) -> None:
     train = world.start("train", user="ann")
     world.submit("waits", user="bob", slices=(2,), priority=PriorityBand.BATCH)
     world.do(TaintedEvent("v4-16-1", "drained", "a fan"))
@@ -129,7 +129,7 @@ def test_queue_hosts_and_users_are_what_there_is_now(world: Measured) -> None:
     assert meter.now["iris_pending_jobs", "band=batch,tpu_type=v4-16"] == 0, "not left at what it was"
 
 
-def test_a_new_controller_does_not_count_again_what_jobs_did_before(world: Measured) -> None:
+def test_new_controller_does_not_recount_earlier_jobs(world: Measured) -> None:
     job = world.start("train", max_retries_failure=3)
     world.long_run()
     world.report(job, S.FAILED)
@@ -140,7 +140,7 @@ def test_a_new_controller_does_not_count_again_what_jobs_did_before(world: Measu
     world.confirm(job)
 
 
-def test_jobs_that_are_forgotten_among_very_many_changes_leave_nothing(
+def test_forgotten_jobs_among_many_changes_leave_no_measurements(
     world: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
@@ -158,7 +158,7 @@ def test_jobs_that_are_forgotten_among_very_many_changes_leave_nothing(
     assert not world.measurements._starting
 
 
-def test_users_beyond_a_number_share_a_label(world: Measured) -> None:
+def test_users_beyond_limit_share_a_label(world: Measured) -> None:
     for number in range(MOST_VALUES + 20):
         job = world.start(f"job-{number}", user=f"user-{number}")
         world.look()
@@ -169,7 +169,7 @@ def test_users_beyond_a_number_share_a_label(world: Measured) -> None:
     assert "user=other" in users
 
 
-def test_names_are_as_prometheus_wants_them() -> None:
+def test_metric_names_follow_prometheus() -> None:
     for metric in METRICS:
         assert metric.name.startswith("iris_")
         assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)

@@ -49,7 +49,7 @@ def looks() -> Looks:
     return looks
 
 
-def test_host_that_two_readings_do_not_have_is_lost(looks: Looks) -> None:
+def test_host_missing_in_two_readings_is_lost(looks: Looks) -> None:
     """Ray forgets dead nodes when there are too many of them."""
     assert looks.look(node("a")) == []
     assert looks.hosts == ["a", "b"]
@@ -60,7 +60,7 @@ def test_host_that_two_readings_do_not_have_is_lost(looks: Looks) -> None:
     assert looks.nodes.evidence(["b"])["b"].lost == reason
 
 
-def test_host_that_one_reading_does_not_have_is_not_lost(looks: Looks) -> None:
+def test_host_missing_in_one_reading_is_kept(looks: Looks) -> None:
     for _ in range(3):
         assert looks.look(node("a")) == []
         assert looks.look(node("a"), node("b")) == []
@@ -68,9 +68,7 @@ def test_host_that_one_reading_does_not_have_is_not_lost(looks: Looks) -> None:
 
 
 @pytest.mark.parametrize("empty", [(), (node("a", alive=False),)], ids=["no node", "no live node"])
-def test_reading_without_a_live_node_says_nothing_of_those_that_it_does_not_have(
-    looks: Looks, empty: tuple[dict[str, Any], ...]
-) -> None:
+def test_reading_without_live_nodes_is_ignored(looks: Looks, empty: tuple[dict[str, Any], ...]) -> None:
     for _ in range(3):
         looks.look(*empty)
     assert "b" in looks.hosts
@@ -78,7 +76,7 @@ def test_reading_without_a_live_node_says_nothing_of_those_that_it_does_not_have
     assert looks.hosts[-2:] == ["b", "c"]
 
 
-def test_drained_host_that_is_missing_was_preempted(looks: Looks) -> None:
+def test_missing_drained_host_was_preempted(looks: Looks) -> None:
     looks.state.handle_event(WorkerDrainedEvent("b", "spot"))
     looks.look(node("a"))
     (reason,) = looks.look(node("a"))
@@ -86,7 +84,7 @@ def test_drained_host_that_is_missing_was_preempted(looks: Looks) -> None:
     assert looks.nodes.evidence(["b"])["b"].draining == "spot"
 
 
-def test_missing_host_that_is_there_again_is_a_host_again(looks: Looks) -> None:
+def test_missing_host_that_returns_is_registered_again(looks: Looks) -> None:
     for _ in range(2):
         looks.look(node("a"))
     assert looks.hosts == ["a"]
@@ -95,7 +93,7 @@ def test_missing_host_that_is_there_again_is_a_host_again(looks: Looks) -> None:
     assert looks.nodes.evidence(["b"])["b"].lost is None
 
 
-def test_notices_of_hosts_that_never_come_are_forgotten(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notices_of_hosts_that_never_join_are_forgotten(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_table, "GONE_HOSTS_KEPT", 10)
     for number in range(100):
         looks.nodes.note_drains([WorkerDrainedEvent(f"odd-{number}", "it goes", NoticeKind.PREEMPTION, 1.0)])

@@ -44,7 +44,7 @@ def worker(*args: Any, **kwargs: Any) -> WorkerRegisteredEvent:
     return event
 
 
-def test_registration_of_a_tpu_host_carries_its_attributes_and_labels() -> None:
+def test_tpu_host_registers_with_attributes_and_labels() -> None:
     event = worker(node({"iris/pool": "large"}))
     assert (event.node_id, event.address, event.draining, event.foreign) == ("n1", "10.0.0.7", None, None)
     assert event.attributes[TPU_NAME] == AttributeValue("slice-a")
@@ -57,12 +57,12 @@ def test_registration_of_a_tpu_host_carries_its_attributes_and_labels() -> None:
 
 
 @pytest.mark.parametrize("one", [node(chips=0.0), node(without="ray.io/tpu-slice-name")], ids=["no chips", "no slice"])
-def test_host_without_a_slice_or_without_chips_is_of_no_use_and_says_why(one: dict[str, Any]) -> None:
+def test_host_without_slice_or_chips_is_unusable_with_reason(one: dict[str, Any]) -> None:
     assert "TPU chips" in str(register(one))
     assert "10.0.0.7" in str(register(one))
 
 
-def test_registration_of_a_node_without_tpu_is_a_worker_of_no_slice() -> None:
+def test_node_without_tpu_registers_as_worker_of_no_slice() -> None:
     worker = register({"NodeID": "h", "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 4.0}})
     assert isinstance(worker, WorkerRegisteredEvent)
     assert (worker.node_id, worker.address, worker.resources) == ("h", "10.0.0.1", {"CPU": 4.0})
@@ -70,7 +70,7 @@ def test_registration_of_a_node_without_tpu_is_a_worker_of_no_slice() -> None:
 
 
 @pytest.mark.parametrize("node_id", [None, "", "x", "-1", "1.0", " ", "²"])
-def test_registration_without_a_usable_worker_id_is_refused_and_never_host_0(node_id: str | None) -> None:
+def test_registration_without_valid_worker_id_is_refused(node_id: str | None) -> None:
     label = "ray.io/tpu-worker-id"
     refusal = register(node(without=label) if node_id is None else node({label: node_id}))
     assert isinstance(refusal, str)
@@ -86,16 +86,16 @@ def test_registration_of_an_unknown_type_is_refused(pod_type: str | None) -> Non
     assert "slice-a" in refusal
 
 
-def test_registration_takes_the_size_of_a_slice_from_the_live_host() -> None:
+def test_slice_size_comes_from_live_host() -> None:
     assert worker(node({"ray.io/tpu-pod-type": "v5e-8"}, chips=8.0)).attributes[TPU_VM_COUNT] == AttributeValue(1)
     assert worker(node({"ray.io/tpu-pod-type": "v5e-8"}, chips=4.0)).attributes[TPU_VM_COUNT] == AttributeValue(2)
 
 
-def test_registration_of_a_host_with_impossibly_many_chips_is_refused() -> None:
+def test_host_with_impossible_chip_count_is_refused() -> None:
     assert isinstance(register(node(chips=16.0)), str)
 
 
-def test_registration_of_a_draining_host_says_so() -> None:
+def test_draining_host_registers_as_draining() -> None:
     assert worker(node(), draining=True).draining
 
 
@@ -111,9 +111,7 @@ def test_registration_of_a_draining_host_says_so() -> None:
         (None, 0.0, False),  # a node that has just joined
     ],
 )
-def test_registration_tells_chips_in_use_outside_iris_ray(
-    free: dict[str, float] | None, ours: float, in_use: bool
-) -> None:
+def test_registration_tells_chips_in_foreign_use(free: dict[str, float] | None, ours: float, in_use: bool) -> None:
     assert (worker(node(), free, ours=ours).foreign is not None) is in_use
 
 
@@ -134,30 +132,30 @@ def test_registration_tells_chips_in_use_outside_iris_ray(
         ("", ""),
     ],
 )
-def test_operator_label_is_an_attribute_of_its_short_name_typed(text: str, value: str | int | float | bool) -> None:
+def test_operator_label_becomes_typed_attribute_of_short_name(text: str, value: str | int | float | bool) -> None:
     attribute = worker(node({"iris/tpu-pool": text})).attributes["tpu-pool"]
     assert attribute == AttributeValue(value)
     assert type(attribute.value) is type(value)
 
 
 @pytest.mark.parametrize("text", ["true", "false", "", "soon"])
-def test_operator_label_of_a_taint_is_one_whatever_its_value(text: str) -> None:
+def test_taint_label_sets_taint_whatever_its_value(text: str) -> None:
     attributes = worker(node({"iris/taint.maintenance": text})).attributes
     assert "taint:maintenance" in attributes
     assert "taint.maintenance" not in attributes
 
 
-def test_operator_label_of_a_taint_keeps_the_rest_of_its_name() -> None:
+def test_taint_label_keeps_rest_of_its_name() -> None:
     assert "taint:spot.eu-west" in worker(node({"iris/taint.spot.eu-west": "true"})).attributes
 
 
 @pytest.mark.parametrize("name", ["taint.maintenance", "other/taint.maintenance", "iris/tainted", "iris.taint.x"])
-def test_label_that_only_looks_like_a_taint_is_none(name: str) -> None:
+def test_label_resembling_a_taint_sets_none(name: str) -> None:
     assert not [key for key in worker(node({name: "true"})).attributes if key.startswith("taint:")]
 
 
 @pytest.mark.parametrize("text", ["12", "true", "text", ""])
-def test_labels_are_attributes_under_their_own_names_as_text(text: str) -> None:
+def test_plain_labels_are_text_attributes_of_same_name(text: str) -> None:
     """Those of the operator, too."""
     attributes = worker(node({"market-type": text, "example.com/rack": text, "iris/disk": text})).attributes
     for name in ("market-type", "example.com/rack", "iris/disk"):
@@ -166,19 +164,19 @@ def test_labels_are_attributes_under_their_own_names_as_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "iris/"])
-def test_label_overrides_nothing_that_is_reported_of_the_slice(prefix: str) -> None:
+def test_label_does_not_override_reported_slice_attributes(prefix: str) -> None:
     names = (TPU_NAME, TPU_WORKER_ID, TPU_TOPOLOGY, TPU_VM_COUNT)
     plain, labelled = worker(node()), worker(node({f"{prefix}{name}": "0" for name in names}))
     assert {name: labelled.attributes[name] for name in names} == {name: plain.attributes[name] for name in names}
     assert labelled.resources == plain.resources
 
 
-def test_operator_label_wins_over_a_plain_label_of_the_same_name() -> None:
+def test_operator_label_wins_over_plain_label_of_same_name() -> None:
     for labels in ({"pool": "a", "iris/pool": "b"}, {"iris/pool": "b", "pool": "a"}):
         assert operator_attributes(labels)["pool"] == AttributeValue("b")
 
 
-def test_failure_carries_rays_reason_or_says_that_there_is_none() -> None:
+def test_worker_failure_carries_rays_reason_if_there_is_one() -> None:
     assert "health check" in failure({"NodeID": "n1", "DeathReasonMessage": "health check failed"}).reason
     assert failure({"NodeID": "n1", "DeathReasonMessage": None}).reason
     assert len(failure({"NodeID": "n1", "DeathReasonMessage": "x" * 9999}).reason) < 300

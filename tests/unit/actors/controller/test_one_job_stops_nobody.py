@@ -97,7 +97,7 @@ def poison_spec() -> Any:
 # -- planning and committing ---------------------------------------------------------------------------------------
 
 
-def test_job_that_can_not_be_planned_waits_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
+def test_unplannable_job_waits_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
     defect.in_method(Cycle, "_try", lambda _, job: job.spec.job_id == POISON)
     world.start("earlier")
     submit_poison(world)
@@ -114,7 +114,7 @@ def test_job_that_can_not_be_planned_waits_and_says_why(world: ControllerInProce
     assert aside(world) == {}
 
 
-def test_job_whose_place_is_refused_waits_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
+def test_job_whose_placement_is_refused_waits_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
     def is_assigned(_: object, event: object) -> bool:
         return isinstance(event, GangAssignedEvent) and event.job_id == POISON
 
@@ -126,7 +126,7 @@ def test_job_whose_place_is_refused_waits_and_says_why(world: ControllerInProces
     assert "no place for it" in aside(world)[POISON]
 
 
-def test_job_that_can_not_be_committed_is_ended_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
+def test_uncommittable_job_is_ended_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
     def is_assigned(_: object, event: object) -> bool:
         return isinstance(event, GangAssignedEvent) and event.job_id == POISON
 
@@ -139,7 +139,7 @@ def test_job_that_can_not_be_committed_is_ended_and_says_why(world: ControllerIn
     assert list(aside(world)) == [POISON]
 
 
-def test_report_that_can_not_be_handled_ends_its_job_alone(world: ControllerInProcess, defect: Defect) -> None:
+def test_unmanageable_report_ends_its_job_alone(world: ControllerInProcess, defect: Defect) -> None:
     def is_report(_: object, event: object) -> bool:
         return isinstance(event, TaskStateChangedEvent) and job_of(event) == POISON
 
@@ -154,9 +154,7 @@ def test_report_that_can_not_be_handled_ends_its_job_alone(world: ControllerInPr
 # -- recording and carrying out ------------------------------------------------------------------------------------
 
 
-def test_job_that_can_not_be_recorded_is_ended_and_says_why(
-    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrecordable_job_is_ended_and_says_why(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     as_it_was = ControllerState.record
 
     def record(state: ControllerState, job_id: str) -> JobRecord | None:
@@ -174,7 +172,7 @@ def test_job_that_can_not_be_recorded_is_ended_and_says_why(
     assert not world.tasks_of(POISON), "nothing follows from what is not recorded"
 
 
-def test_job_that_can_no_longer_be_recorded_does_not_come_back_with_the_next_controller(
+def test_job_that_became_unrecordable_does_not_come_back(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last record says that it waits."""
@@ -198,7 +196,7 @@ def test_job_that_can_no_longer_be_recorded_does_not_come_back_with_the_next_con
     assert not world.tasks_of(POISON)
 
 
-def test_job_whose_order_can_not_be_made_is_ended_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
+def test_job_whose_order_fails_is_ended_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
     defect.in_method(Dispatcher, "order", lambda _, job, gang: job.spec.job_id == POISON)
     world.start("earlier")
     submit_poison(world)
@@ -207,7 +205,7 @@ def test_job_whose_order_can_not_be_made_is_ended_and_says_why(world: Controller
     assert list(aside(world)) == [POISON]
 
 
-def test_pool_that_fails_at_its_order_is_a_launch_that_failed(world: ControllerInProcess, defect: Defect) -> None:
+def test_pool_failing_at_its_order_is_a_failed_launch(world: ControllerInProcess, defect: Defect) -> None:
     defect.in_method(SlicePoolManager, "assign", lambda _, order: order.attempt.job_id == POISON)
     world.start("earlier")
     submit_poison(world)
@@ -218,7 +216,7 @@ def test_pool_that_fails_at_its_order_is_a_launch_that_failed(world: ControllerI
 # -- when only a new process helps ---------------------------------------------------------------------------------
 
 
-def test_loop_that_dies_takes_its_process_along_and_the_next_one_goes_on(
+def test_dead_loop_ends_process_and_next_one_goes_on(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = world.controller()
@@ -238,9 +236,7 @@ def test_loop_that_dies_takes_its_process_along_and_the_next_one_goes_on(
     others_go_on(world)
 
 
-def test_controller_that_has_failed_does_not_say_that_all_is_well(
-    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_controller_does_not_report_health(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[bool] = []
     controller = world.controller()._object
     controller._events._end = lambda: ended.append(True)
@@ -255,7 +251,7 @@ def test_controller_that_has_failed_does_not_say_that_all_is_well(
     assert ended == [True]
 
 
-def test_job_that_breaks_the_state_is_ended_by_the_next_controller(world: ControllerInProcess, defect: Defect) -> None:
+def test_job_that_breaks_state_is_ended_by_next_controller(world: ControllerInProcess, defect: Defect) -> None:
     """What is left of a half-handled event is not known, so the state comes from the records again: just once."""
     first = world.controller()
 
@@ -278,7 +274,7 @@ def test_job_that_breaks_the_state_is_ended_by_the_next_controller(world: Contro
     assert not [key for key in world.store.values if key.startswith("aside/")]
 
 
-def test_start_that_fails_is_tried_by_the_next_process(world: ControllerInProcess, defect: Defect) -> None:
+def test_failed_start_is_retried_by_next_process(world: ControllerInProcess, defect: Defect) -> None:
     world.start("earlier")
     failed: list[Any] = []
     then = lambda *_: failed.append(world.ray.current_actor())  # noqa: E731

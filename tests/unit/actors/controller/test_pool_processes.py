@@ -31,7 +31,7 @@ async def refused(cluster: VirtualCluster, method: str, *args: Any) -> bool:
     return False
 
 
-def test_late_call_of_an_older_process_is_refused_and_takes_nothing_from_the_newer_one(stage: Stage) -> None:
+def test_late_call_of_older_pool_process_changes_nothing(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         cluster.run("job", max_retries_preemption=5)
         await cluster.runs("job", 2)
@@ -47,7 +47,7 @@ def test_late_call_of_an_older_process_is_refused_and_takes_nothing_from_the_new
     stage.play(story)
 
 
-def test_newer_process_ends_what_ran_in_the_older_one_once(stage: Stage) -> None:
+def test_newer_pool_process_ends_older_ones_work_once(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         cluster.run("job", max_retries_preemption=5)
         await cluster.runs("job", 2)
@@ -61,7 +61,7 @@ def test_newer_process_ends_what_ran_in_the_older_one_once(stage: Stage) -> None
     stage.play(story)
 
 
-def test_successor_does_not_listen_to_an_older_process_than_it_knows_of(stage: Stage) -> None:
+def test_successor_ignores_pool_process_older_than_recorded(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         cluster.run("job", max_retries_preemption=5)
         await cluster.runs("job", 2)
@@ -75,7 +75,7 @@ def test_successor_does_not_listen_to_an_older_process_than_it_knows_of(stage: S
     stage.play(story)
 
 
-def test_pool_that_answers_late_after_a_restart_keeps_what_runs(stage: Stage) -> None:
+def test_pool_answering_late_after_restart_keeps_its_work(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         cluster.run("job", max_retries_preemption=5)
         await cluster.runs("job", 2)
@@ -98,7 +98,7 @@ def test_pool_that_answers_late_after_a_restart_keeps_what_runs(stage: Stage) ->
     stage.play(story)
 
 
-def test_numbers_of_the_processes_of_a_pool_grow(stage: Stage) -> None:
+def test_incarnations_of_a_pool_grow(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         assert [take_incarnation(owner) for owner in ("a", "b", "a", "a")] == [1, 1, 2, 3]
         assert cluster.store.keys("incarnation/a/") == ["incarnation/a/3"]
@@ -108,7 +108,7 @@ def test_numbers_of_the_processes_of_a_pool_grow(stage: Stage) -> None:
     stage.play(story, slices=1)
 
 
-def test_numbers_of_a_pool_that_is_gone_are_forgotten(stage: Stage) -> None:
+def test_incarnations_of_a_gone_pool_are_forgotten(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         other = cluster.ray.create(SlicePoolManager, (), {})
         other.run.remote(cluster.request(gang_spec("theirs"))).future().add_done_callback(lambda done: done.exception())

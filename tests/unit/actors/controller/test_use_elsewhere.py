@@ -61,7 +61,7 @@ def tables() -> Cluster:
     return Cluster("a", "b")
 
 
-def test_task_goes_where_other_work_leaves_room(tables: Cluster) -> None:
+def test_task_goes_where_foreign_work_leaves_room(tables: Cluster) -> None:
     """And to the host that comes first by all other rules if it is free again."""
     tables.use("a", 8.0)
     tables.read()
@@ -70,7 +70,7 @@ def test_task_goes_where_other_work_leaves_room(tables: Cluster) -> None:
     assert [task.node_id for task in job.tasks] == ["b", "b", "b"]
 
 
-def test_job_waits_for_room_that_other_work_uses_and_says_so(tables: Cluster) -> None:
+def test_job_waits_for_room_in_foreign_use_and_says_so(tables: Cluster) -> None:
     for node_id in ("a", "b"):
         tables.use(node_id, 8.0)
     tables.read()
@@ -81,14 +81,14 @@ def test_job_waits_for_room_that_other_work_uses_and_says_so(tables: Cluster) ->
     assert [task.node_id for task in assigned_tasks(tables.world.plan())] == ["b"]
 
 
-def test_memory_and_parts_of_a_cpu_count_and_what_no_task_asks_for_does_not(tables: Cluster) -> None:
+def test_foreign_memory_and_fractional_cpu_count_as_use(tables: Cluster) -> None:
     tables.available["a"] = {"CPU": 7.5, "memory": 30.0, "node:10.0.0.1": 0.9}
     tables.read()
     assert tables.elsewhere("a") == {"CPU": 0.5, "memory": 70.0}
     assert tables.world.state.workers["a"].free["memory"] == 30.0
 
 
-def test_what_iris_ray_itself_has_reserved_is_not_counted_twice(tables: Cluster) -> None:
+def test_own_reservations_are_not_counted_as_foreign_use(tables: Cluster) -> None:
     tables.read()
     world = tables.world
     job = world.submit_tasks(replicas=2, resources={"CPU": 3.0})
@@ -106,7 +106,7 @@ def test_what_iris_ray_itself_has_reserved_is_not_counted_twice(tables: Cluster)
     assert world.state.workers["a"].free["CPU"] == 1.0
 
 
-def test_reservation_that_outlasts_the_end_of_its_task_for_a_moment_is_no_other_work(tables: Cluster) -> None:
+def test_reservation_outlasting_its_task_briefly_is_not_foreign_use(tables: Cluster) -> None:
     tables.read()
     world = tables.world
     job = world.start_tasks(replicas=1, resources={"CPU": 8.0})
@@ -119,7 +119,7 @@ def test_reservation_that_outlasts_the_end_of_its_task_for_a_moment_is_no_other_
     assert tables.elsewhere("a") == {}
 
 
-def test_steady_part_of_what_changes_counts_and_registers_a_host_rarely(tables: Cluster) -> None:
+def test_steady_part_of_fluctuating_use_counts_and_rarely_reregisters(tables: Cluster) -> None:
     tables.read()
     events = 0
     for number in range(10 * READINGS):
@@ -129,7 +129,7 @@ def test_steady_part_of_what_changes_counts_and_registers_a_host_rarely(tables: 
     assert events <= 10
 
 
-def test_nothing_is_read_into_slices_that_a_pool_keeps_warm() -> None:
+def test_warm_slices_show_no_foreign_use() -> None:
     cluster = Cluster("a-0")
     cluster.totals["a-0"][TPU] = cluster.available["a-0"][TPU] = 4.0
     cluster.labels["a-0"] = {
@@ -147,7 +147,7 @@ def test_nothing_is_read_into_slices_that_a_pool_keeps_warm() -> None:
     assert cluster.elsewhere("a-0") == {"CPU": 1.0}
 
 
-def test_successor_soon_knows_its_own_reservations(tables: Cluster) -> None:
+def test_successor_soon_knows_own_reservations(tables: Cluster) -> None:
     """A Controller that comes back reads the hosts first and the jobs then."""
     tables.read()
     job = tables.world.start_tasks(replicas=1, resources={"CPU": 8.0})

@@ -30,7 +30,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
     return host_devices()
 
 
-def test_preparation_that_fails_is_one_error_for_all_callers_and_is_tried_again(
+def test_failed_preparation_is_shared_by_callers_and_retried(
     devices: Devices, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = StubbornOnce(tmp_path)
@@ -49,7 +49,7 @@ def test_preparation_that_fails_is_one_error_for_all_callers_and_is_tried_again(
     assert [record.getMessage() for record in caplog.records] == ["preparing slice-a host 1 failed"]
 
 
-def test_leftover_on_a_host_without_chips_is_logged_and_keeps_no_task_away(
+def test_leftover_on_host_without_chips_is_logged_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))

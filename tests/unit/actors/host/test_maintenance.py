@@ -21,7 +21,7 @@ from iris_ray.model.notices import NoticeKind
         "<html>",
     ],
 )
-def test_maintenance_that_is_not_planned(nothing: str) -> None:
+def test_unplanned_maintenance_is_none(nothing: str) -> None:
     assert maintenance_notice(nothing) is None
 
 
@@ -32,7 +32,7 @@ def test_maintenance_that_is_not_planned(nothing: str) -> None:
         {"windowStartTime": "2026-01-02T04:04:05+01:00", "type": "SCHEDULED"},
     ],
 )
-def test_maintenance_that_is_planned(fields: dict[str, str]) -> None:
+def test_planned_maintenance_has_its_deadline(fields: dict[str, str]) -> None:
     notice = maintenance_notice(json.dumps(fields))
     assert notice is not None
     assert (notice.kind, notice.deadline) == (NoticeKind.MAINTENANCE, 1_767_323_045.0)
@@ -40,7 +40,7 @@ def test_maintenance_that_is_planned(fields: dict[str, str]) -> None:
     assert "2026-01-02T0" in notice.reason
 
 
-def test_maintenance_at_a_time_that_makes_no_sense_has_no_deadline() -> None:
+def test_maintenance_at_senseless_time_has_no_deadline() -> None:
     notice = maintenance_notice('{"window_start_time": "soon"}')
     assert notice is not None
     assert notice.deadline is None
@@ -65,5 +65,5 @@ def test_maintenance_at_a_time_that_makes_no_sense_has_no_deadline() -> None:
         (200, '{"window_start_time": 17}', False),
     ],
 )
-def test_word_that_nothing_is_planned_is_told_from_having_no_word(status: int, body: str, denied: bool) -> None:
+def test_denial_of_maintenance_differs_from_no_answer(status: int, body: str, denied: bool) -> None:
     assert denies_maintenance(Answer(status, body, "")) is denied

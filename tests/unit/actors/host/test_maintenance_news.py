@@ -34,36 +34,36 @@ def news(*answers: Answer | None, announced: HostNotice | None = None) -> list[H
     return found
 
 
-def test_maintenance_is_told_once_and_again_when_it_is_moved() -> None:
+def test_maintenance_is_told_once_and_again_when_moved() -> None:
     near, moved = planned(300), planned(60)
     assert news(near, near, moved, moved) == [notice(near), None, notice(moved), None]
 
 
-def test_maintenance_that_is_days_ahead_is_told_when_it_comes_near() -> None:
+def test_distant_maintenance_is_told_when_near() -> None:
     week, near = planned(7 * 86_400), planned(LEAD_S)
     assert news(week, near) == [None, notice(near)]
 
 
-def test_maintenance_without_a_date_is_near() -> None:
+def test_undated_maintenance_is_near() -> None:
     soon = Answer(200, '{"window_start_time": "soon"}', "")
     assert news(soon) == [notice(soon)]
 
 
 @pytest.mark.parametrize("denial", [NOTHING, planned(7 * 86_400)], ids=["none planned", "put off"])
-def test_maintenance_is_called_off_once_after_two_denials_in_a_row(denial: Answer) -> None:
+def test_maintenance_is_called_off_after_two_consecutive_denials(denial: Answer) -> None:
     near = planned(300)
     assert news(near, denial, denial, denial, denial) == [notice(near), None, CalledOff.CALLED_OFF, None, None]
 
 
 @pytest.mark.parametrize("between", [None, NONSENSE, planned(300)], ids=["no answer", "no sense", "still planned"])
-def test_denials_with_another_answer_between_them_call_nothing_off(between: Answer | None) -> None:
+def test_interrupted_denials_call_nothing_off(between: Answer | None) -> None:
     assert news(planned(300), NOTHING, between, NOTHING)[1:] == [None, None, None]
 
 
-def test_maintenance_that_was_announced_earlier_is_not_told_again_but_called_off() -> None:
+def test_earlier_announced_maintenance_is_only_called_off() -> None:
     near = planned(300)
     assert news(near, NOTHING, NOTHING, announced=notice(near)) == [None, None, CalledOff.CALLED_OFF]
 
 
-def test_maintenance_that_was_never_announced_is_not_called_off() -> None:
+def test_unannounced_maintenance_is_not_called_off() -> None:
     assert news(NOTHING, NOTHING, NOTHING) == [None, None, None]

@@ -16,7 +16,7 @@ READ = (
 
 
 @pytest.mark.parametrize("between", [[], [sys.executable, "-c", START.replace("del os.environ['OF_THE_HOST']; ", "")]])
-def test_worker_finds_its_raylet_also_behind_a_program_that_starts_it(tmp_path: Path, between: list[str]) -> None:
+def test_worker_finds_raylet_behind_wrapper_program(tmp_path: Path, between: list[str]) -> None:
     """A runtime environment may have Ray start its workers by ``uv run``."""
     raylet = tmp_path / "raylet"
     raylet.symlink_to(os.path.realpath(sys.executable))

@@ -21,7 +21,7 @@ def terminate(child: Child, tmp_path: Path, with_notice: bool) -> None:
     child.process.send_signal(signal.SIGTERM)
 
 
-def test_sigterm_with_a_notice_is_swallowed_where_user_code_has_no_handler(make: Make, tmp_path: Path) -> None:
+def test_sigterm_with_notice_is_swallowed_without_user_handler(make: Make, tmp_path: Path) -> None:
     child = make(WAIT, SAY_AND_EXIT)
     terminate(child, tmp_path, with_notice=True)
     time.sleep(0.2)
@@ -31,7 +31,7 @@ def test_sigterm_with_a_notice_is_swallowed_where_user_code_has_no_handler(make:
 
 
 @pytest.mark.parametrize("with_notice", [True, False])
-def test_sigterm_reaches_the_handler_of_user_code(make: Make, tmp_path: Path, with_notice: bool) -> None:
+def test_sigterm_reaches_user_handler(make: Make, tmp_path: Path, with_notice: bool) -> None:
     child = make(SAY_AND_EXIT + "\n" + WAIT)
     terminate(child, tmp_path, with_notice)
     child.says("handler")
@@ -39,15 +39,13 @@ def test_sigterm_reaches_the_handler_of_user_code(make: Make, tmp_path: Path, wi
 
 
 @pytest.mark.parametrize(("before", "code"), [(SAY_AND_EXIT, 7), ("", 128 + signal.SIGTERM)], ids=["a handler", "none"])
-def test_sigterm_without_a_notice_ends_the_process_as_before(
-    make: Make, tmp_path: Path, before: str, code: int
-) -> None:
+def test_sigterm_without_notice_ends_process(make: Make, tmp_path: Path, before: str, code: int) -> None:
     child = make(WAIT, before)
     terminate(child, tmp_path, with_notice=False)
     assert child.end() == code
 
 
-def test_sigterm_from_a_task_that_has_had_a_notice_still_ends_its_own_children(make: Make, tmp_path: Path) -> None:
+def test_sigterm_from_noticed_task_ends_its_children(make: Make, tmp_path: Path) -> None:
     """They inherit the handler, and ``terminate()`` of a pool of processes would wait for them for ever."""
     child = make("""
         import multiprocessing
@@ -66,7 +64,7 @@ def test_sigterm_from_a_task_that_has_had_a_notice_still_ends_its_own_children(m
     child.says("True")
 
 
-def test_task_heeds_signals_before_anybody_knows_that_it_has_begun(make: Make, tmp_path: Path) -> None:
+def test_task_heeds_signals_before_its_start_is_known(make: Make, tmp_path: Path) -> None:
     """The mark of its start tells its host that signals may come: what runs then must not die of them."""
     script = """
         import iris_ray.actors.host.task_process as task_process

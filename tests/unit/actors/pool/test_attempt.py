@@ -32,7 +32,7 @@ async def verdict_of(attempt: Attempt, story: Callable[[], Coroutine[Any, Any, N
     return (await asyncio.wait_for(running, 20)).verdict
 
 
-def test_task_that_returns_has_made_progress() -> None:
+def test_returned_task_counts_as_progress() -> None:
     """Nobody else has ever called heartbeat(), and the last one may take its time to finish."""
 
     async def run() -> Verdict:
@@ -51,7 +51,7 @@ def test_task_that_returns_has_made_progress() -> None:
     assert asyncio.run(run()).succeeded
 
 
-def test_gang_hangs_after_the_deadline_of_a_notice_as_before() -> None:
+def test_gang_hangs_normally_after_a_notices_deadline() -> None:
     async def run() -> Verdict:
         slices = Slices()
         attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
@@ -67,7 +67,7 @@ def test_gang_hangs_after_the_deadline_of_a_notice_as_before() -> None:
     assert result.kind is RunErrorKind.HANG
 
 
-def test_tasks_that_wait_for_one_that_has_saved_do_not_hang() -> None:
+def test_tasks_waiting_for_saved_peer_do_not_hang() -> None:
     async def run() -> Verdict:
         slices = Slices(hosts=2)
         attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
@@ -84,7 +84,7 @@ def test_tasks_that_wait_for_one_that_has_saved_do_not_hang() -> None:
     assert asyncio.run(run()).succeeded
 
 
-def test_hosts_have_as_long_to_answer_as_the_user_allows_them() -> None:
+def test_host_silence_is_what_the_user_allows() -> None:
     async def run() -> list[float]:
         slices = Slices()
 
@@ -97,7 +97,7 @@ def test_hosts_have_as_long_to_answer_as_the_user_allows_them() -> None:
     assert asyncio.run(run()) == [37.0]
 
 
-def test_verdict_waits_for_a_controller_that_is_coming_back() -> None:
+def test_verdict_waits_for_returning_controller() -> None:
     """It knows that the host was to go: a task that ends there is no failure."""
 
     async def run() -> Verdict:

@@ -24,7 +24,7 @@ class Calls(Counter[str]):
 
 
 @pytest.mark.parametrize("turns", range(4, 16))
-def test_waiting_job_ends_if_it_is_cancelled_while_it_hears_from_the_controller(stage: Stage, turns: int) -> None:
+def test_waiting_job_cancelled_during_controllers_call_ends(stage: Stage, turns: int) -> None:
     """An answer and the cancellation may come in the same turn: neither hides the other."""
 
     async def story(cluster: VirtualCluster) -> None:

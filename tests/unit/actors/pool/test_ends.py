@@ -38,7 +38,7 @@ ENDS: Ends = {
 
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize(("slices", "index"), [(1, 0), (1, 1), (2, 0), (2, 2), (2, 3)])
-def test_jobs_own_doing_costs_a_failure(stage: Stage, how: str, slices: int, index: int) -> None:
+def test_failure_by_the_jobs_own_doing_costs_a_failure(stage: Stage, how: str, slices: int, index: int) -> None:
     end, kind, words = ENDS[how]
 
     async def work(task: Task) -> int:
@@ -60,7 +60,7 @@ def test_jobs_own_doing_costs_a_failure(stage: Stage, how: str, slices: int, ind
 
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("index", [0, 1])
-def test_single_task_is_charged_for_itself_alone(stage: Stage, how: str, index: int) -> None:
+def test_single_task_is_charged_alone(stage: Stage, how: str, index: int) -> None:
     end, kind, words = ENDS[how]
 
     async def work(task: Task) -> int:
@@ -81,9 +81,7 @@ def test_single_task_is_charged_for_itself_alone(stage: Stage, how: str, index: 
 
 
 @pytest.mark.parametrize("allowed", [0, 1])
-def test_results_of_the_other_tasks_come_back_if_the_job_survives_the_failure_of_one(
-    stage: Stage, allowed: int
-) -> None:
+def test_surviving_tasks_results_return_after_tolerated_failure(stage: Stage, allowed: int) -> None:
     """The error stands in the place of the result of the task that failed."""
 
     async def work(task: Task) -> int:
@@ -113,7 +111,7 @@ EXIT_CODES: dict[str, tuple[Callable[[], BaseException], int]] = {
 
 
 @pytest.mark.parametrize("how", EXIT_CODES)
-def test_exit_codes_of_all_attempts_and_their_times_are_told(stage: Stage, how: str) -> None:
+def test_exit_codes_and_times_of_all_attempts_are_told(stage: Stage, how: str) -> None:
     end, code = EXIT_CODES[how]
 
     async def work(task: Task) -> None:
@@ -139,7 +137,7 @@ def test_exit_codes_of_all_attempts_and_their_times_are_told(stage: Stage, how: 
 
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("heartbeats", [0, 3])
-def test_gang_that_hangs_costs_a_failure_and_names_who_is_last(stage: Stage, slices: int, heartbeats: int) -> None:
+def test_hanging_gang_costs_a_failure_and_names_last_task(stage: Stage, slices: int, heartbeats: int) -> None:
     """The others are a step further; without any heartbeat the first task is as good as any."""
     last = 2 * slices - 1
 
@@ -165,7 +163,7 @@ def test_gang_that_hangs_costs_a_failure_and_names_who_is_last(stage: Stage, sli
 
 
 @pytest.mark.parametrize("ahead", [3600.0, -3600.0])
-def test_gang_hangs_by_no_wall_clock(stage: Stage, ahead: float) -> None:
+def test_hang_detection_ignores_wall_clock(stage: Stage, ahead: float) -> None:
     """Somebody sets the clock before the first heartbeat."""
 
     async def work(task: Task) -> int:
@@ -191,7 +189,7 @@ def test_gang_hangs_by_no_wall_clock(stage: Stage, ahead: float) -> None:
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
 @pytest.mark.parametrize(("slices", "slice_id", "host"), [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1)])
 @pytest.mark.parametrize("has_standby", [False, True], ids=["early", "with the next standby"])
-def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
+def test_death_of_our_process_costs_a_preemption(
     stage: Stage, kind: type, slices: int, slice_id: int, host: int, has_standby: bool
 ) -> None:
     """The next attempt could begin at once, on a slice that is warm."""
@@ -216,7 +214,7 @@ def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_th
     stage.play(story)
 
 
-def test_tasks_without_chips_share_what_watches_their_host_until_it_has_been_idle(stage: Stage) -> None:
+def test_tasks_without_chips_share_host_actor_until_idle(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         async def one_after_another() -> None:
             for n in range(3):
@@ -233,7 +231,7 @@ def test_tasks_without_chips_share_what_watches_their_host_until_it_has_been_idl
     stage.play(story, slices=0)
 
 
-def test_tasks_that_share_their_host_end_with_our_process_before_their_next_attempts(stage: Stage) -> None:
+def test_tasks_sharing_host_end_with_our_process_before_retry(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = {name: cluster.run_tasks(name, 1, max_retries_preemption=1) for name in ("one", "other")}
         firsts = [task for name in results for task in await cluster.runs(name, 1)]
@@ -250,7 +248,7 @@ def test_tasks_that_share_their_host_end_with_our_process_before_their_next_atte
 
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
 @pytest.mark.parametrize("host", [0, 1])
-def test_warm_slice_that_broke_while_it_was_idle_costs_nothing(stage: Stage, kind: type, host: int) -> None:
+def test_broken_idle_warm_slice_costs_nothing(stage: Stage, kind: type, host: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("before", (1,), returns_at_once, keep_warm=600.0)
         warm = cluster.tasks[0].info.slice_name
@@ -269,7 +267,7 @@ def test_warm_slice_that_broke_while_it_was_idle_costs_nothing(stage: Stage, kin
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_chips_that_another_process_holds_cost_nothing_and_the_gang_moves(stage: Stage, host: int) -> None:
+def test_chips_held_by_stranger_cost_nothing_and_gang_moves(stage: Stage, host: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
         cluster.node(cluster.node_id("v4-16-0", host)).held_by = STRANGER
         await ends_elsewhere(cluster, cluster.run("job"))
@@ -278,9 +276,7 @@ def test_chips_that_another_process_holds_cost_nothing_and_the_gang_moves(stage:
 
 
 @pytest.mark.parametrize("held_by", [STRANGER, NEIGHBOUR])
-def test_a_host_is_quarantined_for_a_stranger_on_its_chips_but_not_for_another_task_of_ours(
-    stage: Stage, held_by: NotFree
-) -> None:
+def test_host_is_quarantined_for_strangers_but_not_own_tasks(stage: Stage, held_by: NotFree) -> None:
     async def story(cluster: VirtualCluster) -> None:
         node = cluster.node(cluster.node_id("v4-16-0", 0))
         node.held_by = held_by
@@ -296,7 +292,7 @@ def test_a_host_is_quarantined_for_a_stranger_on_its_chips_but_not_for_another_t
     stage.play(story, slices=1)
 
 
-def test_a_gang_waits_for_as_long_as_another_task_of_ours_holds_its_chips(stage: Stage) -> None:
+def test_gang_waits_while_own_task_holds_its_chips(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         node = cluster.node(cluster.node_id("v4-16-0", 0))
         node.held_by = NEIGHBOUR
@@ -327,7 +323,7 @@ NO_MODULE = "preload='levanter' can't be imported"
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_host_that_cannot_set_up_what_its_neighbour_can_is_at_fault_and_the_gang_moves(stage: Stage, host: int) -> None:
+def test_host_failing_set_up_alone_is_at_fault(stage: Stage, host: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
         cluster.node(cluster.node_id("v4-16-0", host)).setup_error = NO_MODULE
         await ends_elsewhere(cluster, cluster.run("job", process=ProcessSpec(preload=("levanter",))))
@@ -335,7 +331,7 @@ def test_host_that_cannot_set_up_what_its_neighbour_can_is_at_fault_and_the_gang
     stage.play(story)
 
 
-def test_hosts_that_cannot_set_up_what_has_worked_before_are_at_fault(stage: Stage) -> None:
+def test_hosts_failing_proven_set_up_are_at_fault(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         process = ProcessSpec(preload=("levanter",))
         await cluster.run("before", (1,), returns_at_once, process=process)
@@ -347,7 +343,7 @@ def test_hosts_that_cannot_set_up_what_has_worked_before_are_at_fault(stage: Sta
     stage.play(story)
 
 
-def test_what_no_host_can_set_up_is_the_users_fault(stage: Stage) -> None:
+def test_set_up_failing_everywhere_is_users_fault(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         for name in ("v4-16-0", "v4-16-1", "v4-16-2"):
             for host in (0, 1):
@@ -359,7 +355,7 @@ def test_what_no_host_can_set_up_is_the_users_fault(stage: Stage) -> None:
     stage.play(story)
 
 
-def test_what_one_host_alone_can_not_set_up_is_tried_on_another_one_first(stage: Stage) -> None:
+def test_set_up_failing_on_one_host_is_retried_elsewhere(stage: Stage) -> None:
     async def where(task: Task) -> str:
         return task.host.node_id
 
@@ -379,7 +375,7 @@ def test_what_one_host_alone_can_not_set_up_is_tried_on_another_one_first(stage:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_disk_error_in_user_code_costs_a_failure_and_the_gang_goes_elsewhere(stage: Stage, number: int) -> None:
+def test_disk_error_in_user_code_costs_failure_and_moves(stage: Stage, number: int) -> None:
     """Whether the user's own files have filled the disk, nobody knows; another host helps in either case."""
 
     async def work(task: Task) -> str:

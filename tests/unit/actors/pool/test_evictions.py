@@ -34,7 +34,7 @@ async def serves(task: Task) -> str:
 
 
 @pytest.mark.parametrize("job_id", ["saves", "does not save"])
-def test_gang_of_a_lower_band_is_told_and_moves_or_is_stopped(stage: Stage, job_id: str) -> None:
+def test_lower_band_gang_is_told_and_moves_or_stops(stage: Stage, job_id: str) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run(job_id, work=trains, priority=PriorityBand.BATCH)
         first = await cluster.runs(job_id, 2)
@@ -62,7 +62,7 @@ def test_gang_of_a_lower_band_is_told_and_moves_or_is_stopped(stage: Stage, job_
     stage.play(story, slices=1)
 
 
-def test_eviction_goes_on_under_the_next_controller(stage: Stage) -> None:
+def test_eviction_continues_under_next_controller(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", work=trains, priority=PriorityBand.BATCH)
         first = await cluster.runs("job", 2)
@@ -77,7 +77,7 @@ def test_eviction_goes_on_under_the_next_controller(stage: Stage) -> None:
     stage.play(story, slices=1)
 
 
-def test_gang_goes_on_if_the_job_that_takes_its_hosts_is_cancelled(stage: Stage) -> None:
+def test_gang_goes_on_if_evicting_job_is_cancelled(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         cluster.run("job", work=trains, priority=PriorityBand.BATCH)
         first = await cluster.runs("job", 2)
@@ -97,7 +97,7 @@ def test_gang_goes_on_if_the_job_that_takes_its_hosts_is_cancelled(stage: Stage)
 @pytest.mark.parametrize(
     ("value", "grace_s"), [("60", 60.0), ("0", 0.0), ("-1", GRACE_S), ("soon", GRACE_S), ("nan", 30.0)]
 )
-def test_grace_is_what_the_variable_says_if_it_makes_sense(value: str, grace_s: float) -> None:
+def test_eviction_grace_comes_from_valid_variable_only(value: str, grace_s: float) -> None:
     rules = eviction_rules({GRACE: value})
     assert rules is not None
     assert rules.grace_s == grace_s

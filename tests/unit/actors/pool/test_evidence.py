@@ -36,7 +36,7 @@ class SilentSlices(Slices):
         return {}
 
 
-def test_cancelled_gathering_gives_up_its_question_to_the_controller() -> None:
+def test_cancelled_gathering_drops_question_to_controller() -> None:
     async def is_given_up() -> bool:
         controller = SilentController()
         order = AttemptOrder(AttemptId("job", 1), ((HostPlace("node", "10.0.0.1", "a", 0),),), {"TPU": 4.0}, 1, 1)
@@ -59,7 +59,7 @@ class HungHosts:
         return {0: Unreachable(f"{name} host 0 did not answer")}
 
 
-def test_slices_whose_actors_are_silent_are_asked_side_by_side() -> None:
+def test_silent_slice_actors_are_asked_in_parallel() -> None:
     """A gang that has lost half of its slices is not away for a minute longer."""
 
     async def gathered() -> tuple[Evidence, float]:
@@ -99,7 +99,7 @@ KILLED = KilledForMemory("Ray killed processes there")
     [(None, {0: None, 1: KILLED}, 1), (KILLED, {0: KILLED, 1: None}, 0), (KILLED, {0: None, 1: None}, 0)],
     ids=["a host's actor", "all that ran on host 0", "the slice's actor alone"],
 )
-def test_host_on_which_ray_killed_us_for_lack_of_memory_is_there_and_its_memory_was_used_up(
+def test_memory_kill_by_ray_is_evidence_of_full_memory(
     actor: Unreachable | None, hosts: dict[int, Unreachable | None], victim: int
 ) -> None:
     async def gathered() -> Evidence:

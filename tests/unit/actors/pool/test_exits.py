@@ -24,7 +24,7 @@ async def uploads_at_its_end(task: Task) -> int:
 
 
 @pytest.mark.parametrize("keep_warm", [0.0, 60.0])
-def test_results_are_out_at_once_and_the_hosts_are_busy_until_all_is_saved(stage: Stage, keep_warm: float) -> None:
+def test_results_return_at_once_while_hosts_finish_saving(stage: Stage, keep_warm: float) -> None:
     async def story(cluster: VirtualCluster) -> None:
         began = time.monotonic()
         assert await cluster.run("job", (1,), uploads_at_its_end, keep_warm=keep_warm) == [0, 1]
@@ -39,7 +39,7 @@ def test_results_are_out_at_once_and_the_hosts_are_busy_until_all_is_saved(stage
     stage.play(story, slices=1)
 
 
-def test_what_takes_longer_than_its_grace_is_cut_off(stage: Stage) -> None:
+def test_saving_beyond_grace_is_cut_off(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         assert await cluster.run("job", (1,), uploads_at_its_end, exit_grace=10.0) == [0, 1]
         began = time.monotonic()
@@ -50,7 +50,7 @@ def test_what_takes_longer_than_its_grace_is_cut_off(stage: Stage) -> None:
     stage.play(story)
 
 
-def test_release_waits_until_all_is_saved(stage: Stage) -> None:
+def test_release_waits_for_saving(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("job", (1,), uploads_at_its_end, keep_warm=1000.0)
         await cluster.pool.release.remote()
@@ -59,7 +59,7 @@ def test_release_waits_until_all_is_saved(stage: Stage) -> None:
     stage.play(story)
 
 
-def test_caller_that_cancels_its_job_gives_tasks_that_have_returned_no_more_time(stage: Stage) -> None:
+def test_cancelled_job_gives_returned_tasks_no_more_time(stage: Stage) -> None:
     async def work(task: Task) -> int:
         if task.info.task_index == 1:
             return int(await asyncio.Event().wait())
@@ -78,7 +78,7 @@ def test_caller_that_cancels_its_job_gives_tasks_that_have_returned_no_more_time
     stage.play(story)
 
 
-def test_host_that_falls_silent_meanwhile_is_not_waited_for(stage: Stage) -> None:
+def test_host_falling_silent_during_saving_is_not_awaited(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("job", (1,), lambda task: uploads_at_its_end(task) if task.info.task_index else nothing())
         began = time.monotonic()

@@ -47,13 +47,13 @@ def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notice_delivery, "ASK_AGAIN_S", 0.05)
 
 
-def test_gang_moves_at_the_deadline_if_the_slices_are_there() -> None:
+def test_gang_grows_at_deadline_if_slices_are_there() -> None:
     end, _ = told_to_grow(True)
     assert isinstance(end.verdict.result, TpuCancelled)
     assert end.moved_for is not None
 
 
-def test_gang_stays_if_they_are_gone_again_and_asks_once() -> None:
+def test_gang_stays_if_new_slices_are_gone_again() -> None:
     async def returns_later(slices: Slices, attempt: Attempt) -> None:
         await asyncio.sleep(3 * NOTICE_S)
         slices.returns.set()
@@ -62,7 +62,7 @@ def test_gang_stays_if_they_are_gone_again_and_asks_once() -> None:
     assert (end.verdict.succeeded, end.moved_for, controller.asked) == (True, None, 1)
 
 
-def test_gang_that_has_saved_moves_all_the_same() -> None:
+def test_gang_that_has_saved_moves_despite_cancelled_growth() -> None:
     """Its tasks wait, and nothing but a new attempt wakes them."""
 
     async def saves_later(slices: Slices, attempt: Attempt) -> None:
@@ -74,13 +74,13 @@ def test_gang_that_has_saved_moves_all_the_same() -> None:
     assert end.moved_for is not None
 
 
-def test_gang_that_stays_may_hang_as_before() -> None:
+def test_gang_staying_after_cancelled_growth_may_hang() -> None:
     end, _ = told_to_grow(False, stall_timeout=3 * NOTICE_S)
     assert isinstance(end.verdict.result, TpuRunError)
     assert end.verdict.result.kind is RunErrorKind.HANG
 
 
-def test_next_growth_is_told_like_the_first() -> None:
+def test_growth_after_cancelled_growth_is_told_again() -> None:
     async def room_again(slices: Slices, attempt: Attempt) -> None:
         await asyncio.sleep(2 * NOTICE_S)
         slices.saves = True
@@ -92,9 +92,7 @@ def test_next_growth_is_told_like_the_first() -> None:
 
 
 @pytest.mark.parametrize("after_s", [50.0, 70.0])
-def test_task_that_ends_by_its_sigterm_costs_nothing_even_if_growth_was_called_off(
-    stage: Stage, after_s: float
-) -> None:
+def test_task_ended_by_sigterm_of_cancelled_growth_costs_nothing(stage: Stage, after_s: float) -> None:
     async def work(task: Task) -> int:
         if task.info.attempt == 2:
             await task.told.wait()

@@ -59,7 +59,7 @@ class DetailedError(ValueError):
 
 
 @pytest.mark.parametrize("size", [1000, 2 * INLINE_BYTES])
-def test_users_exception_arrives_as_itself(stage: Stage, store: Any, size: int) -> None:
+def test_large_user_exception_arrives_as_itself(stage: Stage, store: Any, size: int) -> None:
     store(lambda _, end: len(end.payload or b"") > INLINE_BYTES)
 
     async def story(cluster: VirtualCluster) -> None:
@@ -72,7 +72,7 @@ def test_users_exception_arrives_as_itself(stage: Stage, store: Any, size: int) 
     stage.play(story)
 
 
-def test_result_that_is_lost_with_its_process_is_made_again(stage: Stage, store: Any) -> None:
+def test_result_lost_with_its_process_is_computed_again(stage: Stage, store: Any) -> None:
     def is_stored(launch: TaskLaunch, _: TaskEnd) -> bool | None:
         return None if (launch.info.attempt, launch.info.task_index) == (1, 1) else True
 
@@ -91,9 +91,7 @@ def test_result_that_is_lost_with_its_process_is_made_again(stage: Stage, store:
 
 
 @pytest.mark.parametrize("late_s", [None, 0.5])
-def test_results_that_come_while_a_hang_is_looked_into_are_made_again(
-    stage: Stage, store: Any, late_s: float | None
-) -> None:
+def test_results_lost_during_hang_inspection_are_computed_again(stage: Stage, store: Any, late_s: float | None) -> None:
     store(lambda _, end: end.kind is EndKind.RETURNED)
 
     async def story(cluster: VirtualCluster) -> None:
@@ -117,7 +115,7 @@ def test_results_that_come_while_a_hang_is_looked_into_are_made_again(
     stage.play(story)
 
 
-def test_users_exception_arrives_as_itself_if_all_tasks_raise_at_once(stage: Stage, store: Any) -> None:
+def test_large_exceptions_of_all_tasks_arrive_as_themselves(stage: Stage, store: Any) -> None:
     store(lambda _, end: len(end.payload or b"") > INLINE_BYTES)
 
     async def work(task: Task) -> None:

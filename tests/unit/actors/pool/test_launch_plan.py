@@ -37,7 +37,7 @@ def test_tasks_of_a_gang_are_numbered_slice_by_slice() -> None:
     assert (last.num_tasks, last.num_slices, last.attempt) == (4, 2, 3)
 
 
-def test_every_task_gets_the_address_of_the_first_host_with_ports_of_this_attempt() -> None:
+def test_tasks_share_first_hosts_address_with_own_ports() -> None:
     launches = launch_plan(request(gang_spec("job")), place(AttemptId("job", 1), "a", "b"), PORTS)
     for slice_id, of_slice in enumerate(launches.values()):
         for launch in of_slice:
@@ -47,7 +47,7 @@ def test_every_task_gets_the_address_of_the_first_host_with_ports_of_this_attemp
             assert megascale["MEGASCALE_SLICE_ID"] == str(slice_id)
 
 
-def test_tasks_of_racks_are_numbered_rack_by_rack_and_know_no_slice_and_no_megascale() -> None:
+def test_rack_tasks_are_numbered_by_rack_without_slice_variables() -> None:
     spec = tasks_spec("job", 2, coscheduling=CoschedulingConfig("rack", 2), resources={"CPU": 1.0})
     where = place(AttemptId("job", 1), "job/task-0", "job/task-2", chips=False)
     launches = [launch for group in launch_plan(request(spec), where, PORTS).values() for launch in group]
@@ -61,13 +61,13 @@ def test_tasks_of_racks_are_numbered_rack_by_rack_and_know_no_slice_and_no_megas
     assert str(where) == "10.0.0.0, 10.0.0.1, 10.0.1.0, 10.0.1.1 (4 hosts)"
 
 
-def test_task_knows_how_many_gpus_it_claims() -> None:
+def test_task_knows_its_claimed_gpus() -> None:
     spec = tasks_spec("job", 1, resources={"GPU": 2.0})
     ((launch,),) = launch_plan(request(spec), place(AttemptId("job", 1), "job/task-0", hosts=1), PORTS).values()
     assert launch.num_gpus == 2.0
 
 
-def test_task_by_itself_has_its_own_index_and_no_slice() -> None:
+def test_single_task_has_own_index_and_no_slice() -> None:
     spec = tasks_spec("job", 5)
     where = place(AttemptId("job", 1, 3), "job/task-3", hosts=1, chips=False)
     ((launch,),) = launch_plan(request(spec), where, PORTS).values()
@@ -99,7 +99,7 @@ def test_only_tasks_of_a_gang_have_a_coordinator() -> None:
         (8, 300, 8, 5, FEW_CORES._replace(standbys=5)),
     ],
 )
-def test_roomy_hosts_of_small_gangs_keep_several_standbys(
+def test_small_gangs_on_roomy_hosts_keep_several_standbys(
     cores: int, free_gib: int, hosts: int, wanted: int | None, expected: Refill
 ) -> None:
     assert refill(SliceReady((), cores, free_gib << 30), hosts, wanted) == expected

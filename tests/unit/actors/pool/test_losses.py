@@ -25,9 +25,7 @@ def slices_of(tasks: Sequence[Task]) -> list[str]:
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("slice_id", [0, 1])
 @pytest.mark.parametrize("host", [0, 1])
-def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_takes_over(
-    stage: Stage, slices: int, slice_id: int, host: int
-) -> None:
+def test_lost_host_costs_slice_and_one_preemption(stage: Stage, slices: int, slice_id: int, host: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", (slices,), max_retries_preemption=3)
         first = await cluster.runs("job", 2 * slices)
@@ -47,7 +45,7 @@ def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_take
 
 @pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize("silence_s", [5.0, 10.0])
-def test_frozen_host_is_replaced_after_as_long_as_the_user_allows(stage: Stage, host: int, silence_s: float) -> None:
+def test_frozen_host_is_replaced_after_allowed_silence(stage: Stage, host: int, silence_s: float) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", max_retries_preemption=1, host_silence=silence_s)
         first = await cluster.runs("job", 2)
@@ -65,9 +63,7 @@ def test_frozen_host_is_replaced_after_as_long_as_the_user_allows(stage: Stage, 
 
 @pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize("silent", [True, False])
-def test_host_that_is_lost_after_its_task_has_returned_costs_a_preemption(
-    stage: Stage, host: int, silent: bool
-) -> None:
+def test_host_lost_after_its_task_returned_costs_a_preemption(stage: Stage, host: int, silent: bool) -> None:
     """The others had to be stopped, and none of them had failed."""
 
     async def story(cluster: VirtualCluster) -> None:
@@ -84,7 +80,7 @@ def test_host_that_is_lost_after_its_task_has_returned_costs_a_preemption(
     stage.play(story)
 
 
-def test_host_that_is_silent_for_less_than_it_may_loses_nothing(stage: Stage) -> None:
+def test_host_silent_within_limit_loses_nothing(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", host_silence=5.0)
         first = await cluster.runs("job", 2)
@@ -99,7 +95,7 @@ def test_host_that_is_silent_for_less_than_it_may_loses_nothing(stage: Stage) ->
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_flexible_job_goes_on_with_fewer_slices(stage: Stage, lost: int) -> None:
+def test_flexible_job_continues_with_fewer_slices(stage: Stage, lost: int) -> None:
     """[1, 3] on three slices: when some are lost, it does not wait for others."""
 
     async def story(cluster: VirtualCluster) -> None:
@@ -120,7 +116,7 @@ def test_flexible_job_goes_on_with_fewer_slices(stage: Stage, lost: int) -> None
 @pytest.mark.parametrize(
     "ends", [ConnectionError("peer went away"), Crash("was killed by SIGABRT"), SystemExit(1)], ids=repr
 )
-def test_announced_preemption_is_no_failure_of_the_user(stage: Stage, host: int, ends: BaseException) -> None:
+def test_announced_preemption_costs_no_failure(stage: Stage, host: int, ends: BaseException) -> None:
     """Even if the user's code ends because of it, before the host is gone."""
 
     async def story(cluster: VirtualCluster) -> None:
@@ -139,7 +135,7 @@ def test_announced_preemption_is_no_failure_of_the_user(stage: Stage, host: int,
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 2])
-def test_preempted_too_many_times_is_a_runtime_error_that_says_so(stage: Stage, allowed: int) -> None:
+def test_exhausted_preemption_budget_raises_runtime_error(stage: Stage, allowed: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", max_retries_preemption=allowed)
         for attempt in range(1, allowed + 2):
@@ -154,7 +150,7 @@ def test_preempted_too_many_times_is_a_runtime_error_that_says_so(stage: Stage, 
 
 
 @pytest.mark.parametrize("there", [0, 1, 2])
-def test_job_waits_for_slices_that_come_later(stage: Stage, there: int) -> None:
+def test_job_waits_for_later_slices(stage: Stage, there: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", (3,))
         await asyncio.sleep(30.0)
@@ -173,7 +169,7 @@ MOMENTS = [n / 2 for n in range(1, 17)]
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
-def test_host_killed_at_any_moment_ends_in_the_right_results(stage: Stage, moment: float, warm: bool) -> None:
+def test_gang_survives_host_killed_at_any_moment(stage: Stage, moment: float, warm: bool) -> None:
     """Every task of the last attempt returned, and no other."""
 
     async def work(task: Task) -> tuple[int, int]:

@@ -35,9 +35,7 @@ async def saves_when_told(task: Task) -> int:
 
 @pytest.mark.parametrize(("slices", "doomed"), [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("notice_s", [30.0, 60.0])
-def test_gang_that_is_told_moves_as_soon_as_all_have_saved(
-    stage: Stage, slices: int, doomed: int, notice_s: float
-) -> None:
+def test_gang_with_notice_moves_once_all_have_saved(stage: Stage, slices: int, doomed: int, notice_s: float) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", (slices,), saves_when_told, max_retries_preemption=1)
         first = await cluster.runs("job", 2 * slices)
@@ -62,7 +60,7 @@ def test_gang_that_is_told_moves_as_soon_as_all_have_saved(
 
 @pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0])
 @pytest.mark.parametrize("saves", [0, 1])
-def test_gang_of_which_some_have_saved_moves_at_the_deadline(stage: Stage, saves: int, ahead: float) -> None:
+def test_gang_partly_saved_moves_at_deadline(stage: Stage, saves: int, ahead: float) -> None:
     """Though somebody sets the clock meanwhile."""
 
     async def work(task: Task) -> int:
@@ -87,7 +85,7 @@ def test_gang_of_which_some_have_saved_moves_at_the_deadline(stage: Stage, saves
     stage.play(story)
 
 
-def test_gang_that_saves_nothing_stays_until_its_host_goes(stage: Stage) -> None:
+def test_gang_saving_nothing_stays_until_host_goes(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", max_retries_preemption=1)
         first = await cluster.runs("job", 2)
@@ -104,7 +102,7 @@ def test_gang_that_saves_nothing_stays_until_its_host_goes(stage: Stage) -> None
 
 
 @pytest.mark.parametrize("after_s", [5.0, 25.0])
-def test_gang_that_returns_before_the_deadline_does_not_move(stage: Stage, after_s: float) -> None:
+def test_gang_returning_before_deadline_does_not_move(stage: Stage, after_s: float) -> None:
     async def work(task: Task) -> str:
         await task.told.wait()
         await asyncio.sleep(after_s)
@@ -127,7 +125,7 @@ def test_gang_that_returns_before_the_deadline_does_not_move(stage: Stage, after
 )
 @pytest.mark.parametrize("index", range(4))
 @pytest.mark.parametrize("doomed", [0, 1])
-def test_task_that_its_sigterm_ends_costs_no_failure_on_whichever_host(
+def test_task_ended_by_notice_sigterm_costs_no_failure(
     stage: Stage, end: Callable[[], BaseException], index: int, doomed: int
 ) -> None:
     """Every task of the gang gets the signal, also on the slice that stays; it must not look like a crash."""
@@ -152,7 +150,7 @@ def test_task_that_its_sigterm_ends_costs_no_failure_on_whichever_host(
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_notice_before_the_start_moves_the_gang_as_one_after_it_does(stage: Stage, running: bool) -> None:
+def test_notice_before_start_moves_gang_too(stage: Stage, running: bool) -> None:
     """The other slice of the gang is not at fault, so it is used at once."""
 
     async def story(cluster: VirtualCluster) -> None:
@@ -186,7 +184,7 @@ async def spares(cluster: VirtualCluster, state: JobState = JobState.RUNNING) ->
 
 @pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize("slices", [1, 2])
-def test_spare_takes_over_with_all_its_processes_started(stage: Stage, host: int, slices: int) -> None:
+def test_spare_takes_over_with_started_processes(stage: Stage, host: int, slices: int) -> None:
     """The processes take five seconds to start, and the next attempt runs sooner."""
 
     async def story(cluster: VirtualCluster) -> None:
@@ -214,7 +212,7 @@ async def no_spares(cluster: VirtualCluster) -> bool:
 
 
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
-def test_spare_whose_slice_breaks_gets_another_attempt(stage: Stage, kind: type) -> None:
+def test_spare_on_broken_slice_gets_another_attempt(stage: Stage, kind: type) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", spares=1)
         first = await cluster.runs("job", 2)
@@ -234,9 +232,7 @@ def test_spare_whose_slice_breaks_gets_another_attempt(stage: Stage, kind: type)
     stage.play(story)
 
 
-def test_spare_that_can_not_be_held_by_an_unforeseen_error_gets_another_attempt(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spare_failing_unexpectedly_gets_another_attempt(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Controller would take it for one that is just starting, and its slice would be nobody's."""
     reserve, errors = ReservedSlice.reserve, [RuntimeError("Ray says no")]
 
@@ -266,7 +262,7 @@ def test_spare_that_can_not_be_held_by_an_unforeseen_error_gets_another_attempt(
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (2, 3), (2, 4)])
-def test_gang_grows_back_when_slices_come_and_may_save_before(stage: Stage, counts: tuple[int, int]) -> None:
+def test_gang_grows_back_and_may_save_before(stage: Stage, counts: tuple[int, int]) -> None:
     few, many = counts
     kinds = []
 

@@ -13,7 +13,7 @@ from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
 
-def test_words_of_the_first_task_and_the_furthest_step_are_seen_some_seconds_later(stage: Stage) -> None:
+def test_first_tasks_status_and_furthest_step_are_reported(stage: Stage) -> None:
     async def work(task: Task) -> int:
         task.heartbeat(10 + task.info.task_index)
         if task.info.task_index:
@@ -42,7 +42,7 @@ def test_words_of_the_first_task_and_the_furthest_step_are_seen_some_seconds_lat
     stage.play(story)
 
 
-def test_new_controller_hears_what_has_not_changed(stage: Stage) -> None:
+def test_new_controller_hears_unchanged_progress(stage: Stage) -> None:
     async def work(task: Task) -> int:
         task.report_status("compiling")
         await asyncio.sleep(600.0)
@@ -64,7 +64,7 @@ async def has_said(cluster: VirtualCluster, words: str | None) -> bool:
     return (await cluster.status("job")).status == words
 
 
-def test_what_a_controller_that_is_away_has_missed_it_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_missed_by_absent_controller_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_watch, "FIRST_LOOK_S", 0.01)
     monkeypatch.setattr(progress_watch, "LOOK_S", 0.01)
 
@@ -84,7 +84,7 @@ def test_what_a_controller_that_is_away_has_missed_it_is_told_later(monkeypatch:
     assert asyncio.run(run()) == [(7, "well")], "once: it has not changed since"
 
 
-def test_watch_goes_on_after_an_unexpected_error(
+def test_progress_watch_continues_after_unexpected_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress_watch, "FIRST_LOOK_S", 0.01)
@@ -109,5 +109,5 @@ def test_watch_goes_on_after_an_unexpected_error(
     assert "AttributeError" in caplog.text
 
 
-def test_large_gang_is_asked_less_often_and_never_less_than_once_a_minute() -> None:
+def test_large_gang_is_asked_less_often_within_a_minute() -> None:
     assert [progress_watch.pause_s(tasks) for tasks in (1, 64, 320, 10_000)] == [5.0, 5.0, 20.0, 60.0]

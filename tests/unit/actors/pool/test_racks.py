@@ -36,7 +36,7 @@ def end_all(tasks: Sequence[Task]) -> None:
         task.end.set_result((task.info.attempt, task.info.task_index))
 
 
-def test_gang_that_loses_a_host_starts_again_whole_on_another_rack(stage: Stage) -> None:
+def test_gang_losing_a_host_restarts_whole_on_another_rack(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         add_racks(cluster, a=3, b=2)
         results = cluster.run_tasks("job", 3, coscheduling=BY_RACK, max_retries_preemption=1)
@@ -54,7 +54,7 @@ def test_gang_that_loses_a_host_starts_again_whole_on_another_rack(stage: Stage)
     stage.play(story, slices=0)
 
 
-def test_gang_waits_while_no_rack_has_room_for_all_of_it(stage: Stage) -> None:
+def test_gang_waits_until_one_rack_has_room(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         add_racks(cluster, a=2, b=2)
         for rack in "ab":
@@ -78,7 +78,7 @@ async def _says(cluster: VirtualCluster, job_id: str, beginning: str) -> bool:
     return waiting is not None and str(waiting).startswith(beginning)
 
 
-def test_gang_on_two_racks_has_the_tasks_of_each_rack_in_a_row_and_starts_together(stage: Stage) -> None:
+def test_two_rack_gang_numbers_tasks_by_rack(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         add_racks(cluster, a=2, b=2)
         results = cluster.run_tasks("job", 2, coscheduling=CoschedulingConfig("rack", 2))
@@ -91,7 +91,7 @@ def test_gang_on_two_racks_has_the_tasks_of_each_rack_in_a_row_and_starts_togeth
     stage.play(story, slices=0)
 
 
-def test_crash_of_one_task_ends_all_of_them_and_the_gang_is_tried_again(stage: Stage) -> None:
+def test_crash_of_one_task_retries_whole_rack_gang(stage: Stage) -> None:
     async def work(task: Task) -> int:
         if task.info.attempt == 1 and task.info.task_index == 1:
             raise Crash("was killed by SIGSEGV")
@@ -110,7 +110,7 @@ def test_crash_of_one_task_ends_all_of_them_and_the_gang_is_tried_again(stage: S
 
 
 @pytest.mark.parametrize("keep_warm", [0.0, 60.0])
-def test_rack_that_a_gang_has_left_is_reserved_by_nobody(stage: Stage, keep_warm: float) -> None:
+def test_rack_left_by_gang_is_reserved_by_nobody(stage: Stage, keep_warm: float) -> None:
     """Others share these hosts, so nothing there is kept warm."""
 
     async def story(cluster: VirtualCluster) -> None:

@@ -32,7 +32,7 @@ def slices_with(ready: "asyncio.Future[Any]") -> ReservedSlices:
     return slices
 
 
-def test_idle_slice_whose_actor_is_silent_for_5_s_is_lost() -> None:
+def test_idle_slice_with_silent_actor_is_lost() -> None:
     async def looked_at() -> tuple[tuple[str, ...], float]:
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         ready.set_result((1, 2, 3))
@@ -41,7 +41,7 @@ def test_idle_slice_whose_actor_is_silent_for_5_s_is_lost() -> None:
     assert virtual_time.run(looked_at()) == (("a",), 5.0)
 
 
-def test_host_that_can_not_remove_the_files_of_a_job_only_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_host_failing_to_remove_job_files_only_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Its pool would wait for the end of that job for ever."""
     told: list[str] = []
 
@@ -65,7 +65,7 @@ def test_host_that_can_not_remove_the_files_of_a_job_only_says_so(caplog: pytest
     assert "a host 0: the files of job job-1 may stay there: [Errno 5] Input/output error" in caplog.text
 
 
-def test_slice_that_is_given_back_while_it_starts_says_so() -> None:
+def test_slice_given_back_during_start_says_so() -> None:
     async def said() -> str:
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         answers = asyncio.ensure_future(slices_with(ready).all_ready(["a"], 5.0))
@@ -91,7 +91,7 @@ class Unwilling:
             raise RuntimeError("the GCS does not answer")
 
 
-def test_slice_that_ray_does_not_take_back_is_given_back_again() -> None:
+def test_slice_ray_does_not_take_is_given_back_again() -> None:
     """Its chips would stay reserved for as long as the pool lives."""
 
     async def given_back() -> None:
@@ -106,7 +106,7 @@ def test_slice_that_ray_does_not_take_back_is_given_back_again() -> None:
     virtual_time.run(given_back())
 
 
-def test_slice_has_left_when_all_that_ever_held_it_has() -> None:
+def test_slice_has_left_once_all_its_holders_have() -> None:
     async def given_back() -> None:
         slices, releases = ReservedSlices("pool"), []
         for ends_after_s in (9.0, 3.0):

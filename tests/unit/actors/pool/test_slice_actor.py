@@ -62,7 +62,7 @@ async def never(*_: object) -> None:
     await asyncio.Event().wait()
 
 
-def test_attempt_that_was_stopped_before_it_came_does_not_start() -> None:
+def test_attempt_stopped_before_arrival_does_not_start() -> None:
     async def scenario() -> tuple[dict[int, TaskEnd | None], Host]:
         host = Host()
         actor = slice_actor(host, never)
@@ -75,7 +75,7 @@ def test_attempt_that_was_stopped_before_it_came_does_not_start() -> None:
     assert host.stopped == [(PID, "not wanted any more")], "the standby is of no use any more"
 
 
-def test_stop_of_an_earlier_attempt_does_not_keep_the_next_one_from_starting() -> None:
+def test_stop_of_earlier_attempt_does_not_block_next() -> None:
     async def returns(_: TaskLaunch) -> TaskEnd:
         return RETURNED
 
@@ -87,7 +87,7 @@ def test_stop_of_an_earlier_attempt_does_not_keep_the_next_one_from_starting() -
     assert run(scenario()) == {0: RETURNED}
 
 
-def test_each_attempt_has_a_generation_of_standbys_and_earlier_ones_are_forgotten() -> None:
+def test_each_attempt_has_own_generation_of_standbys() -> None:
     def returns(what: bytes) -> Callable[..., Coroutine[Any, Any, Any]]:
         async def run(_: TaskLaunch) -> TaskEnd:
             return TaskEnd(EndKind.RETURNED, 1.0, what)
@@ -105,7 +105,7 @@ def test_each_attempt_has_a_generation_of_standbys_and_earlier_ones_are_forgotte
     run(scenario())
 
 
-def test_task_whose_process_is_gone_has_ended_though_no_answer_comes() -> None:
+def test_task_of_dead_process_ends_without_answer() -> None:
     async def scenario() -> dict[int, TaskEnd | None]:
         host = Host()
         asyncio.get_running_loop().call_later(30.0, host.gone.set)
@@ -114,7 +114,7 @@ def test_task_whose_process_is_gone_has_ended_though_no_answer_comes() -> None:
     assert run(scenario()) == {0: CRASHED}
 
 
-def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> None:
+def test_answer_shortly_after_process_end_counts() -> None:
     async def scenario() -> dict[int, TaskEnd | None]:
         host = Host()
 
@@ -130,7 +130,7 @@ def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> Non
 
 
 @pytest.mark.parametrize("kind", [EndKind.NEVER_STARTED, EndKind.CRASHED])
-def test_process_that_ray_has_killed_for_lack_of_memory_has_run_only_if_its_host_says_so(kind: EndKind) -> None:
+def test_memory_killed_process_has_run_only_by_hosts_word(kind: EndKind) -> None:
     """Ray kills standbys first. A job that finds one dead has not used up any memory."""
 
     async def is_killed(_: TaskLaunch) -> TaskEnd:
@@ -162,7 +162,7 @@ def asked_host() -> tuple[Host, list[float]]:
     return host, asked
 
 
-def test_host_whose_task_has_returned_is_asked_until_the_attempt_is_stopped() -> None:
+def test_host_of_returned_task_is_asked_until_stop() -> None:
     """Other slices may run on for hours. A host that nobody asks ends itself, and what its task still writes."""
     host, asked = asked_host()
 
@@ -185,7 +185,7 @@ def test_host_whose_task_has_returned_is_asked_until_the_attempt_is_stopped() ->
     assert afterwards > 98.0
 
 
-def test_slice_that_its_pool_no_longer_asks_does_not_ask_its_hosts() -> None:
+def test_slice_not_asked_by_its_pool_stops_asking_hosts() -> None:
     """The pool may be gone. A host that nobody asks ends its task."""
     host, asked = asked_host()
 

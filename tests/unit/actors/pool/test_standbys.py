@@ -22,7 +22,7 @@ async def lasts_one_second(task: Task) -> float:
     [(200, 100, [0.5, 0.0, 0.0]), (200, 8, [0.5, 0.5, 0.5]), (2, 100, [1.5, 1.5, 1.5])],
     ids=["roomy", "little memory", "few cores"],
 )
-def test_next_standbys_start_with_the_task_where_there_are_cores_for_them(
+def test_next_standbys_start_early_if_resources_allow(
     stage: Stage, cores: int, free_gib: int, waits_s: list[float]
 ) -> None:
     """Where there are few, they start once it has ended. On roomy hosts several wait from the second run on."""
@@ -36,7 +36,7 @@ def test_next_standbys_start_with_the_task_where_there_are_cores_for_them(
     stage.play(story, slices=1)
 
 
-def test_as_many_runs_in_a_row_start_at_once_as_the_user_wants_standbys(stage: Stage) -> None:
+def test_consecutive_runs_start_at_once_up_to_standbys(stage: Stage) -> None:
     """The fourth waits until processes have started."""
 
     async def story(cluster: VirtualCluster) -> None:
@@ -54,9 +54,7 @@ def test_as_many_runs_in_a_row_start_at_once_as_the_user_wants_standbys(stage: S
 
 
 @pytest.mark.parametrize(("exit_takes", "slice_name"), [(0.5, "v4-16-0"), (30.0, "v4-16-1")])
-def test_next_run_waits_a_moment_for_the_warm_slice_though_another_one_is_free(
-    stage: Stage, exit_takes: float, slice_name: str
-) -> None:
+def test_next_run_prefers_warm_slice_to_free_one_briefly(stage: Stage, exit_takes: float, slice_name: str) -> None:
     async def returns_and_exits_slowly(task: Task) -> str:
         task.exit_takes = exit_takes
         return task.info.slice_name
@@ -68,7 +66,7 @@ def test_next_run_waits_a_moment_for_the_warm_slice_though_another_one_is_free(
     stage.play(story, slices=2)
 
 
-def test_runs_do_not_wait_for_a_slice_that_is_being_left_for_long(stage: Stage) -> None:
+def test_runs_do_not_wait_long_for_leaving_slice(stage: Stage) -> None:
     """Its exit handlers take long. Another slice is warm, too."""
 
     async def exits_slowly(task: Task) -> str:
@@ -92,7 +90,7 @@ def test_runs_do_not_wait_for_a_slice_that_is_being_left_for_long(stage: Stage) 
     stage.play(story, slices=2)
 
 
-def test_standbys_are_not_started_beside_short_runs_in_a_row(stage: Stage) -> None:
+def test_standbys_do_not_start_beside_short_runs(stage: Stage) -> None:
     """On few cores they would compete with the run that has just begun."""
 
     async def story(cluster: VirtualCluster) -> None:
@@ -109,7 +107,7 @@ def test_standbys_are_not_started_beside_short_runs_in_a_row(stage: Stage) -> No
     stage.play(story, slices=1)
 
 
-def test_standbys_of_another_kind_are_ended_when_a_job_needs_its_own(stage: Stage) -> None:
+def test_unsuitable_standbys_end_when_job_needs_its_own(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("first", (1,), returns_at_once, keep_warm=600.0, standbys=3)
         await asyncio.sleep(10.0)
@@ -125,7 +123,7 @@ def test_standbys_of_another_kind_are_ended_when_a_job_needs_its_own(stage: Stag
     stage.play(story, slices=1)
 
 
-def test_standbys_that_have_ended_while_they_waited_cost_one_failed_launch(stage: Stage) -> None:
+def test_standbys_ended_while_waiting_cost_one_failed_launch(stage: Stage) -> None:
     """A host whose memory runs short loses them all. Each generation would cost a launch, and in the end the host."""
 
     async def story(cluster: VirtualCluster) -> None:
@@ -141,7 +139,7 @@ def test_standbys_that_have_ended_while_they_waited_cost_one_failed_launch(stage
     stage.play(story, slices=1)
 
 
-def test_task_that_has_used_up_the_memory_runs_again_at_once_though_the_standbys_were_killed_with_it(
+def test_task_exhausting_memory_restarts_although_standbys_died_too(
     stage: Stage,
 ) -> None:
     async def story(cluster: VirtualCluster) -> None:
@@ -160,7 +158,7 @@ def test_task_that_has_used_up_the_memory_runs_again_at_once_though_the_standbys
     stage.play(story, slices=1)
 
 
-def test_slices_that_are_not_kept_warm_get_no_further_standbys(stage: Stage) -> None:
+def test_slices_not_kept_warm_get_no_more_standbys(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("job", (1,), returns_at_once, keep_warm=0.0, standbys=3)
         await asyncio.sleep(10.0)
@@ -171,7 +169,7 @@ def test_slices_that_are_not_kept_warm_get_no_further_standbys(stage: Stage) -> 
 
 
 @pytest.mark.parametrize(("keep_warm", "waiting"), [(0.0, 1), (600.0, 3)])
-def test_several_standbys_wait_only_where_further_runs_may_come(stage: Stage, keep_warm: float, waiting: int) -> None:
+def test_several_standbys_wait_only_for_further_runs(stage: Stage, keep_warm: float, waiting: int) -> None:
     """A job whose slices are given back at its end uses one of them at a time: for its next attempt."""
 
     async def story(cluster: VirtualCluster) -> None:

@@ -21,7 +21,7 @@ def after(minutes: float, speeds: dict[int, float], changed: dict[int, float] | 
     return [straggler.task.host_index for straggler in seen.stragglers()]
 
 
-def test_slow_task_is_named_after_a_minute_and_not_before() -> None:
+def test_slow_task_is_named_after_a_minute() -> None:
     speeds = {0: 2.0, 1: 2.0, 2: 1.0, 3: 1.9}
     assert after(0.9, speeds) == []
     assert after(1.1, speeds) == [2]
@@ -29,24 +29,24 @@ def test_slow_task_is_named_after_a_minute_and_not_before() -> None:
         assert after(quarters / 4, speeds) == [2], "it stays named"
 
 
-def test_tasks_that_are_all_as_slow_and_pairs_are_not_named() -> None:
+def test_equally_slow_tasks_and_pairs_are_not_named() -> None:
     assert after(5.0, {0: 2.0, 1: 1.9, 2: 1.8}) == []
     assert after(5.0, {0: 2.0, 1: 0.1}) == []
     assert after(5.0, dict.fromkeys(range(4), 0.0)) == []
 
 
-def test_slowest_come_first_and_not_all_of_many() -> None:
+def test_slowest_tasks_come_first_and_are_limited() -> None:
     speeds = {host: 10.0 if host < 20 else 0.1 * host for host in range(30)}
     assert after(5.0, speeds) == [20, 21, 22, 23, 24][:MOST_NAMED]
 
 
-def test_task_that_has_become_slow_is_named_within_minutes_and_one_that_has_recovered_no_more() -> None:
+def test_newly_slow_task_is_named_and_recovered_one_dropped() -> None:
     even, uneven = dict.fromkeys(range(4), 2.0), {0: 2.0, 1: 2.0, 2: 2.0, 3: 0.5}
     assert after(120.0, even, changed=uneven) == [3]
     assert after(120.0, uneven, changed=even) == []
 
 
-def test_people_see_who_is_slow_while_the_job_runs(stage: Stage) -> None:
+def test_users_see_slow_task_while_job_runs(stage: Stage) -> None:
     async def work(task: Task) -> int:
         each = 4.0 if (task.info.slice_id, task.info.worker_id) == (1, 0) else 1.0
         for step in range(round(300.0 / each)):

@@ -7,7 +7,7 @@ from iris_ray.slots.actors.messages import NotHeld, Reasons
 from iris_ray.slots.actors.slot_actor import HeldSessions
 
 
-def test_a_session_that_is_stopped_is_over_after_the_call_that_it_has() -> None:
+def test_stopped_session_ends_after_its_current_call() -> None:
     sessions = HeldSessions()
     sessions.open("a")
     assert sessions.begin_call("a") is None
@@ -20,7 +20,7 @@ def test_a_session_that_is_stopped_is_over_after_the_call_that_it_has() -> None:
     assert sessions.begin_call("a") == NotHeld("its runner goes")
 
 
-def test_a_session_that_is_stopped_before_it_is_open_stays_closed() -> None:
+def test_session_stopped_before_opening_stays_closed() -> None:
     sessions = HeldSessions()
     sessions.stop("a", "it was closed")
     sessions.open("a")
@@ -28,7 +28,7 @@ def test_a_session_that_is_stopped_before_it_is_open_stays_closed() -> None:
     assert sessions.begin_call("nobody") == NotHeld("it has ended")
 
 
-def test_the_first_reason_counts_and_the_oldest_are_forgotten(monkeypatch) -> None:
+def test_first_stop_reason_counts_and_oldest_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(messages, "MOST", 2)
     known = Reasons()
     known.note("a", "closed")

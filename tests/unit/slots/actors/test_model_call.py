@@ -69,7 +69,7 @@ def test_all_kinds_of_models_answer_whole_and_in_pieces(model: type, payload: An
     assert list(made.pieces(payload, ModelCall(made.loop))) == pieces
 
 
-def test_what_a_model_raises_is_raised_and_a_load_says_why_it_failed() -> None:
+def test_models_exception_is_raised_and_failed_load_explained() -> None:
     made = loaded(Plain)
     with pytest.raises(TypeError, match="concatenate"):
         made.answer("text", ModelCall(made.loop))
@@ -91,7 +91,7 @@ class Cancels:
 
 
 @pytest.mark.parametrize("how", ["function", "coroutine", "pieces"])
-def test_a_model_that_cancels_itself_is_at_fault_and_was_not_stopped(how: str) -> None:
+def test_model_cancelling_itself_is_at_fault(how: str) -> None:
     made = loaded(Cancels)
     with (
         pytest.raises(RuntimeError, match="the model raised CancelledError"),
@@ -111,13 +111,13 @@ class OddError(Exception):
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), OddError()])
-def test_a_load_that_fails_in_an_odd_way_is_a_failed_load(error: BaseException) -> None:
+def test_odd_failure_of_a_load_is_a_failed_load(error: BaseException) -> None:
     why = LoadedModel().load(cloudpickle.dumps((FailsToLoad, {"error": error})))
     assert why is not None
     assert type(error).__name__ in why
 
 
-def test_a_coroutine_that_is_stopped_ends_and_so_does_one_that_was_stopped_before() -> None:
+def test_stopped_coroutine_ends_even_if_stopped_before_start() -> None:
     made = loaded(Coroutine)
     calls = RunningCalls(made.loop)
 
@@ -137,7 +137,7 @@ def test_a_coroutine_that_is_stopped_ends_and_so_does_one_that_was_stopped_befor
 
 
 @pytest.mark.parametrize("model", [Pieces, AsyncPieces])
-def test_a_stream_that_is_stopped_ends(model: type) -> None:
+def test_stopped_stream_ends(model: type) -> None:
     made = loaded(model)
     call = ModelCall(made.loop)
     pieces = made.pieces(10**6, call)
@@ -158,7 +158,7 @@ class Endless:
             yield self.made
 
 
-def test_an_asynchronous_generator_waits_until_its_pieces_are_taken() -> None:
+def test_asynchronous_generator_waits_for_its_reader() -> None:
     made = loaded(Endless)
     call = ModelCall(made.loop)
     pieces = made.pieces(None, call)
@@ -196,7 +196,7 @@ class Knows:
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine", "pieces", "async pieces"])
-def test_a_model_of_any_kind_knows_which_request_it_answers(kind: str) -> None:
+def test_model_of_any_kind_knows_its_request(kind: str) -> None:
     made = loaded(Knows)
     calls = RunningCalls(made.loop)
     for request in (SlotRequest("r", 1), SlotRequest("r", 2)):

@@ -34,9 +34,7 @@ def process() -> Iterator[ProcessIdentity]:
         made.communicate("\n\n")
 
 
-def test_memory_of_processes_is_that_of_their_children_too(
-    process: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_processes_includes_children(process: ProcessIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iris_ray.slots.actors.runner_agent.join_task", lambda: None)
     agent = RunnerAgent({})
     used = asyncio.run(agent.memory([process]))

@@ -37,7 +37,7 @@ def kept(dies: bool) -> tuple[bool, list[type]]:
     return asyncio.run(keep()), [type(event) for event in heard]
 
 
-def test_whoever_keeps_a_host_hears_whether_it_is_given_back_or_its_agent_is_gone() -> None:
+def test_host_holder_hears_of_return_or_lost_agent() -> None:
     assert kept(dies=True) == (False, [RunnerJoined, RunnerLost])
     assert kept(dies=False)[0] is True
 
@@ -67,7 +67,7 @@ class Slices:
         return found
 
 
-def test_a_runner_of_several_hosts_joins_with_the_last_one_and_is_lost_with_the_first() -> None:
+def test_runner_of_several_hosts_joins_and_leaves_whole() -> None:
     async def story() -> None:
         slices = Slices()
         first = await slices.arrives(1)
@@ -87,7 +87,7 @@ def test_a_runner_of_several_hosts_joins_with_the_last_one_and_is_lost_with_the_
     asyncio.run(story())
 
 
-def test_hosts_of_different_attempts_make_no_runner_and_the_end_of_an_old_one_takes_nothing_from_the_new() -> None:
+def test_hosts_of_different_attempts_make_no_runner() -> None:
     async def story() -> None:
         slices = Slices()
         old = await slices.arrives(0)

@@ -18,7 +18,7 @@ from tests.support.slot_processes import Method, Slots, all_of, ask, forever, ma
 from tests.support.slots import host_here
 
 
-def test_a_slot_that_can_not_be_made_stops_no_other_and_not_the_clock(slots: Slots) -> None:
+def test_slot_that_cannot_be_made_blocks_nothing_else(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a", "b")
         await manager.register(order())
@@ -34,7 +34,7 @@ def test_a_slot_that_can_not_be_made_stops_no_other_and_not_the_clock(slots: Slo
     asyncio.run(story())
 
 
-def test_a_runner_reports_the_slots_that_it_has_until_they_have_ended(slots: Slots) -> None:
+def test_runner_reports_slots_until_they_have_ended(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a", "b")
         await manager.register(order())
@@ -55,7 +55,7 @@ def test_a_runner_reports_the_slots_that_it_has_until_they_have_ended(slots: Slo
     asyncio.run(story())
 
 
-def test_a_name_that_is_registered_for_another_adapter_leaves_nothing_of_the_first(slots: Slots) -> None:
+def test_name_registered_for_another_adapter_drops_the_first(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a")
         await manager.register(order(lora="v1"))
@@ -67,7 +67,7 @@ def test_a_name_that_is_registered_for_another_adapter_leaves_nothing_of_the_fir
     asyncio.run(story())
 
 
-def test_a_request_that_is_refused_leaves_nothing_behind(slots: Slots) -> None:
+def test_refused_request_leaves_nothing_behind(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a")
         await manager.register(order())
@@ -79,7 +79,7 @@ def test_a_request_that_is_refused_leaves_nothing_behind(slots: Slots) -> None:
     asyncio.run(story())
 
 
-def test_a_slot_is_told_which_attempt_of_a_request_it_is(slots: Slots) -> None:
+def test_slot_is_told_attempt_number_of_request(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a")
         await manager.register(order())
@@ -94,7 +94,7 @@ def test_a_slot_is_told_which_attempt_of_a_request_it_is(slots: Slots) -> None:
     asyncio.run(story())
 
 
-def test_the_requests_of_a_client_that_is_gone_are_given_up(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_gone_client_are_given_up(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_manager, "CLIENTS_LOOK_S", 0.01)
 
     async def story() -> None:
@@ -118,7 +118,7 @@ def test_the_requests_of_a_client_that_is_gone_are_given_up(slots: Slots, monkey
     asyncio.run(story())
 
 
-def test_a_request_that_comes_after_its_cancelling_does_not_run(slots: Slots) -> None:
+def test_request_arriving_after_its_cancellation_does_not_run(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a")
         await manager.register(order())
@@ -130,7 +130,7 @@ def test_a_request_that_comes_after_its_cancelling_does_not_run(slots: Slots) ->
     asyncio.run(story())
 
 
-def test_cancelling_a_request_that_is_over_does_not_cancel_the_next_one_of_its_id(slots: Slots) -> None:
+def test_cancelling_finished_request_spares_next_of_same_id(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a")
         await manager.register(order())
@@ -144,7 +144,7 @@ def test_cancelling_a_request_that_is_over_does_not_cancel_the_next_one_of_its_i
     asyncio.run(story())
 
 
-def test_a_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
+def test_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of(most_waiting_bytes=10)
         await manager.register(order())
@@ -157,7 +157,7 @@ def test_a_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
     asyncio.run(story())
 
 
-def test_a_slot_that_uses_more_memory_than_its_model_said_raises_an_alarm_once_a_minute(
+def test_slot_exceeding_its_memory_raises_alarm_once_a_minute(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Sequence[Any]] = []
@@ -190,7 +190,7 @@ def test_a_slot_that_uses_more_memory_than_its_model_said_raises_an_alarm_once_a
     assert alarm == "runner c: device 0 uses 70,000,000,000 bytes, but slots have only 60,000,000,000 booked"
 
 
-def test_adapters_of_one_class_are_served_under_names_of_their_own(slots: Slots) -> None:
+def test_adapters_of_one_class_have_names_of_their_own(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a", "b")
         await manager.register(order("llama+a", lora="/a"))
@@ -206,7 +206,7 @@ def test_adapters_of_one_class_are_served_under_names_of_their_own(slots: Slots)
     asyncio.run(story())
 
 
-def test_a_request_is_not_forgotten_with_an_earlier_one_of_its_id(slots: Slots) -> None:
+def test_reused_request_id_is_not_forgotten_with_the_earlier(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a", drain_s=0.05)
         await manager.register(order())

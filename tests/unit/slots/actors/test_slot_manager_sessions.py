@@ -18,7 +18,7 @@ async def open_session(manager: SlotManager, session_id: str) -> Grant:
     return granted
 
 
-def test_a_session_that_is_closed_has_its_seat_until_its_call_has_ended(slots: Slots) -> None:
+def test_closed_session_keeps_seat_until_its_call_ends(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a")
         await manager.register(order())
@@ -36,9 +36,7 @@ def test_a_session_that_is_closed_has_its_seat_until_its_call_has_ended(slots: S
     asyncio.run(story())
 
 
-def test_a_slot_whose_only_call_never_ends_is_killed_for_those_who_wait(
-    slots: Slots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
     for module in (converge, reconciler):
         monkeypatch.setattr(module, "CONVERGE_S", 0.02)

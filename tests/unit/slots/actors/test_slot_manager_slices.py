@@ -28,7 +28,7 @@ async def manager_of_a_slice() -> SlotManager:
     return manager
 
 
-def test_a_slot_of_a_slice_has_a_process_on_each_host_and_ends_with_one_of_them(slots: Slots) -> None:
+def test_slice_slot_has_process_per_host_and_ends_whole(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of_a_slice()
         answer = asyncio.ensure_future(manager.submit(ask("r")))
@@ -47,7 +47,7 @@ def test_a_slot_of_a_slice_has_a_process_on_each_host_and_ends_with_one_of_them(
 @pytest.mark.parametrize(
     ("loads", "said"), [((HANGS, "no weights"), "no weights"), ((NO_PORT, None), f"its hosts can't meet: {NO_PORT}")]
 )
-def test_a_host_that_cannot_load_fails_the_slot_though_the_others_wait_for_it(
+def test_host_failing_to_load_fails_the_slice_slot(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, loads: tuple[str | None, ...], said: str
 ) -> None:
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
@@ -63,7 +63,7 @@ def test_a_host_that_cannot_load_fails_the_slot_though_the_others_wait_for_it(
     asyncio.run(story())
 
 
-def test_an_unload_that_fails_on_one_host_cuts_off_no_other_hosts(slots: Slots) -> None:
+def test_unload_failing_on_one_host_cuts_off_no_other(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of_a_slice()
         answer = asyncio.ensure_future(manager.submit(ask("r")))
@@ -87,7 +87,7 @@ def test_an_unload_that_fails_on_one_host_cuts_off_no_other_hosts(slots: Slots) 
     asyncio.run(story())
 
 
-def test_a_slice_is_free_only_once_the_processes_on_all_of_its_hosts_are_gone(slots: Slots) -> None:
+def test_slice_is_free_once_processes_on_all_hosts_are_gone(slots: Slots) -> None:
     gone = {0: False, 1: False}
 
     def agent_of(host: int) -> SimpleNamespace:

@@ -45,7 +45,7 @@ async def stops_at(slot: Slot, pieces: int) -> None:
     assert slot.sent == pieces
 
 
-def test_a_model_waits_for_a_caller_who_takes_no_pieces_and_not_for_one_who_is_gone(slots: Slots) -> None:
+def test_model_waits_for_slow_reader_but_not_for_gone_one(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a")
         await manager.register(order())
@@ -68,7 +68,7 @@ def test_a_model_waits_for_a_caller_who_takes_no_pieces_and_not_for_one_who_is_g
     asyncio.run(story())
 
 
-def test_a_stream_of_which_the_caller_has_had_a_part_does_not_run_again(slots: Slots) -> None:
+def test_partly_delivered_stream_does_not_run_again(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a", "b")
         await manager.register(replace(order(), replicas=2))

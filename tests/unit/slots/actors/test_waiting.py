@@ -3,7 +3,7 @@
 from iris_ray.slots.actors.waiting import Clients
 
 
-def test_a_client_is_gone_if_it_was_looked_for_in_vain_often_enough() -> None:
+def test_client_is_gone_after_enough_failed_searches() -> None:
     clients = Clients(most_in_vain=2)
     for name in ("gone", "stays", "idle"):
         clients.heard(name)

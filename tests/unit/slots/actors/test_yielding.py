@@ -30,7 +30,7 @@ class Told(Yielding):
         return dict(self.found)
 
 
-def test_what_arrived_though_its_answer_did_not_is_corrected() -> None:
+def test_yielding_report_with_lost_answer_is_corrected() -> None:
     told = Told()
     for yields, answers in ((False, True), (True, False), (False, True)):
         told.found, told.answers = {"job": yields}, answers
@@ -42,7 +42,7 @@ def test_what_arrived_though_its_answer_did_not_is_corrected() -> None:
         assert told.heard == {"job": yields}
 
 
-def test_what_has_not_changed_is_not_said_again() -> None:
+def test_unchanged_yielding_is_not_reported_again() -> None:
     told = Told()
     told.found = {"job": True}
     asyncio.run(told.report_changes(0.0))
@@ -58,7 +58,7 @@ class Deaf(Told):
         await asyncio.sleep(3600)
 
 
-def test_warning_of_a_controller_that_does_not_answer_says_for_how_long(
+def test_warning_about_silent_controller_says_for_how_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(runners, "LOOK_S", 0.0)

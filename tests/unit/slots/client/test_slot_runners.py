@@ -14,7 +14,7 @@ from iris_ray.slots.client import hold_host
 from iris_ray.slots.client import hold_host as keeping
 
 
-def test_no_job_is_left_behind_if_one_of_them_can_not_be_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_submission_leaves_no_runner_job_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[str] = []
     cancelled: list[str] = []
 
@@ -75,7 +75,7 @@ def keep(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = 
 
 
 @pytest.mark.parametrize("answered", [{"agent_gone": None}, {"kept": False}, {"kept": False, "agent_gone": None}])
-def test_a_job_whose_agent_is_gone_fails_so_that_it_is_tried_again(
+def test_runner_job_without_agent_fails_to_be_retried(
     monkeypatch: pytest.MonkeyPatch, answered: dict[str, Any]
 ) -> None:
     with pytest.raises(RuntimeError, match="agent of runner slots-0 is gone"):
@@ -83,11 +83,11 @@ def test_a_job_whose_agent_is_gone_fails_so_that_it_is_tried_again(
 
 
 @pytest.mark.parametrize("answer", [True, RayError("the manager is gone")])
-def test_a_job_that_nobody_has_a_use_for_ends(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+def test_unneeded_runner_job_ends(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
     keep(monkeypatch, Calls(kept=answer, agent_gone=None))
 
 
-def test_at_a_notice_a_job_moves_whether_its_slots_have_ended_or_its_agent_is_gone(
+def test_noticed_runner_job_moves_with_or_without_its_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for calls in (Calls(empty=None), Calls(kept=False)):
@@ -96,7 +96,7 @@ def test_at_a_notice_a_job_moves_whether_its_slots_have_ended_or_its_agent_is_go
         assert notice.was_saved
 
 
-def test_models_see_the_attributes_of_a_host_that_jobs_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_see_host_attributes_as_jobs_do(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = {
         "ray.io/tpu-slice-name": "pod-a",
         "ray.io/tpu-worker-id": "1",
@@ -111,7 +111,7 @@ def test_models_see_the_attributes_of_a_host_that_jobs_see(monkeypatch: pytest.M
     assert expected.items() <= found.items()
 
 
-def test_at_a_notice_a_job_that_nobody_has_a_use_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unneeded_runner_job_ends_at_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     notice = Notice()
     keep(monkeypatch, Calls(kept=True), notice)
     assert not notice.was_saved

@@ -8,7 +8,7 @@ from tests.support.slots import model
 A, B = model("a").identity, model("b").identity
 
 
-def test_what_is_noted_is_looked_at_once_in_that_order() -> None:
+def test_agenda_gives_each_entry_once_in_order() -> None:
     agenda = Agenda()
     agenda.note([B, A])
     agenda.note([B])
@@ -16,7 +16,7 @@ def test_what_is_noted_is_looked_at_once_in_that_order() -> None:
     assert agenda.take(0.0) == []
 
 
-def test_a_time_is_kept_until_it_has_come_or_an_earlier_one_is_said() -> None:
+def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
     agenda = Agenda()
     agenda.look_again(A, 5.0)
     for when in (9.0, float("inf")):
@@ -29,7 +29,7 @@ def test_a_time_is_kept_until_it_has_come_or_an_earlier_one_is_said() -> None:
 
 
 @pytest.mark.parametrize("events", [1_000])
-def test_times_that_move_on_leave_nothing_behind(events: int) -> None:
+def test_moved_times_leave_nothing_behind(events: int) -> None:
     agenda = Agenda()
     for number in range(events):
         agenda.look_again(A, 30.0 + number)
@@ -39,7 +39,7 @@ def test_times_that_move_on_leave_nothing_behind(events: int) -> None:
     assert agenda.next_time() == float("inf")
 
 
-def test_what_waits_for_room_does_so_until_it_is_looked_at() -> None:
+def test_entry_waiting_for_room_stays_until_looked_at() -> None:
     agenda = Agenda()
     agenda.wait_for_room(A)
     assert agenda.take(0.0) == []

@@ -46,9 +46,7 @@ def waiting_world() -> SlotWorld:
 
 
 @pytest.mark.parametrize(("where", "name"), [(Allocator, "decide"), (ActiveRequests, "dispatch"), (SlotFleet, "start")])
-def test_one_model_that_cannot_be_served_keeps_no_other_one_waiting(
-    monkeypatch: pytest.MonkeyPatch, where: type, name: str
-) -> None:
+def test_unservable_model_blocks_no_other(monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
     w = waiting_world()
     with monkeypatch.context() as patch:
         put_in(patch, where, name, A.identity)
@@ -64,7 +62,7 @@ def test_one_model_that_cannot_be_served_keeps_no_other_one_waiting(
     assert w.answered == {"a": 1, "b": 1}
 
 
-def test_a_slot_that_cannot_be_ended_keeps_no_other_one_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_that_cannot_be_ended_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     w = serving_world(A, B, gpus_each=2)
     for name, identity in (("a", A.identity), ("b", B.identity)):
         w.ask(name, identity)
@@ -80,7 +78,7 @@ def test_a_slot_that_cannot_be_ended_keeps_no_other_one_from_ending(monkeypatch:
     assert w.answered == {"a": 1, "b": 1}
 
 
-def test_a_lost_runner_has_all_requests_run_again_but_those_of_a_model_with_a_defect(
+def test_lost_runner_reruns_requests_except_those_of_defective_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     w = serving_world(A, B, gpus_each=2)

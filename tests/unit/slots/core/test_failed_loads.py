@@ -9,7 +9,7 @@ from iris_ray.slots.core.slot import SlotState
 from tests.support.slot_world import A, serving_world
 
 
-def test_a_slot_that_is_ready_ends_the_row_of_failed_loads() -> None:
+def test_ready_slot_ends_row_of_failed_loads() -> None:
     w = serving_world(A)
     w.ask("r", A.identity)
     for _ in range(2):
@@ -25,7 +25,7 @@ def test_a_slot_that_is_ready_ends_the_row_of_failed_loads() -> None:
     assert not w.refused
 
 
-def test_who_waits_beside_a_ready_slot_is_not_refused_though_other_loads_fail() -> None:
+def test_request_beside_ready_slot_survives_failed_loads() -> None:
     w = serving_world(A, runners=2)
     w.ask("long", A.identity)
     w.settle(serve=False)
@@ -41,7 +41,7 @@ def test_who_waits_beside_a_ready_slot_is_not_refused_though_other_loads_fail() 
     assert sorted(w.answered) == ["long", "next"]
 
 
-def test_a_load_that_fails_is_tried_elsewhere_after_a_pause() -> None:
+def test_failed_load_is_tried_elsewhere_after_pause() -> None:
     w = serving_world(A, runners=2)
     w.ask("r", A.identity)
     first = next(iter(w.reconciler.fleet.slots.values()))
@@ -54,7 +54,7 @@ def test_a_load_that_fails_is_tried_elsewhere_after_a_pause() -> None:
     assert second.allocation.runner_id != first.allocation.runner_id
 
 
-def test_who_waits_is_told_after_some_failures_and_pauses_grow() -> None:
+def test_waiting_requests_fail_after_several_loads_and_pauses_grow() -> None:
     w = serving_world(A)
     w.stuck.add("a")
     w.ask("r", A.identity)
@@ -71,7 +71,7 @@ def test_who_waits_is_told_after_some_failures_and_pauses_grow() -> None:
     assert len(starts) == 4
 
 
-def test_a_load_without_end_fails_by_the_clock() -> None:
+def test_endless_load_fails_by_the_clock() -> None:
     w = serving_world(A, policy=ServingPolicy(load_s=20.0))
     w.stuck.add("a")
     w.ask("r", A.identity)

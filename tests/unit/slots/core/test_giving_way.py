@@ -6,7 +6,7 @@ from iris_ray.slots.core.slot import SlotState
 from tests.support.slot_world import A, B, SlotWorld, serving_world
 
 
-def test_a_model_in_constant_use_gives_way_after_a_while() -> None:
+def test_model_in_constant_use_gives_way_after_a_while() -> None:
     policy = ServingPolicy(placement=Policy(stale_at=IdleFor(10.0), min_residency_s=5.0), ageing_s=20.0)
     w = serving_world(A, B, policy=policy)
     w.ask("a0", A.identity)
@@ -35,7 +35,7 @@ def in_contention() -> SlotWorld:
     return w
 
 
-def test_a_request_that_takes_long_is_done_beside_another_model_in_constant_use() -> None:
+def test_long_request_completes_beside_busy_model() -> None:
     w = in_contention()
     for second in range(600):
         w.ask(f"b{second + 1}", B.identity)
@@ -50,7 +50,7 @@ def test_a_request_that_takes_long_is_done_beside_another_model_in_constant_use(
     assert not w.refused
 
 
-def test_a_cancelled_request_that_goes_on_does_not_keep_a_slot_that_has_to_give_way() -> None:
+def test_cancelled_running_request_does_not_protect_yielding_slot() -> None:
     w = in_contention()
     for request_id in w.processes["slot-1"].requests:
         w.reconciler.handle(ev.RequestCancelled(request_id), w.now)  # a thread that nobody can stop
@@ -58,7 +58,7 @@ def test_a_cancelled_request_that_goes_on_does_not_keep_a_slot_that_has_to_give_
     assert (w.ready("a"), w.ready("b")) == ([], ["slot-2"])
 
 
-def test_a_runner_that_has_to_go_cuts_off_what_an_eviction_would_have_waited_for() -> None:
+def test_leaving_runner_cuts_off_what_eviction_would_await() -> None:
     w = in_contention()
     w.hear(ev.RunnerClosed("a", reason="its host has to go"))
     w.run(50, serve=False)
@@ -68,7 +68,7 @@ def test_a_runner_that_has_to_go_cuts_off_what_an_eviction_would_have_waited_for
     assert w.deleted == [("slot-1", "its host has to go")]
 
 
-def test_request_that_is_cut_off_goes_to_a_warm_slot_at_once() -> None:
+def test_cut_off_request_goes_to_warm_slot_at_once() -> None:
     w = serving_world(A, runners=2, replicas=2, policy=ServingPolicy(drain_s=1.0))
     w.tick()
     first, second = w.ready("a")
@@ -81,7 +81,7 @@ def test_request_that_is_cut_off_goes_to_a_warm_slot_at_once() -> None:
     assert w.reconciler.fleet.slots[free].active == {"r"}
 
 
-def test_a_cancelled_request_that_goes_on_does_not_keep_the_only_seat_of_its_own_model() -> None:
+def test_cancelled_running_request_does_not_keep_only_seat() -> None:
     w = serving_world(A, policy=ServingPolicy())
     w.ask("hangs", A.identity)
     w.settle(serve=False)

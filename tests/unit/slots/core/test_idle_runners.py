@@ -36,7 +36,7 @@ def test_runners_without_slots_are_idle(world: SlotWorld) -> None:
     assert not needs_room(world.reconciler)
 
 
-def test_a_runner_is_idle_once_its_slots_are_stale(world: SlotWorld) -> None:
+def test_runner_is_idle_once_its_slots_are_stale(world: SlotWorld) -> None:
     world.ask("r", A.identity)
     busy = runner_of(world, "slot-1")
     assert idle(world) == {"one", "two"} - {busy}, "it loads"
@@ -46,14 +46,14 @@ def test_a_runner_is_idle_once_its_slots_are_stale(world: SlotWorld) -> None:
     assert idle(world) == {"one", "two"}
 
 
-def test_a_slot_that_serves_keeps_its_runner_however_long_it_takes(world: SlotWorld) -> None:
+def test_serving_slot_keeps_its_runner_however_long(world: SlotWorld) -> None:
     world.ask("r", A.identity)
     world.settle(serve=False)
     world.tick(10 * STALE_S)
     assert idle(world) == {"one", "two"} - {runner_of(world, "slot-1")}
 
 
-def test_slots_that_are_to_be_kept_keep_their_runner_and_missing_ones_need_room(world: SlotWorld) -> None:
+def test_kept_slots_keep_runners_and_missing_ones_need_room(world: SlotWorld) -> None:
     world.hear(ev.ModelRegistered(A, replicas=1))
     world.settle()
     world.tick(10 * STALE_S)
@@ -62,14 +62,14 @@ def test_slots_that_are_to_be_kept_keep_their_runner_and_missing_ones_need_room(
     assert needs_room(world.reconciler)
 
 
-def test_requests_that_wait_need_room(world: SlotWorld) -> None:
+def test_waiting_requests_need_room(world: SlotWorld) -> None:
     for name in ("one", "two"):
         world.lose(name)
     world.ask("r", A.identity)
     assert needs_room(world.reconciler)
 
 
-def test_a_closed_runner_is_idle_when_its_requests_have_ended(world: SlotWorld) -> None:
+def test_closed_runner_is_idle_when_its_requests_have_ended(world: SlotWorld) -> None:
     world.ask("r", A.identity)
     world.settle(serve=False)
     runner = runner_of(world, "slot-1")
@@ -79,7 +79,7 @@ def test_a_closed_runner_is_idle_when_its_requests_have_ended(world: SlotWorld) 
     assert runner in idle(world)
 
 
-def test_a_rule_that_fails_keeps_the_runners_with_slots(world: SlotWorld) -> None:
+def test_failing_rule_keeps_runners_with_slots(world: SlotWorld) -> None:
     world.ask("r", A.identity)
     world.settle()
     busy = runner_of(world, "slot-1")

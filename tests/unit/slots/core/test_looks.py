@@ -21,7 +21,7 @@ def decisions_of(w: SlotWorld) -> list[str]:
     return seen
 
 
-def test_no_place_is_looked_for_again_before_there_is_more_room() -> None:
+def test_place_is_searched_again_only_after_more_room() -> None:
     w = serving_world(A, B, C, gpus_each=2, policy=ServingPolicy())
     w.ask("a", A.identity)
     w.ask("c", C.identity)
@@ -41,7 +41,7 @@ def test_no_place_is_looked_for_again_before_there_is_more_room() -> None:
     assert w.answered["b"] == 1
 
 
-def test_place_is_looked_for_when_a_slot_is_stale_though_nothing_happens() -> None:
+def test_place_is_searched_when_slot_becomes_stale() -> None:
     w = serving_world(A, B, policy=ServingPolicy())
     w.ask("a", A.identity)
     w.settle()
@@ -55,7 +55,7 @@ def test_place_is_looked_for_when_a_slot_is_stale_though_nothing_happens() -> No
     assert w.reconciler.fleet.slots["slot-2"].created_at == pytest.approx(10.0)
 
 
-def test_who_has_waited_for_long_is_looked_at_when_that_is_so() -> None:
+def test_starving_request_is_looked_at_when_its_time_comes() -> None:
     w = serving_world(A, B, policy=ServingPolicy(ageing_s=33.3))
     w.ask("a", A.identity)
     w.settle(serve=False)
@@ -66,7 +66,7 @@ def test_who_has_waited_for_long_is_looked_at_when_that_is_so() -> None:
     assert w.reconciler.fleet.slots["slot-2"].created_at == pytest.approx(33.3)
 
 
-def test_a_place_is_looked_for_when_a_runner_opens() -> None:
+def test_place_is_searched_when_runner_opens() -> None:
     w = serving_world(A)
     w.hear(ev.RunnerClosed("a"))
     w.ask("r", A.identity)

@@ -8,7 +8,7 @@ from tests.support.slot_world import A, serving_world
 from tests.support.slots import model
 
 
-def test_a_request_that_kills_its_slots_is_given_up() -> None:
+def test_request_killing_its_slots_is_given_up() -> None:
     w = serving_world(A)
     w.ask("poison", A.identity)
     for _ in range(60):
@@ -21,7 +21,7 @@ def test_a_request_that_kills_its_slots_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("seats", [1, 2, 16, 256])
-def test_a_request_that_crashes_its_slots_takes_no_other_request_with_it(seats: int) -> None:
+def test_request_crashing_its_slots_takes_no_other_along(seats: int) -> None:
     spec = model("a", 50, concurrency=seats)
     w = serving_world(spec)
     w.ask("poison", spec.identity)
@@ -38,7 +38,7 @@ def test_a_request_that_crashes_its_slots_takes_no_other_request_with_it(seats: 
     assert len(w.answered) == 20
 
 
-def test_requests_of_a_slot_that_crashed_run_in_a_smaller_group_then_alone_and_then_as_usual() -> None:
+def test_requests_of_crashed_slot_rerun_in_smaller_groups() -> None:
     spec = model("a", 50, concurrency=9)
     w = serving_world(spec)
     for number in range(9):
@@ -57,7 +57,7 @@ def test_requests_of_a_slot_that_crashed_run_in_a_smaller_group_then_alone_and_t
     assert len(w.reconciler.active.by_id) == 9
 
 
-def test_loads_of_a_model_whose_slots_crash_without_requests_pause_and_nobody_who_waits_is_refused_for_it() -> None:
+def test_loads_of_idly_crashing_model_pause_without_refusals() -> None:
     w = serving_world(A, replicas=1)
     for _ in range(300):
         for slot_id in w.ready("a"):
@@ -71,7 +71,7 @@ def test_loads_of_a_model_whose_slots_crash_without_requests_pause_and_nobody_wh
     assert w.answered == {"r": 1}
 
 
-def test_a_slot_that_crashes_after_it_was_ready_for_long_is_made_again_at_once() -> None:
+def test_slot_crashing_after_long_service_is_remade_at_once() -> None:
     w = serving_world(A, replicas=1)
     for _ in range(10):
         w.run(100)

@@ -23,7 +23,7 @@ def raises(runner_id: str, last_activity: float) -> float:
         (lambda runner_id, last_activity: float("nan"), "returned NaN"),
     ],
 )
-def test_a_rule_of_staleness_that_fails_makes_no_slot_stale_and_is_reported(rule: Any, said: str) -> None:
+def test_failing_staleness_rule_makes_nothing_stale_and_is_reported(rule: Any, said: str) -> None:
     w = serving_world(A, B, policy=ServingPolicy(placement=Policy(stale_at=rule)))
     w.ask("a", A.identity)
     w.settle()
@@ -39,7 +39,7 @@ def test_a_rule_of_staleness_that_fails_makes_no_slot_stale_and_is_reported(rule
     assert w.answered == {"a": 1, "b": 1}, "who has waited for long is served"
 
 
-def test_a_rule_of_staleness_that_has_failed_is_asked_again() -> None:
+def test_failed_staleness_rule_is_asked_again() -> None:
     broken = [True]
 
     def rule(runner_id: str, last_activity: float) -> float:

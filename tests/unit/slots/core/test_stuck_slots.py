@@ -8,7 +8,7 @@ from tests.support.slot_world import A, B, SlotWorld, serving_world
 from tests.support.slots import GB, gpus, model
 
 
-def test_a_runner_on_which_nothing_ever_loads_does_not_hold_a_model_up() -> None:
+def test_runner_on_which_nothing_loads_delays_no_model() -> None:
     w = serving_world(A, runners=2, policy=ServingPolicy(late_s=10.0, load_s=300.0))
     w.stuck.add("a")
     w.ask("r", A.identity)
@@ -17,7 +17,7 @@ def test_a_runner_on_which_nothing_ever_loads_does_not_hold_a_model_up() -> None
     assert w.answered == {"r": 1}
 
 
-def test_a_model_that_loads_slowly_for_the_first_time_does_not_take_the_place_of_all_others() -> None:
+def test_slow_first_load_does_not_take_all_places() -> None:
     others = [model(name, 50) for name in ("a", "b", "c", "d", "e")]
     w = serving_world(*others, model("slow", 50), runners=6)
     for spec in others:
@@ -53,7 +53,7 @@ def pass_without_deletions(w: SlotWorld, seconds: int) -> None:
         w.settle()
 
 
-def test_a_slot_whose_place_does_not_become_free_is_planned_elsewhere() -> None:
+def test_slot_whose_place_stays_taken_is_planned_elsewhere() -> None:
     w = with_a_process_that_does_not_die()
     w.join(gpus("b", 1))
     w.settle_one()
@@ -65,7 +65,7 @@ def test_a_slot_whose_place_does_not_become_free_is_planned_elsewhere() -> None:
     assert len(w.reconciler.fleet.on_runner("a")) == 1, "its first place is free for others"
 
 
-def test_a_slot_whose_place_does_not_become_free_takes_a_device_of_the_same_runner() -> None:
+def test_slot_whose_place_stays_taken_moves_within_runner() -> None:
     w = serving_world(model("a", 50), model("huge", memory={1: 50 * GB}), gpus_each=2)
     w.ask("x", A.identity)
     w.ask("y", model("huge").identity)
@@ -81,7 +81,7 @@ def test_a_slot_whose_place_does_not_become_free_takes_a_device_of_the_same_runn
     assert w.answered["r"] == 1
 
 
-def test_a_slot_that_was_moved_takes_its_first_place_when_that_is_free() -> None:
+def test_moved_slot_takes_first_place_when_free() -> None:
     w = serving_world(A, B, runners=2, policy=ServingPolicy())
     w.ask("a0", A.identity)
     w.ask("a1", A.identity)
@@ -97,7 +97,7 @@ def test_a_slot_that_was_moved_takes_its_first_place_when_that_is_free() -> None
     assert w.ready("b")
 
 
-def test_a_slot_that_waits_for_its_place_stays_if_there_is_no_other() -> None:
+def test_waiting_slot_stays_if_there_is_no_other_place() -> None:
     w = with_a_process_that_does_not_die()
     pass_without_deletions(w, 200)
     (_, planned) = w.reconciler.fleet.slots.values()

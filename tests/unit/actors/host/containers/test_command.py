@@ -14,7 +14,7 @@ def spec(**env: str) -> ContainerSpec:
     return ContainerSpec("busybox", ["echo", ODD], env, ["--volume=/data:/data"])
 
 
-def test_values_are_not_on_the_command_line_and_reach_the_client_as_they_are() -> None:
+def test_values_reach_client_intact_and_off_the_command_line() -> None:
     variables = {"TOKEN": "s3cret", "ODD": ODD}
     arguments = run_arguments("one", spec(), variables, INFO)
     assert not any("s3cret" in argument for argument in arguments)
@@ -22,7 +22,7 @@ def test_values_are_not_on_the_command_line_and_reach_the_client_as_they_are() -
     assert client_environment({"PATH": "/bin"}, variables) == {"PATH": "/bin", "TOKEN": "s3cret", "ODD": ODD}
 
 
-def test_variables_that_would_change_the_client_go_by_value() -> None:
+def test_variables_affecting_the_client_go_by_value() -> None:
     variables = {"PATH": "/opt/bin", "LD_PRELOAD": "x.so", "DOCKER_HOST": "tcp://there", "DOCKER_PASSWORD": "s3cret"}
     arguments = run_arguments("one", spec(), variables, INFO)
     assert {"--env=PATH=/opt/bin", "--env=LD_PRELOAD=x.so", "--env=DOCKER_HOST=tcp://there"} <= set(arguments)
@@ -31,7 +31,7 @@ def test_variables_that_would_change_the_client_go_by_value() -> None:
     assert client_environment(own, variables) == {**own, "DOCKER_PASSWORD": "s3cret"}
 
 
-def test_users_options_come_after_ours_and_before_the_image_and_its_command() -> None:
+def test_user_options_stand_between_ours_and_the_image() -> None:
     arguments = run_arguments("one", spec(), {}, INFO)
     assert arguments[0] == "run"
     assert arguments[-4:] == ["--volume=/data:/data", "busybox", "echo", ODD]
@@ -39,14 +39,14 @@ def test_users_options_come_after_ours_and_before_the_image_and_its_command() ->
     assert ours <= set(arguments[:-4])
 
 
-def test_container_sees_the_directory_of_its_notices_and_that_of_its_job(tmp_path: Path) -> None:
+def test_container_sees_directories_of_notices_and_job(tmp_path: Path) -> None:
     task = replace(INFO, local_dir="/dev/shm/job")
     arguments = run_arguments("one", spec(), {"IRIS_RAY_TASK_FILES": f"{tmp_path}/tasks/77"}, task)
     assert f"--volume={tmp_path}/tasks:{tmp_path}/tasks" in arguments
     assert "--volume=/dev/shm/job:/dev/shm/job" in arguments
 
 
-def test_container_has_the_variables_of_its_task_its_chips_and_its_user_and_no_others() -> None:
+def test_container_has_only_variables_of_task_chips_and_user() -> None:
     environ = {
         "HOME": "/root",
         "RAY_JOB_ID": "01",
@@ -73,7 +73,7 @@ def test_container_has_the_variables_of_its_task_its_chips_and_its_user_and_no_o
     }
 
 
-def test_container_of_a_single_slice_has_no_megascale_variable_not_even_the_users() -> None:
+def test_single_slice_container_has_no_megascale_variables() -> None:
     found = container_environment({}, spec(MEGASCALE_NUM_SLICES="2", PYTHONUNBUFFERED=""), INFO)
     assert not any(name.startswith("MEGASCALE") for name in found)
     assert found["PYTHONUNBUFFERED"] == ""

@@ -28,7 +28,7 @@ def pid_of(engine: StandIn, name: str) -> int:
     return pid
 
 
-def test_docker_is_used_if_it_answers_and_podman_if_not(
+def test_docker_is_used_if_it_answers_else_podman(
     tmp_path: Path, engine: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     podman = StandIn(tmp_path, "podman")
@@ -38,7 +38,7 @@ def test_docker_is_used_if_it_answers_and_podman_if_not(
     assert find_engine({}).path == str(podman.path)
 
 
-def test_operators_choice_comes_first_and_is_not_replaced(
+def test_operators_engine_choice_wins_and_is_not_replaced(
     tmp_path: Path, engine: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nerdctl = StandIn(tmp_path, "nerdctl")
@@ -49,7 +49,7 @@ def test_operators_choice_comes_first_and_is_not_replaced(
         find_engine({VARIABLE: str(nerdctl.path)})
 
 
-def test_host_without_an_engine_says_why_for_each(engine: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_without_engine_says_why_for_each(engine: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(engine.path.parent))
     engine.break_down()
     message = r"docker: Cannot connect to the daemon; podman: there is no such command\). Install docker or podman"
@@ -57,7 +57,7 @@ def test_host_without_an_engine_says_why_for_each(engine: StandIn, monkeypatch: 
         find_engine({})
 
 
-def test_container_that_runs_is_killed_and_removed(engine: StandIn) -> None:
+def test_running_container_is_killed_and_removed(engine: StandIn) -> None:
     client = start(engine, "one", "sleep", "60")
     pid = pid_of(engine, "one")
     assert ContainerEngine(str(engine.path)).state("one") == ContainerState("running", 0, False)
@@ -68,13 +68,13 @@ def test_container_that_runs_is_killed_and_removed(engine: StandIn) -> None:
     client.wait()
 
 
-def test_container_that_is_not_there_is_removed_at_once(engine: StandIn) -> None:
+def test_missing_container_is_removed_at_once(engine: StandIn) -> None:
     assert ContainerEngine(str(engine.path)).remove("nobody", timeout_s=0.0) is None
     assert ContainerEngine(str(engine.path)).state("nobody") is None
     assert ContainerEngine(str(engine.path)).terminate("nobody") is False
 
 
-def test_engine_that_does_not_answer_is_asked_again_and_says_why(
+def test_silent_engine_is_asked_again_and_says_why(
     engine: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.break_down()
@@ -89,7 +89,7 @@ def test_engine_that_does_not_answer_is_asked_again_and_says_why(
     assert "timed out" in str(ContainerEngine(str(hangs)).remove("one", timeout_s=0.0))
 
 
-def test_sigterm_reaches_the_program_and_its_exit_code_is_known(engine: StandIn, tmp_path: Path) -> None:
+def test_sigterm_reaches_program_and_exit_code_is_known(engine: StandIn, tmp_path: Path) -> None:
     script = "trap 'exit 7' TERM; touch $0/runs; while :; do sleep 0.05; done"
     client = start(engine, "one", "sh", "-c", script, str(tmp_path))
     wait_until((tmp_path / "runs").exists)

@@ -40,9 +40,7 @@ WITHOUT_TOKEN = ("env", "-i", "sleep", "60")
 """A program that can't be found by its environment: only its engine can end it."""
 
 
-def test_next_actor_on_the_host_ends_the_container_of_an_earlier_task(
-    tmp_path: Path, engine: StandIn, nursery: Nursery
-) -> None:
+def test_next_actor_ends_container_of_earlier_task(tmp_path: Path, engine: StandIn, nursery: Nursery) -> None:
     process = nursery.sleeper()
     ProcessLedger(tmp_path).record(tree(process))
     pid = container_of(tmp_path, engine, process.pid, *WITHOUT_TOKEN)
@@ -52,7 +50,7 @@ def test_next_actor_on_the_host_ends_the_container_of_an_earlier_task(
     assert list((tmp_path / "tasks").iterdir()) == []
 
 
-def test_container_that_can_not_be_ended_keeps_the_host_from_the_next_task_until_it_is(
+def test_container_that_cannot_be_ended_blocks_the_host(
     tmp_path: Path, engine: StandIn, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = nursery.sleeper()
@@ -72,7 +70,7 @@ def test_container_that_can_not_be_ended_keeps_the_host_from_the_next_task_until
     assert not alive(pid)
 
 
-def test_task_that_is_stopped_ends_with_its_container(tmp_path: Path, engine: StandIn, make: Make) -> None:
+def test_stopped_task_ends_with_its_container(tmp_path: Path, engine: StandIn, make: Make) -> None:
     child = make("time.sleep(60)")
     pids = []
 
@@ -92,7 +90,7 @@ def test_task_that_is_stopped_ends_with_its_container(tmp_path: Path, engine: St
     assert engine.containers() == []
 
 
-def test_container_of_a_task_that_runs_is_left_alone(tmp_path: Path, engine: StandIn, nursery: Nursery) -> None:
+def test_container_of_running_task_is_left_alone(tmp_path: Path, engine: StandIn, nursery: Nursery) -> None:
     task, leftover = nursery.sleeper(), nursery.sleeper()
     shared = ProcessLedger(tmp_path, exclusive=False)
     shared.record(tree(task, "another"))
@@ -103,7 +101,7 @@ def test_container_of_a_task_that_runs_is_left_alone(tmp_path: Path, engine: Sta
     assert alive(pid)
 
 
-def test_program_in_a_container_belongs_to_its_task_and_so_does_what_it_starts(
+def test_containers_program_and_children_belong_to_their_task(
     tmp_path: Path, engine: StandIn, nursery: Nursery
 ) -> None:
     """Its first process carries the token; others may have another environment. So they are no strangers on chips."""

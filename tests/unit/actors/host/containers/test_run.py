@@ -114,7 +114,7 @@ def run(forge: "subprocess.Popen[str]", tmp_path: Path, engine: StandIn) -> Iter
             os.kill(task.pid, signal.SIGKILL)
 
 
-def test_program_prints_has_its_variables_and_its_success_is_the_tasks(run: Run, engine: StandIn) -> None:
+def test_program_prints_with_variables_and_its_success_counts(run: Run, engine: StandIn) -> None:
     odd = "a b\"c'd\n$e\\ ü"
     look = "import json, os; print(json.dumps(dict(os.environ)))"
     task = run(sys.executable, "-c", look, ODD=odd, TOKEN="s3cret")
@@ -134,29 +134,29 @@ def test_program_prints_has_its_variables_and_its_success_is_the_tasks(run: Run,
         ("kill -9 $$", ["CRASHED", 137, "the container's program was killed by SIGKILL"]),
     ],
 )
-def test_exit_code_of_the_program_is_the_tasks(run: Run, script: str, end: list[object]) -> None:
+def test_exit_code_of_program_is_the_tasks(run: Run, script: str, end: list[object]) -> None:
     assert run("sh", "-c", script).end() == end
 
 
-def test_program_that_the_kernel_killed_for_memory_is_called_so(run: Run, engine: StandIn) -> None:
+def test_program_killed_for_memory_is_named_so(run: Run, engine: StandIn) -> None:
     engine.kill_for_memory()
     assert run("sh", "-c", "kill -9 $$").end()[:2] == ["OUT_OF_MEMORY", 137]
 
 
-def test_container_that_can_not_be_started_has_the_engines_exit_code_and_words(run: Run) -> None:
+def test_unstartable_container_reports_engines_code_and_words(run: Run) -> None:
     task = run("true", image="no-such-image")
     assert task.end()[:2] == ["EXITED", 125]
     assert "Unable to find image 'no-such-image'" in task.said
 
 
-def test_host_without_an_engine_is_an_error_of_its_own(run: Run, engine: StandIn) -> None:
+def test_host_without_engine_raises_its_own_error(run: Run, engine: StandIn) -> None:
     engine.break_down()
     kind, code, error = run("true").end()
     assert (kind, code) == ("RAISED", 1)
     assert "ContainerEngineError: no container engine answers on this host" in error
 
 
-def test_sigterm_without_a_notice_reaches_the_program(run: Run) -> None:
+def test_sigterm_without_notice_reaches_program(run: Run) -> None:
     task = run("sh", "-c", SLEEPS.format(code=7))
     task.says("runs")
     os.kill(task.pid, signal.SIGTERM)
@@ -165,7 +165,7 @@ def test_sigterm_without_a_notice_reaches_the_program(run: Run) -> None:
 
 
 @pytest.mark.parametrize("code", [0, 143])
-def test_program_that_ends_well_after_a_notice_has_saved(run: Run, engine: StandIn, code: int) -> None:
+def test_program_succeeding_after_notice_has_saved(run: Run, engine: StandIn, code: int) -> None:
     task = run("sh", "-c", SLEEPS.format(code=code))
     task.says("runs")
     task.files.write_notice(NOTICE)
@@ -176,7 +176,7 @@ def test_program_that_ends_well_after_a_notice_has_saved(run: Run, engine: Stand
     assert engine.containers() == []
 
 
-def test_program_that_fails_after_a_notice_has_not_saved(run: Run) -> None:
+def test_program_failing_after_notice_has_not_saved(run: Run) -> None:
     task = run("sh", "-c", SLEEPS.format(code=1))
     task.says("runs")
     task.files.write_notice(NOTICE)
@@ -185,7 +185,7 @@ def test_program_that_fails_after_a_notice_has_not_saved(run: Run) -> None:
     assert not task.files.saved.exists()
 
 
-def test_notice_that_came_before_the_process_could_listen_reaches_the_program_once(run: Run, tmp_path: Path) -> None:
+def test_notice_before_listening_reaches_program_once(run: Run, tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     TaskFiles(str(tmp_path / "tasks" / "77")).write_notice(NOTICE)
     task = run("sh", "-c", "trap 'echo told' TERM; while [ ! -e $0/go ]; do sleep 0.05; done", str(tmp_path))
@@ -196,7 +196,7 @@ def test_notice_that_came_before_the_process_could_listen_reaches_the_program_on
     assert task.said == ["told"]
 
 
-def test_container_is_recorded_while_it_runs(run: Run, engine: StandIn) -> None:
+def test_running_container_is_recorded(run: Run, engine: StandIn) -> None:
     task = run("sh", "-c", SLEEPS.format(code=0))
     task.says("runs")
     assert ContainerRecord.read(task.files) == ContainerRecord(str(engine.path), NAME)
@@ -221,7 +221,7 @@ EXITED, CRASHED = EndKind.EXITED, EndKind.CRASHED
         (137, ContainerState("stopped", 137, True), EndKind.OUT_OF_MEMORY, 137, "memory was used up"),
     ],
 )
-def test_end_of_a_container_has_a_name_and_a_number(
+def test_container_end_has_name_and_number(
     client: int, state: ContainerState | None, kind: EndKind, code: int, words: str
 ) -> None:
     stop = container_exit("docker", client, state)
@@ -233,7 +233,7 @@ def test_end_of_a_container_has_a_name_and_a_number(
         assert (end.kind, end.exit_code) == (kind, code)
 
 
-def test_spec_travels() -> None:
+def test_container_spec_survives_pickling() -> None:
     from ray import cloudpickle
 
     spec = ContainerSpec("busybox", ["true"], {"A": "b"})

@@ -17,7 +17,7 @@ def test_host_directory_is_private_and_configurable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_host_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+def test_host_directory_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "open"
     path.mkdir()
     path.chmod(mode)
@@ -25,7 +25,7 @@ def test_host_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode
         host_directory({"IRIS_RAY_HOST_DIR": str(path)})
 
 
-def test_host_directory_that_an_operator_names_may_be_a_link(tmp_path: Path) -> None:
+def test_host_directory_named_by_operator_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     assert host_directory({"IRIS_RAY_HOST_DIR": str(tmp_path / "link")}) == tmp_path / "link"
@@ -40,15 +40,13 @@ def in_rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ray" / f"iris_ray-{os.getuid()}"
 
 
-def test_host_directory_is_in_rays_own_whatever_a_job_calls_its_temporary_directory(
-    in_rays: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_directory_ignores_tmpdir_of_jobs(in_rays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", "/nowhere")
     assert host_directory({"TMPDIR": "/nowhere"}) == in_rays
     assert stat.S_IMODE(in_rays.stat().st_mode) == 0o700
 
 
-def test_link_that_somebody_has_put_in_its_place_is_refused(in_rays: Path, tmp_path: Path) -> None:
+def test_link_in_place_of_host_directory_is_refused(in_rays: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     in_rays.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError, match="is no directory"):

@@ -44,7 +44,7 @@ def memory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "job_id", ["parent-1/child-2", "long" * 50 + "/child", "模型训练" * 25, "a:b", "not \udcff text"], ids=ascii
 )
-def test_job_of_any_id_has_one_directory_which_can_be_mounted_and_goes_with_it(disk: Path, job_id: str) -> None:
+def test_job_of_any_id_has_one_mountable_directory(disk: Path, job_id: str) -> None:
     """Such as that of a job that a task submits, which runs on hosts where its parent's directory is not."""
     path = taken(disk, job_id)
     (path / "cache").touch()
@@ -71,7 +71,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     return has
 
 
-def test_job_finds_its_files_at_its_next_attempt_and_not_those_of_the_job_before(disk: Path) -> None:
+def test_job_finds_own_files_at_next_attempt_only(disk: Path) -> None:
     first = taken(disk, "a")
     (first / "cache").touch()
     assert taken(disk, "a") == first
@@ -83,9 +83,7 @@ def test_job_finds_its_files_at_its_next_attempt_and_not_those_of_the_job_before
 
 
 @pytest.mark.usefixtures("room")
-def test_directory_is_in_memory_if_there_is_room_and_stays_where_it_is(
-    disk: Path, memory: Path, room: Callable[[int, int], None]
-) -> None:
+def test_directory_is_in_memory_if_there_is_room(disk: Path, memory: Path, room: Callable[[int, int], None]) -> None:
     here = LocalDirectories(disk, memory)
     first = here.take("a")
     assert first.is_relative_to(memory)
@@ -97,14 +95,14 @@ def test_directory_is_in_memory_if_there_is_room_and_stays_where_it_is(
 @pytest.mark.parametrize(
     ("free", "total"), [(LEAST_MEMORY_BYTES - 1, LEAST_MEMORY_BYTES), (LEAST_MEMORY_BYTES, 3 * LEAST_MEMORY_BYTES)]
 )
-def test_memory_with_little_room_is_not_used(
+def test_memory_with_little_room_is_not_used_for_directories(
     disk: Path, memory: Path, room: Callable[[int, int], None], free: int, total: int
 ) -> None:
     room(free, total)
     assert LocalDirectories(disk, memory).take("a").is_relative_to(disk)
 
 
-def test_hosts_that_share_memory_have_directories_of_their_own(
+def test_hosts_sharing_memory_have_separate_directories(
     tmp_path: Path, memory: Path, room: Callable[[int, int], None]
 ) -> None:
     places = [tmp_path / "one", tmp_path / "other"]
@@ -115,7 +113,7 @@ def test_hosts_that_share_memory_have_directories_of_their_own(
 
 @pytest.mark.parametrize("unsafe", ["link", "open"])
 @pytest.mark.usefixtures("room")
-def test_place_that_another_user_could_have_prepared_is_not_used(
+def test_place_another_user_could_have_prepared_is_not_used(
     tmp_path: Path, disk: Path, memory: Path, unsafe: str
 ) -> None:
     task = LocalDirectories(disk, memory)
@@ -149,7 +147,7 @@ def not_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("not_root")
-def test_directories_that_a_job_has_made_read_only_go_with_the_rest() -> None:
+def test_read_only_directories_of_a_job_are_removed_too() -> None:
     """A copy of a data set may have them. They may be in memory, which would not come back for as long as they stay."""
     disk, kept = Path("disk").absolute(), Path("kept").absolute()
     for path in (disk, kept):
@@ -167,7 +165,7 @@ def test_directories_that_a_job_has_made_read_only_go_with_the_rest() -> None:
     assert kept.stat().st_mode & 0o777 == 0o500
 
 
-def test_directory_of_a_living_task_stays_whoever_removes(disk: Path) -> None:
+def test_directory_of_living_task_is_never_removed(disk: Path) -> None:
     task, other = LocalDirectories(disk, None), LocalDirectories(disk, None)
     path = task.take("a")
     other.remove()
@@ -179,11 +177,11 @@ def test_directory_of_a_living_task_stays_whoever_removes(disk: Path) -> None:
 
 
 @pytest.mark.usefixtures("room")
-def test_memory_that_can_not_be_written_is_not_used(disk: Path, tmp_path: Path) -> None:
+def test_unwritable_memory_is_not_used_for_directories(disk: Path, tmp_path: Path) -> None:
     assert LocalDirectories(disk, tmp_path / "missing").take("a").is_relative_to(disk)
 
 
-def test_what_a_later_attempt_has_taken_is_not_removed_for_its_age(disk: Path) -> None:
+def test_directory_taken_by_later_attempt_is_kept_despite_age(disk: Path) -> None:
     here = LocalDirectories(disk, None)
     (taken(disk, "a") / "cache").touch()
     left = here.left()
@@ -197,7 +195,7 @@ def test_what_a_later_attempt_has_taken_is_not_removed_for_its_age(disk: Path) -
     assert not path.exists()
 
 
-def test_end_of_a_job_removes_its_files_alone(disk: Path) -> None:
+def test_end_of_job_removes_only_its_files(disk: Path) -> None:
     here, path = LocalDirectories(disk, None), taken(disk, "a")
     (path / "cache").touch()
     here.remove("b")
@@ -206,7 +204,7 @@ def test_end_of_a_job_removes_its_files_alone(disk: Path) -> None:
     assert not path.exists()
 
 
-def test_empty_directories_are_nothing_to_wait_for(disk: Path) -> None:
+def test_empty_directories_are_removed_without_waiting(disk: Path) -> None:
     here, path = LocalDirectories(disk, None), taken(disk, "a")
     assert not here.left()
     assert not path.exists()
@@ -217,7 +215,7 @@ def test_empty_directories_are_nothing_to_wait_for(disk: Path) -> None:
 
 @pytest.mark.usefixtures("room")
 @pytest.mark.parametrize("in_memory", [False, True])
-def test_processes_of_a_job_that_come_at_the_same_moment_share_its_directory(
+def test_processes_of_job_starting_together_share_its_directory(
     disk: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
     """Both have looked before either has made it."""

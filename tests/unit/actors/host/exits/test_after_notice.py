@@ -110,7 +110,7 @@ def leavers(make: Make, tmp_path: Path) -> Any:
     return json.loads((tmp_path / "became.json").read_text())
 
 
-def test_task_that_exits_after_a_notice_has_saved_however_it_got_to_that(leavers: dict[str, str]) -> None:
+def test_any_exit_after_a_notice_counts_as_saved(leavers: dict[str, str]) -> None:
     """A preempted job must never count as done. Only a code other than 0 tells a failure, and a handler may use any."""
     assert leavers.pop("thread") == "saved with its checkpoint", "as an ordinary exit, it waits for threads that save"
     assert {name for name, became in leavers.items() if became == "saved"} == {
@@ -120,7 +120,7 @@ def test_task_that_exits_after_a_notice_has_saved_however_it_got_to_that(leavers
 
 
 @pytest.mark.parametrize(("code", "kind"), [(0, EndKind.RETURNED), (3, EndKind.EXITED)])
-def test_exit_on_a_host_whose_disk_can_not_tell_of_a_notice_is_an_exit(code: int, kind: EndKind) -> None:
+def test_exit_is_plain_if_disk_cannot_tell_of_notice(code: int, kind: EndKind) -> None:
     unreadable = TaskFiles("/tmp/" + 300 * "x")  # the kernel refuses such a name, as a faulty disk refuses any
     end = run_function(cloudpickle.dumps(lambda: sys.exit(code)), unreadable)
     assert end.kind is kind

@@ -22,13 +22,13 @@ def found(
         (KILLED, "was killed by SIGKILL", 137),
     ],
 )
-def test_diagnose_names_what_the_kernel_says(code: int, how: str, exit_code: int) -> None:
+def test_diagnosis_names_what_the_kernel_says(code: int, how: str, exit_code: int) -> None:
     end = diagnose(found(code))
     assert (end.kind, end.ended_at, end.error) == (EndKind.CRASHED, 5.0, f"the task process {how}")
     assert end.exit_code == exit_code
 
 
-def test_diagnose_without_a_word_of_the_kernel_is_a_crash() -> None:
+def test_diagnosis_without_kernel_message_is_a_crash() -> None:
     assert diagnose(found(None)).kind is EndKind.CRASHED
 
 
@@ -41,18 +41,18 @@ def test_diagnose_without_a_word_of_the_kernel_is_a_crash() -> None:
         (1, EndKind.CRASHED),
     ],
 )
-def test_diagnose_blames_memory_only_for_what_the_kernel_may_have_done(code: int | None, kind: EndKind) -> None:
+def test_diagnosis_blames_memory_only_for_possible_kernel_kills(code: int | None, kind: EndKind) -> None:
     assert diagnose(found(code, memory_was_short=True)).kind is kind
 
 
 @pytest.mark.parametrize("code", [None, KILLED])
 @pytest.mark.parametrize("memory_was_short", [True, False])
-def test_diagnose_of_a_process_that_had_not_begun_blames_no_user_code(code: int | None, memory_was_short: bool) -> None:
+def test_diagnosis_of_process_not_begun_blames_no_user_code(code: int | None, memory_was_short: bool) -> None:
     end = diagnose(found(code, had_started=False, memory_was_short=memory_was_short))
     assert end.kind is EndKind.NEVER_STARTED
 
 
 @pytest.mark.parametrize("had_started", [True, False])
-def test_diagnose_of_a_process_that_was_stopped_gives_our_reason(had_started: bool) -> None:
+def test_diagnosis_of_stopped_process_gives_our_reason(had_started: bool) -> None:
     end = diagnose(found(KILLED, had_started=had_started, memory_was_short=True, stopped_for="another task ended"))
     assert (end.kind, end.error) == (EndKind.STOPPED, "another task ended")

@@ -15,18 +15,18 @@ def test_oom_kills_of_all_files_are_added_up(tmp_path: Path) -> None:
     assert oom_kills((vmstat, events)) == 6
 
 
-def test_oom_kills_where_the_kernel_does_not_count_them_are_none(tmp_path: Path) -> None:
+def test_oom_kills_are_none_where_kernel_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("nr_free_pages 77\n")
     (tmp_path / "empty").touch()
     assert oom_kills((tmp_path / "old", tmp_path / "empty", tmp_path / "missing", tmp_path)) == 0
     assert oom_kills(()) == 0
 
 
-def test_oom_kills_of_this_machine_can_be_read() -> None:
+def test_oom_kills_of_this_machine_are_readable() -> None:
     assert oom_kills() >= 0
 
 
-def test_process_that_the_kernel_killed_long_ago_explains_no_end() -> None:
+def test_old_oom_kill_explains_no_later_end() -> None:
     """A task may run for weeks, and somebody sends it SIGKILL in the end."""
     counts = [3]
     recent = RecentOomKills(lambda: counts[0])

@@ -22,7 +22,7 @@ TELLS = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 
         ("kill -40 $$", -40, "was killed by signal 40"),
     ],
 )
-def test_exit_code_or_signal_is_told_to_a_process_that_is_not_the_parent(script: str, code: int, how: str) -> None:
+def test_exit_status_is_known_to_process_other_than_parent(script: str, code: int, how: str) -> None:
     assert in_words(code) == how
     process = subprocess.Popen(["sh", "-c", f"ulimit -c 0; read wait; {script}"], stdin=subprocess.PIPE)
     pidfd = os.pidfd_open(process.pid)

@@ -16,21 +16,21 @@ def none_left() -> list[psutil.Process]:
     return []
 
 
-def test_end_task_ends_the_whole_tree(nursery: Nursery) -> None:
+def test_end_task_ends_whole_process_tree(nursery: Nursery) -> None:
     parent, children = nursery.tree("child", "daemon")
     task = tree(parent)
     assert end_task(task.search(), task.search) == []
     assert not any(map(alive, [parent, *children]))
 
 
-def test_end_task_ends_what_a_process_has_started_since_it_was_found(nursery: Nursery) -> None:
+def test_end_task_ends_children_started_since_search(nursery: Nursery) -> None:
     process, since = nursery.sleeper(), nursery.sleeper()
     assert end_task([process], lambda: [since]) == []
     assert not any(map(alive, [process, since]))
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 1.0])
-def test_end_task_does_not_search_if_no_process_found_runs(nursery: Nursery, grace_s: float) -> None:
+def test_end_task_skips_search_if_no_process_runs(nursery: Nursery, grace_s: float) -> None:
     """A search reads a file of every process of the machine."""
     process = nursery.sleeper()
     process.kill()
@@ -44,7 +44,7 @@ def test_end_task_counts_a_zombie_as_gone(nursery: Nursery) -> None:
     assert end_task([child], none_left) == []
 
 
-def test_end_task_ends_a_process_whose_first_thread_has_ended(nursery: Nursery) -> None:
+def test_end_task_ends_process_without_its_first_thread(nursery: Nursery) -> None:
     """It looks like a zombie, and has its memory and chips while another thread runs."""
     start = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
     process = nursery.script(f"{start}; print(flush=True); ctypes.CDLL(None).pthread_exit(None)")
@@ -64,7 +64,7 @@ class Immortal(psutil.Process):
         wait_until(lambda: not alive(self))
 
 
-def test_time_that_a_process_was_asked_nicely_does_not_count_for_its_end(nursery: Nursery) -> None:
+def test_sigterm_time_does_not_count_for_the_kill(nursery: Nursery) -> None:
     process = Immortal(nursery.sleeper().pid)
     assert end_task([process], none_left, timeout_s=0.1, grace_s=0.3) == []
 
@@ -79,7 +79,7 @@ class SlowToDie(psutil.Process):
             super().kill()
 
 
-def test_end_task_waits_for_a_process_that_takes_long_to_die_and_says_so(
+def test_end_task_waits_for_slow_death_and_says_so(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "SAY_EVERY_S", 0.2)

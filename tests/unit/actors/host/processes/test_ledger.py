@@ -17,7 +17,7 @@ from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.processes import TOKEN, Nursery, alive, tree
 
 
-def test_ledger_ends_what_an_earlier_actor_left_running(nursery: Nursery, tmp_path: Path) -> None:
+def test_ledger_ends_processes_left_by_earlier_actor(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
     ProcessLedger(tmp_path).record(tree(process))
     assert ProcessLedger(tmp_path).end_leftovers() == []
@@ -43,7 +43,7 @@ def test_reaper_tries_again_after_an_error(nursery: Nursery, tmp_path: Path, mon
     assert not alive(process)
 
 
-def test_ledger_ends_processes_that_a_task_has_named_and_their_children(nursery: Nursery, tmp_path: Path) -> None:
+def test_ledger_ends_processes_named_by_task_and_children(nursery: Nursery, tmp_path: Path) -> None:
     """A model's process is started by Ray, not by the task that keeps the host for it."""
     process, stranger = nursery.sleeper(), nursery.sleeper()
     parent, (child,) = nursery.tree("child")
@@ -58,7 +58,7 @@ def test_ledger_ends_processes_that_a_task_has_named_and_their_children(nursery:
 
 
 @pytest.mark.parametrize("handler", ["lambda *_: (open(sys.argv[1], 'x'), sys.exit())", "signal.SIG_IGN"])
-def test_ledger_sends_sigterm_to_leftovers_before_it_kills_them(nursery: Nursery, tmp_path: Path, handler: str) -> None:
+def test_ledger_sends_sigterm_before_killing_leftovers(nursery: Nursery, tmp_path: Path, handler: str) -> None:
     asked = tmp_path / "asked"
     script = f"import signal, sys, time; signal.signal(15, {handler}); print(flush=True); time.sleep(60)"
     process = nursery.script(script, str(asked))
@@ -68,7 +68,7 @@ def test_ledger_sends_sigterm_to_leftovers_before_it_kills_them(nursery: Nursery
     assert asked.exists() == (handler != "signal.SIG_IGN")
 
 
-def test_ledger_ends_all_leftovers_though_the_disk_has_become_read_only(
+def test_ledger_ends_leftovers_on_read_only_disk(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a disk refuses to remove even what is not there."""
@@ -85,13 +85,13 @@ def test_ledger_ends_all_leftovers_though_the_disk_has_become_read_only(
     assert not any(map(alive, processes))
 
 
-def test_ledger_of_a_shared_host_makes_a_place_for_the_first_tasks_output(tmp_path: Path) -> None:
+def test_shared_hosts_ledger_makes_place_for_first_output(tmp_path: Path) -> None:
     ProcessLedger(tmp_path / "host", exclusive=False)
     os.mkfifo(TaskFiles.of_process(tmp_path / "host", 1).output)
 
 
 @pytest.mark.parametrize("recorder_lives", [True, False])
-def test_ledger_of_a_shared_host_ends_only_tasks_whose_recorder_has_ended(
+def test_shared_hosts_ledger_ends_only_tasks_of_ended_recorders(
     nursery: Nursery, tmp_path: Path, recorder_lives: bool
 ) -> None:
     process, recorder = nursery.sleeper(), nursery.sleeper()
@@ -108,7 +108,7 @@ def test_ledger_of_a_shared_host_ends_only_tasks_whose_recorder_has_ended(
     assert alive(process) == entry.exists() == recorder_lives
 
 
-def test_ledger_of_a_shared_host_leaves_alone_a_task_without_a_recorder(nursery: Nursery, tmp_path: Path) -> None:
+def test_shared_hosts_ledger_spares_task_without_recorder(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path, exclusive=False)
     ledger.record(tree(process))
@@ -120,7 +120,7 @@ def test_ledger_of_a_shared_host_leaves_alone_a_task_without_a_recorder(nursery:
     assert alive(process)
 
 
-def test_ledger_forgets_a_process_that_ended_before_it_got_a_task(nursery: Nursery, tmp_path: Path) -> None:
+def test_ledger_forgets_process_ended_before_its_task(nursery: Nursery, tmp_path: Path) -> None:
     """It has no descendants, so the ledger does not search all processes of the machine for them."""
     ended, carrier = nursery.sleeper(), nursery.sleeper(**{TOKEN_VARIABLE: TOKEN})
     ledger = ProcessLedger(tmp_path)
@@ -132,7 +132,7 @@ def test_ledger_forgets_a_process_that_ended_before_it_got_a_task(nursery: Nurse
     assert not [*tmp_path.rglob("*.json")]
 
 
-def test_ledger_does_not_end_the_calling_process(nursery: Nursery, tmp_path: Path) -> None:
+def test_ledger_spares_calling_process(nursery: Nursery, tmp_path: Path) -> None:
     left, me = nursery.sleeper(), psutil.Process()
     ledger = ProcessLedger(tmp_path)
     ledger.record(tree(left, f"{TOKEN}-1"))
@@ -141,7 +141,7 @@ def test_ledger_does_not_end_the_calling_process(nursery: Nursery, tmp_path: Pat
     assert not alive(left)
 
 
-def test_ledger_does_not_touch_a_process_that_it_has_forgotten(nursery: Nursery, tmp_path: Path) -> None:
+def test_ledger_spares_forgotten_process(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
     ledger.record(tree(process))
@@ -151,7 +151,7 @@ def test_ledger_does_not_touch_a_process_that_it_has_forgotten(nursery: Nursery,
     assert alive(process)
 
 
-def test_ledger_does_not_touch_another_process_that_got_the_pid_of_a_task(nursery: Nursery, tmp_path: Path) -> None:
+def test_ledger_spares_process_reusing_a_tasks_pid(nursery: Nursery, tmp_path: Path) -> None:
     stranger = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
     ledger.record(tree(stranger))
@@ -163,7 +163,7 @@ def test_ledger_does_not_touch_another_process_that_got_the_pid_of_a_task(nurser
 
 
 @pytest.mark.parametrize("text", ["", '{"pid": 1', "{}", "[]", "null"])
-def test_ledger_with_a_damaged_entry_still_ends_the_other_tasks(nursery: Nursery, tmp_path: Path, text: str) -> None:
+def test_ledger_with_damaged_entry_ends_other_tasks(nursery: Nursery, tmp_path: Path, text: str) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
     ledger.record(tree(process))
@@ -174,7 +174,7 @@ def test_ledger_with_a_damaged_entry_still_ends_the_other_tasks(nursery: Nursery
     assert not alive(process)
 
 
-def test_ledger_keeps_an_entry_that_the_disk_does_not_give_for_now(
+def test_ledger_keeps_temporarily_unreadable_entry(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it is read nobody may take its process for ended."""
@@ -194,7 +194,7 @@ def test_ledger_keeps_an_entry_that_the_disk_does_not_give_for_now(
     assert not alive(process)
 
 
-def test_ledger_ends_a_daemon_of_a_task_whose_own_process_has_ended(nursery: Nursery, tmp_path: Path) -> None:
+def test_ledger_ends_daemon_of_ended_task(nursery: Nursery, tmp_path: Path) -> None:
     """A child with a session of its own survives a SIGKILL of its worker, and may hold the chips."""
     parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
     ProcessLedger(tmp_path).record(tree(parent, f"{TOKEN}-1"))
@@ -205,9 +205,7 @@ def test_ledger_ends_a_daemon_of_a_task_whose_own_process_has_ended(nursery: Nur
     assert not alive(daemon)
 
 
-def test_ledger_ends_descendants_without_a_token_that_were_recorded_while_their_parent_lived(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_ledger_ends_recorded_descendants_without_token(nursery: Nursery, tmp_path: Path) -> None:
     """Forked ones and those with another environment; the kernel forgets their parent when it ends."""
     parent, children = nursery.tree("child", "daemon")
     ledger, one = ProcessLedger(tmp_path), tree(parent)
@@ -220,9 +218,7 @@ def test_ledger_ends_descendants_without_a_token_that_were_recorded_while_their_
     assert not any(map(alive, children))
 
 
-def test_ledger_does_not_record_the_descendants_of_a_process_that_it_has_forgotten(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_ledger_does_not_record_descendants_of_forgotten_process(nursery: Nursery, tmp_path: Path) -> None:
     parent, _ = nursery.tree("child")
     ledger, one = ProcessLedger(tmp_path), tree(parent)
     ledger.record(one)
@@ -232,7 +228,7 @@ def test_ledger_does_not_record_the_descendants_of_a_process_that_it_has_forgott
 
 
 @pytest.mark.parametrize("when", ["recorded", "forgotten"])
-def test_what_an_earlier_process_of_that_pid_was_told_is_gone(tmp_path: Path, when: str) -> None:
+def test_notice_of_earlier_process_with_same_pid_is_gone(tmp_path: Path, when: str) -> None:
     files, ledger = TaskFiles.of_process(tmp_path, os.getpid()), ProcessLedger(tmp_path)
     other, me = TaskFiles.of_process(tmp_path, os.getpid() + 1), tree(psutil.Process(), "token")
     if when == "forgotten":
@@ -252,9 +248,7 @@ def test_what_an_earlier_process_of_that_pid_was_told_is_gone(tmp_path: Path, wh
     files.remove()  # there is nothing left to remove
 
 
-def test_process_that_has_the_pid_of_an_earlier_one_is_not_forgotten_with_that(
-    nursery: Nursery, tmp_path: Path
-) -> None:
+def test_process_reusing_pid_survives_forgetting_of_earlier_one(nursery: Nursery, tmp_path: Path) -> None:
     """Another actor on the host has recorded it; this one forgets its own tasks some time after they have ended."""
     later = tree(nursery.sleeper())
     files = TaskFiles.of_process(tmp_path, later.pid)
@@ -265,7 +259,7 @@ def test_process_that_has_the_pid_of_an_earlier_one_is_not_forgotten_with_that(
     assert files.started.exists()
 
 
-def test_ledger_and_a_notice_are_written_side_by_side(tmp_path: Path, nursery: Nursery) -> None:
+def test_ledger_and_notice_are_written_concurrently(tmp_path: Path, nursery: Nursery) -> None:
     """The record of descendants and the notice are written by different threads, into one directory."""
     process = nursery.sleeper()
     ledger, files = ProcessLedger(tmp_path), TaskFiles.of_process(tmp_path, process.pid)
@@ -287,7 +281,7 @@ def test_ledger_and_a_notice_are_written_side_by_side(tmp_path: Path, nursery: N
     assert ledger.owns(psutil.Process(process.pid))
 
 
-def test_torn_line_of_a_named_process_keeps_nobody_alive(nursery: Nursery, tmp_path: Path) -> None:
+def test_torn_line_of_named_process_is_ignored(nursery: Nursery, tmp_path: Path) -> None:
     """Some file systems leave zeros of what was appended when the machine went down."""
     process, named = nursery.sleeper(), nursery.sleeper()
     ProcessLedger(tmp_path).record(tree(process))

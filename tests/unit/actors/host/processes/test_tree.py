@@ -18,7 +18,7 @@ def by_pid(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("kernel_lists_children", [True, False])
-def test_tree_that_was_updated_is_known_after_its_root_has_ended(
+def test_updated_tree_is_known_after_root_ended(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch, kernel_lists_children: bool
 ) -> None:
     monkeypatch.setattr(module, "KERNEL_LISTS_CHILDREN", kernel_lists_children)
@@ -44,7 +44,7 @@ def no_file_descriptor_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_process_that_can_not_be_looked_at_for_lack_of_a_descriptor_is_not_taken_for_ended(nursery: Nursery) -> None:
+def test_process_unreadable_for_lack_of_descriptors_counts_as_alive(nursery: Nursery) -> None:
     parent, (daemon,) = nursery.tree("daemon")
     known = tree(parent)
     known.update()
@@ -58,7 +58,7 @@ def test_process_that_can_not_be_looked_at_for_lack_of_a_descriptor_is_not_taken
     assert known.search() == [daemon], "it is known as before"
 
 
-def test_tree_includes_the_group_of_its_root_as_long_as_the_number_can_not_be_reused(nursery: Nursery) -> None:
+def test_tree_includes_roots_group_while_number_is_safe(nursery: Nursery) -> None:
     parent, (unseen, daemon) = nursery.tree("child", "daemon", leads=True)
     ended, earlier = tree(parent), tree(parent)
     parent.kill()
@@ -69,12 +69,12 @@ def test_tree_includes_the_group_of_its_root_as_long_as_the_number_can_not_be_re
     assert alive(daemon)
 
 
-def test_tree_does_not_include_the_group_of_another_process_that_got_the_pid_of_its_root(nursery: Nursery) -> None:
+def test_tree_excludes_group_of_process_reusing_roots_pid(nursery: Nursery) -> None:
     leader, _ = nursery.tree("child", leads=True)
     assert ProcessTree(leader.pid, tree(leader).started - 1, TOKEN).search(just_ended=True) == []
 
 
-def test_tree_does_not_include_another_process_that_got_the_pid_of_a_member(nursery: Nursery) -> None:
+def test_tree_excludes_process_reusing_members_pid(nursery: Nursery) -> None:
     stranger = nursery.sleeper()
     known = ProcessTree(2**22 + 1, 1, TOKEN, [(stranger.pid, tree(stranger).started + 1)])
     assert known.members() == known.search() == []
@@ -87,7 +87,7 @@ def ended_task(token: str) -> ProcessTree:
     return ProcessTree(2**22 + 1, this.started, token)
 
 
-def test_tree_includes_a_daemon_that_left_it_before_any_update_by_its_token(nursery: Nursery) -> None:
+def test_tree_finds_early_daemon_by_token(nursery: Nursery) -> None:
     parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
     another, (child,) = nursery.tree("child", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
     parent.kill()
@@ -98,7 +98,7 @@ def test_tree_includes_a_daemon_that_left_it_before_any_update_by_its_token(nurs
 
 
 @pytest.mark.parametrize("root_lives", [True, False])
-def test_tree_includes_a_forked_daemon_that_left_it_before_any_update(nursery: Nursery, root_lives: bool) -> None:
+def test_tree_finds_early_forked_daemon(nursery: Nursery, root_lives: bool) -> None:
     """It runs no program of its own, so it shows the environment with which its task's process began."""
     parent, (daemon, another) = nursery.tree(f"fork {TOKEN}-1", f"fork {TOKEN}-11")
     task = tree(parent, f"{TOKEN}-1")
@@ -109,14 +109,12 @@ def test_tree_includes_a_forked_daemon_that_left_it_before_any_update(nursery: N
     assert alive(another)
 
 
-def test_tree_does_not_look_for_its_token_in_processes_that_are_older(nursery: Nursery) -> None:
+def test_tree_skips_token_search_in_older_processes(nursery: Nursery) -> None:
     older = nursery.sleeper(IRIS_RAY_TASK_TOKEN=TOKEN)
     assert ProcessTree(2**22 + 1, tree(older).started + 1, TOKEN).search() == []
 
 
-def test_search_finds_a_daemon_that_starts_while_others_are_read(
-    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_finds_daemon_started_during_search(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parent was listed and has ended by the time its file is read."""
     started: list[psutil.Process] = []
 
