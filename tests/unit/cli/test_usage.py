@@ -86,8 +86,11 @@ def test_invalid_option_value_is_bad_usage(flag: tuple[str, str]) -> None:
 
 
 def test_closed_stdin_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
     monkeypatch.setattr("sys.stdin", None)  # as with <&-
     confirm("Really?", yes=False)
+    assert asked == []
 
 
 def test_exit_codes_match_help() -> None:

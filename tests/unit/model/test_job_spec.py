@@ -53,7 +53,8 @@ def test_job_with_wrong_replicas_for_device_is_refused(device: str, replicas: in
 def test_job_with_devices_replicas_is_accepted_on_any_slices(device: str, replicas: int) -> None:
     for groups in (1, (2, 4)):
         gang = CoschedulingConfig(num_groups=groups)
-        JobSpec(job_id="job", owner="pool", device=device, replicas=replicas, coscheduling=gang)
+        spec = JobSpec(job_id="job", owner="pool", device=device, replicas=replicas, coscheduling=gang)
+        assert (spec.device, spec.replicas, spec.coscheduling) == (device, replicas, gang)
 
 
 @pytest.mark.parametrize("replicas", [1, 3, 1000])

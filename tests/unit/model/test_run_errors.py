@@ -88,7 +88,8 @@ def test_judge_gang_exhausted_memory_is_first_cause(
 
 def test_judge_task_every_end_has_a_verdict() -> None:
     for end in EndKind:
-        judge_task(TaskEnd(end, 5.0, b"", "x"), HEALTHY)
+        verdict = judge_task(TaskEnd(end, 5.0, b"", "x"), HEALTHY)
+        assert isinstance(verdict, TpuSuccess) == (end is EndKind.RETURNED)
 
 
 # -- our reason -----------------------------------------------------------------------------------------------------

@@ -175,9 +175,11 @@ def test_invalid_timeout_is_refused_before_asking(client: SlotClient, manager: M
 def test_closing_twice_does_nothing(client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: Future[Any] = Future()
     gone.set_exception(ActorDiedError())
-    manager.close = SimpleNamespace(remote=lambda: Reference(gone))
+    asked = iter([Reference(gone)])
+    manager.close = SimpleNamespace(remote=lambda: next(asked))
     client._is_ours = True
     client.close()
+    assert not list(asked)
 
 
 @pytest.fixture

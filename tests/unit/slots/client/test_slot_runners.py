@@ -38,6 +38,7 @@ class Calls:
 
     def __init__(self, **answered: Any) -> None:
         self.answered = answered
+        self.killed: list[Any] = []
         self.agent: Any = SimpleNamespace(watch=self._call("agent gone"))
         self.manager: Any = SimpleNamespace(keep_runner=self._call("kept"), empty_runner=self._call("empty"))
 
@@ -55,7 +56,7 @@ class Calls:
         return self.answered[ref]
 
     def kill(self, actor: Any) -> None:
-        assert actor is self.agent
+        self.killed.append(actor)
 
 
 class Notice:
@@ -83,13 +84,13 @@ def test_runner_job_without_agent_fails_to_be_retried(
 
 
 @pytest.mark.parametrize("answer", [True, RayError("the manager is gone")])
-def test_unneeded_runner_job_ends(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
-    keep(monkeypatch, Calls(kept=answer, agent_gone=None))
+def test_unneeded_runner_job_ends_with_its_agent(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    calls = Calls(kept=answer, agent_gone=None)
+    keep(monkeypatch, calls)
+    assert calls.killed == [calls.agent]
 
 
-def test_noticed_runner_job_moves_with_or_without_its_agent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_noticed_runner_job_moves_with_or_without_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     for calls in (Calls(empty=None), Calls(kept=False)):
         notice = Notice()
         keep(monkeypatch, calls, notice)

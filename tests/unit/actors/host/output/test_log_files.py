@@ -242,6 +242,9 @@ def test_jobs_with_long_names_have_separate_logs(tmp_path: Path) -> None:
 
 def test_prune_tolerates_concurrent_removals(tmp_path: Path) -> None:
     """All tasks of a gang prune when they begin their files, and remove empty directories of jobs."""
+    writer = LogWriter(AttemptLog(tmp_path, "kept", 0, 1))
+    writer.write(b"a line")
+    writer.close()
     over = threading.Event()
 
     def make_and_remove(name: str) -> None:
@@ -260,3 +263,4 @@ def test_prune_tolerates_concurrent_removals(tmp_path: Path) -> None:
         over.set()
         for other in others:
             other.join()
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("job-")] == ["kept"]

@@ -87,7 +87,9 @@ def test_ledger_ends_leftovers_on_read_only_disk(
 
 def test_shared_hosts_ledger_makes_place_for_first_output(tmp_path: Path) -> None:
     ProcessLedger(tmp_path / "host", exclusive=False)
-    os.mkfifo(TaskFiles.of_process(tmp_path / "host", 1).output)
+    output = TaskFiles.of_process(tmp_path / "host", 1).output
+    os.mkfifo(output)
+    assert output.is_fifo()
 
 
 @pytest.mark.parametrize("recorder_lives", [True, False])
