@@ -1,17 +1,21 @@
-"""``iris-ray ls``, ``status``, ``tasks``, ``why``, ``cancel``: what they print about the real Controller's jobs."""
+"""Commands about jobs: what they print about the real Controller's jobs."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.controller import user_calls
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.client import inspection
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from tests.support.command_line import CTRL_C, Terminal
+from tests.support.command_line import CTRL_C, Terminal, address_of_nobody, invoke
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
+
+# -- ls, status, tasks, why and cancel --------------------------------------------------------------------------------
 
 
 def test_waiting_job_answers_why_status_tasks_and_cancel(world: ControllerInProcess) -> None:
@@ -119,3 +123,63 @@ def test_cancel_on_terminal_with_yes_ends_job(world: ControllerInProcess) -> Non
     assert f"{asked} is cancelled" in person.printed
     assert world.on_terminal("cancel", told, "--yes", person=Terminal()) == OK
     assert {world.state(asked), world.state(told)} == {JobState.KILLED}
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_story_of_twice_failing_job_survives_restart(world: ControllerInProcess) -> None:
+    job = world.start("train", max_retries_failure=3)
+    world.fail(job, 1)
+    world.wait_for_attempt(job, 2)
+    world.fail(job, 0)
+    world.wait_for_attempt(job, 3)
+    world.succeed(job)
+    found = world.json("events", job)
+    assert [(event["attempt"], event["what"].split(":")[0]) for event in found] == [
+        (None, "submitted by ann, interactive"),
+        (1, "runs on v4-16-0"),
+        (1, "ended (charged as a failure)"),
+        (2, "runs on v4-16-0"),
+        (2, "ended (charged as a failure)"),
+        (3, "got v4-16-0"),
+        (3, "runs on v4-16-0"),
+        (None, "the job ended"),
+    ]
+    assert "worker 1" in found[2]["what"]
+    assert found == sorted(found, key=lambda event: event["at"])
+    world.restart_controller()
+    assert world.json("events", job) == found
+    assert "charged as a failure" in world.iris("events", job).stdout
+    assert "did you mean train" in world.iris("events", "trian", code=USAGE).stderr
+
+
+# -- stacks and profile of what does not run (tests/cluster/test_insight.py has what does) ----------------------------
+
+
+def test_only_running_tasks_have_stacks_and_profiles(world: ControllerInProcess) -> None:
+    world.start("train", slices=(3,))
+    waits = world.submit("eval")
+    assert "no task runs: pending" in world.iris("stacks", waits).stderr
+    assert world.json("stacks", waits) == []
+    assert "task 1 is pending: only what runs has a profile" in world.iris("profile", waits, "1", code=USAGE).stderr
+    assert "did you mean train" in world.iris("stacks", "trian", code=USAGE).stderr
+    assert "7" in world.iris("profile", waits, "7", code=USAGE).stderr
+
+
+def test_profile_into_impossible_file_is_refused(tmp_path: Path) -> None:
+    for output, said in ((tmp_path / "none" / "x.svg", "none is no directory"), (tmp_path, "is a directory")):
+        done = invoke("profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
+        assert done.exit_code == USAGE
+        assert said in done.stderr
+
+
+def test_profile_of_a_tasks_own_job_is_written_locally(
+    world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inspection, "place_of", lambda _: ("node", "10.0.0.1"))
+    monkeypatch.setattr(inspection, "profile", lambda *_: b"a picture")
+    world.start("parent/child")
+    assert "parent-child-0.svg: 9 bytes" in world.iris("profile", "parent/child", "0").stdout
+    assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"

@@ -3,16 +3,9 @@
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.state.events import (
-    Event,
-    GangAssignedEvent,
-    TaskAssignedEvent,
-)
-from tests.support.worlds import World, attempts, cpu_host, task_states
-
-S = TaskState
-
+from iris_ray.model.lifecycle import JobState
+from iris_ray.state.events import Event, GangAssignedEvent, TaskAssignedEvent
+from tests.support.worlds import S, World, attempts, cpu_host, task_states
 
 # -- of gangs -------------------------------------------------------------------------------------------------------
 

@@ -5,12 +5,7 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.lifecycle import (
-    TRANSITIONS,
-    AttemptId,
-    JobState,
-    TaskState,
-)
+from iris_ray.model.lifecycle import TRANSITIONS, AttemptId, JobState, TaskState
 from iris_ray.state import job_table
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -24,11 +19,8 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
-from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, charged, gang_spec, host, task_states
-
-S = TaskState
-
+from iris_ray.state.instructions import ChangeLog, Instructions, StopAttempt
+from tests.support.worlds import S, World, charged, gang_spec, host, task_states
 
 # -- the table ------------------------------------------------------------------------------------------------------
 
@@ -310,3 +302,18 @@ def test_finished_job_holding_capacity_is_not_forgotten(world: World, monkeypatc
         world.report_all(later, S.SUCCEEDED)
         world.confirm(later)
     assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # else it is never freed
+
+
+# -- the log of changes -----------------------------------------------------------------------------------------------
+
+
+def test_reader_gets_changes_or_learns_it_was_away_too_long() -> None:
+    log: ChangeLog[str] = ChangeLog()
+    for what in "abc":
+        log.note(what, most=4)
+    seen = log.version
+    log.note("d", most=4)
+    assert log.since(seen) == ["d"]
+    assert log.since(log.version) == []
+    log.note("e", most=4)
+    assert (log.version, log.since(seen), log.since(1)) == (5, ["d", "e"], None)

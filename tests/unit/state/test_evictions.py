@@ -4,7 +4,7 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import (
@@ -16,9 +16,8 @@ from iris_ray.state.events import (
     WorkerDrainedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, charged, task_states
+from tests.support.worlds import S, World, charged, task_states
 
-S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 GRACE_S = 30.0
 

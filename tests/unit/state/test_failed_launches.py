@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.pending_reason import PendingKind
@@ -18,9 +18,7 @@ from iris_ray.state.events import JobRestoredEvent, TaskDispatchFailedEvent, Tim
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import AVOIDED_S, MOST_AVOIDED, avoided_by
 from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, charged, cpu_host, task_states
-
-S = TaskState
+from tests.support.worlds import S, World, charged, cpu_host, task_states
 
 
 def fail_launch(world: World, job: Job, groups: Iterable[str] = (), counts: bool = True) -> tuple[str, ...]:

@@ -16,10 +16,7 @@ from iris_ray.state.events import (
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, assigned_tasks, attempts, charged, cpu_host, task_states
-
-S = TaskState
-
+from tests.support.worlds import S, World, assigned_tasks, attempts, charged, cpu_host, task_states
 
 # -- attempts and budgets -------------------------------------------------------------------------------------------
 

@@ -6,15 +6,12 @@ import pytest
 
 from iris_ray.errors import CorruptRecordError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import TaskState
 from iris_ray.state import records
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent
 from iris_ray.state.records import GANGS_PER_CHUNK
 from tests.support.recorded import Recorded, changed_parts
-from tests.support.worlds import World, cpu_host
-
-S = TaskState
+from tests.support.worlds import S, World, cpu_host
 
 
 def submit(world: World, replicas: int, **changes: object) -> Job:

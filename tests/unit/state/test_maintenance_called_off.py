@@ -2,14 +2,13 @@
 
 import pytest
 
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state.events import Event, JobRestoredEvent, MaintenanceCalledOffEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions
 from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, host
+from tests.support.worlds import S, World, host
 
-S = TaskState
 MAINTENANCE, PREEMPTION = NoticeKind.MAINTENANCE, NoticeKind.PREEMPTION
 START = 700.0
 

@@ -9,13 +9,12 @@ from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.protocol.messages import JobView, ProcessSpec, RunRequest
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, RETURNING_S
 from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions, StopAttempt
-from tests.support.worlds import World, charged, task_states, tasks_spec
+from tests.support.worlds import S, World, charged, task_states, tasks_spec
 
-S = TaskState
 RESTARTED = PoolRestartedEvent("pool-a")
 REASON = "the process of its SlicePoolManager died"
 

@@ -10,7 +10,7 @@ from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.goodput import AttemptTimes, JobTimes, Marks
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
 from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state import job_table
 from iris_ray.state.controller_state import apply_all
@@ -26,9 +26,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import DropSpare, NotifyGang, StopAttempt
 from iris_ray.state.records import RECORD_VERSION, JobRecord
-from tests.support.worlds import World, charged, host, task_states
-
-S = TaskState
+from tests.support.worlds import S, World, charged, host, task_states
 
 
 def successor(world: World, without: tuple[str, ...] = ()) -> tuple[World, list[StopAttempt]]:

@@ -3,13 +3,11 @@
 import pytest
 
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import GangMovedEvent, WorkerSuspectedEvent
-from tests.support.worlds import World
-
-S = TaskState
+from tests.support.worlds import S, World
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, NoticeKind
 from iris_ray.model.workers import Worker
 from iris_ray.state import spares as spares_module
@@ -22,9 +22,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import DropSpare, Instructions
 from iris_ray.state.spares import doomed_groups
-from tests.support.worlds import World, host, tagged
-
-S = TaskState
+from tests.support.worlds import S, World, host, tagged
 
 
 @pytest.fixture

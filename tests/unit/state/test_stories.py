@@ -4,15 +4,11 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state import job_table
-from iris_ray.state import job_table as stories
 from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, WorkerDrainedEvent
 from iris_ray.state.job_table import STORY_LENGTH
-from tests.support.worlds import World, attempt_id, cpu_host
-
-S = TaskState
+from tests.support.worlds import S, World, attempt_id, cpu_host
 
 
 def test_refused_event_raises_with_jobs_story(world: World) -> None:
@@ -144,7 +140,7 @@ def test_lost_host_appears_in_each_ended_gangs_story(world: World) -> None:
 
 
 def test_stories_of_latest_active_gangs_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stories, "GANGS_KEPT", 10)
+    monkeypatch.setattr(job_table, "GANGS_KEPT", 10)
     world.report(with_tasks(world, 40), S.SUCCEEDED, 3)
     with_own = [gang for gang in range(40) if len(world.state.story("many", gang)) > 1]
     assert with_own == [3, *range(31, 40)]

@@ -4,14 +4,9 @@ import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
-from iris_ray.state.events import (
-    TaskDispatchFailedEvent,
-    TaskUnschedulableEvent,
-)
+from iris_ray.state.events import TaskDispatchFailedEvent, TaskUnschedulableEvent
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, charged, host, task_states
-
-S = TaskState
+from tests.support.worlds import S, World, charged, host, task_states
 
 
 def test_timeout_ends_job_of_which_nothing_ran(world: World) -> None:

@@ -1,5 +1,6 @@
 """What happens to jobs in virtual time, second by second."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state.events import WorkerDrainedEvent
 from iris_ray.study import Simulation
+from iris_ray.study.agenda import Agenda
 from tests.support.simulations import HOUR, TIMINGS, attempts, endless, gang, slices, tasks
 
 
@@ -263,3 +265,35 @@ def test_time_advances_despite_rounded_interval() -> None:
     simulation.submit(gang("one"), at=0.9000000000000001)  # by 0.1 it is 9, and 9 * 0.1 is less
     simulation.run_until(2 * HOUR)
     assert states(simulation) == {"one": JobState.SUCCEEDED}
+
+
+# -- the virtual clock ------------------------------------------------------------------------------------------------
+
+
+def test_due_work_runs_by_time_then_planning_order() -> None:
+    agenda, done = Agenda(), list[tuple[float, str]]()
+
+    def note(what: str) -> None:
+        done.append((agenda.now, what))
+
+    agenda.at(5.0, note, "third")
+    agenda.at(2.0, note, "first")
+    agenda.after(2.0, note, "second")
+    agenda.at(9.0, note, "too late")
+    agenda.at(math.inf, note, "never")
+    agenda.run_until(8.0)
+    assert done == [(2.0, "first"), (2.0, "second"), (5.0, "third")]
+    assert (agenda.now, agenda.next_at) == (8.0, 9.0)
+
+
+def test_work_planned_meanwhile_runs_and_never_in_the_past() -> None:
+    agenda, done = Agenda(), list[float]()
+
+    def plan_more() -> None:
+        agenda.after(1.0, lambda: done.append(agenda.now))
+        agenda.at(0.0, lambda: done.append(agenda.now))
+
+    agenda.at(3.0, plan_more)
+    agenda.run_until(10.0)
+    assert done == [3.0, 4.0]
+    assert agenda.next_at == math.inf

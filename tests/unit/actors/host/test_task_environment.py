@@ -1,5 +1,9 @@
 """The environment of a task process."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +160,24 @@ def test_jax_options_act_at_process_start_with_preload() -> None:
 
 def test_split_by_start_of_nothing_is_nothing() -> None:
     assert split_by_start({}) == ({}, {})
+
+
+# -- the environment of the raylet ------------------------------------------------------------------------------------
+
+
+START = "import os, subprocess, sys; del os.environ['OF_THE_HOST']; sys.exit(subprocess.call(sys.argv[1:]))"
+"""Starts a program without a variable of its own."""
+READ = (
+    "from iris_ray.actors.host.task_environment import raylet_environment;"
+    "print(raylet_environment().get('OF_THE_HOST'))"
+)
+
+
+@pytest.mark.parametrize("between", [[], [sys.executable, "-c", START.replace("del os.environ['OF_THE_HOST']; ", "")]])
+def test_worker_finds_raylet_behind_wrapper_program(tmp_path: Path, between: list[str]) -> None:
+    """A runtime environment may have Ray start its workers by ``uv run``."""
+    raylet = tmp_path / "raylet"
+    raylet.symlink_to(os.path.realpath(sys.executable))
+    command = [str(raylet), "-c", START, *between, sys.executable, "-c", READ]
+    environ = {**os.environ, "OF_THE_HOST": "chips"}
+    assert subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout == "chips\n"

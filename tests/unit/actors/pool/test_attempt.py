@@ -1,4 +1,4 @@
-"""What becomes of an attempt while its tasks run: hangs, silence, and a Controller that is away."""
+"""What becomes of an attempt while its tasks run."""
 
 import asyncio
 import time
@@ -9,12 +9,18 @@ import pytest
 
 from iris_ray.actors.pool import notice_delivery, progress_watch
 from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.actors.pool.attempt_end import AttemptEnd
 from iris_ray.actors.pool.launch import Launch
 from iris_ray.actors.protocol.messages import Progress
 from iris_ray.model.notices import Notice, NoticeKind
-from iris_ray.model.outcomes import RunErrorKind, TpuPreempted, TpuRunError
+from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuRunError
 from iris_ray.model.verdict import Verdict
 from tests.support.attempts import Controller, Slices, new_attempt
+from tests.support.hosts_in_process import Crash, Task
+from tests.support.virtual_cluster import Stage, VirtualCluster
+
+# -- hangs, silence, and a Controller that is away --------------------------------------------------------------------
+
 
 LIMIT_S = 0.4
 
@@ -112,3 +118,103 @@ def test_verdict_waits_for_returning_controller() -> None:
         return await verdict_of(new_attempt(slices, controller), story)
 
     assert isinstance(asyncio.run(run()).result, TpuPreempted)
+
+
+# -- growth that is called off ----------------------------------------------------------------------------------------
+
+
+NOTICE_S = 0.3
+
+
+Story = Callable[[Slices, Attempt], Coroutine[Any, Any, None]]
+
+
+def told_to_grow(
+    is_to_grow: bool, meanwhile: Story | None = None, stall_timeout: float | None = None
+) -> tuple[AttemptEnd, Controller]:
+    """An attempt that hears right after its start that it is to grow; ``meanwhile`` begins with it."""
+
+    async def run() -> tuple[AttemptEnd, Controller]:
+        slices, controller = Slices(), Controller(is_to_grow)
+        attempt = new_attempt(slices, controller, stall_timeout)
+        running = asyncio.ensure_future(attempt.run(Launch({"a": []}), lambda: None))
+        await asyncio.sleep(0.05)
+        attempt.notify(Notice(NoticeKind.GROWTH, "2 slices are there for it instead of 1", time.time() + NOTICE_S))
+        if meanwhile is not None:
+            await meanwhile(slices, attempt)
+        return await asyncio.wait_for(running, 20), controller
+
+    return asyncio.run(run())
+
+
+def test_gang_grows_at_deadline_if_slices_are_there() -> None:
+    end, _ = told_to_grow(True)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert end.moved_for is not None
+
+
+def test_gang_stays_if_new_slices_are_gone_again() -> None:
+    async def returns_later(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(3 * NOTICE_S)
+        slices.returns.set()
+
+    end, controller = told_to_grow(False, returns_later)
+    assert (end.verdict.succeeded, end.moved_for, controller.asked) == (True, None, 1)
+
+
+def test_gang_that_has_saved_moves_despite_cancelled_growth() -> None:
+    """Its tasks wait, and nothing but a new attempt wakes them."""
+
+    async def saves_later(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(2 * NOTICE_S)
+        slices.saves = True
+
+    end, _ = told_to_grow(False, saves_later)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert end.moved_for is not None
+
+
+def test_gang_staying_after_cancelled_growth_may_hang() -> None:
+    end, _ = told_to_grow(False, stall_timeout=3 * NOTICE_S)
+    assert isinstance(end.verdict.result, TpuRunError)
+    assert end.verdict.result.kind is RunErrorKind.HANG
+
+
+def test_growth_after_cancelled_growth_is_told_again() -> None:
+    async def room_again(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(2 * NOTICE_S)
+        slices.saves = True
+        attempt.notify(Notice(NoticeKind.GROWTH, "4 slices are there for it instead of 1", time.time() + 60.0))
+
+    end, _ = told_to_grow(False, room_again)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert "4 slices" in end.verdict.result.error
+
+
+@pytest.mark.parametrize("after_s", [50.0, 70.0])
+def test_task_ended_by_sigterm_of_cancelled_growth_costs_nothing(stage: Stage, after_s: float) -> None:
+    async def work(task: Task) -> int:
+        if task.info.attempt == 2:
+            await task.told.wait()
+            assert task.notice is not None
+            assert task.notice.kind is NoticeKind.GROWTH
+            await asyncio.sleep(after_s)
+            if task.info.task_index == 0:
+                raise Crash("was killed by SIGTERM")
+        if task.info.attempt < 3:
+            await asyncio.sleep(10_000.0)
+        return task.info.attempt
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (1, 2), work, max_retries_preemption=1)
+        first = await cluster.runs("job", 4)
+        cluster.kill_host(first[0].info.slice_name, 0)
+        second, _ = await cluster.runs("job", 2, attempt=2)
+        cluster.add_slice("later")
+        await asyncio.wait_for(second.told.wait(), 60.0)
+        await asyncio.sleep(20.0)
+        cluster.kill_host("later", 0)
+        assert await results == [3] * 2
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story, slices=2)

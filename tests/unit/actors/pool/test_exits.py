@@ -1,14 +1,19 @@
-"""Threads and exit handlers of tasks that have returned, in virtual time: who waits for them, and for how long."""
+"""Jobs whose caller cancels, and tasks that have returned and go on."""
 
 import asyncio
 import time
+from collections import Counter
 
 import pytest
 import ray
 
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S
+from iris_ray.model.lifecycle import JobState
 from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
+
+# -- tasks that have returned -----------------------------------------------------------------------------------------
+
 
 UPLOAD_S = 200.0
 MOMENT_S = 5.0
@@ -87,3 +92,40 @@ def test_host_falling_silent_during_saving_is_not_awaited(stage: Stage) -> None:
         assert time.monotonic() - began < 2 * HOST_SILENCE_S
 
     stage.play(story)
+
+
+# -- cancelled at any moment ------------------------------------------------------------------------------------------
+
+
+class Calls(Counter[str]):
+    """Counts calls, and tells when there is another one of ``awaited``."""
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__()
+        self._awaited = awaited
+        self.came = asyncio.Event()
+
+    def __setitem__(self, name: str, count: int) -> None:
+        super().__setitem__(name, count)
+        if name == self._awaited:
+            self.came.set()
+
+
+@pytest.mark.parametrize("turns", range(4, 16))
+def test_waiting_job_cancelled_during_controllers_call_ends(stage: Stage, turns: int) -> None:
+    """An answer and the cancellation may come in the same turn: neither hides the other."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        cluster.run("other")
+        await cluster.runs("other", 2)
+        results = cluster.run("job")
+        await asyncio.sleep(1.9)
+        cluster.ray.calls = calls = Calls("report")
+        await calls.came.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        results.future().cancel()
+        await asyncio.sleep(100.0)
+        assert (await cluster.status("job")).state is JobState.KILLED
+
+    stage.play(story, slices=1)

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from iris_ray.slots.actors.messages import MOST_PIECES
+from iris_ray.slots.actors import messages
+from iris_ray.slots.actors.messages import MOST_PIECES, NotHeld, Reasons
 from iris_ray.slots.actors.model_call import ModelCall, RunningCalls, SlotRequest, StoppedError, slot_request
-from iris_ray.slots.actors.slot_actor import LoadedModel
+from iris_ray.slots.actors.slot_actor import HeldSessions, LoadedModel
 from tests.support.waiting import wait_until
+
+# -- calls ------------------------------------------------------------------------------------------------------------
 
 
 class Plain:
@@ -205,3 +208,38 @@ def test_model_of_any_kind_knows_its_request(kind: str) -> None:
             answer = made.answer(kind, call)
             assert answer in (request, [request, request])
     assert slot_request() is None
+
+
+# -- sessions that a slot holds ---------------------------------------------------------------------------------------
+
+
+def test_stopped_session_ends_after_its_current_call() -> None:
+    sessions = HeldSessions()
+    sessions.open("a")
+    assert sessions.begin_call("a") is None
+    with ThreadPoolExecutor() as threads:
+        over = threads.submit(sessions.stop, "a", "its runner goes")
+        assert sessions.begin_call("a") == NotHeld("its runner goes")
+        assert not over.done()
+        sessions.end_call("a")
+        over.result(10)
+    assert sessions.begin_call("a") == NotHeld("its runner goes")
+
+
+def test_session_stopped_before_opening_stays_closed() -> None:
+    sessions = HeldSessions()
+    sessions.stop("a", "it was closed")
+    sessions.open("a")
+    assert sessions.begin_call("a") == NotHeld("it was closed")
+    assert sessions.begin_call("nobody") == NotHeld("it has ended")
+
+
+def test_first_stop_reason_counts_and_oldest_are_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(messages, "MOST", 2)
+    known = Reasons()
+    known.note("a", "closed")
+    known.note("a", "idle")
+    assert known.of("a") == "closed"
+    known.note("b", "idle")
+    known.note("c", "idle")
+    assert [known.of(name) for name in "abc"] == ["it has ended", "idle", "idle"]

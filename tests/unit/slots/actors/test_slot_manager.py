@@ -1,21 +1,28 @@
 """What a SlotManager does when something goes wrong."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
-from iris_ray.errors import InvalidSlotError, JobCancelledError, SlotQueueFullError
-from iris_ray.slots.actors import slot_manager
+from iris_ray.errors import InvalidSlotError, JobCancelledError, RequestLostError, SlotQueueFullError
+from iris_ray.slots.actors import slot_manager, slot_processes
+from iris_ray.slots.actors.messages import MOST_PIECES, Ask, Grant, Piece
 from iris_ray.slots.actors.model_call import SlotRequest
+from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.actors.waiting import Clients
+from iris_ray.slots.core import converge, reconciler
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import WorkloadKind
-from tests.support.slot_processes import Method, Slots, all_of, ask, forever, manager_of, order, true, until
+from tests.support.slot_processes import Method, Slot, Slots, all_of, ask, forever, manager_of, order, true, until
 from tests.support.slots import host_here
+
+# -- slots and requests -----------------------------------------------------------------------------------------------
 
 
 def test_slot_that_cannot_be_made_blocks_nothing_else(slots: Slots) -> None:
@@ -229,3 +236,149 @@ def test_reused_request_id_is_not_forgotten_with_the_earlier(slots: Slots) -> No
         assert (await second).open() == 1
 
     asyncio.run(story())
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+async def open_session(manager: SlotManager, session_id: str) -> Grant:
+    asked = Ask(session_id, "m", b"", kind=WorkloadKind.SESSION, idle_s=60.0)
+    granted: Grant = (await manager.submit(asked)).open()
+    return granted
+
+
+def test_closed_session_keeps_seat_until_its_call_ends(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a")
+        await manager.register(order())
+        granted = await open_session(manager, "s")
+        assert granted.slot_id in manager._core.fleet.slots
+        await manager.cancel("s")
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: slots.made[0].stopped == ["s"])
+        await asyncio.sleep(0.05)
+        assert not slots.made[0].requests
+        slots.made[0].may_answer.set()
+        assert (await answer).open() == 0
+        assert await manager.renew("", {"s": 0.0}) == {"s": "it was closed"}
+
+    asyncio.run(story())
+
+
+def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
+    for module in (converge, reconciler):
+        monkeypatch.setattr(module, "CONVERGE_S", 0.02)
+
+    async def story() -> None:
+        manager = await manager_of("a", ageing_s=0.05, drain_s=0.1)
+        await manager.register(order())
+        await open_session(manager, "s")
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: len(slots.made) == 2)
+        assert slots.made[0].killed.is_set()
+        assert slots.made[0].stopped == ["s"]
+        slots.made[1].may_answer.set()
+        assert (await answer).open() == 1
+        assert await manager.renew("", {"s": 0.0}) == {"s": "others have waited for m for 0.05 s"}
+
+    asyncio.run(story())
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_two_slots_are_never_mixed(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a", "b", drain_s=0.05)
+        await manager.register(order())
+
+        async def read() -> list[Any]:
+            return [piece.open() async for piece in manager.stream(ask("r"))]
+
+        reads = asyncio.ensure_future(read())
+        await until(lambda: slots.made)
+        await asyncio.sleep(0.05)
+        (slot_id,) = manager._core.fleet.slots
+        await manager.evict(slot_id)
+        await asyncio.sleep(0.06)
+        manager._hear(ev.Tick())  # it has overrun its time; the request is for another slot, and this one still runs
+        await until(lambda: len(slots.made) == 2)
+        await asyncio.sleep(0.05)
+        for slot in slots.made:
+            slot.may_answer.set()
+        assert await reads == [(1, 0), (1, 1), (1, 2)]
+
+    asyncio.run(story())
+
+
+async def stops_at(slot: Slot, pieces: int) -> None:
+    await until(lambda: slot.sent == pieces)
+    await asyncio.sleep(0.02)
+    assert slot.sent == pieces
+
+
+def test_model_waits_for_slow_reader_but_not_for_gone_one(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a")
+        await manager.register(order())
+        pieces = manager.stream(ask("r"))
+        first = asyncio.ensure_future(anext(pieces))
+        await until(lambda: slots.made)
+        slots.made[0].pieces = 300
+        slots.made[0].may_answer.set()
+        await first
+        await stops_at(slots.made[0], MOST_PIECES + 1)
+        await manager.taken("r", 10)
+        await stops_at(slots.made[0], MOST_PIECES + 11)
+        await manager.cancel("r")
+        await until(lambda: slots.made[0].sent == 300)
+        assert slots.made[0].stopped == ["r"]
+        with pytest.raises(JobCancelledError):
+            [piece.open() async for piece in pieces]
+        await until(lambda: not manager._core.active.by_id)
+
+    asyncio.run(story())
+
+
+def test_partly_delivered_stream_does_not_run_again(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a", "b")
+        await manager.register(replace(order(), replicas=2))
+        await until(lambda: [each.state.value for each in manager._core.fleet.slots.values()] == ["ready"] * 2)
+        ran: list[Slot] = []
+
+        def answers_until_killed(slot: Slot) -> None:
+            async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
+                ran.append(slot)  # as user code runs up to its first piece
+                yield slot._piece(0)
+                await slot.killed.wait()
+                raise RayError("killed")
+
+            vars(slot)["stream"] = Method(stream)
+
+        for slot in slots.made:
+            answers_until_killed(slot)
+        pieces = manager.stream(ask("r"))
+        (await anext(pieces)).open()
+        ran[0].killed.set()  # the other slot has a free seat
+        with pytest.raises(RequestLostError, match="cut off"):
+            (await anext(pieces)).open()
+        await asyncio.sleep(0.1)
+        assert len(ran) == 1
+
+    asyncio.run(story())
+
+
+# -- clients ----------------------------------------------------------------------------------------------------------
+
+
+def test_client_is_gone_after_enough_failed_searches() -> None:
+    clients = Clients(most_in_vain=2)
+    for name in ("gone", "stays", "idle"):
+        clients.heard(name)
+    both = {"gone", "stays", ""}
+    assert [clients.look(both), clients.look(both)] == [set(), set()]
+    clients.heard("stays")
+    assert clients.look(both) == {"gone"}
+    assert clients.look({"idle"}) == set(), "it had no requests when it was silent"
