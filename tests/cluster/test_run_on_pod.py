@@ -128,12 +128,7 @@ class Adder:
 
 @pytest.mark.parametrize(
     ("function", "results"),
-    [
-        *in_proofs(
-            (Adder(), [40, 41]),
-            (ray.remote(max_calls=1)(index), [0, 1]),
-        ),
-    ],
+    [*in_proofs((Adder(), [40, 41]), (ray.remote(max_calls=1)(index), [0, 1]))],
     ids=["object", "remote"],
 )
 def test_callable_of_every_kind_runs(cluster: SimulatedCluster, function: Any, results: list[int]) -> None:
@@ -163,9 +158,7 @@ def test_user_code_runs_in_drivers_ray_job(cluster: SimulatedCluster) -> None:
 # -- what a remote function asks for -------------------------------------------------------------------------------
 
 
-def test_remote_functions_environment_acts_at_process_start(
-    cluster: SimulatedCluster,
-) -> None:
+def test_remote_functions_environment_acts_at_process_start(cluster: SimulatedCluster) -> None:
     @ray.remote(runtime_env={"env_vars": {"TEA": "green", "PYTHONHASHSEED": "7"}})
     def look() -> tuple[str, str, int]:
         return os.environ["TEA"], os.environ["PYTHONHASHSEED"], hash("tea")
@@ -198,9 +191,7 @@ def test_working_dir_of_a_remote_function_is_honoured(cluster: SimulatedCluster,
     assert run_on_pod(read, "v4-16") == ["boil water"] * 2
 
 
-def test_failing_runtime_environment_is_a_typed_error(
-    cluster: SimulatedCluster,
-) -> None:
+def test_failing_runtime_environment_is_a_typed_error(cluster: SimulatedCluster) -> None:
     broken = ray.remote(runtime_env={"working_dir": "file:///nowhere/to/be/found.zip"})(index)
     with pytest.raises(TaskSetupError, match="nowhere/to/be"):
         run_on_pod(broken, "v4-16", max_retries_failure=0)
@@ -290,13 +281,7 @@ def test_untransportable_result_is_a_typed_error(cluster: SimulatedCluster) -> N
 
 @pytest.mark.parametrize(
     ("end", "words"),
-    [
-        *in_proofs(
-            (os.abort, "SIGABRT"),
-            (lambda: sys.exit("no more"), "sys.exit"),
-        ),
-        (lambda: os._exit(3), "code 3"),
-    ],
+    [*in_proofs((os.abort, "SIGABRT"), (lambda: sys.exit("no more"), "sys.exit")), (lambda: os._exit(3), "code 3")],
 )
 def test_crash_on_healthy_host_is_failure_naming_its_end(
     cluster: SimulatedCluster, trace: Trace, end: Any, words: str

@@ -94,9 +94,7 @@ BUSY = """
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGKILL, signal.SIGINT, *in_proofs(signal.SIGTERM, signal.SIGHUP)],
-    ids=lambda n: n.name,
+    "number", [signal.SIGKILL, signal.SIGINT, *in_proofs(signal.SIGTERM, signal.SIGHUP)], ids=lambda n: n.name
 )
 def test_driver_ended_by_signal_leaves_nothing(driver: Callable[[str], Driver], number: signal.Signals) -> None:
     one = driver(BUSY % "pass")

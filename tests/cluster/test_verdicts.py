@@ -84,10 +84,7 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
 
 @pytest.mark.parametrize(
     ("kind", "worker_id", "num_slices", "has_standby"),
-    [
-        *in_proofs(("TPUHostActor", 1, 1, False)),
-        *in_long(("SliceActor", 0, 2, True)),
-    ],
+    [*in_proofs(("TPUHostActor", 1, 1, False)), *in_long(("SliceActor", 0, 2, True))],
 )
 def test_death_of_our_process_costs_a_preemption(
     cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int, num_slices: int, has_standby: bool

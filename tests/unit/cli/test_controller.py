@@ -53,11 +53,7 @@ def test_status_counts_jobs_slices_and_hosts(world: ControllerInProcess) -> None
     world.start("train", slices=(2,))
     world.submit("eval", slices=(3,))
     found = world.json("controller", "status")
-    assert (found["jobs"], found["slices"], found["hosts"]) == (
-        {"running": 1, "pending": 1},
-        {"busy": 2, "free": 1},
-        7,
-    )
+    assert (found["jobs"], found["slices"], found["hosts"]) == ({"running": 1, "pending": 1}, {"busy": 2, "free": 1}, 7)
     said = world.iris("controller", "status").stdout
     assert "1 pending, 1 running" in said
     assert "2 busy, 1 free" in said

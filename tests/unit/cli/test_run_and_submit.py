@@ -154,10 +154,7 @@ def test_following_submit_of_failing_job_fails(world: ControllerInProcess, scrip
 
 @pytest.mark.parametrize(
     ("need", "said"),
-    [
-        (("--tpu", "v5p-16"), "which has 3 × v4-16"),
-        (("--tpu", "v4-16", "--num-slices", "9"), "waiting for 9 slices"),
-    ],
+    [(("--tpu", "v5p-16"), "which has 3 × v4-16"), (("--tpu", "v4-16", "--num-slices", "9"), "waiting for 9 slices")],
 )
 def test_submit_for_missing_resources_says_what_cluster_has(
     world: ControllerInProcess, script: str, need: tuple[str, ...], said: str

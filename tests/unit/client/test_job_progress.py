@@ -40,10 +40,7 @@ RUNNING = job_status(state=JobState.RUNNING, tasks={TaskState.RUNNING: 4}, group
     ("status", "words"),
     [
         (job_status(waiting=WAITING, attempt=0), str(WAITING)),
-        (
-            job_status(waiting=WAITING, error=LOST),
-            f"{WAITING}; it restarts after: {LOST}",
-        ),
+        (job_status(waiting=WAITING, error=LOST), f"{WAITING}; it restarts after: {LOST}"),
         (
             job_status(tasks={TaskState.ASSIGNED: 3, TaskState.RUNNING: 1}, groups=("v4-32-0",)),
             "starting: 1 of 4 tasks run on v4-32-0",
@@ -57,10 +54,7 @@ RUNNING = job_status(state=JobState.RUNNING, tasks={TaskState.RUNNING: 4}, group
             replace(RUNNING, step=120, status="loss 2.31", attempt=3),
             "step 120: loss 2.31 · 4 tasks · v4-16-0, v4-16-1 · attempt 3",
         ),
-        (
-            replace(RUNNING, gives_way=("prod takes its hosts", 12.0)),
-            "its hosts are to go: prod takes its hosts",
-        ),
+        (replace(RUNNING, gives_way=("prod takes its hosts", 12.0)), "its hosts are to go: prod takes its hosts"),
         (
             replace(RUNNING, tasks={TaskState.RUNNING: 1, TaskState.SUCCEEDED: 3}),
             "running · 3 of 4 tasks have returned · v4-16-0, v4-16-1",

@@ -179,10 +179,7 @@ def test_oversized_name_or_spec_is_refused_with_limit() -> None:
 def test_variable_values_appear_in_no_repr() -> None:
     env = {"MY_KEY": "hunter2", "LD_PRELOAD": "hunter2"}  # one for the running process, one from its start
     made = task_request(name="hello", env=env)
-    assert (made.env, made.process.runtime_env["env_vars"]) == (
-        {"MY_KEY": "hunter2"},
-        {"LD_PRELOAD": "hunter2"},
-    )
+    assert (made.env, made.process.runtime_env["env_vars"]) == ({"MY_KEY": "hunter2"}, {"LD_PRELOAD": "hunter2"})
     me = JobInfo("hello-1", "hello-1/task-0", 0, 1, 1, 0, 1, "", 0, "10.0.0.1:1234")
     launch = TaskLaunch(made.pickled_function, made.env, me, MultisliceInfo("10.0.0.1", 0, 1), None, "hello")
     for message in (made, made.process, launch):

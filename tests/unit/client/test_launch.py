@@ -57,18 +57,14 @@ def test_interrupted_submission_leaves_no_job_without_handle(
     assert pool.ended == [ended]
 
 
-def test_interrupted_upload_leaves_no_detached_job(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_interrupted_upload_leaves_no_detached_job(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, data = InterruptedPool(), bytes(INLINE_BYTES)
     with pytest.raises(KeyboardInterrupt):
         launch(monkeypatch, pool, make_pod_request(lambda: data, "v4-16", 1), detached=True)
     assert pool.ended == ["the pool"]
 
 
-def test_call_with_unstorable_function_is_not_awaited_by_pool(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_call_with_unstorable_function_is_not_awaited_by_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
     def full(value: object) -> None:

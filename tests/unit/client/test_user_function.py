@@ -68,13 +68,7 @@ def test_any_kind_of_callable_is_named_and_accepted(function: Any, name: str, re
 
 @pytest.mark.parametrize(
     "function",
-    [
-        needs_one,
-        Greeter().needs_one,
-        NeedsOne(),
-        lambda x: x,
-        ray.remote(needs_one),
-    ],
+    [needs_one, Greeter().needs_one, NeedsOne(), lambda x: x, ray.remote(needs_one)],
     ids=["function", "method", "instance", "lambda", "remote function"],
 )
 def test_function_requiring_arguments_is_refused_with_advice(function: Any) -> None:

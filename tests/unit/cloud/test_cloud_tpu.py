@@ -61,10 +61,7 @@ def queued_resource(name: str, tpu_type: str = "v4-16") -> tpu_v2.QueuedResource
 def create(client: tpu_v2.TpuClient, name: str, given_id: str = "", tpu_type: str = "v4-16") -> Any:
     return client.create_queued_resource(
         tpu_v2.CreateQueuedResourceRequest(
-            parent=PLACE,
-            queued_resource_id=name,
-            queued_resource=queued_resource(name, tpu_type),
-            request_id=given_id,
+            parent=PLACE, queued_resource_id=name, queued_resource=queued_resource(name, tpu_type), request_id=given_id
         ),
         timeout=5,
     )

@@ -63,13 +63,7 @@ def test_config_travels_as_file_and_runs_unchanged(tmp_path: Path, monkeypatch: 
     spaced = replace(CONFIG, name="my run")
     assert submit_tpu_job_on_ray(spaced, "http://there") == "run_docker_my-run at http://there"
     ran.pop()
-    wanted = {
-        "tpu_type": "v4-16",
-        "num_slices": 2,
-        "env": {"A": ODD},
-        "name": "levanter",
-        "max_retries_failure": 3,
-    }
+    wanted = {"tpu_type": "v4-16", "num_slices": 2, "env": {"A": ODD}, "name": "levanter", "max_retries_failure": 3}
     assert ran == [(("gcr.io/p/train", ["python", ODD]), wanted)] * 2
 
 

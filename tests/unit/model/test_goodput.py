@@ -157,9 +157,7 @@ def test_seconds_add_up_to_jobs_life(history: tuple[JobTimes, float]) -> None:
 
 
 @given(histories())
-def test_settling_keeps_times_and_few_attempts(
-    history: tuple[JobTimes, float],
-) -> None:
+def test_settling_keeps_times_and_few_attempts(history: tuple[JobTimes, float]) -> None:
     times, now = history
     before = measure(times, 0.0, now)
     held = sum(span.seconds * span.chips for span in before)

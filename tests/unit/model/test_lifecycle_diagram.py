@@ -45,9 +45,7 @@ def test_diagram_has_exactly_the_tables_transitions(arrows: list[tuple[str, str,
     assert len(drawn) == len(table), "a transition is drawn twice"
 
 
-def test_diagram_begins_and_ends_as_tasks_do(
-    arrows: list[tuple[str, str, str | None]],
-) -> None:
+def test_diagram_begins_and_ends_as_tasks_do(arrows: list[tuple[str, str, str | None]]) -> None:
     assert [new for old, new, _ in arrows if old == OUTSIDE] == [TaskState.PENDING.name]
     drawn = [old for old, new, _ in arrows if new == OUTSIDE]
     assert sorted(drawn) == sorted(state.name for state, targets in TRANSITIONS.items() if not targets)

@@ -194,11 +194,7 @@ def test_job_of_user_types_becomes_plain() -> None:
 
 
 def _parts(spec: JobSpec) -> dict[str, Any]:
-    return {
-        "constraints": spec.constraints,
-        "resources": dict(spec.resources),
-        "tolerations": spec.tolerations,
-    }
+    return {"constraints": spec.constraints, "resources": dict(spec.resources), "tolerations": spec.tolerations}
 
 
 @pytest.mark.parametrize("option", ["job_id", "owner", "user", "name"])

@@ -114,10 +114,7 @@ def test_google_auth_finds_server_without_credentials(host_metadata: HostMetadat
     """
     assert run_python(
         script, GCE_METADATA_HOST=host_metadata.address, GCE_METADATA_IP=host_metadata.address
-    ).splitlines() == [
-        "True my-project",
-        "no token",
-    ]
+    ).splitlines() == ["True my-project", "no token"]
 
 
 def test_ray_reads_the_same_from_metadata_and_environment(servers: MetadataServers) -> None:

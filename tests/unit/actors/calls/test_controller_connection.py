@@ -27,18 +27,14 @@ def test_connection_method_has_signature_of_controllers_method(name: str) -> Non
     assert get_type_hints(ours) == {name: kind for name, kind in get_type_hints(theirs).items() if name != OF_PAGES}
 
 
-def test_process_that_left_cluster_is_told_and_starts_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_that_left_cluster_is_told_and_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "get_actor", lambda *_: pytest.fail("Ray would start a cluster here"))
     with pytest.raises(NoClusterError, match="has left it"):
         find_controller()
 
 
-def test_connection_used_after_leaving_cluster_starts_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_connection_used_after_leaving_cluster_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = ControllerConnection.__new__(ControllerConnection)
     controller._patience_s = 0.0
     handle: Any = None

@@ -169,9 +169,7 @@ def test_endpoints_of_forgotten_jobs_are_deleted_in_batches(monkeypatch: pytest.
     assert store.keys("endpoint/") == ["endpoint/there:0"]
 
 
-def test_endpoints_of_jobs_forgotten_earlier_are_deleted_by_successor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_endpoints_of_jobs_forgotten_earlier_are_deleted_by_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 1)
     store, world = SharedStore(), World()
     names = "there", "there: too"
@@ -395,9 +393,7 @@ def test_start_cost_does_not_depend_on_number_of_predecessors(monkeypatch: pytes
     assert operations_of_a_start() == few
 
 
-def test_records_cleared_by_rival_are_found_in_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_records_cleared_by_rival_are_found_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     store, world = SharedStore(), World()
     first = begun_on(store, monkeypatch)
     world.submit()

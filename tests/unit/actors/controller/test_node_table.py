@@ -202,12 +202,7 @@ def test_worker_failure_carries_rays_reason_if_there_is_one() -> None:
 
 
 def plain_node(node_id: str, alive: bool = True) -> dict[str, Any]:
-    return {
-        "NodeID": node_id,
-        "Alive": alive,
-        "NodeManagerAddress": "10.0.0.1",
-        "Resources": {"CPU": 4.0},
-    }
+    return {"NodeID": node_id, "Alive": alive, "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 4.0}}
 
 
 class Looks:

@@ -32,11 +32,7 @@ def found(
 
 @pytest.mark.parametrize(
     ("code", "how", "exit_code"),
-    [
-        (3, "exited with code 3", 3),
-        (ABORTED, "was killed by SIGABRT", 134),
-        (KILLED, "was killed by SIGKILL", 137),
-    ],
+    [(3, "exited with code 3", 3), (ABORTED, "was killed by SIGABRT", 134), (KILLED, "was killed by SIGKILL", 137)],
 )
 def test_diagnosis_names_what_the_kernel_says(code: int, how: str, exit_code: int) -> None:
     end = diagnose(found(code))

@@ -158,9 +158,7 @@ def test_watch_does_not_take_silence_for_cancellation(host_metadata: HostMetadat
     asyncio.run(scenario())
 
 
-def test_later_watch_tells_cancellation_of_earlier_announcement(
-    host_metadata: HostMetadata,
-) -> None:
+def test_later_watch_tells_cancellation_of_earlier_announcement(host_metadata: HostMetadata) -> None:
     async def scenario() -> None:
         host_metadata.announce_maintenance(300)
         async with watching(host_metadata.address) as earlier:

@@ -114,10 +114,7 @@ def test_task_with_accelerators_leaves_platform_to_jax(of_task: dict[str, Any]) 
 def test_unrelated_inherited_variable_is_kept() -> None:
     assert (
         environment({"PATH": "/bin", "IRIS_RAY_HOST_DIR": "/d"}).items()
-        >= {
-            "PATH": "/bin",
-            "IRIS_RAY_HOST_DIR": "/d",
-        }.items()
+        >= {"PATH": "/bin", "IRIS_RAY_HOST_DIR": "/d"}.items()
     )
 
 

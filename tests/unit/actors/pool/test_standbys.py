@@ -139,9 +139,7 @@ def test_standbys_ended_while_waiting_cost_one_failed_launch(stage: Stage) -> No
     stage.play(story, slices=1)
 
 
-def test_task_exhausting_memory_restarts_although_standbys_died_too(
-    stage: Stage,
-) -> None:
+def test_task_exhausting_memory_restarts_although_standbys_died_too(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", (1,), max_retries_failure=1, keep_warm=600.0, standbys=3)
         (_, task) = await cluster.runs("job", 2)

@@ -73,9 +73,7 @@ def test_each_task_has_own_process_and_position(seen: list[dict[str, Any]]) -> N
     assert len({one["pid"] for one in seen} | {os.getpid()}) == 5
 
 
-def test_task_has_multislice_and_user_variables_and_no_accelerators(
-    seen: list[dict[str, Any]],
-) -> None:
+def test_task_has_multislice_and_user_variables_and_no_accelerators(seen: list[dict[str, Any]]) -> None:
     assert [one["env"]["MEGASCALE_SLICE_ID"] for one in seen] == ["0", "0", "1", "1"]
     for one in seen:
         assert one["env"]["MEGASCALE_NUM_SLICES"] == "2"

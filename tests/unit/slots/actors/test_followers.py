@@ -138,9 +138,7 @@ def test_slot_ends_if_leader_continues_call_failed_elsewhere(exits: threading.Ev
         assert exits.wait(20)
 
 
-def test_no_call_begins_while_a_host_is_in_the_last(
-    exits: threading.Event,
-) -> None:
+def test_no_call_begins_while_a_host_is_in_the_last(exits: threading.Event) -> None:
     ended: list[str] = []
 
     def slow(_: Any) -> None:

@@ -113,9 +113,7 @@ def test_abandoned_unsent_call_leaves_line_at_once() -> None:
     assert third.came.done()
 
 
-def test_call_abandoned_after_leaving_cluster_asks_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_call_abandoned_after_leaving_cluster_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     seat = lease()
     turn = seat.line_up()
     turn.end = object()

@@ -81,9 +81,7 @@ def test_slot_that_cannot_be_ended_blocks_no_other(monkeypatch: pytest.MonkeyPat
     assert w.answered == {"a": 1, "b": 1}
 
 
-def test_lost_runner_reruns_requests_except_those_of_defective_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lost_runner_reruns_requests_except_those_of_defective_model(monkeypatch: pytest.MonkeyPatch) -> None:
     w = serving_world(A, B, gpus_each=2)
     for name, identity in (("a", A.identity), ("b", B.identity)):
         w.ask(name, identity)
