@@ -9,12 +9,14 @@ import click
 
 import iris_ray
 from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.slices import slices_of
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import NO_CLUSTER, SuggestingGroup, confirm, say_error
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
+from iris_ray.cli.settings import read_assignments
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
 from iris_ray.terminal import live_line
 
@@ -38,19 +40,39 @@ def controller() -> None:
 
 
 @controller.command()
+@click.option(
+    "--setting",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set it, unless somebody has set it in this cluster before (iris-ray settings). May be repeated.",
+)
 @json_option
 @address_option
-def start(as_json: bool) -> None:
-    """Start it from the records of an earlier one."""
+def start(assignments: tuple[str, ...], as_json: bool) -> None:
+    """Start it from the records of an earlier one.
+
+    --setting is for the commands that start a cluster's head: it makes sure that a new cluster has its operators.
+
+    
+      iris-ray controller start --setting operators=olga,otto
+    """
+    from iris_ray.client.connection import current_user
+
+    wanted = read_assignments(assignments)
     with cluster():
         was_there = find_controller() is not None
         if not was_there:
             _start()
-        about = ControllerConnection().about()
+        running = ControllerConnection()
+        kept = running.ask(ControllerInterface.set_settings, wanted, True, current_user()) if wanted else {}
+        about = running.ask(ControllerInterface.about)
     if as_json:
         print_json({"running": True, "started": not was_there, **about})
         return
     click.echo(f"the Controller {'runs already' if was_there else 'is started'}: {in_words(about)}")
+    for name in [name for name, text in wanted.items() if kept[name].text != text]:
+        click.echo(f"{name} stays {kept[name].text}, as {kept[name].user} has set it: see iris-ray settings")
 
 
 @controller.command()
@@ -95,7 +117,7 @@ def upgrade(as_json: bool) -> None:
                 " nothing is lost; try again"
             )
         new = ControllerConnection()
-        about, jobs = new.about(), new.list_jobs()
+        about, jobs = new.ask(ControllerInterface.about), new.ask_all(ControllerInterface.list_jobs)
     left = Counter(job.state.value for job in jobs if not job.state.finished)
     if as_json:
         print_json({"running": True, **about, "version_before": version, "jobs": left})
@@ -167,8 +189,9 @@ def status(as_json: bool) -> None:
             say_error(NO_CONTROLLER)
             raise click.exceptions.Exit(NO_CLUSTER)
         running = ControllerConnection()
-        about, counts = running.about(), running.statistics()
-        jobs, workers = running.list_jobs(), running.list_workers()
+        about, counts = running.ask(ControllerInterface.about), running.ask(ControllerInterface.statistics)
+        jobs = running.ask_all(ControllerInterface.list_jobs)
+        workers = running.ask_all(ControllerInterface.list_workers)
     by_state = Counter(job.state.value for job in jobs)
     slice_states = Counter(view.state.value for view in slices_of(workers) if view.is_slice)
     if as_json:

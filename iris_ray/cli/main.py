@@ -42,6 +42,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     "The cluster": {
         "dashboard": "Web pages of the fleet, the queue, jobs, users and events, live.",
         "limit": "How much each user has and may have, or set it.",
+        "settings": "What operators have decided for the whole cluster, or set it.",
         "controller": "The cluster's Controller: start, stop, upgrade, status.",
         "doctor": "Check this machine, the cluster and each of its TPU hosts; say what to do.",
         "selftest": "Try real TPU slices, and write a report.",

@@ -14,14 +14,15 @@ from iris_ray import run_on_pod_ray
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.calls.ray_internals import pending_gang_demand
 from iris_ray.actors.controller import autoscaler_demand
-from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, AutoscalerDemand
+from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, AutoscalerDemand
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.connection import current_user
-from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.conftest import Terminal, shared
 from tests.support.clusters import Clusters, Shape
-from tests.support.gangs import Trace, job_view, result_of, the_controller
+from tests.support.gangs import Trace, all_jobs, job_view, result_of, the_controller
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
@@ -43,10 +44,10 @@ def cloud_cluster(clusters: Clusters, provider: CloudTpuServer) -> Iterator[Simu
     @contextmanager
     def start() -> Iterator[SimulatedCluster]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(LOCATION_VARIABLE, provider.location)
-            patch.setenv(ENDPOINT_VARIABLE, provider.address)
-            patch.setenv(VARIABLE, "1")
+            patch.setenv(TEST_CLOUD_TPU_ENDPOINT, provider.address)
             with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
+                settings = f"--setting=cloud_tpu={provider.location}", "--setting=autoscaler_demand=always"
+                iris_ray("controller", "start", "--address", running.address, *settings)
                 yield running
 
     yield from shared(clusters, Shape("cloud", start, slices=2))
@@ -108,7 +109,7 @@ def test_missing_slices_are_requested_from_autoscaler_until_they_come(
     running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=whole)
     trace.wait_for_tasks(2 * whole, timeout_s=120)
     waiting = run_on_pod_ray.remote(lambda: "ran", "v4-16", num_slices=1)
-    wait_until(lambda: the_controller().demand() == {"v4-16": [1]})
+    wait_until(lambda: the_controller().ask(ControllerInterface.demand) == {"v4-16": [1]})
     wait_until(lambda: len(gang_demand()) == 1)  # though the heads of the slices in use are free
     assert gang_demand()[0][HEAD] == 1
     time.sleep(3)
@@ -156,8 +157,8 @@ def test_demand_ends_with_job_and_controller(cloud_cluster: SimulatedCluster) ->
     wait_until(lambda: not demand_groups())
     iris_ray("controller", "start", "--address", cloud_cluster.address)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
-    (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
-    the_controller().cancel(job.job_id, "test", current_user())
+    (job,) = [job for job in all_jobs() if not job.state.finished]
+    the_controller().ask(ControllerInterface.cancel, job.job_id, "test", current_user())
     wait_until(lambda: not demand_groups())
     with pytest.raises(RuntimeError, match="cancelled"):
         ray.get(ref)
@@ -167,14 +168,13 @@ def test_demand_ends_with_job_and_controller(cloud_cluster: SimulatedCluster) ->
 def test_provision_requests_missing_slice_and_cancels_with_job(
     cloud_cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(LOCATION_VARIABLE, provider.location)
-    monkeypatch.setenv(ENDPOINT_VARIABLE, provider.address)
+    monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, provider.address)
     common = ["--type", "v6e-16", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
     too_few = ["provision", *common, "--address", cloud_cluster.address, "--max", "2"]
     command = [*too_few[:-1], "3"]
     assert "would do nothing" in iris_ray(*command, "--dry-run")
     ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)
-    wait_until(lambda: the_controller().demand() == {"v6e-16": [3]})
+    wait_until(lambda: the_controller().ask(ControllerInterface.demand) == {"v6e-16": [3]})
     dry = iris_ray(*command, "--dry-run")
     assert dry.count("would create iris-iris-v6e-16-") == 3
     assert "create" not in (dry := iris_ray(*too_few, "--dry-run")), "two are of no use"
@@ -187,8 +187,8 @@ def test_provision_requests_missing_slice_and_cancels_with_job(
     assert f"ray start --address='{cloud_cluster.address}'" in spec.node.metadata["startup-script"]
     assert "create" not in iris_ray(*command, "--once")
 
-    (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
-    the_controller().cancel(job.job_id, "test", current_user())
+    (job,) = [job for job in all_jobs() if not job.state.finished]
+    the_controller().ask(ControllerInterface.cancel, job.job_id, "test", current_user())
     iris_ray(*command, "--once")
     provider.advance()
     assert provider.queued_states() == {}

@@ -1,5 +1,6 @@
 """The Controller's process dies: what runs goes on, what waits is not lost, and the retries used up are remembered."""
 
+import asyncio
 import os
 import signal
 import time
@@ -11,13 +12,15 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
 from iris_ray import run_on_pod, run_on_pod_ray
+from iris_ray.actors.calls.controller_client import get_or_start_controller
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
-from iris_ray.errors import DeposedError
+from iris_ray.errors import DeposedError, NotPermittedError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, controller_pid, kill_controller, result_of, the_controller
+from tests.support.gangs import Trace, all_jobs, controller_pid, kill_controller, result_of, the_controller
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -68,6 +71,17 @@ def test_host_lost_without_controller_restarts_gang(trace: Trace, cluster: Simul
     assert len(result_of(job)) == 4
 
 
+def test_setting_holds_at_once_and_under_the_next_controller() -> None:
+    asyncio.run(get_or_start_controller())
+    the_controller().ask(ControllerInterface.set_settings, {"operators": "olga"}, False, "bob")
+    for kill in (kill_controller, lambda: None):
+        assert the_controller().ask(ControllerInterface.list_settings)["operators"].user == "bob"
+        with pytest.raises(NotPermittedError, match="operators are: olga"):
+            the_controller().ask(ControllerInterface.set_settings, {"operators": None}, False, "bob")
+        kill()
+    the_controller().ask(ControllerInterface.set_settings, {"operators": None}, False, "olga")
+
+
 @pytest.mark.proof
 def test_replaced_controller_is_no_longer_obeyed(trace: Trace) -> None:
     """Stop one, start another, thaw the first: only one is obeyed."""
@@ -76,7 +90,7 @@ def test_replaced_controller_is_no_longer_obeyed(trace: Trace) -> None:
     first = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
 
     def live() -> list[JobStatus]:
-        return [status for status in the_controller().list_jobs() if not status.state.finished]
+        return [status for status in all_jobs() if not status.state.finished]
 
     wait_until(lambda: len(live()) == 1)  # of earlier tests it may still have to hear that their jobs are over
     pid = controller_pid()

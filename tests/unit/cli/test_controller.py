@@ -11,6 +11,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller import bootstrap
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.conventions import FAILED, NO_CLUSTER
 from iris_ray.errors import ControllerUnavailableError, VersionMismatchError
@@ -198,7 +199,7 @@ def test_successor_of_other_protocol_is_refused_at_any_time(world: ControllerInP
     world.start_controller()
     for _ in range(2):
         with pytest.raises(VersionMismatchError, match=r"install iris_ray 7\.0 here"):
-            connection.list_jobs()
+            connection.ask_all(ControllerInterface.list_jobs)
 
 
 def test_upgrade_across_protocols_waits_for_existing_jobs(world: ControllerInProcess) -> None:

@@ -8,8 +8,8 @@ import pytest
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state.events import LimitsSetEvent
 from iris_ray.study import Simulation
 from iris_ray.study.report import report

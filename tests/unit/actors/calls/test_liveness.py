@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ActorUnschedulableError, OutOfMemoryError, RayError
 
-from iris_ray.actors.calls.host_stub import HostStub
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.liveness import (
     FIRST_PING_S,
     MOST_ASKED,
@@ -25,6 +25,7 @@ from iris_ray.actors.calls.liveness import (
     groups_of,
 )
 from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace
 from tests.support.virtual_time import block, now, run
 
@@ -301,11 +302,11 @@ class Slice:
         self.calls: Counter[tuple[str, int]] = Counter()
         self.frozen: set[int] = set()
         self.actors = [TPUHostActor(HostPlace(f"n{i}", "10.0.0.1", "a", i), False, None) for i in range(count)]
-        self.stubs = self.of("a")
+        self.asked = self.of("a")
 
-    def of(self, place: str) -> dict[int, HostStub]:
+    def of(self, place: str) -> dict[int, Actor[HostInterface]]:
         """Return what is asked on behalf of a place that has all of these hosts."""
-        return {i: HostStub(self._handle(i), f"{place} host {i}", place) for i in range(len(self.actors))}
+        return {i: Actor(self._handle(i), f"{place} host {i}") for i in range(len(self.actors))}
 
     def _handle(self, index: int) -> Any:
         def method(name: str) -> SimpleNamespace:
@@ -340,7 +341,7 @@ def test_hosts_are_divided_into_groups_of_square_root_size(count: int) -> None:
 def test_frozen_host_is_found_in_time_by_any_watcher(count: int, frozen: int) -> None:
     async def found() -> tuple[dict[int, str], set[int], float]:
         hosts = Slice(count)
-        watch = HostWatch(hosts.stubs, LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 20)
         assert not watch.detector.silent
         hosts.frozen.add(frozen)
@@ -361,7 +362,7 @@ def test_frozen_host_in_two_gangs_is_found_for_both() -> None:
 
     async def found() -> tuple[list[dict[int, str]], int]:
         hosts = Slice(100)
-        watches = [HostWatch(hosts.of(place), LIMIT_S) for place in ("a", "b")]
+        watches = [HostWatch(hosts.of(place), place, LIMIT_S) for place in ("a", "b")]
         keeping = [asyncio.ensure_future(kept(watch, 60)) for watch in watches]
         await asyncio.sleep(20.0)
         hosts.frozen.add(57)
@@ -379,7 +380,7 @@ def test_frozen_host_in_two_gangs_is_found_for_both() -> None:
 def test_large_gang_asks_few_hosts_directly_and_covers_all() -> None:
     async def asked() -> Counter[tuple[str, int]]:
         hosts = Slice(100)
-        watch = HostWatch(hosts.stubs, LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 100)
         watch.stop()
         return hosts.calls
@@ -393,7 +394,7 @@ def test_large_gang_asks_few_hosts_directly_and_covers_all() -> None:
 def test_watching_host_stops_when_nobody_asks_it() -> None:
     async def asked_later() -> Counter[tuple[str, int]]:
         hosts = Slice(100)
-        watch = HostWatch(hosts.stubs, LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 10)
         await asyncio.sleep(2 * SLICE_UNASKED_S + 5.0)
         before = hosts.calls.copy()
@@ -418,7 +419,7 @@ def test_silent_seconds_are_counted_after_unexpected_error(
 
     async def asked_later() -> Counter[tuple[str, int]]:
         hosts = Slice(2)
-        watch = HostWatch(hosts.stubs, LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await asyncio.sleep(2 * SLICE_UNASKED_S)
         before = hosts.calls.copy()
         await asyncio.sleep(100.0)
@@ -432,10 +433,10 @@ def test_silent_seconds_are_counted_after_unexpected_error(
 def test_host_watches_for_its_latest_slice_actor_only() -> None:
     async def asked() -> tuple[int, int]:
         hosts = Slice(100)
-        first = HostWatch(hosts.stubs, LIMIT_S)
+        first = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(first, 10)
         first.stop()
-        second = HostWatch(hosts.stubs, LIMIT_S)
+        second = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(second, 10)
         before = hosts.calls["healthy", 1]
         await kept(second, 100)

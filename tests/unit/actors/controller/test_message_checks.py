@@ -183,6 +183,8 @@ def test_report_about_missing_task_is_refused_by_name(world: ControllerInProcess
         ("cancel", ("job", "why", None)),
         ("set_yielding", ({"job": "yes"}, "ann")),
         ("set_limits", ("ann", [0], None, False, "ann")),
+        ("set_settings", ({"evictions": 1}, False, "ann")),
+        ("set_settings", ({"evictions": "off"}, False, None)),
         ("why", (None,)),
         ("evidence", ("node",)),
         ("is_to_grow", (("job", 1, 0),)),

@@ -12,7 +12,6 @@ import pytest
 
 from iris_ray.actors.host import containers as module
 from iris_ray.actors.host.containers import (
-    VARIABLE,
     ContainerEngine,
     ContainerRecord,
     ContainerState,
@@ -27,6 +26,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
 from iris_ray.errors import ContainerEngineError
 from iris_ray.model.job_spec import ContainerSpec
+from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
 from tests.support.processes import TOKEN, Nursery, tree
@@ -140,10 +140,10 @@ def test_operators_engine_choice_wins_and_is_not_replaced(
 ) -> None:
     nerdctl = StandIn(tmp_path, "nerdctl")
     monkeypatch.setenv("PATH", str(engine.path.parent))
-    assert find_engine({VARIABLE: str(nerdctl.path)}).path == str(nerdctl.path)
+    assert find_engine({CONTAINER_ENGINE.name: str(nerdctl.path)}).path == str(nerdctl.path)
     nerdctl.break_down()
     with pytest.raises(ContainerEngineError, match="Cannot connect to the daemon"):
-        find_engine({VARIABLE: str(nerdctl.path)})
+        find_engine({CONTAINER_ENGINE.name: str(nerdctl.path)})
 
 
 def test_host_without_engine_says_why_for_each(engine: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from iris_ray.model.notices import HostNotice, NoticeKind
 
 def test_metadata_address_comes_from_environment_or_is_well_known() -> None:
     assert metadata_hosts({"GCE_METADATA_HOST": "10.0.0.1:80"}) == ("10.0.0.1:80",)
-    ours = {"IRIS_RAY_METADATA_HOST": "127.1.1.1:5", "GCE_METADATA_HOST": "10.0.0.1:80"}
+    ours = {"IRIS_RAY_TEST_METADATA_HOST": "127.1.1.1:5", "GCE_METADATA_HOST": "10.0.0.1:80"}
     assert metadata_hosts(ours) == ("127.1.1.1:5",)
     assert metadata_hosts({"GCE_METADATA_HOST": ""}) == WELL_KNOWN_HOSTS
 

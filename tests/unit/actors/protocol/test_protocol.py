@@ -26,6 +26,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     from iris_ray.actors.controller.controller import Controller
     from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
     from iris_ray.actors.protocol.messages import AttemptOrder, GangProgress, HostPlace, JobView, PoolProcess, PoolView
+    from iris_ray.model.cluster_settings import WasSet
     from iris_ray.model.lifecycle import AttemptId
     from iris_ray.model.notices import Notice
     from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
@@ -35,7 +36,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
         for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
     }
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
-    travelling = *orders, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
+    travelling = *orders, WasSet, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     assert (PROTOCOL_VERSION, methods, fields) == (8, METHODS, FIELDS)
 
@@ -76,6 +77,8 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "lift_taint": ["target", "taint", "user"],
         "list_limits": [],
         "set_limits": ["whose", "bands", "limits", "reset", "user"],
+        "list_settings": [],
+        "set_settings": ["texts", "unless_set", "user"],
         "statistics": [],
     },
     "SlicePoolManager": {
@@ -93,6 +96,7 @@ FIELDS = {
     "AttemptOrder": ["attempt", "slices", "bundle", "epoch", "incarnation", "spare_for"],
     "AttemptId": ["job_id", "number", "gang"],
     "HostPlace": ["node_id", "address", "slice_name", "host_index"],
+    "WasSet": ["text", "user", "at"],
     "PoolProcess": ["owner", "incarnation"],
     "PoolView": ["incarnation", "slices"],
     "Notice": ["kind", "reason", "deadline"],

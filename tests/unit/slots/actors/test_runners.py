@@ -95,13 +95,13 @@ class Agent:
 def kept(dies: bool) -> tuple[bool, list[type]]:
     async def keep() -> bool:
         here = host_here("a", Agent())
-        waits = asyncio.ensure_future(runners.keep(here))
+        waits = asyncio.ensure_future(made.keep(here))
         await asyncio.sleep(0)
-        here.agent.handle.dies.set() if dies else runners.close()
+        here.agent.handle.dies.set() if dies else made.close()
         return await waits
 
     heard: list[Any] = []
-    runners = Runners(heard.append)
+    made = Runners(heard.append)
     return asyncio.run(keep()), [type(event) for event in heard]
 
 
@@ -120,7 +120,7 @@ class Slices:
 
     async def arrives(self, host: int, attempt: int = 1) -> HostHere:
         here = host_here("t", Agent(), attempt, host, hosts=2)
-        self._keeps.append(asyncio.ensure_future(self.runners.keep(here)))
+        self._keeps.append(asyncio.ensure_future(self.made.keep(here)))
         await asyncio.sleep(0)
         return here
 

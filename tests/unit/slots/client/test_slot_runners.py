@@ -7,9 +7,8 @@ import pytest
 from ray.exceptions import RayError
 
 from iris_ray import SlotHosts
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import ControllerUnavailableError
-from iris_ray.slots.actors.agent_stub import AgentStub
-from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.client import hold_host
 from iris_ray.slots.client import hold_host as keeping
 
@@ -28,7 +27,7 @@ def test_failed_submission_leaves_no_runner_job_behind(monkeypatch: pytest.Monke
     monkeypatch.setattr(hold_host, "cancel_runners", cancelled.extend)
     no_actor: Any = None
     with pytest.raises(ControllerUnavailableError):
-        hold_host.submit_runners(ManagerStub(no_actor), [SlotHosts(count=3)], None)
+        hold_host.submit_runners(Actor(no_actor), [SlotHosts(count=3)], None)
     assert len(launched) == 2
     assert cancelled == launched
 
@@ -68,11 +67,11 @@ class Notice:
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = None) -> None:
-    here = SimpleNamespace(agent=AgentStub(calls.agent), runner_id="slots-0")
+    here = SimpleNamespace(agent=Actor(calls.agent), runner_id="slots-0")
     monkeypatch.setattr(keeping, "ray", calls)
     monkeypatch.setattr(keeping, "_here", lambda *_: here)
     monkeypatch.setattr(keeping, "preemption_notice", lambda: notice)
-    keeping.keep_runner(ManagerStub(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
+    keeping.keep_runner(Actor(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
 
 
 @pytest.mark.parametrize("answered", [{"agent_gone": None}, {"kept": False}, {"kept": False, "agent_gone": None}])
