@@ -1,5 +1,7 @@
-"""Fixtures of several rooms."""
+"""Fixtures of several rooms, and tests that are coroutines."""
 
+import asyncio
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +9,16 @@ import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True
 
 
 @pytest.fixture(scope="module")

@@ -23,16 +23,13 @@ async def waits_for_ever() -> None:
     await asyncio.Event().wait()
 
 
-def test_start_keeps_reference_to_task() -> None:
-    async def main() -> None:
-        background = BackgroundTasks()
-        background.start(waits_for_ever(), "waiting")
-        await asyncio.sleep(0)
-        gc.collect()
-        assert [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}] == ["waiting"]
-        assert len(background) == 1
-
-    asyncio.run(main())
+async def test_start_keeps_reference_to_task() -> None:
+    background = BackgroundTasks()
+    background.start(waits_for_ever(), "waiting")
+    await asyncio.sleep(0)
+    gc.collect()
+    assert [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}] == ["waiting"]
+    assert len(background) == 1
 
 
 def test_start_returns_a_task_with_the_result() -> None:

@@ -12,7 +12,7 @@ from iris_ray.actors.controller.clock import JUMPS_KEPT, MOST_AWAY_S, Clock
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state.events import WorkerDrainedEvent
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import Stage, VirtualCluster, played
 
 BEGAN = 1_700_000_000.0
 HOUR_S = 3600.0
@@ -125,42 +125,40 @@ def set_wall_clock(patch: pytest.MonkeyPatch, by: float) -> None:
     patch.setattr(time, "time", lambda: before() + by)
 
 
+@played(slices=1)
 @pytest.mark.parametrize("restart", [False, True])
-def test_job_timeout_ignores_wall_clock_set_forward(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool
+async def test_job_timeout_ignores_wall_clock_set_forward(
+    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        with monkeypatch.context() as patch:
-            cluster.run("busy")
-            await cluster.started("busy", 2)
-            cluster.run("waits", scheduling_timeout=1800.0)
-            await asyncio.sleep(20.0)
-            submitted_at = (await cluster.status("waits")).submitted_at
-            set_wall_clock(patch, HOUR_S)
-            if restart:
-                cluster.restart_controller()
-            await asyncio.sleep(20.0)
-            status = await cluster.status("waits")
-            assert (status.state, status.submitted_at) == (JobState.PENDING, submitted_at)
-            assert ((await cluster.ask("about"))["clock_jumps"][-1][1]) == pytest.approx(HOUR_S, abs=MOST_AWAY_S + 20)
-
-    stage.play(story, slices=1)
+    with monkeypatch.context() as patch:
+        cluster.run("busy")
+        await cluster.started("busy", 2)
+        cluster.run("waits", scheduling_timeout=1800.0)
+        await asyncio.sleep(20.0)
+        submitted_at = (await cluster.status("waits")).submitted_at
+        set_wall_clock(patch, HOUR_S)
+        if restart:
+            cluster.restart_controller()
+        await asyncio.sleep(20.0)
+        status = await cluster.status("waits")
+        assert (status.state, status.submitted_at) == (JobState.PENDING, submitted_at)
+        assert ((await cluster.ask("about"))["clock_jumps"][-1][1]) == pytest.approx(HOUR_S, abs=MOST_AWAY_S + 20)
 
 
+@played(slices=1)
 @pytest.mark.parametrize("restart", [False, True])
-def test_pause_length_ignores_wall_clock_set_back(stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        with monkeypatch.context() as patch:
-            cluster.run("job", max_retries_failure=20)
-            for attempt in range(1, 5):  # quick ends: the next attempts pause
-                for task in await cluster.started("job", 2, attempt):
-                    task.end.set_exception(ValueError("at once"))
-            set_wall_clock(patch, -HOUR_S)
-            if restart:
-                await asyncio.sleep(1.0)
-                cluster.restart_controller()
-            began = time.monotonic()
-            await cluster.started("job", 2, attempt=5)
-            assert time.monotonic() - began < 60.0
-
-    stage.play(story, slices=1)
+async def test_pause_length_ignores_wall_clock_set_back(
+    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    with monkeypatch.context() as patch:
+        cluster.run("job", max_retries_failure=20)
+        for attempt in range(1, 5):  # quick ends: the next attempts pause
+            for task in await cluster.started("job", 2, attempt):
+                task.end.set_exception(ValueError("at once"))
+        set_wall_clock(patch, -HOUR_S)
+        if restart:
+            await asyncio.sleep(1.0)
+            cluster.restart_controller()
+        began = time.monotonic()
+        await cluster.started("job", 2, attempt=5)
+        assert time.monotonic() - began < 60.0

@@ -15,7 +15,7 @@ from iris_ray.errors import JobCancelledError
 from iris_ray.model.lifecycle import JobState
 from tests.support.hosts_in_process import Task
 from tests.support.ray_in_process import Handle
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import Stage, VirtualCluster, played
 from tests.support.worlds import gang_spec
 
 SETTLED_S = 5.0
@@ -167,21 +167,19 @@ def test_story_has_no_more_writes_than_tested(
     stage.play(story)
 
 
-def test_job_of_unknowable_pool_is_ended_and_holds_nothing(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job")
-        await cluster.started("job", 2)
-        crashes = Crashes(cluster, [])
-        crashes.crash(cluster.controller())
-        await asyncio.sleep(SETTLED_S)
-        (pool,) = cluster.store.keys("pool/")
-        cluster.store.values[pool] = b"not a handle"
-        crashes.crash(cluster.controller())
-        await asyncio.sleep(SETTLED_S)
-        assert (await cluster.status("job")).state is JobState.KILLED
-        assert not any(seen(cluster)["held"].values())
-        assert not cluster.reserved_nodes()
-        with pytest.raises(JobCancelledError, match="the process that called run_on_pod is gone"):
-            await results
-
-    stage.play(story)
+@played()
+async def test_job_of_unknowable_pool_is_ended_and_holds_nothing(cluster: VirtualCluster) -> None:
+    results = cluster.run("job")
+    await cluster.started("job", 2)
+    crashes = Crashes(cluster, [])
+    crashes.crash(cluster.controller())
+    await asyncio.sleep(SETTLED_S)
+    (pool,) = cluster.store.keys("pool/")
+    cluster.store.values[pool] = b"not a handle"
+    crashes.crash(cluster.controller())
+    await asyncio.sleep(SETTLED_S)
+    assert (await cluster.status("job")).state is JobState.KILLED
+    assert not any(seen(cluster)["held"].values())
+    assert not cluster.reserved_nodes()
+    with pytest.raises(JobCancelledError, match="the process that called run_on_pod is gone"):
+        await results

@@ -21,7 +21,7 @@ from iris_ray.state import ControllerState, job_table
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobCancelledEvent, JobSubmittedEvent, TaskAssignedEvent
 from iris_ray.state.fleet import Allocations
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import Stage, VirtualCluster, played
 from tests.support.worlds import World, cpu_host, gang_spec, tasks_spec
 
 # -- ends of pools ----------------------------------------------------------------------------------------------------
@@ -130,90 +130,78 @@ async def refused(cluster: VirtualCluster, method: str, *args: Any) -> bool:
     return False
 
 
-def test_late_call_of_older_pool_process_changes_nothing(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        cluster.run("job", max_retries_preemption=5)
-        await cluster.runs("job", 2)
-        spec = cluster.controllers[-1]._state.jobs["job"].spec
-        reserved = cluster.reserved_nodes()
-        assert await refused(cluster, "submit", spec, cluster.pool, 0)
-        ended = [JobCancelledEvent("job", "it failed")]
-        assert await refused(cluster, "report", "job", ended, 0, PoolProcess(spec.owner, 0))
-        assert await cluster.charged("job") == (0, 0)
-        assert (await cluster.status("job")).state is JobState.RUNNING
-        assert cluster.reserved_nodes() == reserved != set()
-
-    stage.play(story)
+@played()
+async def test_late_call_of_older_pool_process_changes_nothing(cluster: VirtualCluster) -> None:
+    cluster.run("job", max_retries_preemption=5)
+    await cluster.runs("job", 2)
+    spec = cluster.controllers[-1]._state.jobs["job"].spec
+    reserved = cluster.reserved_nodes()
+    assert await refused(cluster, "submit", spec, cluster.pool, 0)
+    ended = [JobCancelledEvent("job", "it failed")]
+    assert await refused(cluster, "report", "job", ended, 0, PoolProcess(spec.owner, 0))
+    assert await cluster.charged("job") == (0, 0)
+    assert (await cluster.status("job")).state is JobState.RUNNING
+    assert cluster.reserved_nodes() == reserved != set()
 
 
-def test_newer_pool_process_ends_older_ones_work_once(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        cluster.run("job", max_retries_preemption=5)
-        await cluster.runs("job", 2)
-        spec = cluster.controllers[-1]._state.jobs["job"].spec
-        for _ in range(2):
-            await cluster.ask("submit", spec, cluster.pool, 2)
-            assert await cluster.charged("job") == (0, 1)
-        assert await refused(cluster, "submit", spec, cluster.pool, 1)
+@played()
+async def test_newer_pool_process_ends_older_ones_work_once(cluster: VirtualCluster) -> None:
+    cluster.run("job", max_retries_preemption=5)
+    await cluster.runs("job", 2)
+    spec = cluster.controllers[-1]._state.jobs["job"].spec
+    for _ in range(2):
+        await cluster.ask("submit", spec, cluster.pool, 2)
         assert await cluster.charged("job") == (0, 1)
-
-    stage.play(story)
-
-
-def test_successor_ignores_pool_process_older_than_recorded(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        cluster.run("job", max_retries_preemption=5)
-        await cluster.runs("job", 2)
-        reserved = cluster.reserved_nodes()
-        cluster.pool._object._incarnation = 0
-        cluster.restart_controller()
-        await cluster.ask("ping")
-        assert await cluster.charged("job") == (0, 0)
-        assert cluster.reserved_nodes() == reserved
-
-    stage.play(story)
+    assert await refused(cluster, "submit", spec, cluster.pool, 1)
+    assert await cluster.charged("job") == (0, 1)
 
 
-def test_pool_answering_late_after_restart_keeps_its_work(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        cluster.run("job", max_retries_preemption=5)
-        await cluster.runs("job", 2)
-        pool = cluster.pool._object
-        as_it_was, late = pool.assign, []
-
-        async def assign(order: AttemptOrder) -> bool | None:
-            late.append(order.attempt.number)
-            await asyncio.sleep(2 * ANSWER_TIMEOUT_S)
-            taken: bool | None = await as_it_was(order)
-            return taken
-
-        pool.assign = assign
-        cluster.restart_controller()
-        await cluster.ask("ping")
-        await asyncio.sleep(3 * ANSWER_TIMEOUT_S)
-        status = await cluster.status("job")
-        assert (late, status.state, status.attempt) == ([1], JobState.RUNNING, 1)
-
-    stage.play(story)
+@played()
+async def test_successor_ignores_pool_process_older_than_recorded(cluster: VirtualCluster) -> None:
+    cluster.run("job", max_retries_preemption=5)
+    await cluster.runs("job", 2)
+    reserved = cluster.reserved_nodes()
+    cluster.pool._object._incarnation = 0
+    cluster.restart_controller()
+    await cluster.ask("ping")
+    assert await cluster.charged("job") == (0, 0)
+    assert cluster.reserved_nodes() == reserved
 
 
-def test_incarnations_of_a_pool_grow(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        assert [take_incarnation(owner) for owner in ("a", "b", "a", "a")] == [1, 1, 2, 3]
-        assert cluster.store.keys("incarnation/a/") == ["incarnation/a/3"]
-        forget_incarnations("a")
-        assert take_incarnation("a") == 1
+@played()
+async def test_pool_answering_late_after_restart_keeps_its_work(cluster: VirtualCluster) -> None:
+    cluster.run("job", max_retries_preemption=5)
+    await cluster.runs("job", 2)
+    pool = cluster.pool._object
+    as_it_was, late = pool.assign, []
 
-    stage.play(story, slices=1)
+    async def assign(order: AttemptOrder) -> bool | None:
+        late.append(order.attempt.number)
+        await asyncio.sleep(2 * ANSWER_TIMEOUT_S)
+        taken: bool | None = await as_it_was(order)
+        return taken
+
+    pool.assign = assign
+    cluster.restart_controller()
+    await cluster.ask("ping")
+    await asyncio.sleep(3 * ANSWER_TIMEOUT_S)
+    status = await cluster.status("job")
+    assert (late, status.state, status.attempt) == ([1], JobState.RUNNING, 1)
 
 
-def test_incarnations_of_a_gone_pool_are_forgotten(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        other = cluster.ray.create(SlicePoolManager, (), {})
-        other.run.remote(cluster.request(gang_spec("theirs"))).future().add_done_callback(lambda done: done.exception())
-        await cluster.started("theirs", 2)
-        assert len(cluster.store.keys("incarnation/")) == 2
-        cluster.ray.kill(other)
-        await cluster.until(lambda: len(cluster.store.keys("incarnation/")) == 1)
+@played(slices=1)
+async def test_incarnations_of_a_pool_grow(cluster: VirtualCluster) -> None:
+    assert [take_incarnation(owner) for owner in ("a", "b", "a", "a")] == [1, 1, 2, 3]
+    assert cluster.store.keys("incarnation/a/") == ["incarnation/a/3"]
+    forget_incarnations("a")
+    assert take_incarnation("a") == 1
 
-    stage.play(story)
+
+@played()
+async def test_incarnations_of_a_gone_pool_are_forgotten(cluster: VirtualCluster) -> None:
+    other = cluster.ray.create(SlicePoolManager, (), {})
+    other.run.remote(cluster.request(gang_spec("theirs"))).future().add_done_callback(lambda done: done.exception())
+    await cluster.started("theirs", 2)
+    assert len(cluster.store.keys("incarnation/")) == 2
+    cluster.ray.kill(other)
+    await cluster.until(lambda: len(cluster.store.keys("incarnation/")) == 1)

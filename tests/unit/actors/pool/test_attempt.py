@@ -17,7 +17,7 @@ from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, Tp
 from iris_ray.model.verdict import Verdict
 from tests.support.attempts import Controller, Slices, new_attempt
 from tests.support.hosts_in_process import Crash, Task
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import VirtualCluster, played
 
 # -- hangs, silence, and a Controller that is away --------------------------------------------------------------------
 
@@ -191,8 +191,9 @@ def test_growth_after_cancelled_growth_is_told_again() -> None:
     assert "4 slices" in end.verdict.result.error
 
 
+@played(slices=2)
 @pytest.mark.parametrize("after_s", [50.0, 70.0])
-def test_task_ended_by_sigterm_of_cancelled_growth_costs_nothing(stage: Stage, after_s: float) -> None:
+async def test_task_ended_by_sigterm_of_cancelled_growth_costs_nothing(cluster: VirtualCluster, after_s: float) -> None:
     async def work(task: Task) -> int:
         if task.info.attempt == 2:
             await task.told.wait()
@@ -205,16 +206,13 @@ def test_task_ended_by_sigterm_of_cancelled_growth_costs_nothing(stage: Stage, a
             await asyncio.sleep(10_000.0)
         return task.info.attempt
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (1, 2), work, max_retries_preemption=1)
-        first = await cluster.runs("job", 4)
-        cluster.kill_host(first[0].info.slice_name, 0)
-        second, _ = await cluster.runs("job", 2, attempt=2)
-        cluster.add_slice("later")
-        await asyncio.wait_for(second.told.wait(), 60.0)
-        await asyncio.sleep(20.0)
-        cluster.kill_host("later", 0)
-        assert await results == [3] * 2
-        assert await cluster.charged("job") == (0, 1)
-
-    stage.play(story, slices=2)
+    results = cluster.run("job", (1, 2), work, max_retries_preemption=1)
+    first = await cluster.runs("job", 4)
+    cluster.kill_host(first[0].info.slice_name, 0)
+    second, _ = await cluster.runs("job", 2, attempt=2)
+    cluster.add_slice("later")
+    await asyncio.wait_for(second.told.wait(), 60.0)
+    await asyncio.sleep(20.0)
+    cluster.kill_host("later", 0)
+    assert await results == [3] * 2
+    assert await cluster.charged("job") == (0, 1)

@@ -12,12 +12,13 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import TaskKey
 from tests.support.attempts import Controller, Slices, new_attempt
 from tests.support.hosts_in_process import Task
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import VirtualCluster, played
 
 # -- progress ---------------------------------------------------------------------------------------------------------
 
 
-def test_first_tasks_status_and_furthest_step_are_reported(stage: Stage) -> None:
+@played()
+async def test_first_tasks_status_and_furthest_step_are_reported(cluster: VirtualCluster) -> None:
     async def work(task: Task) -> int:
         task.heartbeat(10 + task.info.task_index)
         if task.info.task_index:
@@ -28,40 +29,35 @@ def test_first_tasks_status_and_furthest_step_are_reported(stage: Stage) -> None
         await asyncio.sleep(60.0)
         return 0
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (2,), work)
-        await cluster.runs("job", 4)
-        await asyncio.sleep(10.0)
-        early = await cluster.status("job")
-        assert (early.step, early.status) == (13, "I am 1")
-        await asyncio.sleep(60.0)
-        late = await cluster.status("job")
-        assert (late.step, late.status) == (20, "loss 2.31")
-        assert late.heartbeat_at is not None
-        assert early.heartbeat_at is not None
-        assert late.heartbeat_at - early.heartbeat_at == pytest.approx(60.0, abs=0.1)
-        await results
-        assert (await cluster.status("job")).status == "loss 2.31", "the last words stay"
-
-    stage.play(story)
+    results = cluster.run("job", (2,), work)
+    await cluster.runs("job", 4)
+    await asyncio.sleep(10.0)
+    early = await cluster.status("job")
+    assert (early.step, early.status) == (13, "I am 1")
+    await asyncio.sleep(60.0)
+    late = await cluster.status("job")
+    assert (late.step, late.status) == (20, "loss 2.31")
+    assert late.heartbeat_at is not None
+    assert early.heartbeat_at is not None
+    assert late.heartbeat_at - early.heartbeat_at == pytest.approx(60.0, abs=0.1)
+    await results
+    assert (await cluster.status("job")).status == "loss 2.31", "the last words stay"
 
 
-def test_new_controller_hears_unchanged_progress(stage: Stage) -> None:
+@played()
+async def test_new_controller_hears_unchanged_progress(cluster: VirtualCluster) -> None:
     async def work(task: Task) -> int:
         task.report_status("compiling")
         await asyncio.sleep(600.0)
         return 0
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (1,), work)
-        await cluster.runs("job", 2)
-        await cluster.until(lambda: has_said(cluster, "compiling"))
-        cluster.restart_controller()
-        await cluster.until(lambda: has_said(cluster, None))
-        await cluster.until(lambda: has_said(cluster, "compiling"))
-        await results
-
-    stage.play(story)
+    results = cluster.run("job", (1,), work)
+    await cluster.runs("job", 2)
+    await cluster.until(lambda: has_said(cluster, "compiling"))
+    cluster.restart_controller()
+    await cluster.until(lambda: has_said(cluster, None))
+    await cluster.until(lambda: has_said(cluster, "compiling"))
+    await results
 
 
 async def has_said(cluster: VirtualCluster, words: str | None) -> bool:
@@ -159,7 +155,8 @@ def test_newly_slow_task_is_named_and_recovered_one_dropped() -> None:
     assert after(120.0, uneven, changed=even) == []
 
 
-def test_users_see_slow_task_while_job_runs(stage: Stage) -> None:
+@played()
+async def test_users_see_slow_task_while_job_runs(cluster: VirtualCluster) -> None:
     async def work(task: Task) -> int:
         each = 4.0 if (task.info.slice_id, task.info.worker_id) == (1, 0) else 1.0
         for step in range(round(300.0 / each)):
@@ -167,13 +164,10 @@ def test_users_see_slow_task_while_job_runs(stage: Stage) -> None:
             await asyncio.sleep(each)
         return 0
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (2,), work)
-        await cluster.runs("job", 4)
-        await asyncio.sleep(120.0)
-        (named,) = (await cluster.status("job")).stragglers
-        assert named.startswith("slice 1 (")
-        assert "worker 0: 0.25 steps/s, the median is 1" in named
-        await results
-
-    stage.play(story)
+    results = cluster.run("job", (2,), work)
+    await cluster.runs("job", 4)
+    await asyncio.sleep(120.0)
+    (named,) = (await cluster.status("job")).stragglers
+    assert named.startswith("slice 1 (")
+    assert "worker 0: 0.25 steps/s, the median is 1" in named
+    await results

@@ -120,7 +120,7 @@ class Slices:
 
     async def arrives(self, host: int, attempt: int = 1) -> HostHere:
         here = host_here("t", Agent(), attempt, host, hosts=2)
-        self._keeps.append(asyncio.ensure_future(self.made.keep(here)))
+        self._keeps.append(asyncio.ensure_future(self.runners.keep(here)))
         await asyncio.sleep(0)
         return here
 
@@ -135,40 +135,34 @@ class Slices:
         return found
 
 
-def test_runner_of_several_hosts_joins_and_leaves_whole() -> None:
-    async def story() -> None:
-        slices = Slices()
-        first = await slices.arrives(1)
-        assert slices.new() == []
-        second = await slices.arrives(0)
-        (joined,) = slices.heard
-        assert (joined.runner.kind, len(joined.runner.devices)) == (DeviceKind.TPU, 8)
-        assert joined.runner.legal_sets == (tuple(range(8)),)
-        assert list(joined.runner.attributes) == ["zone"]  # the hosts are different nodes
-        assert slices.runners.by_id["t"].hosts == (second, first)
-        slices.new()
-        await slices.goes(first)
-        assert slices.new() == [RunnerLost]
-        await slices.goes(second)
-        assert slices.new() == []
-
-    asyncio.run(story())
+async def test_runner_of_several_hosts_joins_and_leaves_whole() -> None:
+    slices = Slices()
+    first = await slices.arrives(1)
+    assert slices.new() == []
+    second = await slices.arrives(0)
+    (joined,) = slices.heard
+    assert (joined.runner.kind, len(joined.runner.devices)) == (DeviceKind.TPU, 8)
+    assert joined.runner.legal_sets == (tuple(range(8)),)
+    assert list(joined.runner.attributes) == ["zone"]  # the hosts are different nodes
+    assert slices.runners.by_id["t"].hosts == (second, first)
+    slices.new()
+    await slices.goes(first)
+    assert slices.new() == [RunnerLost]
+    await slices.goes(second)
+    assert slices.new() == []
 
 
-def test_hosts_of_different_attempts_make_no_runner() -> None:
-    async def story() -> None:
-        slices = Slices()
-        old = await slices.arrives(0)
-        new = await slices.arrives(1, attempt=2)
-        assert slices.new() == []
-        await slices.arrives(0, attempt=2)
-        assert slices.new() == [RunnerJoined]
-        await slices.goes(old)
-        assert slices.new() == []
-        await slices.goes(new)
-        assert slices.new() == [RunnerLost]
-
-    asyncio.run(story())
+async def test_hosts_of_different_attempts_make_no_runner() -> None:
+    slices = Slices()
+    old = await slices.arrives(0)
+    new = await slices.arrives(1, attempt=2)
+    assert slices.new() == []
+    await slices.arrives(0, attempt=2)
+    assert slices.new() == [RunnerJoined]
+    await slices.goes(old)
+    assert slices.new() == []
+    await slices.goes(new)
+    assert slices.new() == [RunnerLost]
 
 
 # -- hosts that could be given to others ------------------------------------------------------------------------------
