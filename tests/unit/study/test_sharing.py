@@ -163,8 +163,7 @@ def shares(simulation: Simulation) -> dict[str, float]:
     ids=["two slices or one, of two", "two slices or one, of four", "mixed sizes"],
 )
 def test_users_with_endless_queues_share_equally(count: int, waiting: int, users: Sizes) -> None:
-    simulation = slices(count)
-    simulation._check_every = 0  # the invariants are checked at the end
+    simulation = slices(count, check_every=0)  # the invariants are checked at the end
     for user, sizes in users.items():
         simulation.keep_waiting(endless(user, sizes, minutes=(20, 100)), waiting=waiting)
     assert all(0.8 <= share <= 1.2 for share in shares(simulation).values())

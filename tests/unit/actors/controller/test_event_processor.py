@@ -29,7 +29,6 @@ class SlowJournal:
 
 async def test_call_that_ray_cancels_ends_no_other_call() -> None:
     """Ray cancels the calls of a task that is cancelled; all calls of a moment share one writing."""
-
     state, ended, journal = ControllerState(), list[int](), SlowJournal()
     writes: Any = journal
     dispatcher: Any = SimpleNamespace(carry_out=lambda instructions: None)

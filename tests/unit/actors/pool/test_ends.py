@@ -188,7 +188,6 @@ async def test_death_of_our_process_costs_a_preemption(
     """The next attempt could begin at once, on a slice that is warm."""
     if kind is SliceActor:
         host = 0  # where a slice's actor is
-
     await cluster.run("before", (3,), returns_at_once, keep_warm=600.0)
     results = cluster.run("job", (slices,), max_retries_preemption=1)
     first = await cluster.runs("job", 2 * slices)

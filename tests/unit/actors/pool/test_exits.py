@@ -105,7 +105,6 @@ class Calls(Counter[str]):
 @pytest.mark.parametrize("turns", range(4, 16))
 async def test_waiting_job_cancelled_during_controllers_call_ends(cluster: VirtualCluster, turns: int) -> None:
     """An answer and the cancellation may come in the same turn: neither hides the other."""
-
     cluster.run("other")
     await cluster.runs("other", 2)
     results = cluster.run("job")

@@ -68,7 +68,6 @@ async def test_host_lost_after_its_task_returned_costs_a_preemption(
     cluster: VirtualCluster, host: int, silent: bool
 ) -> None:
     """The others had to be stopped, and none of them had failed."""
-
     results = cluster.run("job", max_retries_preemption=1, max_retries_failure=0)
     first = await cluster.runs("job", 2)
     first[host].end.set_result("early")
@@ -96,7 +95,6 @@ async def test_host_silent_within_limit_loses_nothing(cluster: VirtualCluster) -
 @pytest.mark.parametrize("lost", [1, 2])
 async def test_flexible_job_continues_with_fewer_slices(cluster: VirtualCluster, lost: int) -> None:
     """[1, 3] on three slices: when some are lost, it does not wait for others."""
-
     results = cluster.run("job", (1, 3), max_retries_preemption=5)
     first = await cluster.runs("job", 6)
     for name in slices_of(first)[:lost]:
@@ -115,7 +113,6 @@ async def test_flexible_job_continues_with_fewer_slices(cluster: VirtualCluster,
 )
 async def test_announced_preemption_costs_no_failure(cluster: VirtualCluster, host: int, ends: BaseException) -> None:
     """Even if the user's code ends because of it, before the host is gone."""
-
     results = cluster.run("job", max_retries_preemption=1)
     first = await cluster.runs("job", 2)
     cluster.drain(first[0].info.slice_name, notice_s=6.0)

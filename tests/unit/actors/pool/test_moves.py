@@ -145,7 +145,6 @@ async def test_task_ended_by_notice_sigterm_costs_no_failure(
 @pytest.mark.parametrize("running", [True, False])
 async def test_notice_before_start_moves_gang_too(cluster: VirtualCluster, running: bool) -> None:
     """The other slice of the gang is not at fault, so it is used at once."""
-
     cluster.run("other")
     await cluster.runs("other", 2)
     cluster.process_start_s = 20.0
@@ -177,7 +176,6 @@ async def spares(cluster: VirtualCluster, state: JobState = JobState.RUNNING) ->
 @pytest.mark.parametrize("slices", [1, 2])
 async def test_spare_takes_over_with_started_processes(cluster: VirtualCluster, host: int, slices: int) -> None:
     """The processes take five seconds to start, and the next attempt runs sooner."""
-
     cluster.process_start_s = 5.0
     results = cluster.run("job", (slices,), max_retries_preemption=1, spares=1)
     first = await cluster.runs("job", 2 * slices)

@@ -105,7 +105,6 @@ async def test_crash_of_one_task_retries_whole_rack_gang(cluster: VirtualCluster
 @pytest.mark.parametrize("keep_warm", [0.0, 60.0])
 async def test_rack_left_by_gang_is_reserved_by_nobody(cluster: VirtualCluster, keep_warm: float) -> None:
     """Others share these hosts, so nothing there is kept warm."""
-
     add_racks(cluster, a=2)
     results = cluster.run_tasks("job", 2, coscheduling=BY_RACK, keep_warm=keep_warm)
     end_all(await cluster.started("job", 2))

@@ -27,7 +27,6 @@ async def test_next_standbys_start_early_if_resources_allow(
     cluster: VirtualCluster, cores: int, free_gib: int, waits_s: list[float]
 ) -> None:
     """Where there are few, they start once it has ended. On roomy hosts several wait from the second run on."""
-
     cluster.process_start_s, cluster.cores, cluster.free_bytes = 1.5, cores, free_gib << 30
     begins = [(await cluster.run(f"run-{n}", (1,), lasts_one_second, keep_warm=600.0))[0] for n in range(4)]
     waits = [after - before - 1.0 for before, after in pairwise(begins)]
@@ -37,7 +36,6 @@ async def test_next_standbys_start_early_if_resources_allow(
 @played(slices=1)
 async def test_consecutive_runs_start_at_once_up_to_standbys(cluster: VirtualCluster) -> None:
     """The fourth waits until processes have started."""
-
     cluster.process_start_s = 1.5
     await cluster.run("first", (1,), lasts_one_second, keep_warm=600.0, standbys=3)
     await asyncio.sleep(10.0)
@@ -87,7 +85,6 @@ async def test_runs_do_not_wait_long_for_leaving_slice(cluster: VirtualCluster) 
 @played(slices=1)
 async def test_standbys_do_not_start_beside_short_runs(cluster: VirtualCluster) -> None:
     """On few cores they would compete with the run that has just begun."""
-
     await cluster.run("first", (1,), lasts_one_second, keep_warm=600.0, standbys=5)
     await asyncio.sleep(10.0)
     processes = cluster.node(cluster.node_id("v4-16-0", 0)).processes
@@ -116,7 +113,6 @@ async def test_unsuitable_standbys_end_when_job_needs_its_own(cluster: VirtualCl
 @played(slices=1)
 async def test_standbys_ended_while_waiting_cost_one_failed_launch(cluster: VirtualCluster) -> None:
     """A host whose memory runs short loses them all. Each generation would cost a launch, and in the end the host."""
-
     await cluster.run("first", (1,), returns_at_once, keep_warm=600.0, standbys=3)
     await asyncio.sleep(10.0)
     for process in cluster.node(cluster.node_id("v4-16-0", 1)).processes.values():
@@ -156,7 +152,6 @@ async def test_several_standbys_wait_only_for_further_runs(
     cluster: VirtualCluster, keep_warm: float, waiting: int
 ) -> None:
     """A job whose slices are given back at its end uses one of them at a time: for its next attempt."""
-
     results = cluster.run("job", (1,), keep_warm=keep_warm, standbys=3)
     tasks = await cluster.runs("job", 2)
     await asyncio.sleep(10.0)

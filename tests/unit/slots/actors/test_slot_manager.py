@@ -42,7 +42,7 @@ async def test_runner_reports_slots_until_they_have_ended(slots: Slots) -> None:
     manager = await manager_of("a", "b")
     await manager.register(order())
     answer = asyncio.ensure_future(manager.submit(ask("r")))
-    await until(lambda: manager._core.active.by_id)
+    await until(lambda: any(made.requests for made in slots.made))
     (slot,) = manager._core.fleet.slots.values()
     home = slot.allocation.runner_id
     alive = {name: await manager._processes.alive_on(name, runner) for name, runner in manager._runners.by_id.items()}
@@ -59,7 +59,7 @@ async def test_name_registered_for_another_adapter_drops_the_first(slots: Slots)
     await manager.register(order(lora="v1"))
     await manager.register(order(lora="v2"))
     await manager.remove("m")
-    assert manager._core.models == {}
+    assert (await manager.status()).models == ()
     assert manager._orders == {}
 
 
@@ -86,7 +86,6 @@ async def test_slot_is_told_attempt_number_of_request(slots: Slots) -> None:
 
 async def test_requests_of_gone_client_are_given_up(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_manager, "CLIENTS_LOOK_S", 0.01)
-
     manager = await manager_of("a", silence_s=0.1)
     await manager.start((), ())
     await manager.register(order(concurrency=3))
@@ -94,7 +93,7 @@ async def test_requests_of_gone_client_are_given_up(slots: Slots, monkeypatch: p
         asyncio.ensure_future(manager.submit(ask(name, client_id=client)))
         for name, client in (("r", "gone"), ("s", "stays"), ("t", ""))
     )
-    await until(lambda: len(manager._core.active.by_id) == 3)
+    await until(lambda: slots.made and len(slots.made[0].requests) == 3)
     while not gone.done():
         await manager.renew("stays", {})
         await asyncio.sleep(0.02)
@@ -111,7 +110,7 @@ async def test_request_arriving_after_its_cancellation_does_not_run(slots: Slots
     await manager.cancel("large")
     with pytest.raises(JobCancelledError):
         (await manager.submit(ask("large"))).open()
-    assert len(manager._core.queue) == 0
+    assert [row.waiting for row in (await manager.status()).models] == [0]
 
 
 async def test_cancelling_finished_request_spares_next_of_same_id(slots: Slots) -> None:
@@ -177,8 +176,7 @@ async def test_adapters_of_one_class_have_names_of_their_own(slots: Slots) -> No
     for slot in slots.made:
         slot.may_answer.set()
     assert {(await answer).open() for answer in answers} == {0, 1}
-    served = {str(slot.identity) for slot in manager._core.fleet.slots.values()}
-    assert served == {"llama+a with /a", "llama+b with /b"}
+    assert {str(slot.identity) for slot in manager._core.fleet.slots.values()} == {"llama+a with /a", "llama+b with /b"}
 
 
 async def test_reused_request_id_is_not_forgotten_with_the_earlier(slots: Slots) -> None:
@@ -189,8 +187,7 @@ async def test_reused_request_id_is_not_forgotten_with_the_earlier(slots: Slots)
     await manager.cancel("r")  # a function goes on all the same
     with pytest.raises(JobCancelledError):
         (await first).open()
-    (slot_id,) = manager._core.fleet.slots
-    await manager.evict(slot_id)
+    await manager.evict(*manager._core.fleet.slots)
     await asyncio.sleep(0.1)
     manager._hear(ev.Tick())  # it has had its time: its end is ordered
     second = asyncio.ensure_future(manager.submit(ask("r")))
@@ -231,7 +228,6 @@ async def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, m
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
     for module in (converge, reconciler):
         monkeypatch.setattr(module, "CONVERGE_S", 0.02)
-
     manager = await manager_of("a", ageing_s=0.05, drain_s=0.1)
     await manager.register(order())
     await open_session(manager, "s")
@@ -257,8 +253,7 @@ async def test_pieces_of_two_slots_are_never_mixed(slots: Slots) -> None:
     reads = asyncio.ensure_future(read())
     await until(lambda: slots.made)
     await asyncio.sleep(0.05)
-    (slot_id,) = manager._core.fleet.slots
-    await manager.evict(slot_id)
+    await manager.evict(*manager._core.fleet.slots)
     await asyncio.sleep(0.06)
     manager._hear(ev.Tick())  # it has overrun its time; the request is for another slot, and this one still runs
     await until(lambda: len(slots.made) == 2)
