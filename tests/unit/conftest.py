@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,3 +43,11 @@ def own_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(TaskFiles.VARIABLE, raising=False)
     (tmp_path / "tasks").mkdir()
     return tmp_path
+
+
+@pytest.fixture
+def files(own_host: Path, monkeypatch: pytest.MonkeyPatch) -> TaskFiles:
+    """This process is a task."""
+    files = TaskFiles.of_process(own_host, os.getpid())
+    monkeypatch.setenv(TaskFiles.VARIABLE, files.prefix)
+    return files

@@ -1,7 +1,6 @@
 """When a run of Levanter in a gang saves."""
 
 import json
-import os
 import sys
 import threading
 import types
@@ -62,14 +61,6 @@ def after_step_of_marin(checkpointer: GangCheckpointer, step: int) -> None:
 
 
 both_versions = pytest.mark.parametrize("after", [after_step, after_step_of_marin])
-
-
-@pytest.fixture
-def files(own_host: Path, monkeypatch: pytest.MonkeyPatch) -> TaskFiles:
-    """This process is a task."""
-    files = TaskFiles.of_process(own_host, os.getpid())
-    monkeypatch.setenv(TaskFiles.VARIABLE, files.prefix)
-    return files
 
 
 @both_versions

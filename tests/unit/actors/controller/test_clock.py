@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from iris_ray.actors.controller.clock import JUMPS_KEPT, MOST_AWAY_S, Clock
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state.events import WorkerDrainedEvent
-from tests.support.virtual_cluster import Stage, VirtualCluster, played
+from tests.support.virtual_cluster import VirtualCluster, played
 
 BEGAN = 1_700_000_000.0
 HOUR_S = 3600.0
@@ -113,11 +112,6 @@ def test_only_latest_clock_jumps_are_kept(watches: Watches) -> None:
 
 
 # -- whole jobs --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(tmp_path, monkeypatch)
 
 
 def set_wall_clock(patch: pytest.MonkeyPatch, by: float) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,11 +26,6 @@ WRITES_NEWEST_FIRST = 49
 """That it takes with checkpoints if the newest write comes first: more of them are one."""
 TAKE_OVER = 12
 """Writes of a Controller that takes over."""
-
-
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(tmp_path, monkeypatch)
 
 
 class Crashes:

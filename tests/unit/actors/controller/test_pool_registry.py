@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from iris_ray.state import ControllerState, job_table
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobCancelledEvent, JobSubmittedEvent, TaskAssignedEvent
 from iris_ray.state.fleet import Allocations
-from tests.support.virtual_cluster import Stage, VirtualCluster, played
+from tests.support.virtual_cluster import VirtualCluster, played
 from tests.support.worlds import World, cpu_host, gang_spec, tasks_spec
 
 # -- ends of pools ----------------------------------------------------------------------------------------------------
@@ -115,11 +114,6 @@ def test_failed_removal_of_pool_is_retried_a_few_times(monkeypatch: pytest.Monke
 
 
 # -- processes of one pool: the newest is obeyed ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(tmp_path, monkeypatch)
 
 
 async def refused(cluster: VirtualCluster, method: str, *args: Any) -> bool:
