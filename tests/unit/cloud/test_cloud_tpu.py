@@ -257,16 +257,12 @@ def test_word_without_credentials_is_unknown(monkeypatch: pytest.MonkeyPatch) ->
     assert "DefaultCredentialsError" in word.reason
 
 
-def test_words_of_several_slices_share_one_request(server: CloudTpuServer, cloud: CloudTpu) -> None:
+async def test_words_of_several_slices_share_one_request(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.add_node("a")
     server.add_node("b")
     server.set_node("b", Node.State.PREEMPTED)
-
-    async def ask_twice() -> Any:
-        words = ProviderWords(cloud)
-        return await asyncio.gather(words.about(["a", "b"]), words.about(["a"]))
-
-    both, one = asyncio.run(ask_twice())
+    words = ProviderWords(cloud)
+    both, one = await asyncio.gather(words.about(["a", "b"]), words.about(["a"]))
     assert {name: word.state.name for name, word in both.items()} == {"a": "READY", "b": "PREEMPTED"}
     assert one["a"] is both["a"]
     assert server.count("GetNode") == 2

@@ -1,6 +1,5 @@
 """The process of a pool dies and is started anew: what becomes of the jobs, slices and spares that were its."""
 
-import asyncio
 from collections import Counter
 
 import pytest
@@ -181,20 +180,17 @@ def test_finally_lost_results_of_one_task_end_job_once(world: World) -> None:
     assert (task_states(job), job.preemptions) == ([S.WORKER_FAILED, S.SUCCEEDED, S.KILLED], 1)
 
 
-def test_gang_with_lost_result_does_not_explain_jobs_end() -> None:
+async def test_gang_with_lost_result_does_not_explain_jobs_end() -> None:
     """The caller hears of the gang that was lost too often instead."""
 
     class Controller:
         async def report(self, *_: object) -> JobView:
             return JobView(JobState.SUCCEEDED, 1, 0, 0, 0, REASON, JobState.WORKER_FAILED)
 
-    async def ended() -> object:
-        request = RunRequest(tasks_spec(), b"", {}, ProcessSpec(), 60.0)
-        gang = GangRun(None, Controller(), request, 1)  # type: ignore[arg-type]
-        gang.wake()
-        return await gang.run()
-
-    error = asyncio.run(ended())
+    request = RunRequest(tasks_spec(), b"", {}, ProcessSpec(), 60.0)
+    gang = GangRun(None, Controller(), request, 1)  # type: ignore[arg-type]
+    gang.wake()
+    error = await gang.run()
     assert isinstance(error, JobCancelledError)
     assert "results were lost" in str(error)
 

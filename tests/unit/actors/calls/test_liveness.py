@@ -27,7 +27,7 @@ from iris_ray.actors.calls.liveness import (
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace
-from tests.support.virtual_time import block, now, run
+from tests.support.virtual_time import block, in_virtual_time, now, run
 
 # -- the failure detector, on a clock that costs no time --------------------------------------------------------------
 
@@ -74,180 +74,152 @@ def watching(limit_s: float = LIMIT_S, since_first: bool = False, **members: Mem
         watch.stop()
 
 
-def test_answering_member_is_never_lost() -> None:
-    async def watched() -> dict[str, str]:
-        with watching(prompt=answers, late=answers_late) as watch:
-            await asyncio.sleep(4 * LIMIT_S)
-            return watch.silent
-
-    assert run(watched()) == {}
+@in_virtual_time
+async def test_answering_member_is_never_lost() -> None:
+    with watching(prompt=answers, late=answers_late) as watch:
+        await asyncio.sleep(4 * LIMIT_S)
+        assert watch.silent == {}
 
 
+@in_virtual_time
 @pytest.mark.parametrize("silent", [never_answers, is_unavailable, refuses_at_once, is_cancelled])
-def test_silent_member_is_lost_at_limit_not_before(silent: Member) -> None:
-    async def watched() -> None:
-        with watching(silent=silent) as watch:
-            await asyncio.sleep(LIMIT_S - 0.01)
-            assert watch.silent == {}
-            await asyncio.wait_for(watch.found(), 60)
-            assert LIMIT_S - 1e-6 <= now() <= LIMIT_S + RETRY_S + 1e-6
-            assert watch.silent == {"silent": "has not answered for 5 s"}
-
-    run(watched())
+async def test_silent_member_is_lost_at_limit_not_before(silent: Member) -> None:
+    with watching(silent=silent) as watch:
+        await asyncio.sleep(LIMIT_S - 0.01)
+        assert watch.silent == {}
+        await asyncio.wait_for(watch.found(), 60)
+        assert LIMIT_S - 1e-6 <= now() <= LIMIT_S + RETRY_S + 1e-6
+        assert watch.silent == {"silent": "has not answered for 5 s"}
 
 
-def test_failure_detector_works_in_real_time() -> None:
-    async def watched() -> dict[str, str]:
-        began = time.monotonic()
-        with watching(limit_s=0.2, silent=never_answers, prompt=answers) as watch:
-            await asyncio.wait_for(watch.found(), 10)
-            assert time.monotonic() - began >= 0.2
-            return watch.silent
-
-    assert asyncio.run(watched()) == {"silent": "has not answered for 0.2 s"}
+async def test_failure_detector_works_in_real_time() -> None:
+    began = time.monotonic()
+    with watching(limit_s=0.2, silent=never_answers, prompt=answers) as watch:
+        await asyncio.wait_for(watch.found(), 10)
+        assert time.monotonic() - began >= 0.2
+        assert watch.silent == {"silent": "has not answered for 0.2 s"}
 
 
-def test_member_falling_silent_is_lost_limit_after_answer() -> None:
-    async def watched() -> None:
-        last, stops = 0.0, 2 * LIMIT_S
+@in_virtual_time
+async def test_member_falling_silent_is_lost_limit_after_answer() -> None:
+    last, stops = 0.0, 2 * LIMIT_S
 
-        async def stops_answering() -> None:
-            nonlocal last
-            if now() > stops:
-                await never_answers()
-            last = now()
+    async def stops_answering() -> None:
+        nonlocal last
+        if now() > stops:
+            await never_answers()
+        last = now()
 
-        with watching(member=stops_answering) as watch:
-            await asyncio.wait_for(watch.found(), 60)
-            assert now() == pytest.approx(last + LIMIT_S)
-            assert stops - PING_S < last <= stops
-
-    run(watched())
+    with watching(member=stops_answering) as watch:
+        await asyncio.wait_for(watch.found(), 60)
+        assert now() == pytest.approx(last + LIMIT_S)
+        assert stops - PING_S < last <= stops
 
 
-def test_member_answering_again_before_limit_is_kept() -> None:
-    async def watched() -> dict[str, str]:
-        async def is_away_for_a_while() -> None:
-            if now() % LIMIT_S < LIMIT_S / 2:
-                raise ActorUnavailableError("for now", None)
+@in_virtual_time
+async def test_member_answering_again_before_limit_is_kept() -> None:
+    async def is_away_for_a_while() -> None:
+        if now() % LIMIT_S < LIMIT_S / 2:
+            raise ActorUnavailableError("for now", None)
 
-        with watching(member=is_away_for_a_while) as watch:
-            await asyncio.sleep(4 * LIMIT_S)
-            return watch.silent
-
-    assert run(watched()) == {}
+    with watching(member=is_away_for_a_while) as watch:
+        await asyncio.sleep(4 * LIMIT_S)
+        assert watch.silent == {}
 
 
+@in_virtual_time
 @pytest.mark.parametrize("since_first", [False, True])
 @pytest.mark.parametrize(
     "error",
     [ActorDiedError(), OutOfMemoryError("killed"), ActorUnschedulableError("its node is dead")],
     ids=["died", "killed for memory", "never started"],
 )
-def test_member_whose_actor_is_gone_is_lost_at_once(error: RayError, since_first: bool) -> None:
+async def test_member_whose_actor_is_gone_is_lost_at_once(error: RayError, since_first: bool) -> None:
     async def died() -> None:
         raise error
 
-    async def watched() -> None:
-        with watching(since_first=since_first, dead=died, prompt=answers) as watch:
-            await asyncio.wait_for(watch.found(), 60)
-            assert now() == FIRST_PING_S
-            assert list(watch.silent) == ["dead"]
-            assert type(error).__name__ in watch.silent["dead"]
-            assert not watch.hung
-
-    run(watched())
+    with watching(since_first=since_first, dead=died, prompt=answers) as watch:
+        await asyncio.wait_for(watch.found(), 60)
+        assert now() == FIRST_PING_S
+        assert list(watch.silent) == ["dead"]
+        assert type(error).__name__ in watch.silent["dead"]
+        assert not watch.hung
 
 
-def test_one_silent_member_does_not_hide_another() -> None:
-    async def watched() -> dict[str, str]:
-        with watching(dead=died, silent=never_answers, prompt=answers) as watch:
-            await asyncio.wait_for(watch.found(), 60)
-            assert list(watch.silent) == ["dead"]
-            await asyncio.wait_for(watch.found(), 60)  # it stays found
-            assert now() == FIRST_PING_S
-            await asyncio.sleep(2 * LIMIT_S)
-            return watch.silent
-
-    assert set(run(watched())) == {"dead", "silent"}
+@in_virtual_time
+async def test_one_silent_member_does_not_hide_another() -> None:
+    with watching(dead=died, silent=never_answers, prompt=answers) as watch:
+        await asyncio.wait_for(watch.found(), 60)
+        assert list(watch.silent) == ["dead"]
+        await asyncio.wait_for(watch.found(), 60)  # it stays found
+        assert now() == FIRST_PING_S
+        await asyncio.sleep(2 * LIMIT_S)
+        assert set(watch.silent) == {"dead", "silent"}
 
 
+@in_virtual_time
 @pytest.mark.parametrize("before_s", [0.0, 0.5, 1.0, 1.2, 2.4, 2.5, 3.0, 3.5])
-def test_blocked_event_loop_time_counts_against_no_member(before_s: float) -> None:
+async def test_blocked_event_loop_time_counts_against_no_member(before_s: float) -> None:
     """Whenever it begins: before the next question, or while one is under way whose answer would come in time."""
-
-    async def watched() -> None:
-        with watching(prompt=answers, late=answers_late) as watch:
-            await asyncio.sleep(before_s)
-            block(1.6 * LIMIT_S)
-            await asyncio.sleep(2 * LIMIT_S)
-            assert watch.silent == {}
-
-    run(watched())
+    with watching(prompt=answers, late=answers_late) as watch:
+        await asyncio.sleep(before_s)
+        block(1.6 * LIMIT_S)
+        await asyncio.sleep(2 * LIMIT_S)
+        assert watch.silent == {}
 
 
-def test_silent_member_is_found_despite_blocked_event_loop() -> None:
-    async def watched() -> dict[str, str]:
-        with watching(silent=never_answers, prompt=answers) as watch:
-            await asyncio.sleep(1.0)
-            block(2 * LIMIT_S)
-            await asyncio.wait_for(watch.found(), LIMIT_S)
-            return watch.silent
-
-    assert list(run(watched())) == ["silent"]
+@in_virtual_time
+async def test_silent_member_is_found_despite_blocked_event_loop() -> None:
+    with watching(silent=never_answers, prompt=answers) as watch:
+        await asyncio.sleep(1.0)
+        block(2 * LIMIT_S)
+        await asyncio.wait_for(watch.found(), LIMIT_S)
+        assert list(watch.silent) == ["silent"]
 
 
+@in_virtual_time
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 2 * LIMIT_S])
-def test_stop_leaves_no_task_behind(after_s: float) -> None:
-    async def watched() -> None:
-        with watching(a=answers, b=never_answers, c=died, d=is_unavailable):
-            await asyncio.sleep(after_s)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(watched())
+async def test_stop_leaves_no_task_behind(after_s: float) -> None:
+    with watching(a=answers, b=never_answers, c=died, d=is_unavailable):
+        await asyncio.sleep(after_s)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_watch_without_members_finds_nobody() -> None:
-    async def watched() -> None:
-        with watching() as watch:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(watch.found(), 60)
-            assert watch.silent == {}
-
-    run(watched())
+@in_virtual_time
+async def test_watch_without_members_finds_nobody() -> None:
+    with watching() as watch:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(watch.found(), 60)
+        assert watch.silent == {}
 
 
-def test_starting_member_is_not_lost_before_first_answer() -> None:
-    async def watched() -> tuple[dict[str, str], dict[str, str]]:
-        asked = 0
+@in_virtual_time
+async def test_starting_member_is_not_lost_before_first_answer() -> None:
+    asked = 0
 
-        async def starts_late_and_hangs_then() -> None:
-            nonlocal asked
-            asked += 1
-            await asyncio.sleep(10 * LIMIT_S if asked == 1 else 1000 * LIMIT_S)
+    async def starts_late_and_hangs_then() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(10 * LIMIT_S if asked == 1 else 1000 * LIMIT_S)
 
-        with watching(since_first=True, new=starts_late_and_hangs_then, starting=never_answers) as watch:
-            await asyncio.sleep(10.5 * LIMIT_S)
-            before = dict(watch.silent)
-            await asyncio.sleep(2 * LIMIT_S)
-            return before, watch.silent
-
-    before, silent = run(watched())
+    with watching(since_first=True, new=starts_late_and_hangs_then, starting=never_answers) as watch:
+        await asyncio.sleep(10.5 * LIMIT_S)
+        before = dict(watch.silent)
+        await asyncio.sleep(2 * LIMIT_S)
+        before, silent = before, watch.silent
     assert before == {}
     assert silent.keys() == {"new"}
 
 
-def test_silent_member_is_found_after_watch_error(caplog: pytest.LogCaptureFixture) -> None:
-    async def watched() -> dict[str, str]:
-        with watching(silent=never_answers) as watch:
-            with mock.patch.object(asyncio, "wait", side_effect=ValueError("unexpected")):
-                await asyncio.sleep(1.0)
-            await asyncio.wait_for(watch.found(), LIMIT_S)
-            return watch.silent
-
-    assert run(watched()) == {"silent": "has not answered for 5 s"}
+@in_virtual_time
+async def test_silent_member_is_found_after_watch_error(caplog: pytest.LogCaptureFixture) -> None:
+    with watching(silent=never_answers) as watch:
+        with mock.patch.object(asyncio, "wait", side_effect=ValueError("unexpected")):
+            await asyncio.sleep(1.0)
+        await asyncio.wait_for(watch.found(), LIMIT_S)
+        assert watch.silent == {"silent": "has not answered for 5 s"}
     assert "ValueError: unexpected" in caplog.text
 
 
@@ -260,16 +232,14 @@ async def count(contact: Contact, seconds: int) -> bool:
     return contact.is_lost
 
 
-def test_contact_is_lost_after_limit_and_renewed_by_question() -> None:
-    async def look() -> list[bool]:
-        contact = Contact(5.0, lambda: True)
-        found = [await count(contact, 4)]
-        contact.asked()
-        found += [await count(contact, 4), await count(contact, 1)]
-        contact.asked()
-        return [*found, contact.is_lost]
-
-    assert run(look()) == [False, False, True, False]
+@in_virtual_time
+async def test_contact_is_lost_after_limit_and_renewed_by_question() -> None:
+    contact = Contact(5.0, lambda: True)
+    found = [await count(contact, 4)]
+    contact.asked()
+    found += [await count(contact, 4), await count(contact, 1)]
+    contact.asked()
+    assert [*found, contact.is_lost] == [False, False, True, False]
 
 
 def test_time_in_which_process_was_suspended_does_not_count() -> None:
@@ -336,76 +306,68 @@ def test_hosts_are_divided_into_groups_of_square_root_size(count: int) -> None:
     assert largest == 1 if count <= MOST_ASKED else largest <= len(groups) <= largest + 3
 
 
+@in_virtual_time
 @pytest.mark.parametrize("count", [MOST_ASKED, 100])
 @pytest.mark.parametrize("frozen", [0, 1, 57])
-def test_frozen_host_is_found_in_time_by_any_watcher(count: int, frozen: int) -> None:
-    async def found() -> tuple[dict[int, str], set[int], float]:
-        hosts = Slice(count)
-        watch = HostWatch(hosts.asked, "a", LIMIT_S)
-        await kept(watch, 20)
-        assert not watch.detector.silent
-        hosts.frozen.add(frozen)
-        since, keeping = now(), asyncio.ensure_future(kept(watch, 60))
-        await watch.detector.found()
-        keeping.cancel()
-        watch.stop()
-        return watch.detector.silent, set(watch.detector.hung), now() - since
-
-    silent, hung, after_s = run(found())
+async def test_frozen_host_is_found_in_time_by_any_watcher(count: int, frozen: int) -> None:
+    hosts = Slice(count)
+    watch = HostWatch(hosts.asked, "a", LIMIT_S)
+    await kept(watch, 20)
+    assert not watch.detector.silent
+    hosts.frozen.add(frozen)
+    since, keeping = now(), asyncio.ensure_future(kept(watch, 60))
+    await watch.detector.found()
+    keeping.cancel()
+    watch.stop()
+    silent, hung, after_s = watch.detector.silent, set(watch.detector.hung), now() - since
     assert silent == {frozen: f"has not answered for {LIMIT_S:g} s"}
     assert hung == {frozen}
     assert LIMIT_S - 1.1 <= after_s <= LIMIT_S + 2.1
 
 
-def test_frozen_host_in_two_gangs_is_found_for_both() -> None:
+@in_virtual_time
+async def test_frozen_host_in_two_gangs_is_found_for_both() -> None:
     """As two gangs without chips on the same hosts: the first host of a group asks the others for each of them."""
-
-    async def found() -> tuple[list[dict[int, str]], int]:
-        hosts = Slice(100)
-        watches = [HostWatch(hosts.of(place), place, LIMIT_S) for place in ("a", "b")]
-        keeping = [asyncio.ensure_future(kept(watch, 60)) for watch in watches]
-        await asyncio.sleep(20.0)
-        hosts.frozen.add(57)
-        await asyncio.sleep(LIMIT_S + 3.0)
-        for keeper, watch in zip(keeping, watches, strict=True):
-            keeper.cancel()
-            watch.stop()
-        return [dict(watch.detector.silent) for watch in watches], hosts.calls["watch_peers", 0]
-
-    silent, told = run(found())
+    hosts = Slice(100)
+    watches = [HostWatch(hosts.of(place), place, LIMIT_S) for place in ("a", "b")]
+    keeping = [asyncio.ensure_future(kept(watch, 60)) for watch in watches]
+    await asyncio.sleep(20.0)
+    hosts.frozen.add(57)
+    await asyncio.sleep(LIMIT_S + 3.0)
+    for keeper, watch in zip(keeping, watches, strict=True):
+        keeper.cancel()
+        watch.stop()
+    silent, told = [dict(watch.detector.silent) for watch in watches], hosts.calls["watch_peers", 0]
     assert silent == [{57: f"has not answered for {LIMIT_S:g} s"}] * 2
     assert told == 2
 
 
-def test_large_gang_asks_few_hosts_directly_and_covers_all() -> None:
-    async def asked() -> Counter[tuple[str, int]]:
-        hosts = Slice(100)
-        watch = HostWatch(hosts.asked, "a", LIMIT_S)
-        await kept(watch, 100)
-        watch.stop()
-        return hosts.calls
-
-    calls = run(asked())
+@in_virtual_time
+async def test_large_gang_asks_few_hosts_directly_and_covers_all() -> None:
+    hosts = Slice(100)
+    watch = HostWatch(hosts.asked, "a", LIMIT_S)
+    await kept(watch, 100)
+    watch.stop()
+    calls = hosts.calls
     assert {index for name, index in calls if name == "silent_peers"} == set(range(0, 100, 10))
     assert {index for name, index in calls if name == "healthy"} == set(range(100)) - set(range(0, 100, 10))
     assert all(90 <= calls["healthy", index] <= 101 for index in range(100) if index % 10)
 
 
-def test_watching_host_stops_when_nobody_asks_it() -> None:
-    async def asked_later() -> Counter[tuple[str, int]]:
-        hosts = Slice(100)
-        watch = HostWatch(hosts.asked, "a", LIMIT_S)
-        await kept(watch, 10)
-        await asyncio.sleep(2 * SLICE_UNASKED_S + 5.0)
-        before = hosts.calls.copy()
-        await asyncio.sleep(100.0)
-        watch.stop()
-        return hosts.calls - before
-
-    assert not run(asked_later())
+@in_virtual_time
+async def test_watching_host_stops_when_nobody_asks_it() -> None:
+    hosts = Slice(100)
+    watch = HostWatch(hosts.asked, "a", LIMIT_S)
+    await kept(watch, 10)
+    await asyncio.sleep(2 * SLICE_UNASKED_S + 5.0)
+    before = hosts.calls.copy()
+    await asyncio.sleep(100.0)
+    watch.stop()
+    assert not (hosts.calls - before)
 
 
-def test_silent_seconds_are_counted_after_unexpected_error(
+@in_virtual_time
+async def test_silent_seconds_are_counted_after_unexpected_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     count = Contact.count
@@ -416,33 +378,27 @@ def test_silent_seconds_are_counted_after_unexpected_error(
         await count(contact)
 
     monkeypatch.setattr(Contact, "count", fails_first)
-
-    async def asked_later() -> Counter[tuple[str, int]]:
-        hosts = Slice(2)
-        watch = HostWatch(hosts.asked, "a", LIMIT_S)
-        await asyncio.sleep(2 * SLICE_UNASKED_S)
-        before = hosts.calls.copy()
-        await asyncio.sleep(100.0)
-        watch.stop()
-        return hosts.calls - before
-
-    assert not run(asked_later())
+    hosts = Slice(2)
+    watch = HostWatch(hosts.asked, "a", LIMIT_S)
+    await asyncio.sleep(2 * SLICE_UNASKED_S)
+    before = hosts.calls.copy()
+    await asyncio.sleep(100.0)
+    watch.stop()
+    assert not (hosts.calls - before)
     assert "ValueError: unexpected" in caplog.text
 
 
-def test_host_watches_for_its_latest_slice_actor_only() -> None:
-    async def asked() -> tuple[int, int]:
-        hosts = Slice(100)
-        first = HostWatch(hosts.asked, "a", LIMIT_S)
-        await kept(first, 10)
-        first.stop()
-        second = HostWatch(hosts.asked, "a", LIMIT_S)
-        await kept(second, 10)
-        before = hosts.calls["healthy", 1]
-        await kept(second, 100)
-        second.stop()
-        return hosts.calls["watch_peers", 0], hosts.calls["healthy", 1] - before
-
-    told, pings = run(asked())
+@in_virtual_time
+async def test_host_watches_for_its_latest_slice_actor_only() -> None:
+    hosts = Slice(100)
+    first = HostWatch(hosts.asked, "a", LIMIT_S)
+    await kept(first, 10)
+    first.stop()
+    second = HostWatch(hosts.asked, "a", LIMIT_S)
+    await kept(second, 10)
+    before = hosts.calls["healthy", 1]
+    await kept(second, 100)
+    second.stop()
+    told, pings = hosts.calls["watch_peers", 0], hosts.calls["healthy", 1] - before
     assert told == 2
     assert 90 <= pings <= 101

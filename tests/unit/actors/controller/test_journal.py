@@ -115,22 +115,18 @@ def test_changes_during_store_failure_come_with_next_write(world: World, monkeyp
     world.state.check()
 
 
-def test_write_in_pieces_shows_one_moment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_write_in_pieces_shows_one_moment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a job could have the hosts that another one, by its older record, still has."""
     monkeypatch.setattr(record_collector, "TURN_S", 0.0)
     store = FailingStore(0)
     journal = journal_on(store, monkeypatch)
     first = world.start("first")
     second = world.submit("second")
-
-    async def write() -> None:
-        writing = asyncio.ensure_future(journal.write(world.state))
-        await asyncio.sleep(0)  # the record of the first is made
-        world.finish(first)
-        world.schedule()
-        await writing
-
-    asyncio.run(write())
+    writing = asyncio.ensure_future(journal.write(world.state))
+    await asyncio.sleep(0)  # the record of the first is made
+    world.finish(first)
+    world.schedule()
+    await writing
     assert second.state is JobState.RUNNING
     found = {key: JobRecord.from_bytes(value) for key, value in store.writings[0].items() if value and "job/" in key}
     held = [node_id for record in found.values() for held in record.allocations.values() for node_id, _, _ in held]

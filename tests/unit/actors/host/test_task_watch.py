@@ -22,7 +22,7 @@ from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
-from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.model.outcomes import EndKind
 from tests.support.processes import alive
 from tests.support.task_children import NOTICE, PATIENCE_S, Child, Make, started, watched
 
@@ -52,33 +52,29 @@ def test_host_ends_processes_named_by_task(make: Make, tmp_path: Path) -> None:
     assert watched(child, tmp_path, started(child, end)) is False
 
 
-def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -> None:
+async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -> None:
     """Several generations start at once, and are adopted in any order: one of the last to run may come first."""
     sleeps = [subprocess.Popen(["sleep", "60"]) for _ in range(MOST_STANDBYS + 1)]
     *ending, last = sleeps
+    actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, cast(Any, None))
+    standby: Any = SimpleNamespace()
 
-    async def adopt_all() -> TaskEnd:
-        actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, cast(Any, None))
-        standby: Any = SimpleNamespace()
+    async def adopt(process: subprocess.Popen[bytes]) -> None:
+        stat = stat_of(process.pid)
+        assert stat is not None
+        assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") is None
 
-        async def adopt(process: subprocess.Popen[bytes]) -> None:
-            stat = stat_of(process.pid)
-            assert stat is not None
-            assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") is None
-
-        for process in ending:
-            await adopt(process)
-        for process in ending:
-            process.kill()
-            await actor.how_it_ended(process.pid)
-        await adopt(last)
-        end = await actor.how_it_ended(ending[0].pid)
-        last.kill()
-        await actor.how_it_ended(last.pid)
-        await actor._forget(list(actor._watches))
-        return end
-
-    assert asyncio.run(adopt_all()).kind is EndKind.NEVER_STARTED
+    for process in ending:
+        await adopt(process)
+    for process in ending:
+        process.kill()
+        await actor.how_it_ended(process.pid)
+    await adopt(last)
+    end = await actor.how_it_ended(ending[0].pid)
+    last.kill()
+    await actor.how_it_ended(last.pid)
+    await actor._forget(list(actor._watches))
+    assert end.kind is EndKind.NEVER_STARTED
     for process in sleeps:
         process.wait()
 

@@ -134,7 +134,7 @@ async def test_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
     waits.cancel()
 
 
-def test_slot_exceeding_its_memory_raises_alarm_once_a_minute(
+async def test_slot_exceeding_its_memory_raises_alarm_once_a_minute(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Sequence[Any]] = []
@@ -143,26 +143,23 @@ def test_slot_exceeding_its_memory_raises_alarm_once_a_minute(
         seen.append(processes)
         return 70 * 10**9
 
-    async def story() -> None:
-        manager = await manager_of()
-        watches = {"watch": Method(forever), "wait_gone": Method(lambda *_: true()), "alive": Method(all_of)}
-        agent = SimpleNamespace(**watches, memory=Method(memory))
-        here = host_here("c", agent, kind=DeviceKind.CPU)
-        manager._background.start(manager.keep_runner(here), "keeping a runner")
-        await until(lambda: seen == [[]])
-        await manager.register(order(kind=DeviceKind.CPU))
-        answer = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: slots.made and slots.made[0].requests)
-        await manager._report("c")
-        assert seen == [[]]
-        monkeypatch.setattr(slot_manager, "MEMORY_LOOK_S", 0.0)
-        caplog.clear()
-        await manager._report("c")
-        assert seen == [[], [0]]
-        slots.made[0].may_answer.set()
-        await answer
-
-    asyncio.run(story())
+    manager = await manager_of()
+    watches = {"watch": Method(forever), "wait_gone": Method(lambda *_: true()), "alive": Method(all_of)}
+    agent = SimpleNamespace(**watches, memory=Method(memory))
+    here = host_here("c", agent, kind=DeviceKind.CPU)
+    manager._background.start(manager.keep_runner(here), "keeping a runner")
+    await until(lambda: seen == [[]])
+    await manager.register(order(kind=DeviceKind.CPU))
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: slots.made and slots.made[0].requests)
+    await manager._report("c")
+    assert seen == [[]]
+    monkeypatch.setattr(slot_manager, "MEMORY_LOOK_S", 0.0)
+    caplog.clear()
+    await manager._report("c")
+    assert seen == [[], [0]]
+    slots.made[0].may_answer.set()
+    await answer
     (alarm,) = [record.message for record in caplog.records if "booked" in record.message]
     assert alarm == "runner c: device 0 uses 70,000,000,000 bytes, but slots have only 60,000,000,000 booked"
 

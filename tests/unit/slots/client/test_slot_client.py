@@ -101,12 +101,9 @@ def client(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> SlotClient:
     return made
 
 
-def test_cancelled_coroutine_cancels_its_request(client: SlotClient, manager: Manager) -> None:
-    async def give_up() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(client.generate("m", 1, request_id="r"), 0.02)
-
-    asyncio.run(give_up())
+async def test_cancelled_coroutine_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.generate("m", 1, request_id="r"), 0.02)
     assert manager.cancelled == ["r"]
 
 
@@ -120,15 +117,12 @@ def test_abandoned_stream_cancels_its_request(client: SlotClient, manager: Manag
     assert manager.cancelled == ["r"]
 
 
-def test_abandoned_async_stream_cancels_its_request(client: SlotClient, manager: Manager) -> None:
-    async def leave() -> None:
-        pieces = client.astream("m", 1, request_id="r")
-        for _ in range(50):
-            assert await anext(pieces) == 0
-        assert manager.taken_pieces == 48
-        await pieces.aclose()
-
-    asyncio.run(leave())
+async def test_abandoned_async_stream_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    pieces = client.astream("m", 1, request_id="r")
+    for _ in range(50):
+        assert await anext(pieces) == 0
+    assert manager.taken_pieces == 48
+    await pieces.aclose()
     assert manager.cancelled == ["r"]
 
 
