@@ -64,27 +64,24 @@ async def has_said(cluster: VirtualCluster, words: str | None) -> bool:
     return (await cluster.status("job")).status == words
 
 
-def test_progress_missed_by_absent_controller_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_missed_by_absent_controller_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_watch, "FIRST_LOOK_S", 0.01)
     monkeypatch.setattr(progress_watch, "LOOK_S", 0.01)
 
-    async def run() -> list[tuple[int | None, str | None]]:
-        slices, controller = Slices(), Controller()
-        slices.steps[0] = Progress(0.0, 7, status="well")
-        controller.there = False
-        running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None))
-        await asyncio.sleep(0.1)
-        assert controller.heard == []
-        controller.there = True
-        await asyncio.sleep(0.1)
-        slices.returns.set()
-        assert (await running).verdict.succeeded
-        return [(said.step, said.status) for said in controller.heard]
-
-    assert asyncio.run(run()) == [(7, "well")], "once: it has not changed since"
+    slices, controller = Slices(), Controller()
+    slices.steps[0] = Progress(0.0, 7, status="well")
+    controller.there = False
+    running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None))
+    await asyncio.sleep(0.1)
+    assert controller.heard == []
+    controller.there = True
+    await asyncio.sleep(0.1)
+    slices.returns.set()
+    assert (await running).verdict.succeeded
+    assert [(said.step, said.status) for said in controller.heard] == [(7, "well")], "once: it has not changed since"
 
 
-def test_progress_watch_continues_after_unexpected_error(
+async def test_progress_watch_continues_after_unexpected_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress_watch, "FIRST_LOOK_S", 0.01)
@@ -96,16 +93,13 @@ def test_progress_watch_continues_after_unexpected_error(
                 return {0: None}  # type: ignore[dict-item]
             return await super().progress(attempt)
 
-    async def run() -> list[int | None]:
-        slices, controller = OddSlices(), Controller()
-        slices.steps[0] = Progress(0.0, 7)
-        running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None))
-        await asyncio.sleep(0.5)
-        slices.returns.set()
-        assert (await running).verdict.succeeded
-        return [said.step for said in controller.heard]
-
-    assert asyncio.run(run()) == [7]
+    slices, controller = OddSlices(), Controller()
+    slices.steps[0] = Progress(0.0, 7)
+    running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None))
+    await asyncio.sleep(0.5)
+    slices.returns.set()
+    assert (await running).verdict.succeeded
+    assert [said.step for said in controller.heard] == [7]
     assert "AttributeError" in caplog.text
 
 
