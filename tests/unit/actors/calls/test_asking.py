@@ -1,4 +1,4 @@
-"""Calls of an actor, which here is an object of this process, or a handle that notes how it is called."""
+"""Calls of an actor: answers, deadlines, and what a missing answer says about the actor and its host."""
 
 import asyncio
 import pickle
@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor
-from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor, answer
+from iris_ray.actors.protocol.answers import Gone, KilledForMemory, Unreachable
 from iris_ray.actors.protocol.marks import within
 from tests.support.virtual_time import now, run
 
@@ -78,3 +79,16 @@ def test_actor_survives_pickling_with_name_and_options() -> None:
 def test_unknown_method_is_an_error_at_once() -> None:
     with pytest.raises(AttributeError):
         Actor[Any](SimpleNamespace()).call(Clerk.add, 1)
+
+
+# -- answers that do not come -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("error", "found"), [(ActorDiedError(), Gone), (OutOfMemoryError("killed"), KilledForMemory)])
+def test_answer_of_actor_killed_for_memory_says_so(error: RayError, found: type[Gone]) -> None:
+    async def call() -> None:
+        raise error
+
+    reply = asyncio.run(answer(call(), "host 1", None))
+    assert type(reply) is found
+    assert reply.reason.startswith("host 1")
