@@ -1,7 +1,7 @@
 """What the callers' side does: it launches attempts, reports how they end, and obeys stops and notices.
 
-The order of reports is that of `iris_ray.actors.pool.gang_run`: the end of an attempt is confirmed once none of its
-processes is left, and its slices are released with it or after a while.
+They report what `iris_ray.actors.pool.gang_run` reports, in the same order: `all_reached` and `attempt_over`. The end
+of an attempt is confirmed once none of its processes is left. Broken slices are released with it, others after a while.
 """
 
 import math
@@ -16,13 +16,14 @@ from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
-    AttemptEndConfirmedEvent,
     Event,
     GangMovedEvent,
     SliceReleasedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     WorkerBlamedEvent,
+    all_reached,
+    attempt_over,
 )
 from iris_ray.state.instructions import Instructions, NotifyGang, StopAttempt
 from iris_ray.study.agenda import Agenda, Timings
@@ -207,6 +208,7 @@ class SimulatedPools:
         for attempt in [attempt for attempt in self._live.values() if attempt.id.job_id == job_id]:
             self._end(attempt, "dropped")
             self._history.freed(attempt.id, self._agenda.now)
+            self._apply(self._broken(attempt))
             self._leave(attempt)
 
     # -- notices ---------------------------------------------------------------------------------------------------
@@ -242,7 +244,7 @@ class SimulatedPools:
     # -- shared ----------------------------------------------------------------------------------------------------
 
     def _report(self, attempt: Attempt, state: TaskState) -> None:
-        self._apply(TaskStateChangedEvent(attempt.id, index, state) for index in attempt.tasks)
+        self._apply(all_reached(attempt.id, attempt.tasks, state))
 
     def _end(self, attempt: Attempt, outcome: str, saved: bool = False) -> None:
         """Note that an attempt has ended, and what it has saved.
@@ -264,7 +266,7 @@ class SimulatedPools:
 
     def _confirm(self, attempt: Attempt, *events: Event) -> None:
         """Report that no process of an attempt is left, after other events about its end."""
-        self._apply([*events, AttemptEndConfirmedEvent(attempt.id)])
+        self._apply(attempt_over(attempt.id, events, self._broken(attempt)))
         self._history.freed(attempt.id, self._agenda.now)
         self._leave(attempt)
         job = self._state.jobs.get(attempt.id.job_id)
@@ -273,21 +275,21 @@ class SimulatedPools:
                 if when > self._agenda.now:
                     self._look_at(when)
 
+    def _broken(self, attempt: Attempt) -> list[SliceReleasedEvent]:
+        """Return the events that release the slices of an attempt that broke."""
+        gone = (name for name in attempt.slices if self._warm.get(name) != attempt.owner)
+        return [SliceReleasedEvent(name, attempt.owner) for name in gone]
+
     def _leave(self, attempt: Attempt) -> None:
-        """Keep the slices of an attempt warm for a while. Those that broke are released at once."""
+        """Keep the slices of an attempt warm for a while, but for those that broke."""
         job = self._state.jobs.get(attempt.id.job_id)
         goes_on = job is not None and not job.state.finished
         keep_s = self._timings.keep_warm if goes_on or attempt.work is None else attempt.work.keep_warm_s
-        released = []
-        for name in attempt.slices:
-            if self._warm.get(name) != attempt.owner:
-                released.append(SliceReleasedEvent(name, attempt.owner))
-            elif keep_s > 0:
+        for name in [name for name in attempt.slices if self._warm.get(name) == attempt.owner]:
+            if keep_s > 0:
                 self._agenda.after(keep_s, self._release_idle, name, attempt.owner, self._uses[name])
             else:
-                del self._warm[name]
-                released.append(SliceReleasedEvent(name, attempt.owner))
-        self._apply(released)
+                self._release_idle(name, attempt.owner, self._uses[name])
 
     def _release_idle(self, name: str, owner: str, uses: int) -> None:
         if self._warm.get(name) == owner and self._uses[name] == uses:

@@ -194,9 +194,15 @@ class SimulatedCluster:
         """
         return self._host(slice_name, worker_id).host.directory
 
-    def host_pids(self, slice_name: str, worker_id: int) -> list[int]:
-        """Return the pids of all processes that run on a host now, the raylet's first; none once it is gone."""
-        return self._host(slice_name, worker_id).machine.pids()
+    def host_pids(self, slice_name: str, worker_id: int, command: str = "") -> list[int]:
+        """Return the pids of all processes that run on a host now, the raylet's first; none once it is gone.
+
+        Args:
+            slice_name: The host's slice.
+            worker_id: Its number within the slice.
+            command: Only those whose command line holds this text, such as ``"ray::SliceActor"``.
+        """
+        return self._host(slice_name, worker_id).machine.pids(command)
 
     def metadata(self, slice_name: str, worker_id: int) -> HostMetadata:
         """Return a host's metadata server, as every TPU VM has one: read its address, or make it misbehave."""

@@ -74,9 +74,14 @@ class Machine:
         """Whether this process has asked for the machine's end."""
         return self._kill_asked
 
-    def pids(self) -> list[int]:
-        """Return the pids of all processes on the machine, parents before children; empty once it is gone."""
-        return [process.pid for process in self._processes() if _status(process) not in (None, psutil.STATUS_ZOMBIE)]
+    def pids(self, command: str = "") -> list[int]:
+        """Return the pids of all processes on the machine, parents before children; empty once it is gone.
+
+        Args:
+            command: only those whose command line holds this text.
+        """
+        alive = (process for process in self._processes() if _status(process) not in (None, psutil.STATUS_ZOMBIE))
+        return [process.pid for process in alive if not command or command in _command_line(process)]
 
     def begin_kill(self) -> None:
         """Ask the supervisor to SIGKILL everything, and return at once."""
@@ -138,6 +143,14 @@ def _status(process: psutil.Process) -> str | None:
         return str(process.status())
     except psutil.NoSuchProcess:
         return None
+
+
+def _command_line(process: psutil.Process) -> str:
+    """Return the arguments, joined by spaces; "" if the process is gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:

@@ -25,8 +25,8 @@ from iris_ray.dashboard.access import COOKIE, is_loopback, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
 from tests.support.controller_in_process import ControllerInProcess
-from tests.support.dashboard_server import served
-from tests.support.store_in_process import Store
+from tests.support.dashboard_pages import served
+from tests.support.ray_in_process import Store
 from tests.support.waiting import wait_until
 
 

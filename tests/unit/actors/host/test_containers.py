@@ -29,8 +29,7 @@ from iris_ray.model.job_spec import ContainerSpec
 from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
-from tests.support.processes import TOKEN, Nursery, tree
-from tests.support.task_children import Make, watched
+from tests.support.processes import TOKEN, Make, Nursery, tree, watched
 from tests.support.waiting import wait_until
 from tests.unit.model.test_job_info import INFO
 

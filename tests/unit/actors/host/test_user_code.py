@@ -13,7 +13,7 @@ from ray import cloudpickle
 from iris_ray.actors.host.user_code import run_function
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.outcomes import EndKind
-from tests.support.task_children import NOTICE, PATIENCE_S, Child, Make
+from tests.support.processes import NOTICE, PATIENCE_S, Child, Make
 
 # -- SIGTERM ----------------------------------------------------------------------------------------------------------
 
