@@ -32,7 +32,7 @@ class Machine:
         cwd: its working directory.
         log: a file for the output of the supervisor, and of the command until it opens its own log.
         lifeline: the writing end of the janitor's pipe.
-        prefix: what precedes the whole command line, such as a program that enters a namespace and replaces itself.
+        prefix: the beginning of the whole command line, such as a program that enters a namespace.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Machine:
             _send(process, signal.SIGKILL)
 
     def freeze(self) -> None:
-        """SIGSTOP everything on the machine, processes that start meanwhile included."""
+        """SIGSTOP everything on the machine, including processes that start meanwhile."""
         # A stopped process cannot fork: as soon as one pass finds no running process, there is none.
         for _ in range(_SIGNAL_ROUNDS):
             running = [process for process in self._processes() if _status(process) not in _NOT_RUNNING]
@@ -146,7 +146,6 @@ def _status(process: psutil.Process) -> str | None:
 
 
 def _command_line(process: psutil.Process) -> str:
-    """Return the arguments, joined by spaces; "" if the process is gone."""
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:

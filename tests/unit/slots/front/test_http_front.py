@@ -116,7 +116,7 @@ def test_body_contradicting_its_encoding_is_callers_mistake(front: HttpFront) ->
 def test_unserved_models_may_come_back(front: HttpFront) -> None:
     status, headers, body = post(front, asked("dead"))
     assert (status, headers["Retry-After"]) == (503, "10")
-    assert "who served the models is gone" in json.loads(body)["error"]["message"]
+    assert "the process that served the models is gone" in json.loads(body)["error"]["message"]
     connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
     connection.request("GET", "/v1/models")
     assert connection.getresponse().status == 503
