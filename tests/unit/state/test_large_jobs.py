@@ -57,7 +57,6 @@ class Recorded:
         return sorted(found, key=lambda record: record.job.number)
 
 
-
 def submit(world: World, replicas: int, **changes: object) -> Job:
     return world.submit_tasks("job", replicas, resources={"CPU": 1.0}, **changes)
 
