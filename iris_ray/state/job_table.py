@@ -134,7 +134,7 @@ def _in_words(event: Event) -> str:
 
 
 # -- job times ---------------------------------------------------------------------------------------------------------
-# Notes when attempts of coscheduled jobs hold chips and run; `iris_ray.goodput` works out what that time went into.
+# Notes when attempts of coscheduled jobs hold chips and run; `model/goodput.py` works out what that time went into.
 
 
 def note_assigned(job: Job, allocation: Allocation, now: float) -> None:
