@@ -56,7 +56,7 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.mark.long
-def test_job_gets_its_slice_from_an_autoscaler_that_was_only_seen() -> None:
+def test_job_gets_slice_from_autoscaler() -> None:
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         directory = Path(folder)
         port = free_ports("port")["port"]

@@ -33,9 +33,7 @@ def waiting_job() -> Any:
     return waiting[0] if waiting else None
 
 
-def test_gang_goes_to_another_slice_if_somebody_holds_the_chips_of_the_warm_one(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_gang_avoids_warm_slice_whose_chips_are_held(cluster: SimulatedCluster, trace: Trace) -> None:
     first, _ = run_on_pod(where, "v4-16")
     hosts = [cluster.host_dir(first, worker_id) for worker_id in (0, 1)]
     wait_until(lambda: not any([*host.glob("tasks/*.started")] for host in hosts))  # it is over on the hosts as well
@@ -54,9 +52,7 @@ def test_gang_goes_to_another_slice_if_somebody_holds_the_chips_of_the_warm_one(
 
 
 @pytest.mark.long
-def test_gang_waits_with_the_reason_and_runs_once_the_holder_is_gone(
-    cluster: SimulatedCluster, terminal: Terminal
-) -> None:
+def test_gang_waits_with_reason_until_holder_is_gone(cluster: SimulatedCluster, terminal: Terminal) -> None:
     """All three slices are wanted; they are started afresh, so that it is the hosts that refuse."""
     terminal.listen()
     release()

@@ -130,7 +130,7 @@ def test_why_and_cancel_of_a_job_that_waits(cluster: SimulatedCluster, running: 
     assert the_controller().ask(ControllerInterface.job_status, job_id).error == "cancelled by bob"
 
 
-def test_shell_completes_jobs_of_a_cluster_that_answers(
+def test_shell_completes_jobs_of_answering_cluster(
     cluster: SimulatedCluster, running: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completion, "PATIENCE_S", 60.0)  # machines that run tests are slow
@@ -140,7 +140,7 @@ def test_shell_completes_jobs_of_a_cluster_that_answers(
     assert [item.value for item in found] == [running.job_id]
 
 
-def test_terminal_shows_why_a_job_waits_and_is_clean_after_ctrl_c(cluster: SimulatedCluster, running: Job) -> None:
+def test_terminal_shows_wait_reason_and_is_clean_after_ctrl_c(cluster: SimulatedCluster, running: Job) -> None:
     """A script that waits in `run_on_pod`, and `iris-ray submit --follow`."""
     need = "num_slices=9" if len(cluster.slice_names) < 9 else "num_slices=99"
     script = f"import ray, iris_ray; ray.init({cluster.address!r}); iris_ray.run_on_pod(print, 'v4-16', {need})"
@@ -214,7 +214,7 @@ def script(tmp_path: Path) -> str:
     return str(tmp_path / "work.py")
 
 
-def test_run_passes_the_scripts_arguments_on_and_its_end_is_the_commands(
+def test_run_passes_script_arguments_and_exit_code(
     cluster: SimulatedCluster, running: Job, script: str, tmp_path: Path
 ) -> None:
     """Two runs at the same time: one fails, one goes on after Ctrl-C until it is pressed again, and twice."""
@@ -248,12 +248,12 @@ def test_run_passes_the_scripts_arguments_on_and_its_end_is_the_commands(
 
 
 @pytest.mark.long
-def test_run_prints_what_its_tasks_return_and_ends_with_them(cluster: SimulatedCluster, running: Job) -> None:
+def test_run_prints_results_and_ends_with_tasks(cluster: SimulatedCluster, running: Job) -> None:
     printed = iris(cluster, "run", "platform:system", "v4-16").stdout.splitlines()
     assert {"task 0: 'Linux'", "task 1: 'Linux'"} <= set(printed)
 
 
-def test_submitted_job_goes_on_without_its_command_and_is_followed_by_another(
+def test_submitted_job_outlives_command_and_is_followed_later(
     cluster: SimulatedCluster, running: Job, script: str, tmp_path: Path
 ) -> None:
     arguments = ("--cpu", "0.5", "--replicas", "2", "-f", "--", str(tmp_path), "fine")
@@ -278,7 +278,7 @@ def test_submitted_job_goes_on_without_its_command_and_is_followed_by_another(
 # -- slices and hosts --------------------------------------------------------------------------------------------------
 
 
-def test_drain_and_taint_close_slices_and_hosts_until_it_is_undone(cluster: SimulatedCluster, running: Job) -> None:
+def test_drain_and_taint_close_hosts_until_undone(cluster: SimulatedCluster, running: Job) -> None:
     drained, tainted = idle_slices(cluster, running)
     said, told = together(cluster, ("drain", drained, "--reason", "a fan"), ("taint", f"{tainted}/1", "big", "--json"))
     assert "2 hosts" in said
@@ -296,7 +296,7 @@ def test_drain_and_taint_close_slices_and_hosts_until_it_is_undone(cluster: Simu
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_asks_every_host_and_a_frozen_one_is_not_waited_for(cluster: SimulatedCluster, running: Job) -> None:
+def test_doctor_asks_every_host_without_waiting_for_frozen_one(cluster: SimulatedCluster, running: Job) -> None:
     """This process holds the chips of two idle hosts: the device file of one, libtpu's lock of the other."""
     first, second = idle_slices(cluster, running)
     device, lock = cluster.host_dir(first, 1) / "dev" / "accel0", cluster.host_dir(second, 0) / "lock"
@@ -332,7 +332,7 @@ def test_controller_start_and_status(cluster: SimulatedCluster, running: Job) ->
 
 
 @pytest.mark.long
-def test_controller_stop_ends_one_that_does_not_answer(cluster: SimulatedCluster, running: Job) -> None:
+def test_controller_stop_ends_silent_controller(cluster: SimulatedCluster, running: Job) -> None:
     pid = controller_pid()
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -356,7 +356,7 @@ def broken_version(directory: Path) -> dict[str, str]:
 
 
 @pytest.mark.proof
-def test_running_job_does_not_notice_an_upgrade_of_the_controller(cluster: SimulatedCluster, running: Job) -> None:
+def test_running_job_does_not_notice_controller_upgrade(cluster: SimulatedCluster, running: Job) -> None:
     before = the_controller().ask(ControllerInterface.about)
     assert "taken over 1 job: 1 running" in iris(cluster, "controller", "upgrade").stdout
     after = the_controller().ask(ControllerInterface.about)

@@ -109,9 +109,7 @@ def test_remote_while_connected_elsewhere_is_refused(cluster: SimulatedCluster) 
 # -- jobs of every kind ---------------------------------------------------------------------------------------------
 
 
-def test_tasks_without_tpu_run_off_the_slices_with_their_environment(
-    client: IrisClient, cluster: SimulatedCluster
-) -> None:
+def test_tasks_without_tpu_run_off_slices_with_environment(client: IrisClient, cluster: SimulatedCluster) -> None:
     def task() -> tuple[Any, ...]:
         return (*me(), os.environ["COLOUR"], ray.util.get_node_ip_address())
 
@@ -124,7 +122,7 @@ def test_tasks_without_tpu_run_off_the_slices_with_their_environment(
 
 
 @pytest.mark.long
-def test_tasks_go_where_other_ray_work_leaves_room(client: IrisClient, cluster: SimulatedCluster) -> None:
+def test_tasks_go_where_foreign_ray_work_leaves_room(client: IrisClient, cluster: SimulatedCluster) -> None:
     """The head comes first by all other rules, and an actor has all of its CPUs."""
     head = next(node for node in ray.nodes() if node["Alive"] and "node:__internal_head__" in node["Resources"])
     cpus = head["Resources"]["CPU"]
@@ -163,7 +161,7 @@ def test_job_on_a_slice_of_several_hosts_is_a_gang(client: IrisClient, cluster: 
 
 
 @pytest.mark.long
-def test_task_that_fails_is_retried_alone_and_then_fails_the_job(client: IrisClient, trace: Trace) -> None:
+def test_failing_task_is_retried_alone_then_fails_job(client: IrisClient, trace: Trace) -> None:
     def work(facts: dict[str, Any]) -> int:
         if facts["index"] == 1:
             raise ValueError("no")
@@ -181,7 +179,7 @@ def test_task_that_fails_is_retried_alone_and_then_fails_the_job(client: IrisCli
 
 
 @pytest.mark.proof
-def test_failures_of_all_tasks_together_end_the_job_though_each_has_retries_left(client: IrisClient) -> None:
+def test_failures_of_all_tasks_together_end_job(client: IrisClient) -> None:
     def fail() -> None:
         raise ValueError("no")
 
@@ -203,7 +201,7 @@ def test_job_handle_is_a_future(client: IrisClient) -> None:
 # -- what can be asked ----------------------------------------------------------------------------------------------
 
 
-def test_job_that_no_host_can_run_says_so_at_once_and_can_be_cancelled(client: IrisClient) -> None:
+def test_job_no_host_can_run_says_so_and_can_be_cancelled(client: IrisClient) -> None:
     job = client.submit(me, resources=ResourceSpec(device=tpu_device("v5litepod-16")))
     assert "3 × v4-16" in wait_until(lambda: (s := client.explain(job)).startswith("waiting") and s)
     assert not job.done()
@@ -227,7 +225,7 @@ def test_task_runs_where_its_constraint_allows(client: IrisClient) -> None:
     assert address in {worker.address for worker in client.list_workers() if worker.slice_name}
 
 
-def test_unknown_job_or_task_is_refused_with_the_nearest(client: IrisClient) -> None:
+def test_unknown_job_or_task_is_refused_with_nearest(client: IrisClient) -> None:
     job = client.submit(me, "nearest")
     job.results(120)
     with pytest.raises(UnknownNameError, match=job.job_id):
@@ -239,7 +237,7 @@ def test_unknown_job_or_task_is_refused_with_the_nearest(client: IrisClient) -> 
         client.explain(3)  # type: ignore[arg-type]
 
 
-def test_wait_streams_what_the_tasks_print_and_the_log_stays(client: IrisClient, terminal: Terminal) -> None:
+def test_wait_streams_prints_and_log_stays(client: IrisClient, terminal: Terminal) -> None:
     terminal.listen()
 
     def speak() -> None:
@@ -266,7 +264,7 @@ def test_wait_streams_what_the_tasks_print_and_the_log_stays(client: IrisClient,
 
 
 @pytest.mark.long
-def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_nor_logs(
+def test_controller_restart_ends_no_wait_lookup_or_log(
     client: IrisClient, cluster: SimulatedCluster, tmp_path: Path, terminal: Terminal
 ) -> None:
     terminal.listen()
@@ -311,7 +309,7 @@ def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_n
 # -- children and endpoints -----------------------------------------------------------------------------------------
 
 
-def test_job_of_a_job_is_under_it_and_ends_with_it(client: IrisClient, tmp_path: Path) -> None:
+def test_job_submitted_by_task_is_nested_and_ends_with_it(client: IrisClient, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
 
     def child() -> None:
@@ -330,7 +328,7 @@ def test_job_of_a_job_is_under_it_and_ends_with_it(client: IrisClient, tmp_path:
     wait_until(lambda: client.job_status(below.job_id).state is JobState.KILLED, 10)
 
 
-def test_job_on_slices_that_a_task_submits_has_its_directory_there(client: IrisClient) -> None:
+def test_slice_job_submitted_by_task_has_its_directory(client: IrisClient) -> None:
     def child() -> tuple[str, bool]:
         info = get_job_info()
         assert info is not None
@@ -344,7 +342,7 @@ def test_job_on_slices_that_a_task_submits_has_its_directory_there(client: IrisC
     assert all(job_id.startswith(f"{job.job_id}/child") and there for job_id, there in results)
 
 
-def test_endpoint_is_found_by_the_tasks_of_its_job_and_vanishes_with_its_attempt(client: IrisClient) -> None:
+def test_endpoint_is_found_by_jobs_tasks_until_attempt_ends(client: IrisClient) -> None:
     def serve_or_ask() -> str:
         info = get_job_info()
         assert info is not None
@@ -388,7 +386,7 @@ DRIVER = """
 
 
 @pytest.mark.parametrize("kind", ["detached", *in_proofs("attached")])
-def test_detached_job_outlives_a_killed_driver_and_an_attached_one_ends_with_it(
+def test_detached_job_outlives_killed_driver_unlike_attached(
     client: IrisClient, cluster: SimulatedCluster, tmp_path: Path, kind: str
 ) -> None:
     script = tmp_path / "driver.py"

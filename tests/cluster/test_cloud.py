@@ -75,7 +75,7 @@ def gang_demand() -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("state", "outcome"), in_long((NodeState.PREEMPTED, "TpuPreempted"), (NodeState.REPAIRING, "TpuFailed"))
 )
-def test_host_lost_without_notice_is_judged_by_the_providers_word(
+def test_unannounced_host_loss_is_judged_by_providers_word(
     cloud_cluster: SimulatedCluster,
     provider: CloudTpuServer,
     trace: Trace,
@@ -102,7 +102,7 @@ def test_host_lost_without_notice_is_judged_by_the_providers_word(
 
 
 @pytest.mark.long
-def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(
+def test_missing_slices_are_requested_from_autoscaler_until_they_come(
     cloud_cluster: SimulatedCluster, trace: Trace
 ) -> None:
     whole = sum(len(cloud_cluster.worker_ids(name)) == 2 for name in cloud_cluster.slice_names)
@@ -123,7 +123,7 @@ def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(
     ray.get(running)
 
 
-def test_demand_for_version_2_is_the_head_alone_and_no_slice_that_is_there_serves_it(
+def test_version_2_demand_is_served_by_no_present_slice(
     cloud_cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heads of slices in use are free, as jobs claim chips: without a selector Ray would give one of them."""
@@ -146,7 +146,7 @@ def test_demand_for_version_2_is_the_head_alone_and_no_slice_that_is_there_serve
 
 
 @pytest.mark.long
-def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: SimulatedCluster) -> None:
+def test_demand_ends_with_job_and_controller(cloud_cluster: SimulatedCluster) -> None:
     ref = run_on_pod_ray.remote(lambda: None, "v5p-16", num_slices=3)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
     controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
@@ -165,7 +165,7 @@ def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: Simulat
 
 
 @pytest.mark.long
-def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
+def test_provision_requests_missing_slice_and_cancels_with_job(
     cloud_cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, provider.address)

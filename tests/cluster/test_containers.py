@@ -133,7 +133,7 @@ def pids(engine: Engine) -> list[int]:
 
 
 @pytest.mark.way_in
-def test_programs_have_their_variables_and_print_for_their_tasks(engine: Engine, start: Start, tmp_path: Path) -> None:
+def test_programs_have_variables_and_print_for_tasks(engine: Engine, start: Start, tmp_path: Path) -> None:
     script = 'printf %s "$ODD" > {0}/odd-$IRIS_TASK_INDEX; echo "$MEGASCALE_SLICE_ID of $MEGASCALE_NUM_SLICES"'
     run = start(script, num_slices=2, env={"ODD": ODD, "TOKEN": SECRET})
     run.result()
@@ -145,9 +145,7 @@ def test_programs_have_their_variables_and_print_for_their_tasks(engine: Engine,
         assert SECRET not in str(engine.calls("run"))
 
 
-def test_exit_code_of_a_program_is_the_attempts_and_each_attempt_has_a_container_of_its_own(
-    engine: Engine, start: Start, tmp_path: Path
-) -> None:
+def test_each_container_attempt_is_new_and_has_exit_code(engine: Engine, start: Start, tmp_path: Path) -> None:
     run = start(
         "touch {0}/runs-$IRIS_ATTEMPT-$IRIS_TASK_INDEX; [ $IRIS_TASK_INDEX = 0 ] || exit 3; sleep 60",
         max_retries_failure=1,
@@ -171,7 +169,7 @@ def test_cancelled_containers_end(engine: Engine, start: Start) -> None:
     wait_until(lambda: not any(map(alive, running)) and engine.containers() == [])
 
 
-def test_notice_reaches_the_programs_and_their_gang_moves(
+def test_notice_reaches_programs_and_gang_moves(
     engine: Engine, start: Start, slices: SimulatedCluster, tmp_path: Path
 ) -> None:
     save = "trap 'touch {0}/saved-$IRIS_TASK_INDEX; exit 0' TERM; " + WAIT
@@ -193,7 +191,7 @@ def test_notice_reaches_the_programs_and_their_gang_moves(
 
 
 @pytest.mark.way_in
-def test_lost_slice_is_replaced_and_the_containers_of_its_peer_end(
+def test_lost_slice_is_replaced_and_peers_containers_end(
     engine: Engine, start: Start, slices: SimulatedCluster, tmp_path: Path
 ) -> None:
     run = start(WAIT, num_slices=2)
@@ -224,7 +222,7 @@ run_docker_on_pod(
 
 
 @pytest.mark.long
-def test_containers_of_a_driver_that_is_killed_end(engine: Engine, slices: SimulatedCluster, tmp_path: Path) -> None:
+def test_containers_of_killed_driver_end(engine: Engine, slices: SimulatedCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-c", DRIVER, slices.address, Podman.IMAGE, str(tmp_path), WAIT]
     with subprocess.Popen(command) as driver, contextlib.ExitStack() as at_the_end:
         at_the_end.callback(driver.kill)

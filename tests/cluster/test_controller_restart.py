@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.mark.long
-def test_running_gang_goes_on_while_the_controller_restarts(trace: Trace) -> None:
+def test_running_gang_goes_on_during_controller_restart(trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     trace.wait_for_tasks(4)
     kill_controller()
@@ -37,7 +37,7 @@ def test_running_gang_goes_on_while_the_controller_restarts(trace: Trace) -> Non
 
 
 @pytest.mark.long
-def test_waiting_job_keeps_its_place_while_the_controller_restarts(trace: Trace, tmp_path: Path) -> None:
+def test_waiting_job_keeps_place_during_controller_restart(trace: Trace, tmp_path: Path) -> None:
     """It was acknowledged, so it is not lost, and it is started once."""
     later = Trace(tmp_path / "later")
     later.directory.mkdir()
@@ -54,14 +54,14 @@ def test_waiting_job_keeps_its_place_while_the_controller_restarts(trace: Trace,
 
 
 @pytest.mark.long
-def test_restarted_controller_knows_who_keeps_slices_warm() -> None:
+def test_restarted_controller_knows_warm_slice_holders() -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     kill_controller()
     assert run_on_pod(lambda: 2, "v4-16", num_slices=3) == [2] * 6
 
 
 @pytest.mark.long
-def test_host_lost_while_no_controller_runs_restarts_the_gang(trace: Trace, cluster: SimulatedCluster) -> None:
+def test_host_lost_without_controller_restarts_gang(trace: Trace, cluster: SimulatedCluster) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     (start, *_) = trace.wait_for_tasks(4)
     os.kill(controller_pid(), signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_setting_holds_at_once_and_under_the_next_controller() -> None:
 
 
 @pytest.mark.proof
-def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
+def test_replaced_controller_is_no_longer_obeyed(trace: Trace) -> None:
     """Stop one, start another, thaw the first: only one is obeyed."""
     job = run_on_pod_ray.remote(trace.gang(), "v4-16")
     trace.wait_for_tasks(2)

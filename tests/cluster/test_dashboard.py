@@ -59,7 +59,7 @@ def changes_slice(update: dict[str, Any], name: str) -> bool:
 
 
 @pytest.mark.proof
-def test_it_shows_a_job_and_a_killed_host_and_ends_when_told(cluster: "SimulatedCluster", trace: "Trace") -> None:
+def test_dashboard_shows_job_and_killed_host(cluster: "SimulatedCluster", trace: "Trace") -> None:
     run = run_on_pod_ray.remote(trace.gang(), "v4-16")
     trace.wait_for_tasks(2)
     (job,) = (job for job in ControllerConnection().ask_all(ControllerInterface.list_jobs) if not job.state.finished)
@@ -79,7 +79,7 @@ def test_it_shows_a_job_and_a_killed_host_and_ends_when_told(cluster: "Simulated
 
 
 @pytest.mark.long
-def test_slice_that_is_killed_shows_before_the_fifth_update(cluster: "SimulatedCluster", trace: "Trace") -> None:
+def test_killed_slice_shows_within_five_updates(cluster: "SimulatedCluster", trace: "Trace") -> None:
     """Half a second lies between updates, so it shows within two seconds."""
     run = run_on_pod_ray.remote(trace.gang(), "v4-16")
     trace.wait_for_tasks(2)
@@ -99,7 +99,7 @@ def test_slice_that_is_killed_shows_before_the_fifth_update(cluster: "SimulatedC
 
 
 @pytest.mark.proof
-def test_link_to_a_dashboard_that_was_killed_is_not_shown(cluster: "SimulatedCluster") -> None:
+def test_killed_dashboards_link_is_not_shown(cluster: "SimulatedCluster") -> None:
     with dashboard(cluster) as (server, url):
         assert link_to("jobs/train") == f"{url}/#/jobs/train"
         server.kill()

@@ -82,7 +82,7 @@ class Drivers:
 
 
 @pytest.mark.long
-def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Drivers") -> None:
+def test_two_drivers_wanting_two_of_three_slices_take_turns(drivers: "Drivers") -> None:
     """If they took slices one by one, each could hold one and wait for ever."""
     (drivers.directory / "finish").touch()
     body = "print(sorted(run_on_pod(linger, 'v4-16', num_slices=2)))"
@@ -93,7 +93,7 @@ def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Dri
 
 
 @pytest.mark.long
-def test_warm_slices_of_an_idle_driver_go_to_the_driver_that_needs_them(drivers: "Drivers") -> None:
+def test_idle_drivers_warm_slices_go_to_needy_driver(drivers: "Drivers") -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     (drivers.directory / "finish").touch()
     other = drivers.start("print(run_on_pod(linger, 'v4-16'))")
@@ -102,7 +102,7 @@ def test_warm_slices_of_an_idle_driver_go_to_the_driver_that_needs_them(drivers:
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", *in_proofs("normal", "SIGTERM"), *in_long("SIGINT")])
-def test_drivers_end_leaves_nothing_but_the_controller(cluster: SimulatedCluster, drivers: "Drivers", how: str) -> None:
+def test_ended_driver_leaves_only_the_controller(cluster: SimulatedCluster, drivers: "Drivers", how: str) -> None:
     ends_by_itself = (
         "ref = run_on_pod_ray.remote(linger, 'v4-16')\nwhile len(list(directory.glob('pid-*'))) < 2: time.sleep(0.05)"
     )
@@ -119,7 +119,7 @@ def test_drivers_end_leaves_nothing_but_the_controller(cluster: SimulatedCluster
     assert "does not know" in ray.get(controller.why.remote("nobody"))
 
 
-def test_interrupted_call_stops_its_gang_though_its_driver_goes_on(drivers: "Drivers") -> None:
+def test_interrupted_call_stops_gang_while_driver_goes_on(drivers: "Drivers") -> None:
     driver = drivers.start(
         """
         try:
@@ -137,7 +137,7 @@ def test_interrupted_call_stops_its_gang_though_its_driver_goes_on(drivers: "Dri
 
 
 @pytest.mark.parametrize("seconds", [2, *in_long(15)])
-def test_script_that_ends_waits_for_what_its_tasks_still_write(drivers: "Drivers", seconds: int) -> None:
+def test_ending_script_waits_for_tasks_still_writing(drivers: "Drivers", seconds: int) -> None:
     """Threads first, then exit handlers, as in any Python process. An asynchronous checkpoint is written like this."""
     driver = drivers.start(
         f"""
@@ -164,7 +164,7 @@ def test_script_that_ends_waits_for_what_its_tasks_still_write(drivers: "Drivers
 
 
 @pytest.mark.long
-def test_interrupt_at_the_end_of_a_script_ends_what_its_tasks_still_write(drivers: "Drivers") -> None:
+def test_interrupt_at_script_end_ends_writing_tasks(drivers: "Drivers") -> None:
     driver = drivers.start(
         """
         import atexit
@@ -184,7 +184,7 @@ def test_interrupt_at_the_end_of_a_script_ends_what_its_tasks_still_write(driver
 
 
 @pytest.mark.long
-def test_job_of_a_vanished_driver_makes_room_for_the_next(drivers: "Drivers") -> None:
+def test_vanished_drivers_job_makes_room_for_next(drivers: "Drivers") -> None:
     greedy = drivers.start("run_on_pod(linger, 'v4-16', num_slices=3)")
     drivers.task_pids(6)
     greedy.kill()
@@ -215,7 +215,7 @@ FIRST_DRIVER = """
 
 
 @pytest.mark.long
-def test_controller_inherits_nothing_from_the_driver_that_starts_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_controller_inherits_nothing_from_starting_driver(cluster: SimulatedCluster, tmp_path: Path) -> None:
     """Neither environment, nor runtime environment, nor checkout; it has a Ray job of its own, on the head node."""
 
     def surroundings() -> dict[str, Any]:

@@ -18,9 +18,7 @@ LEAST_RUN_S = 120.0
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_batch_job_saves_and_gives_its_slice_to_a_production_job_and_comes_back(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_batch_job_saves_yields_to_production_and_returns(cluster: SimulatedCluster, trace: Trace) -> None:
     """It has run for the two minutes that a BATCH attempt may; another job of its band uses the other slices."""
     directory = trace.directory
 

@@ -29,7 +29,7 @@ def full(directory: Path) -> Iterator[None]:
         unmount(directory)
 
 
-def test_gang_leaves_a_host_whose_disk_is_full_and_pays_nothing(cluster: SimulatedCluster) -> None:
+def test_gang_leaves_full_disk_host_uncharged(cluster: SimulatedCluster) -> None:
     before = set(run_on_pod(slice_of_this_task, "v4-16", keep_warm=0))
     release()
     (name,) = before

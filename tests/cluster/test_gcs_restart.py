@@ -14,9 +14,7 @@ from tests.support.gangs import Trace, controller_pid, result_of
 from tests.support.waiting import wait_until
 
 
-def test_gang_runs_and_ends_while_no_gcs_is_there_and_the_controller_goes_on_answering(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_gang_runs_and_ends_without_gcs(cluster: SimulatedCluster, trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     job_id = trace.wait_for_tasks(4)[0]["job"]
     before, controller = controller_pid(), ray.get_actor(CONTROLLER_NAME, NAMESPACE)
@@ -37,7 +35,7 @@ def test_gang_runs_and_ends_while_no_gcs_is_there_and_the_controller_goes_on_ans
 
 
 @pytest.mark.long
-def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_job_submitted_without_gcs_runs_when_it_returns(cluster: SimulatedCluster, trace: Trace) -> None:
     trace.finish()
     assert run_on_pod(lambda: 1, "v4-16") == [1, 1]  # now there is a Controller, and a pool of this process
     cluster.kill_gcs()
@@ -51,7 +49,7 @@ def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(cluster: Simul
 
 
 @pytest.mark.proof
-def test_controller_that_dies_while_no_gcs_is_there_comes_back_with_it(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_controller_dying_without_gcs_comes_back_with_it(cluster: SimulatedCluster, trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     trace.wait_for_tasks(4)
     pid = controller_pid()
@@ -67,7 +65,7 @@ def test_controller_that_dies_while_no_gcs_is_there_comes_back_with_it(cluster: 
 
 
 @pytest.mark.proof
-def test_host_lost_while_no_gcs_is_there_restarts_the_gang(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_host_lost_without_gcs_restarts_gang(cluster: SimulatedCluster, trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     (start, *_) = trace.wait_for_tasks(4)
     cluster.kill_gcs()

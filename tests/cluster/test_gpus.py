@@ -45,7 +45,7 @@ def visible(directory: Path) -> Any:
 
 
 @pytest.mark.long
-def test_tasks_on_one_host_have_different_gpus_and_others_see_none(gpus: SimulatedCluster, trace: Trace) -> None:
+def test_tasks_on_one_host_have_different_gpus(gpus: SimulatedCluster, trace: Trace) -> None:
     client = IrisClient()
     two = client.submit(trace.gang(visible(trace.directory)), resources=ONE)
     trace.wait_for_tasks(2)
@@ -64,7 +64,7 @@ def test_tasks_on_one_host_have_different_gpus_and_others_see_none(gpus: Simulat
     assert len(third.results(60)) == 1
 
 
-def test_job_that_asks_for_more_gpus_than_any_host_has_is_told_so(gpus: SimulatedCluster) -> None:
+def test_job_asking_for_too_many_gpus_is_told_so(gpus: SimulatedCluster) -> None:
     client = IrisClient()
     job = client.submit(os.getpid, resources=ResourceSpec(gpu=3))
     address = next(worker.address for worker in client.list_workers() if worker.resources.get("GPU"))
@@ -76,7 +76,7 @@ def test_job_that_asks_for_more_gpus_than_any_host_has_is_told_so(gpus: Simulate
 
 
 @pytest.mark.proof
-def test_task_that_crashes_gets_its_gpus_again(gpus: SimulatedCluster) -> None:
+def test_crashed_task_gets_its_gpus_again(gpus: SimulatedCluster) -> None:
     @ray.remote(num_gpus=2)
     def crash_once() -> str | None:
         from iris_ray import get_job_info
@@ -93,7 +93,7 @@ def test_task_that_crashes_gets_its_gpus_again(gpus: SimulatedCluster) -> None:
         client.submit(lambda: os._exit(3), resources=ONE).results(60)
 
 
-def test_gang_by_rack_has_the_gpus_of_its_hosts(gpus: SimulatedCluster) -> None:
+def test_rack_gang_has_gpus_of_its_hosts(gpus: SimulatedCluster) -> None:
     gpus.add_hosts(1, gpus=2, labels={"rack": "a"})
     need = ResourceSpec(gpu=2, replicas=2)
     job = IrisClient().submit(

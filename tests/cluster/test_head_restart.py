@@ -38,7 +38,7 @@ def headless(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
 
 
 @pytest.mark.long
-def test_detached_jobs_go_on_after_the_head_has_come_back(headless: SimulatedCluster, tmp_path: Path) -> None:
+def test_detached_jobs_survive_head_restart(headless: SimulatedCluster, tmp_path: Path) -> None:
     """The Controller and what keeps the jobs were on it. The one that ran begins again, the other one waits on."""
 
     def starts(job_id: str) -> set[str]:

@@ -41,7 +41,7 @@ def training(directory: Path) -> Callable[[], int]:
 
 
 @pytest.mark.long
-def test_people_see_what_a_job_does_and_what_its_time_went_into(cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_job_insight_shows_activity_and_goodput(cluster: SimulatedCluster, tmp_path: Path) -> None:
     results = run_on_pod_ray.remote(training(tmp_path), "v4-16", max_retries_failure=1, keep_warm=0)
     try:
         job = look_at(cluster, tmp_path)

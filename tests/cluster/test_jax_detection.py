@@ -13,7 +13,7 @@ from tests.support.proofs import in_proofs
 
 
 @pytest.mark.parametrize("num_slices", [1, *in_proofs(3)])
-def test_jax_finds_the_gang_that_runs_on_a_cluster(cluster: SimulatedCluster, num_slices: int) -> None:
+def test_jax_detects_running_gang(cluster: SimulatedCluster, num_slices: int) -> None:
     def tell() -> tuple[dict[str, str], JobInfo | None]:
         return dict(os.environ), get_job_info()
 

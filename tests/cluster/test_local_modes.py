@@ -43,7 +43,7 @@ def run(tmp_path: Path, body: str, mode: str = "") -> str:
 @pytest.mark.proof
 @pytest.mark.way_in
 @pytest.mark.usefixtures("no_shared_cluster")
-def test_simulated_run_loses_a_slice_by_schedule_and_the_new_one_takes_its_place(tmp_path: Path) -> None:
+def test_simulated_run_replaces_slice_lost_by_schedule(tmp_path: Path) -> None:
     output = run(tmp_path, "print(run_on_pod(train, 'v4-8', num_slices=2))", "simulate: kill slice 1 after 1s")
     assert "iris_ray: kill slice 1 after 1s" in output
     (results,) = [line for line in output.splitlines() if line.startswith("[(")]
@@ -52,7 +52,7 @@ def test_simulated_run_loses_a_slice_by_schedule_and_the_new_one_takes_its_place
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_shared_cluster")
-def test_error_of_a_simulated_run_is_the_users_own(tmp_path: Path) -> None:
+def test_error_of_simulated_run_is_users_own(tmp_path: Path) -> None:
     body = """
 try:
     run_on_pod(train, 'v4-16', simulate='kill host 0 of slice 0 after 1s, add slice after 1h', max_retries_failure=0)
@@ -66,7 +66,7 @@ except KeyError as error:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_shared_cluster")
-def test_reference_of_a_local_run_has_its_results_and_can_be_cancelled(tmp_path: Path) -> None:
+def test_local_runs_reference_has_results_and_is_cancellable(tmp_path: Path) -> None:
     body = """
 print("results", ray.get(run_on_pod_ray.remote(place, "v4-16", 2)))
 forever = run_on_pod_ray.remote(train, "v4-8")

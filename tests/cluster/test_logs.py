@@ -64,7 +64,7 @@ def only_task(index: int, function: Callable[[int], Any]) -> Callable[[], Any]:
 
 
 @pytest.mark.long
-def test_every_attempt_can_be_read_whatever_ended_it_and_with_all_of_its_job_gone() -> None:
+def test_logs_of_every_attempt_outlive_its_job() -> None:
     def dies(attempt: int) -> None:
         import ctypes
         import os
@@ -111,7 +111,7 @@ def test_every_attempt_can_be_read_whatever_ended_it_and_with_all_of_its_job_gon
 
 
 @pytest.mark.long
-def test_lines_can_be_read_while_the_task_runs_and_after_the_controllers_death(trace: Trace) -> None:
+def test_lines_are_readable_during_run_and_after_controllers_death(trace: Trace) -> None:
     def says(facts: dict[str, Any]) -> None:
         print("I am", facts["index"])
         while not (directory / "finish").exists():
@@ -137,7 +137,7 @@ def test_lines_can_be_read_while_the_task_runs_and_after_the_controllers_death(t
 
 
 @pytest.mark.long
-def test_earlier_attempts_are_found_on_their_hosts_by_a_controller_that_has_seen_none_of_them() -> None:
+def test_new_controller_finds_earlier_attempts_on_hosts() -> None:
     def fails_twice() -> None:
         from iris_ray import get_job_info
 
@@ -163,7 +163,7 @@ def test_earlier_attempts_are_found_on_their_hosts_by_a_controller_that_has_seen
 
 
 @pytest.mark.proof
-def test_binary_output_comes_back_as_it_was() -> None:
+def test_binary_output_comes_back_unchanged() -> None:
     def prints() -> None:
         import os
 
@@ -176,7 +176,7 @@ def test_binary_output_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.long
-def test_task_that_prints_gigabytes_goes_on_and_neither_disk_nor_driver_is_flooded(cluster: SimulatedCluster) -> None:
+def test_gigabytes_of_output_flood_neither_disk_nor_driver(cluster: SimulatedCluster) -> None:
     script = """
         import sys
 
@@ -224,7 +224,7 @@ def test_task_that_prints_gigabytes_goes_on_and_neither_disk_nor_driver_is_flood
 
 
 @pytest.mark.proof
-def test_last_lines_of_a_task_remain_when_its_host_is_gone(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_last_lines_outlive_their_host(cluster: SimulatedCluster, trace: Trace) -> None:
     def says(facts: dict[str, Any]) -> None:
         print("attempt", facts["attempt"], "of", facts["index"])
         while not (directory / "finish").exists():
@@ -244,7 +244,7 @@ def test_last_lines_of_a_task_remain_when_its_host_is_gone(cluster: SimulatedClu
     ray.get(running)
 
 
-def test_values_of_the_users_variables_are_in_no_log_and_no_mark(cluster: SimulatedCluster) -> None:
+def test_user_variable_values_are_in_no_log_or_mark(cluster: SimulatedCluster) -> None:
     @ray.remote(runtime_env={"env_vars": {"MY_KEY": "swordfish", "OMP_NUM_THREADS": "3"}})
     def knows() -> None:
         import os
@@ -268,7 +268,7 @@ def test_values_of_the_users_variables_are_in_no_log_and_no_mark(cluster: Simula
 
 
 @pytest.mark.long
-def test_command_prints_follows_through_attempts_and_names_what_is_there(
+def test_logs_command_prints_follows_and_names_attempts(
     cluster: SimulatedCluster, trace: Trace, tmp_path: Path
 ) -> None:
     def fails_once(facts: dict[str, Any]) -> None:
@@ -322,7 +322,7 @@ def test_command_prints_follows_through_attempts_and_names_what_is_there(
 
 
 @pytest.mark.proof
-def test_of_a_job_that_failed_the_task_that_failed_is_shown(cluster: SimulatedCluster) -> None:
+def test_logs_of_failed_job_show_failed_task(cluster: SimulatedCluster) -> None:
     def dies(attempt: int) -> None:
         import os
 

@@ -20,9 +20,7 @@ from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("worker_id", [1, *in_long(0)])
-def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_takes_over(
-    cluster: SimulatedCluster, trace: Trace, worker_id: int
-) -> None:
+def test_lost_host_costs_slice_and_one_preemption(cluster: SimulatedCluster, trace: Trace, worker_id: int) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, max_retries_preemption=3)
     first = trace.wait_for_tasks(2)
     cluster.kill_host(first[0]["slice"], worker_id)
@@ -37,9 +35,7 @@ def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_take
 
 
 @pytest.mark.long
-def test_lost_slice_of_two_is_replaced_and_the_other_one_stays_with_its_files(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_lost_slice_of_two_is_replaced_and_other_stays(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = str(trace.directory)
 
     def leaves_a_file(facts: dict[str, Any]) -> list[str]:
@@ -68,7 +64,7 @@ def test_lost_slice_of_two_is_replaced_and_the_other_one_stays_with_its_files(
 
 
 @pytest.mark.proof
-def test_host_whose_watcher_dies_under_a_printing_task_counts_as_lost(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_host_whose_watcher_dies_counts_as_lost(cluster: SimulatedCluster, trace: Trace) -> None:
     """Then no process reads the task's output: its next line fails, which is no fault of the task."""
     directory = trace.directory
 
@@ -109,7 +105,7 @@ def test_frozen_host_is_noticed_and_replaced(cluster: SimulatedCluster, trace: T
 
 
 @pytest.mark.proof
-def test_exception_after_an_announced_preemption_costs_no_failure(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_exception_after_announced_preemption_costs_no_failure(cluster: SimulatedCluster, trace: Trace) -> None:
     """Even if the user's code raises because of it, before the host is gone."""
     ref = run_on_pod_ray.remote(trace.gang_that_raises_when_told(), "v4-16", max_retries_failure=0)
     first = trace.wait_for_tasks(2)
@@ -125,7 +121,7 @@ def test_exception_after_an_announced_preemption_costs_no_failure(cluster: Simul
     preemption.wait()
 
 
-def test_preempted_too_many_times_is_a_runtime_error_that_says_so(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_exhausted_preemption_budget_raises_runtime_error(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_preemption=0)
     first = trace.wait_for_tasks(2)
     cluster.preempt_slice(first[0]["slice"])

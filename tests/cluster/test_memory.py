@@ -99,7 +99,7 @@ def start_a_child_that_does() -> None:
 
 
 @pytest.mark.parametrize("function", [use_up_memory, *in_long(start_a_child_that_does)])
-def test_task_that_uses_up_memory_is_told_so_and_no_host_is_lost(function: object) -> None:
+def test_task_exhausting_memory_is_told_and_loses_no_host(function: object) -> None:
     """If a child has the memory, Ray kills all its own workers there, those of iris_ray included."""
     with pytest.raises(TaskOutOfMemoryError, match=r"by Ray, because|: Ray killed"):
         run_on_pod(function, "v4-8", max_retries_failure=0, max_retries_preemption=0)

@@ -28,9 +28,7 @@ def wait_for_notice(cluster: SimulatedCluster, slice_name: str, worker_id: int) 
     return wait_until(lambda: evidence(cluster, slice_name, worker_id).draining, 20)
 
 
-def test_exception_after_a_preemption_that_only_the_metadata_server_announces_costs_no_failure(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_exception_after_metadata_preemption_costs_no_failure(cluster: SimulatedCluster, trace: Trace) -> None:
     """Even if the user's code raises because of it, before the hosts are gone; and they get nothing new."""
     ref = run_on_pod_ray.remote(trace.gang_that_raises_when_told(), "v4-16", max_retries_failure=0)
     doomed = trace.wait_for_tasks(2)[0]["slice"]
@@ -52,9 +50,7 @@ def test_exception_after_a_preemption_that_only_the_metadata_server_announces_co
 
 
 @pytest.mark.proof
-def test_slice_lost_after_the_metadata_server_announced_it_counts_as_preempted(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_slice_lost_after_metadata_announcement_is_preempted(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_preemption=0)
     doomed = trace.wait_for_tasks(2)[0]["slice"]
     preemption = cluster.preempt_slice(doomed, notice_s=4, heard_by="metadata")
@@ -66,7 +62,7 @@ def test_slice_lost_after_the_metadata_server_announced_it_counts_as_preempted(
 
 
 @pytest.mark.long
-def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_next_controller_knows_announced_maintenance(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
     name = trace.wait_for_tasks(2)[0]["slice"]
     cluster.announce_maintenance(name, 1, starts_in_s=500)
@@ -82,7 +78,7 @@ def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: Simu
 
 
 @pytest.mark.long
-def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_host_with_cancelled_maintenance_takes_gangs_again(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
     first = trace.wait_for_tasks(2)[0]
     name, replacement = first["slice"], first["job"] + "/replacement-1"
@@ -105,7 +101,7 @@ def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: Simulat
 
 
 @pytest.mark.long
-def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_cancellation_is_heard_after_gang_moved_away(cluster: SimulatedCluster, trace: Trace) -> None:
     """Its pool has given the slice back, and listens no more."""
     directory = trace.directory
 

@@ -26,7 +26,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.long
-def test_prometheus_reads_what_a_job_has_done() -> None:
+def test_prometheus_reads_what_job_has_done() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="m") as directory, ray_head(Path(directory)) as head:
         environ = {**head.environ, "RAY_ADDRESS": head.address, "IRIS_USER": "ann"}
         with subprocess.Popen(

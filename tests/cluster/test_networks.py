@@ -46,7 +46,7 @@ def cut_off_a_host_of_a_gang(cluster: SimulatedCluster, trace: Trace, worker_id:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", [{"from_head": False}, *in_long({"direction": "out"}, {"direction": "in"})], ids=str)
-def test_gang_goes_on_elsewhere_after_a_host_was_cut_off(
+def test_gang_goes_on_elsewhere_after_host_was_cut_off(
     wired: SimulatedCluster, trace: Trace, how: dict[str, Any]
 ) -> None:
     cut_off_a_host_of_a_gang(wired, trace, 1, **how)
@@ -54,7 +54,7 @@ def test_gang_goes_on_elsewhere_after_a_host_was_cut_off(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("worker_id", "how"), [(0, {"from_hosts": False}), (1, {})], ids=str)
-def test_host_that_is_cut_off_ends_its_task_by_itself(
+def test_cut_off_host_ends_its_task_by_itself(
     wired: SimulatedCluster, trace: Trace, worker_id: int, how: dict[str, Any]
 ) -> None:
     """Else it would go on beside the next attempt for as long as the network is broken."""
@@ -63,7 +63,7 @@ def test_host_that_is_cut_off_ends_its_task_by_itself(
     wait_until(lambda: not alive(pid), HOST_UNASKED_S + 60.0)
 
 
-def test_host_that_was_cut_off_for_a_moment_goes_on(wired: SimulatedCluster, trace: Trace) -> None:
+def test_briefly_cut_off_host_goes_on(wired: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_preemption=0)
     first = trace.wait_for_tasks(2)
     wired.cut_off(first[0]["slice"], 1)
@@ -72,7 +72,7 @@ def test_host_that_was_cut_off_for_a_moment_goes_on(wired: SimulatedCluster, tra
     assert [end["attempt"] for end in ray.get(ref)] == [1, 1]
 
 
-def test_gang_on_hosts_with_little_bandwidth_has_its_results(wired: SimulatedCluster) -> None:
+def test_gang_on_slow_network_has_its_results(wired: SimulatedCluster) -> None:
     """A megabit a second: what the runtime itself sends is little. The limit ends when it is lifted."""
 
     def limited() -> list[bool]:
@@ -90,7 +90,7 @@ def test_gang_on_hosts_with_little_bandwidth_has_its_results(wired: SimulatedClu
     assert not any(limited())
 
 
-def test_networks_end_with_their_cluster_and_are_only_there_if_asked_for(no_shared_cluster: None) -> None:
+def test_networks_exist_only_on_request_and_end_with_cluster(no_shared_cluster: None) -> None:
     with SimulatedCluster({"v4-8": 1}, networks=True, quiet=True) as cluster:
         assert f"iris{os.getpid()}" in links()
         with pytest.raises(InvalidRequestError, match="direction is one of"):

@@ -52,7 +52,7 @@ def lines(directory: Path, index: int) -> list[tuple[int, int]]:
     return [(int(attempt), int(step)) for attempt, step in map(str.split, text)]
 
 
-def test_gang_that_is_told_saves_moves_at_once_and_repeats_no_step(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_noticed_gang_saves_moves_and_repeats_no_step(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
     def save(notice: Any, facts: dict[str, Any], step: int) -> None:
@@ -78,9 +78,7 @@ def test_gang_that_is_told_saves_moves_at_once_and_repeats_no_step(cluster: Simu
 
 
 @pytest.mark.proof
-def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_on(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_callback_and_sigterm_tell_notice_and_bare_process_survives(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
     def work(facts: dict[str, Any]) -> str:
@@ -108,9 +106,7 @@ def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_
 
 
 @pytest.mark.long
-def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_task_ended_by_sigterm_on_staying_host_costs_no_failure(cluster: SimulatedCluster, trace: Trace) -> None:
     """Every task of the gang gets the signal, on whichever host; it must not look like a crash of its own."""
     directory = trace.directory
 
@@ -136,7 +132,7 @@ def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
 
 
 @pytest.mark.long
-def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_spare_takes_over_with_started_processes(cluster: SimulatedCluster, trace: Trace) -> None:
     release()  # nothing else is warm
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, spares=1)
     first = trace.wait_for_tasks(2)
@@ -155,7 +151,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
 
 
 @pytest.mark.long
-def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_spare_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluster, trace: Trace) -> None:
     """Somebody outside iris_ray uses the CPUs. The Controller learns of it, and waits until they are free."""
     release()
     warm, _ = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
@@ -187,7 +183,7 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
 
 
 @pytest.mark.long
-def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_gang_grows_back_and_may_save_before(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
     def save(notice: Any, facts: dict[str, Any], step: int) -> None:
@@ -210,9 +206,7 @@ def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: Simulat
 
 
 @pytest.mark.proof
-def test_handler_that_saves_and_exits_is_neither_a_success_nor_a_failure(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_handler_that_saves_and_exits_is_neither_success_nor_failure(cluster: SimulatedCluster, trace: Trace) -> None:
     """As scripts do that were written for other schedulers; each task takes another time to save."""
     directory = trace.directory
 

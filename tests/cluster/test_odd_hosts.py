@@ -42,7 +42,7 @@ def sleepers(seconds: str) -> list[int]:
 
 
 @pytest.mark.long
-def test_gang_goes_on_elsewhere_after_a_raylet_was_killed(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_gang_goes_on_elsewhere_after_killed_raylet(cluster: SimulatedCluster, trace: Trace) -> None:
     """What it ran goes with it, daemons too."""
     marker = f"{3000 + os.getpid()}"
 
@@ -69,7 +69,7 @@ def test_gang_goes_on_elsewhere_after_a_raylet_was_killed(cluster: SimulatedClus
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make namespaces")
 @pytest.mark.parametrize("under", [CONTAINER, READ_ONLY_ROOT, NON_ROOT], ids=["container", "read-only", "not root"])
-def test_task_in_confinement_has_its_result_and_leaves_nothing(cluster: SimulatedCluster, under: list[str]) -> None:
+def test_confined_task_has_result_and_leaves_nothing(cluster: SimulatedCluster, under: list[str]) -> None:
     only_slice(cluster, under)
     marker = f"{4000 + os.getpid()}"
     assert run_on_pod(starts_a_daemon(marker), "v4-16", max_retries_failure=0) == [7, 7]
@@ -80,7 +80,7 @@ def test_task_in_confinement_has_its_result_and_leaves_nothing(cluster: Simulate
 
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [3600, *in_long(-3600)])
-def test_host_whose_clock_is_an_hour_off_has_its_notice_in_time(
+def test_host_with_wrong_clock_has_notice_in_time(
     cluster: SimulatedCluster, trace: Trace, tmp_path: Path, seconds: int
 ) -> None:
     def waits_for_notice(_facts: dict[str, Any]) -> tuple[float, float]:

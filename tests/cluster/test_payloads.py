@@ -35,7 +35,7 @@ def put_into_stores() -> int:
 
 
 @pytest.mark.long
-def test_large_function_travels_once_to_each_node_and_not_through_the_controller(cluster: SimulatedCluster) -> None:
+def test_large_function_travels_once_per_node_past_controller(cluster: SimulatedCluster) -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=2, keep_warm=600) == [1] * 4
     payload = bytes(range(256)) * (LARGE // 256)
     expected = len(payload), hashlib.sha256(payload).hexdigest()
@@ -48,7 +48,7 @@ def test_large_function_travels_once_to_each_node_and_not_through_the_controller
 
 
 @pytest.mark.long
-def test_large_function_of_a_detached_job_does_not_need_its_driver(cluster: SimulatedCluster) -> None:
+def test_detached_jobs_large_function_outlives_driver(cluster: SimulatedCluster) -> None:
     payload = b"x" * LARGE
     client = IrisClient()
     job = client.submit(digest_of(payload), resources=ResourceSpec(cpu=1, replicas=2), detached=True)
@@ -68,7 +68,7 @@ def test_users_exception_of_200_kb_arrives_as_itself(cluster: SimulatedCluster) 
 
 
 @pytest.mark.proof
-def test_results_of_200_mb_come_back(cluster: SimulatedCluster) -> None:
+def test_results_of_200_mb_arrive(cluster: SimulatedCluster) -> None:
     run_on_pod(lambda: 1, "v4-16", keep_warm=600)
     before = put_into_stores()
     results = run_on_pod(lambda: (os.environ["IRIS_ATTEMPT"], b"r" * LARGE), "v4-16", keep_warm=600)

@@ -51,17 +51,17 @@ def plain_host(clusters: Clusters) -> Iterator[None]:
         ray.shutdown()
 
 
-def test_tmpdir_of_a_user_does_not_part_a_task_from_its_host(tmp_path: Path) -> None:
+def test_users_tmpdir_does_not_separate_task_from_host(tmp_path: Path) -> None:
     function = ray.remote(runtime_env={"env_vars": {"TMPDIR": str(tmp_path)}})(lambda: os._exit(3))
     with pytest.raises(TaskCrashedError, match="code 3"):
         run_on_pod(function, "v4-8", max_retries_failure=0)
 
 
-def test_task_knows_what_the_device_plugin_says_about_its_pods_chips() -> None:
+def test_task_knows_device_plugins_word_about_pod_chips() -> None:
     assert run_on_pod(lambda: {name: os.environ.get(name) for name in INJECTED}, "v4-8") == [INJECTED]
 
 
-def test_task_without_chips_on_a_tpu_host_keeps_off_them() -> None:
+def test_task_without_chips_keeps_off_tpu_hosts_chips() -> None:
     with IrisClient() as client:
         job = client.submit(lambda: os.environ.get("JAX_PLATFORMS"), resources=ResourceSpec(cpu=1))
         assert job.results() == ["cpu"]
@@ -90,7 +90,7 @@ IrisClient().submit(start_daemons, resources=ResourceSpec(cpu=1)).results()
 
 
 @pytest.mark.parametrize("on", ["chips", *in_long("a shared host")])
-def test_daemons_of_a_task_end_after_its_driver_was_killed(tmp_path: Path, on: str) -> None:
+def test_tasks_daemons_end_after_killed_driver(tmp_path: Path, on: str) -> None:
     """One carries the task's token. One has an empty environment, and was seen as a descendant of the task."""
     pids = tmp_path / "pids"
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, str(pids), on])
@@ -104,7 +104,7 @@ def test_daemons_of_a_task_end_after_its_driver_was_killed(tmp_path: Path, on: s
 
 
 @pytest.mark.long
-def test_head_that_is_a_tpu_host_gives_notice_like_any_other(tmp_path: Path) -> None:
+def test_head_on_tpu_host_gives_notice_too(tmp_path: Path) -> None:
     """The last test here: its cluster takes no more tasks. Ray refuses to drain a node as idle that is in use."""
     running, noticed = tmp_path / "running", tmp_path / "noticed"
 

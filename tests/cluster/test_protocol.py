@@ -38,12 +38,12 @@ def old_controller(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("old_controller")
-def test_controller_that_has_no_protocol_is_an_older_one() -> None:
+def test_controller_without_protocol_is_an_older_one() -> None:
     with pytest.raises(VersionMismatchError, match=r"an older version \(protocol 0\)"):
         asyncio.run(ask())
 
 
-def test_pools_connection_is_refused_by_a_newer_controller(
+def test_newer_controller_refuses_older_pools_connection(
     cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asyncio.run(ask())

@@ -25,9 +25,7 @@ def racks(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
 
 
 @pytest.mark.long
-def test_gang_is_on_one_rack_and_after_the_loss_of_a_host_again_on_one_rack(
-    racks: SimulatedCluster, trace: Trace
-) -> None:
+def test_gang_stays_on_one_rack_after_losing_a_host(racks: SimulatedCluster, trace: Trace) -> None:
     finish = trace.directory / "finish"
 
     def work(_facts: dict[str, Any]) -> str:

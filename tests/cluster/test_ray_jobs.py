@@ -70,7 +70,7 @@ def iris(head: RayHead, workspace: Path, *arguments: str, code: int = OK, **vari
 
 
 @pytest.mark.way_in
-def test_script_is_sent_runs_on_the_slice_and_its_jobs_are_known(head: RayHead, workspace: Path) -> None:
+def test_sent_script_runs_on_slice_with_known_jobs(head: RayHead, workspace: Path) -> None:
     submit = [
         "submit",
         "--ray-job",
@@ -93,14 +93,14 @@ def test_script_is_sent_runs_on_the_slice_and_its_jobs_are_known(head: RayHead, 
 
 
 @pytest.mark.long
-def test_script_that_fails_is_a_failure_and_its_name_gets_a_number(head: RayHead, workspace: Path) -> None:
+def test_failing_script_is_failure_and_its_name_gets_number(head: RayHead, workspace: Path) -> None:
     submit = ["submit", "--ray-job", "--run-id", "fails", "--env-file", "variables", "-f", "train.py", "--", "fail"]
     assert "ValueError: as asked" in iris(head, workspace, *submit, code=FAILED)
     assert "fails-1 has ended: failed" in iris(head, workspace, *submit, code=FAILED)
 
 
 @pytest.mark.long
-def test_job_that_is_stopped_gives_its_slice_back(head: RayHead, workspace: Path) -> None:
+def test_stopped_job_gives_slice_back(head: RayHead, workspace: Path) -> None:
     submit = ["submit", "--ray-job", "--run-id", "waits", "--env-file", "variables", "train.py", "--", "wait"]
     assert iris(head, workspace, *submit).splitlines()[0] == "waits"
     while "waits" not in iris(head, workspace, "logs", "waits").rpartition("arguments ['wait']")[2]:
@@ -133,7 +133,7 @@ def test_plain_ray_job_submit_runs_the_same_script(head: RayHead, workspace: Pat
     assert f"results {[('my-slice', 'blue', SECRET)]}" in done.stdout, done.stdout + done.stderr
 
 
-def test_token_that_is_missing_or_wrong_is_refused_before_anything_is_sent(head: RayHead, workspace: Path) -> None:
+def test_missing_or_wrong_token_is_refused_before_sending(head: RayHead, workspace: Path) -> None:
     submit = ["submit", "--ray-job", "--run-id", "nobody", "train.py"]
     if "RAY_AUTH_TOKEN_PATH" in head.environ:
         output = iris(head, workspace, *submit, code=FAILED, RAY_AUTH_MODE="disabled")

@@ -51,9 +51,7 @@ def index() -> int:
 # -- who runs where ------------------------------------------------------------------------------------------------
 
 
-def test_two_slices_run_every_host_once_and_results_come_in_slice_and_worker_order(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_results_come_in_slice_and_worker_order(cluster: SimulatedCluster, trace: Trace) -> None:
     trace.finish()
     results = run_on_pod(trace.gang(), "v4-16", num_slices=2)
     assert [(r["slice_id"], r["worker_id"], r["index"]) for r in results] == [
@@ -69,9 +67,7 @@ def test_two_slices_run_every_host_once_and_results_come_in_slice_and_worker_ord
     assert all(r["main_thread"] for r in results)
 
 
-def test_multislice_tasks_agree_on_a_coordinator_at_the_real_address_of_slice_0_worker_0(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_multislice_tasks_agree_on_reachable_coordinator(cluster: SimulatedCluster, trace: Trace) -> None:
     trace.finish()
     results = run_on_pod(trace.gang(), "v4-16", num_slices=2)
     address = next(
@@ -88,9 +84,7 @@ def test_multislice_tasks_agree_on_a_coordinator_at_the_real_address_of_slice_0_
 
 
 @pytest.mark.proof
-def test_single_slice_has_no_megascale_variable_even_if_the_user_sets_one(
-    cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_single_slice_drops_users_megascale_variable(cluster: SimulatedCluster, trace: Trace) -> None:
     trace.finish()
     stale = {"MEGASCALE_NUM_SLICES": "1", "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.1:8080", "MEGASCALE_EXTRA": "x"}
     function = ray.remote(runtime_env={"env_vars": stale})(trace.gang())
@@ -98,7 +92,7 @@ def test_single_slice_has_no_megascale_variable_even_if_the_user_sets_one(
 
 
 @pytest.mark.proof
-def test_every_attempt_gets_ports_of_its_own(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_every_attempt_gets_own_ports(cluster: SimulatedCluster, trace: Trace) -> None:
     def fail_twice(facts: dict[str, Any]) -> str:
         if facts["attempt"] < 3:
             raise OutOfTea(facts["attempt"])
@@ -108,7 +102,7 @@ def test_every_attempt_gets_ports_of_its_own(cluster: SimulatedCluster, trace: T
     assert len({start["coordinator"] for start in trace.starts()}) == 3
 
 
-def test_flexible_counts_start_at_the_largest_that_is_free_now(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_flexible_count_starts_at_largest_free(cluster: SimulatedCluster, trace: Trace) -> None:
     """[2, 4] with three slices free runs on two at once, and does not wait for the fourth."""
     trace.finish()
     assert len(run_on_pod(trace.gang(), "v4-16", num_slices=(2, 4))) == 4
@@ -134,12 +128,7 @@ class Adder:
 
 @pytest.mark.parametrize(
     ("function", "results"),
-    [
-        *in_proofs(
-            (Adder(), [40, 41]),
-            (ray.remote(max_calls=1)(index), [0, 1]),
-        ),
-    ],
+    [*in_proofs((Adder(), [40, 41]), (ray.remote(max_calls=1)(index), [0, 1]))],
     ids=["object", "remote"],
 )
 def test_callable_of_every_kind_runs(cluster: SimulatedCluster, function: Any, results: list[int]) -> None:
@@ -147,12 +136,12 @@ def test_callable_of_every_kind_runs(cluster: SimulatedCluster, function: Any, r
 
 
 @pytest.mark.long
-def test_concurrent_jobs_of_one_driver_share_its_slices(cluster: SimulatedCluster) -> None:
+def test_concurrent_jobs_of_driver_share_its_slices(cluster: SimulatedCluster) -> None:
     refs = [run_on_pod_ray.remote(index, "v4-16", num_slices=n) for n in (2, 1, 2)]
     assert [len(results) for results in ray.get(refs)] == [4, 2, 4]
 
 
-def test_user_code_runs_in_the_drivers_own_ray_job_and_may_use_ray(cluster: SimulatedCluster) -> None:
+def test_user_code_runs_in_drivers_ray_job(cluster: SimulatedCluster) -> None:
     @ray.remote(num_cpus=1)
     def nested() -> str:
         return ray.get_runtime_context().get_job_id()
@@ -169,9 +158,7 @@ def test_user_code_runs_in_the_drivers_own_ray_job_and_may_use_ray(cluster: Simu
 # -- what a remote function asks for -------------------------------------------------------------------------------
 
 
-def test_environment_of_a_remote_function_is_honoured_also_where_it_acts_at_process_start(
-    cluster: SimulatedCluster,
-) -> None:
+def test_remote_functions_environment_acts_at_process_start(cluster: SimulatedCluster) -> None:
     @ray.remote(runtime_env={"env_vars": {"TEA": "green", "PYTHONHASHSEED": "7"}})
     def look() -> tuple[str, str, int]:
         return os.environ["TEA"], os.environ["PYTHONHASHSEED"], hash("tea")
@@ -204,15 +191,13 @@ def test_working_dir_of_a_remote_function_is_honoured(cluster: SimulatedCluster,
     assert run_on_pod(read, "v4-16") == ["boil water"] * 2
 
 
-def test_runtime_environment_that_can_not_be_set_up_is_a_typed_error(
-    cluster: SimulatedCluster,
-) -> None:
+def test_failing_runtime_environment_is_a_typed_error(cluster: SimulatedCluster) -> None:
     broken = ray.remote(runtime_env={"working_dir": "file:///nowhere/to/be/found.zip"})(index)
     with pytest.raises(TaskSetupError, match="nowhere/to/be"):
         run_on_pod(broken, "v4-16", max_retries_failure=0)
 
 
-def test_resources_of_a_remote_function_are_reserved_on_every_host(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_remote_functions_resources_are_reserved_on_every_host(cluster: SimulatedCluster, trace: Trace) -> None:
     def cpus_free(facts: dict[str, Any]) -> tuple[str | None, float]:
         return os.environ.get("OMP_NUM_THREADS"), ray.available_resources()["CPU"]
 
@@ -225,7 +210,7 @@ def test_resources_of_a_remote_function_are_reserved_on_every_host(cluster: Simu
 # -- failures of the user's own ------------------------------------------------------------------------------------
 
 
-def test_users_exception_comes_back_as_itself_after_the_retries(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_users_exception_comes_back_unchanged_after_retries(cluster: SimulatedCluster, trace: Trace) -> None:
     """A crash runs once per attempt and host, not Ray's three times more."""
 
     directory = trace.directory
@@ -259,7 +244,7 @@ class Awkward(Exception):
 
 
 @pytest.mark.proof
-def test_users_exception_with_a_constructor_of_its_own_comes_back_as_itself(cluster: SimulatedCluster) -> None:
+def test_exception_with_own_constructor_comes_back_unchanged(cluster: SimulatedCluster) -> None:
     def fail() -> None:
         raise Awkward("spilt", 2)
 
@@ -269,7 +254,7 @@ def test_users_exception_with_a_constructor_of_its_own_comes_back_as_itself(clus
 
 
 @pytest.mark.proof
-def test_exception_that_can_not_travel_is_reported_with_its_traceback(cluster: SimulatedCluster) -> None:
+def test_untransportable_exception_is_reported_with_traceback(cluster: SimulatedCluster) -> None:
     def fail() -> None:
         class Local(Exception):
             def __init__(self) -> None:
@@ -284,7 +269,7 @@ def test_exception_that_can_not_travel_is_reported_with_its_traceback(cluster: S
         run_on_pod(fail, "v4-16", max_retries_failure=0)
 
 
-def test_result_that_can_not_travel_is_a_typed_error(cluster: SimulatedCluster) -> None:
+def test_untransportable_result_is_a_typed_error(cluster: SimulatedCluster) -> None:
     def lock() -> Any:
         import threading
 
@@ -296,15 +281,9 @@ def test_result_that_can_not_travel_is_a_typed_error(cluster: SimulatedCluster) 
 
 @pytest.mark.parametrize(
     ("end", "words"),
-    [
-        *in_proofs(
-            (os.abort, "SIGABRT"),
-            (lambda: sys.exit("no more"), "sys.exit"),
-        ),
-        (lambda: os._exit(3), "code 3"),
-    ],
+    [*in_proofs((os.abort, "SIGABRT"), (lambda: sys.exit("no more"), "sys.exit")), (lambda: os._exit(3), "code 3")],
 )
-def test_crash_on_a_healthy_host_is_a_failure_that_names_its_end(
+def test_crash_on_healthy_host_is_failure_naming_its_end(
     cluster: SimulatedCluster, trace: Trace, end: Any, words: str
 ) -> None:
     with pytest.raises(TaskCrashedError, match=words):
@@ -317,7 +296,7 @@ def test_sys_exit_zero_is_a_return(cluster: SimulatedCluster) -> None:
     assert run_on_pod(lambda: sys.exit(0), "v4-16") == [None, None]
 
 
-def test_exit_handlers_find_children_alive_which_end_with_the_task(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_exit_handlers_find_children_that_end_with_task(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
     def touch_later(path: Path) -> None:
@@ -360,7 +339,7 @@ def test_cancelling_the_reference_stops_the_gang(cluster: SimulatedCluster, trac
     assert job_view(job_id).state.name == "KILLED"
 
 
-def test_cancelled_job_that_waits_leaves_the_queue(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_cancelled_waiting_job_leaves_queue(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(index, "v4-16", num_slices=7)
     behind = run_on_pod_ray.remote(index, "v4-16")
     assert ray.get(behind) == [0, 1], "a job that can't run now does not block those behind it"
@@ -380,7 +359,7 @@ def test_release_gives_everything_back(cluster: SimulatedCluster) -> None:
 
 
 @pytest.mark.long
-def test_release_in_the_middle_of_a_call_costs_the_call_no_retry(cluster: SimulatedCluster) -> None:
+def test_release_during_call_costs_no_retry(cluster: SimulatedCluster) -> None:
     """An order for a slice that is just being given back gets it afresh."""
     run_on_pod(index, "v4-16")
     for pause in (0.0, 0.02):
@@ -391,13 +370,13 @@ def test_release_in_the_middle_of_a_call_costs_the_call_no_retry(cluster: Simula
 
 
 @pytest.mark.proof
-def test_jobs_without_keep_warm_take_turns_on_the_same_slices(cluster: SimulatedCluster) -> None:
+def test_jobs_without_keep_warm_take_turns(cluster: SimulatedCluster) -> None:
     refs = [run_on_pod_ray.remote(index, "v4-16", num_slices=2, keep_warm=0) for _ in range(2)]
     assert [len(results) for results in ray.get(refs)] == [4, 4]
 
 
 @pytest.mark.proof
-def test_standby_that_died_while_it_waited_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_standby_dead_while_waiting_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
     release()
     wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
     run_on_pod(index, "v4-16", keep_warm=600)
@@ -409,7 +388,7 @@ def test_standby_that_died_while_it_waited_costs_no_retry(cluster: SimulatedClus
     assert (view.failures, view.preemptions) == (0, 0)
 
 
-def test_runs_in_a_row_take_one_of_the_standbys_each(cluster: SimulatedCluster) -> None:
+def test_runs_in_a_row_take_one_standby_each(cluster: SimulatedCluster) -> None:
     release()
     wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
     run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600, standbys=2)
@@ -420,26 +399,26 @@ def test_runs_in_a_row_take_one_of_the_standbys_each(cluster: SimulatedCluster) 
     release()
 
 
-def test_module_that_can_not_be_preloaded_is_a_typed_error(cluster: SimulatedCluster) -> None:
+def test_failing_preload_is_a_typed_error(cluster: SimulatedCluster) -> None:
     with pytest.raises(TaskSetupError, match="no_such_module"):
         run_on_pod(index, "v4-16", preload=["no_such_module"], max_retries_failure=0)
 
 
 @pytest.mark.proof
-def test_keep_warm_zero_has_given_everything_back_when_the_call_returns(cluster: SimulatedCluster) -> None:
+def test_keep_warm_zero_returns_everything_with_the_call(cluster: SimulatedCluster) -> None:
     release()
     wait_until(lambda: free_chips() == CHIPS, 15)
     assert run_on_pod(index, "v4-16", keep_warm=0) == [0, 1]
     wait_until(lambda: free_chips() == CHIPS, 5)  # Ray's own view of its resources lags a little
 
 
-def test_idle_slices_are_given_back_after_keep_warm(cluster: SimulatedCluster) -> None:
+def test_idle_slices_return_after_keep_warm(cluster: SimulatedCluster) -> None:
     assert run_on_pod(index, "v4-16", keep_warm=1.5) == [0, 1]
     wait_until(lambda: free_chips() == CHIPS, 20)
 
 
 @pytest.mark.proof
-def test_failing_job_without_keep_warm_gives_everything_back_too(cluster: SimulatedCluster) -> None:
+def test_failing_job_without_keep_warm_returns_everything(cluster: SimulatedCluster) -> None:
     def fail() -> None:
         raise OutOfTea(1)
 
@@ -448,7 +427,7 @@ def test_failing_job_without_keep_warm_gives_everything_back_too(cluster: Simula
     wait_until(lambda: free_chips() == CHIPS, 5)
 
 
-def test_bad_input_is_refused_before_anything_is_acquired(cluster: SimulatedCluster) -> None:
+def test_bad_input_is_refused_before_acquiring_anything(cluster: SimulatedCluster) -> None:
     def needs_an_argument(argument: int) -> int:
         return argument
 
@@ -464,7 +443,7 @@ def test_bad_input_is_refused_before_anything_is_acquired(cluster: SimulatedClus
 # -- what the driver's terminal shows ------------------------------------------------------------------------------
 
 
-def test_driver_sees_prints_marked_with_slice_and_worker_and_the_reason_of_a_wait(cluster: SimulatedCluster) -> None:
+def test_driver_sees_labelled_prints_and_wait_reason(cluster: SimulatedCluster) -> None:
     script = """
         import sys, ray
         from iris_ray import run_on_pod, run_on_pod_ray

@@ -21,7 +21,7 @@ def selftest(cluster: SimulatedCluster, *options: str) -> tuple[int, dict[str, d
 
 
 @pytest.mark.long
-def test_every_step_finds_what_it_can_without_chips(cluster: SimulatedCluster) -> None:
+def test_every_step_reports_without_chips(cluster: SimulatedCluster) -> None:
     code, found = selftest(cluster, "--tpu", "v4-16", "--slices", "2")
     assert code == OK, found
     assert {check: finding["level"] for check, finding in found.items()} == {
@@ -36,7 +36,7 @@ def test_every_step_finds_what_it_can_without_chips(cluster: SimulatedCluster) -
     assert "4 devices (cpu) of 4 tasks, but JAX runs on cpu" in found["across slices"]["found"]
 
 
-def test_type_that_the_cluster_does_not_have_is_an_error_and_ends_it(cluster: SimulatedCluster) -> None:
+def test_type_missing_in_cluster_is_a_final_error(cluster: SimulatedCluster) -> None:
     code, found = selftest(cluster, "--tpu", "v6e-16", "--timeout", "1")
     assert code == FAILED
     assert list(found) == ["start"]

@@ -183,7 +183,7 @@ def test_preempt_slice_with_notice_drains_then_dies(cluster: SimulatedCluster, d
     wait_until(lambda: not any(is_alive(cluster, doomed, worker_id) for worker_id in (0, 1)))
 
 
-def test_preempt_slice_is_heard_where_it_should_be(cluster: SimulatedCluster, doomed: str) -> None:
+def test_preempt_slice_notice_is_heard_where_it_should(cluster: SimulatedCluster, doomed: str) -> None:
     from ray._private.state import state
 
     look = ray.get(inhabit(doomed, 0).look.remote())
@@ -203,13 +203,13 @@ def test_preempt_slice_is_heard_where_it_should_be(cluster: SimulatedCluster, do
     )
 
 
-def test_preempt_slice_on_which_nothing_runs_goes_before_the_deadline(cluster: SimulatedCluster, doomed: str) -> None:
+def test_preempt_idle_slice_goes_before_deadline(cluster: SimulatedCluster, doomed: str) -> None:
     preemption = cluster.preempt_slice(doomed, notice_s=1000)
     wait_until(lambda: doomed not in cluster.slice_names)
     assert not preemption.done
 
 
-def test_preempt_slice_without_notice_kills_before_it_returns(cluster: SimulatedCluster, doomed: str) -> None:
+def test_preempt_slice_without_notice_kills_at_once(cluster: SimulatedCluster, doomed: str) -> None:
     preemption = cluster.preempt_slice(doomed, 0)
     assert preemption.done
     assert cluster.worker_ids(doomed) == []
@@ -217,7 +217,7 @@ def test_preempt_slice_without_notice_kills_before_it_returns(cluster: Simulated
     assert cluster.add_slice("v4-8") not in (doomed, f"{SLICE}-0")
 
 
-def test_unknown_names_are_refused_and_the_known_listed(cluster: SimulatedCluster) -> None:
+def test_unknown_names_are_refused_with_known_ones(cluster: SimulatedCluster) -> None:
     name = cluster.slice_names[0]
     with pytest.raises(InvalidRequestError, match=name):
         cluster.kill_host("v4-16", 0)

@@ -94,9 +94,7 @@ BUSY = """
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGKILL, signal.SIGINT, *in_proofs(signal.SIGTERM, signal.SIGHUP)],
-    ids=lambda n: n.name,
+    "number", [signal.SIGKILL, signal.SIGINT, *in_proofs(signal.SIGTERM, signal.SIGHUP)], ids=lambda n: n.name
 )
 def test_driver_ended_by_signal_leaves_nothing(driver: Callable[[str], Driver], number: signal.Signals) -> None:
     one = driver(BUSY % "pass")
@@ -147,7 +145,7 @@ def test_driver_that_never_calls_shutdown_leaves_nothing(
     wait_until(lambda: not one.remains())
 
 
-def test_cluster_whose_gcs_is_dead_ends_as_any_other(driver: Callable[[str], Driver]) -> None:
+def test_cluster_with_dead_gcs_ends_normally(driver: Callable[[str], Driver]) -> None:
     one = driver("""
         with SimulatedCluster({"v4-8": 1}, persistent=True) as cluster:
             cluster.kill_gcs()
@@ -156,7 +154,7 @@ def test_cluster_whose_gcs_is_dead_ends_as_any_other(driver: Callable[[str], Dri
     wait_until(lambda: not one.remains())
 
 
-def test_gcs_that_would_take_everything_with_it_is_not_killed(driver: Callable[[str], Driver]) -> None:
+def test_gcs_whose_death_would_end_everything_is_not_killed(driver: Callable[[str], Driver]) -> None:
     one = driver("""
         from iris_ray.errors import InvalidRequestError
 

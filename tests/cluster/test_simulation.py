@@ -109,7 +109,7 @@ STORY: list[Callable[[Cluster], None]] = [
 
 @pytest.mark.usefixtures("no_shared_cluster")
 @pytest.mark.long
-def test_a_short_story_has_the_same_decisions_in_virtual_time(tmp_path: Path) -> None:
+def test_short_story_has_same_decisions_in_virtual_time(tmp_path: Path) -> None:
     virtual = VirtualCluster()
     expected = []
     for step in STORY:

@@ -50,7 +50,7 @@ def user(front: HttpFront) -> Iterator[openai.OpenAI]:
         yield user
 
 
-def test_completions_and_chats_whole_and_in_pieces(user: openai.OpenAI) -> None:
+def test_completions_and_chats_answer_whole_and_in_pieces(user: openai.OpenAI) -> None:
     whole = user.completions.create(model="shout", prompt="hello world")
     assert whole.choices[0].text == "HELLO WORLD "
     assert whole.choices[0].finish_reason == "stop"
@@ -63,7 +63,7 @@ def test_completions_and_chats_whole_and_in_pieces(user: openai.OpenAI) -> None:
     assert sorted(model.id for model in user.models.list()) == ["huge", "shout"]
 
 
-def test_what_goes_wrong_has_a_status_and_words(user: openai.OpenAI) -> None:
+def test_failures_have_status_and_words(user: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="there is no model 'whisper'"):
         user.completions.create(model="whisper", prompt="a")
     with pytest.raises(openai.BadRequestError, match="fits on no runner"):
@@ -76,9 +76,7 @@ def test_what_goes_wrong_has_a_status_and_words(user: openai.OpenAI) -> None:
         list(user.completions.create(model="shout", prompt="raise", stream=True))
 
 
-def test_a_full_queue_says_when_to_come_back_and_who_goes_away_frees_a_seat(
-    user: openai.OpenAI, slots: SlotClient
-) -> None:
+def test_full_queue_says_when_to_return(user: openai.OpenAI, slots: SlotClient) -> None:
     with ThreadPoolExecutor(4) as callers:
         for _ in range(4):
             callers.submit(user.with_options(timeout=8.0).completions.create, model="shout", prompt="wait")
@@ -95,6 +93,6 @@ def row(slots: SlotClient) -> Any:
     return found
 
 
-def test_a_port_that_is_taken_is_an_error(front: HttpFront, slots: SlotClient) -> None:
+def test_taken_port_is_an_error(front: HttpFront, slots: SlotClient) -> None:
     with pytest.raises(OSError, match="in use"):
         HttpFront(slots, port=int(front.url.rsplit(":", 1)[1])).start()

@@ -63,9 +63,7 @@ def client(cluster: SimulatedCluster) -> Iterator[SlotClient]:
         yield client
 
 
-def test_a_session_answers_streams_raises_and_keeps_its_slot_until_it_is_closed(
-    cluster: SimulatedCluster, client: SlotClient
-) -> None:
+def test_session_answers_streams_raises_and_keeps_slot(cluster: SimulatedCluster, client: SlotClient) -> None:
     with client.session("Echo") as session:
         with ThreadPoolExecutor(8) as threads:
             assert [answer for answer, _ in threads.map(session.call, range(20))] == list(range(20))
@@ -86,7 +84,7 @@ def test_a_session_answers_streams_raises_and_keeps_its_slot_until_it_is_closed(
 
 
 @pytest.mark.proof
-def test_coroutines_have_sessions_too_and_what_is_given_up_is_stopped(client: SlotClient) -> None:
+def test_async_sessions_work_and_abandoned_calls_stop(client: SlotClient) -> None:
     async def use() -> None:
         async with client.session("Counter") as session:
             assert await session.generate(3) == [0, 1, 2]
@@ -108,7 +106,7 @@ def test_coroutines_have_sessions_too_and_what_is_given_up_is_stopped(client: Sl
 
 
 @pytest.mark.proof
-def test_a_call_that_can_not_be_stopped_holds_up_its_own_session_and_no_other(client: SlotClient) -> None:
+def test_unstoppable_call_delays_only_its_own_session(client: SlotClient) -> None:
     client.register(Echo, name="Pair", memory=LARGE, concurrency=2)
     with client.session("Pair") as one, client.session("Pair") as other:
         assert one.slot_id == other.slot_id
@@ -128,7 +126,7 @@ def test_a_call_that_can_not_be_stopped_holds_up_its_own_session_and_no_other(cl
 
 
 @pytest.mark.long
-def test_a_killed_slot_cuts_its_calls_off_and_the_session_may_be_opened_again(client: SlotClient) -> None:
+def test_killed_slot_cuts_calls_off_and_session_reopens(client: SlotClient) -> None:
     session = client.session("Echo").open()
     pid = session.call(0)[1]
     with ThreadPoolExecutor(1) as thread:
@@ -144,7 +142,7 @@ def test_a_killed_slot_cuts_its_calls_off_and_the_session_may_be_opened_again(cl
 
 
 @pytest.mark.long
-def test_sessions_end_when_they_are_idle_or_others_have_waited_or_their_slot_goes(client: SlotClient) -> None:
+def test_sessions_end_when_idle_or_displaced_or_slotless(client: SlotClient) -> None:
     idle = client.session("Echo", idle_s=1.0).open()
     wait_until(lambda: idle.over == "it was not used for 1 s", 20)
     with client.session("Echo") as session:
@@ -168,7 +166,7 @@ def test_sessions_end_when_they_are_idle_or_others_have_waited_or_their_slot_goe
 
 
 @pytest.mark.long
-def test_a_call_that_never_ends_is_cut_off_when_another_request_waits_for_its_seat(cluster: SimulatedCluster) -> None:
+def test_endless_call_is_cut_off_for_waiting_request(cluster: SimulatedCluster) -> None:
     impatient = replace(EAGER, ageing_s=2.0, drain_s=3.0)
     with SlotClient([SlotHosts(memory=1000 * MB)], name="impatient", policy=impatient) as client:
         client.register(Echo, memory=LARGE)
@@ -182,7 +180,7 @@ def test_a_call_that_never_ends_is_cut_off_when_another_request_waits_for_its_se
 
 
 @pytest.mark.long
-def test_a_client_that_dies_loses_its_session(client: SlotClient) -> None:
+def test_dead_client_loses_its_session(client: SlotClient) -> None:
     class Owner:
         def open(self) -> int:
             self.session = SlotClient.connect("slots").session("Echo").open()
@@ -195,7 +193,7 @@ def test_a_client_that_dies_loses_its_session(client: SlotClient) -> None:
 
 
 @pytest.mark.long
-def test_a_client_that_dies_loses_its_requests(client: SlotClient) -> None:
+def test_dead_client_loses_its_requests(client: SlotClient) -> None:
     class Owner:
         def ask(self) -> int:
             self.pieces = SlotClient.connect("slots").stream("Counter", 10**6)

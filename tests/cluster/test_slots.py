@@ -120,7 +120,7 @@ def slot_of(client: SlotClient, model: str) -> int:
     return pid
 
 
-def test_models_answer_stream_raise_and_give_way_to_each_other(client: SlotClient) -> None:
+def test_models_answer_stream_raise_and_give_way(client: SlotClient) -> None:
     word, payload, pid = client.submit("Echo", "a").result(60)
     assert (word, payload) == ("hi", "a")
     assert client.submit("Echo", "b").result(60)[2] == pid
@@ -133,7 +133,7 @@ def test_models_answer_stream_raise_and_give_way_to_each_other(client: SlotClien
 
 
 @pytest.mark.proof
-def test_coroutines_ask_as_well(client: SlotClient) -> None:
+def test_coroutines_get_answers_too(client: SlotClient) -> None:
     async def ask() -> tuple[Any, list[Any]]:
         return await client.generate("Echo", 7), [piece async for piece in client.astream("Counter", 2)]
 
@@ -144,9 +144,7 @@ def test_coroutines_ask_as_well(client: SlotClient) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("kind", ["thread", "loop"])
-def test_a_model_waits_for_a_slow_reader_and_stops_for_who_gives_up(
-    client: SlotClient, tmp_path: Path, kind: str
-) -> None:
+def test_model_waits_for_slow_reader_and_stops_for_leaver(client: SlotClient, tmp_path: Path, kind: str) -> None:
     client.register(Endless, "Endless " + kind, memory={1: 600 * MB}, arguments={"made": tmp_path / "made"})
     model = "Endless " + kind
     pieces = client.stream(model, kind)
@@ -205,7 +203,7 @@ else:
 
 
 @pytest.mark.long
-def test_a_name_belongs_to_the_driver_that_serves_under_it(cluster: SimulatedCluster) -> None:
+def test_name_belongs_to_driver_serving_under_it(cluster: SimulatedCluster) -> None:
     with driver(cluster, "again") as first:
         assert read(first) == "serves\n"
         first.kill()
@@ -234,7 +232,7 @@ def read(driver: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.proof
-def test_a_killed_slot_is_made_again_and_its_request_runs_again(client: SlotClient) -> None:
+def test_killed_slot_is_remade_and_its_request_reruns(client: SlotClient) -> None:
     client.register(Sleeper, memory={1: 600 * MB})
     client.submit("Sleeper", 0.0).result(60)
     first = slot_of(client, "Sleeper")
@@ -248,7 +246,7 @@ def test_a_killed_slot_is_made_again_and_its_request_runs_again(client: SlotClie
 
 
 @pytest.mark.proof
-def test_requests_expire_are_cancelled_and_refused_in_words(client: SlotClient) -> None:
+def test_requests_expire_and_are_cancelled_and_refused(client: SlotClient) -> None:
     client.register(Sleeper, memory={1: 600 * MB})
     client.submit("Sleeper", 0.0).result(60)
     held = client.submit("Sleeper", 30.0, request_id="held")
@@ -269,7 +267,7 @@ def test_requests_expire_are_cancelled_and_refused_in_words(client: SlotClient) 
 
 
 @pytest.mark.proof
-def test_who_waits_for_a_model_that_cannot_load_is_told_why(client: SlotClient) -> None:
+def test_waiting_for_unloadable_model_is_told_why(client: SlotClient) -> None:
     client.register(Broken, memory={1: MB})
     with pytest.raises(ModelUnavailableError, match="FileNotFoundError: no weights"):
         client.submit("Broken", 0).result(120)
@@ -277,7 +275,7 @@ def test_who_waits_for_a_model_that_cannot_load_is_told_why(client: SlotClient) 
 
 @pytest.mark.proof
 @pytest.mark.way_in
-def test_a_host_that_dies_under_load_loses_no_request(cluster: SimulatedCluster) -> None:
+def test_dying_host_under_load_loses_no_request(cluster: SimulatedCluster) -> None:
     hosts = [SlotHosts(tpu_type="v4-16", memory=16 * 2**30)]
     with SlotClient(hosts, policy=EAGER) as client:
         client.register(Chips, memory={4: 2**30}, concurrency=2)
@@ -291,7 +289,7 @@ def test_a_host_that_dies_under_load_loses_no_request(cluster: SimulatedCluster)
 
 
 @pytest.mark.long
-def test_slots_of_one_host_see_the_chips_that_are_theirs(cluster: SimulatedCluster) -> None:
+def test_slots_of_one_host_see_own_chips(cluster: SimulatedCluster) -> None:
     with SlotClient([SlotHosts(tpu_type="v4-16", memory=16 * 2**30)], policy=EAGER) as client:
         client.register(Chips, memory={2: 2**30})
         futures = [client.submit("Chips", number) for number in range(20)]
@@ -299,7 +297,7 @@ def test_slots_of_one_host_see_the_chips_that_are_theirs(cluster: SimulatedClust
 
 
 @pytest.mark.long
-def test_the_command_line_shows_loads_and_evicts(cluster: SimulatedCluster) -> None:
+def test_command_line_shows_loads_and_evicts(cluster: SimulatedCluster) -> None:
     with SlotClient([SlotHosts(memory=1000 * MB)], name="slots", policy=EAGER) as client:
         client.register(Echo, memory={1: 600 * MB})
         client.register(Counter)

@@ -64,9 +64,7 @@ def yielding(client: SlotClient) -> list[bool]:
 
 
 @pytest.mark.long
-def test_a_gang_of_the_same_band_gets_the_hosts_of_idle_slots_which_come_back_after_it(
-    everywhere: SlotClient, trace: Trace
-) -> None:
+def test_same_band_gang_borrows_idle_slots_hosts(everywhere: SlotClient, trace: Trace) -> None:
     first = everywhere.submit("Sleeper", 0.0).result(60)
     wait_until(lambda: yielding(everywhere) == [True] * 3)
     gang = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=3, **BATCH)
@@ -81,9 +79,7 @@ def test_a_gang_of_the_same_band_gets_the_hosts_of_idle_slots_which_come_back_af
 
 
 @pytest.mark.long
-def test_busy_slots_keep_their_hosts_from_their_own_band_and_idle_ones_give_only_what_is_needed(
-    everywhere: SlotClient, trace: Trace
-) -> None:
+def test_busy_slots_keep_hosts_and_idle_ones_give_needed(everywhere: SlotClient, trace: Trace) -> None:
     wait_until(lambda: yielding(everywhere) == [True] * 3)
     answers = [everywhere.submit("Sleeper", 15.0) for _ in range(3)]
     wait_until(lambda: sum(slot.active for slot in everywhere.status().slots) == 3, 60)
@@ -99,9 +95,7 @@ def test_busy_slots_keep_their_hosts_from_their_own_band_and_idle_ones_give_only
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_gang_of_a_higher_band_takes_the_host_of_an_open_session_which_is_told_why(
-    everywhere: SlotClient, trace: Trace
-) -> None:
+def test_higher_band_gang_takes_host_of_open_session(everywhere: SlotClient, trace: Trace) -> None:
     """The session keeps its slot busy, so its job runs for the two minutes that it may. All three slices are needed."""
     with ThreadPoolExecutor(1) as thread:
         session = everywhere.session("Sleeper", idle_s=600.0).open()
@@ -137,7 +131,7 @@ def calls_until_it_is_over(session: Session) -> tuple[set[int], str]:
 
 
 @pytest.mark.long
-def test_tainted_hosts_get_no_slots_and_slots_that_tolerate_the_taint_do(cluster: SimulatedCluster) -> None:
+def test_tainted_hosts_get_only_tolerating_slots(cluster: SimulatedCluster) -> None:
     first, second, third = cluster.slice_names
     iris(cluster, "controller", "start")
     iris(cluster, "drain", first)
@@ -154,7 +148,7 @@ def test_tainted_hosts_get_no_slots_and_slots_that_tolerate_the_taint_do(cluster
 
 
 @pytest.mark.long
-def test_a_notice_ends_the_slots_there_once_their_requests_are_answered(cluster: SimulatedCluster) -> None:
+def test_notice_ends_slots_after_their_requests(cluster: SimulatedCluster) -> None:
     with SlotClient([WHOLE_SLICE], policy=EAGER) as client:
         client.register(Sleeper, memory={4: GB})
         wait_until(lambda: len(client.status().runners) == 2, 60)
@@ -170,7 +164,7 @@ def test_a_notice_ends_the_slots_there_once_their_requests_are_answered(cluster:
         assert preemption.wait(60)
 
 
-def test_a_killed_runner_takes_its_slots_along_and_comes_back(cluster: SimulatedCluster) -> None:
+def test_killed_runner_takes_slots_along_and_comes_back(cluster: SimulatedCluster) -> None:
     with SlotClient([SlotHosts(memory=GB)], policy=EAGER) as client:
         client.register(Member, memory={1: GB})
         slot, task = client.submit("Member", 0.0).result(60)
@@ -182,7 +176,7 @@ def test_a_killed_runner_takes_its_slots_along_and_comes_back(cluster: Simulated
 
 
 @pytest.mark.long
-def test_slots_and_tasks_never_use_a_host_together_beyond_what_it_has(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_slots_and_tasks_never_overuse_a_host(cluster: SimulatedCluster, trace: Trace) -> None:
     """All CPUs of one host are of slots; a task that needs one there waits until they are given back."""
     iris(cluster, "controller", "start")
     node = cluster.node_id(cluster.slice_names[0], 0)

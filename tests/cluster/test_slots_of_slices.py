@@ -56,7 +56,7 @@ def pids(answer: list[list[int]]) -> list[int]:
     return [pid for pid, _ in answer]
 
 
-def test_every_host_of_a_slice_makes_every_call_and_all_are_lost_with_one(client: SlotClient) -> None:
+def test_every_host_makes_every_call_or_all_end(client: SlotClient) -> None:
     first = client.submit("Sharded", 1).result(180)
     assert [payload for _, payload in first] == [1, 1]
     assert len(set(pids(first))) == 2
@@ -73,7 +73,7 @@ def test_every_host_of_a_slice_makes_every_call_and_all_are_lost_with_one(client
 
 
 @pytest.mark.proof
-def test_a_stream_that_nobody_reads_on_leaves_the_hosts_in_step(client: SlotClient) -> None:
+def test_abandoned_stream_leaves_hosts_in_step(client: SlotClient) -> None:
     for _ in range(3):
         next(iter(client.stream("Sharded", "pieces")))
     assert client.submit("Sharded", 1).result(180)[0][1] == 1

@@ -45,7 +45,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", *in_long("SIGSEGV", "out of memory", "hang")])
-def test_end_that_is_the_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
+def test_failure_by_the_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
     end, kind, words = ENDS[how]
 
     def work(facts: dict[str, Any]) -> int:
@@ -84,12 +84,9 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
 
 @pytest.mark.parametrize(
     ("kind", "worker_id", "num_slices", "has_standby"),
-    [
-        *in_proofs(("TPUHostActor", 1, 1, False)),
-        *in_long(("SliceActor", 0, 2, True)),
-    ],
+    [*in_proofs(("TPUHostActor", 1, 1, False)), *in_long(("SliceActor", 0, 2, True))],
 )
-def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
+def test_death_of_our_process_costs_a_preemption(
     cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int, num_slices: int, has_standby: bool
 ) -> None:
     """The next attempt could begin at once, on a slice that is warm."""
@@ -120,7 +117,7 @@ def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_th
 
 
 @pytest.mark.long
-def test_tasks_that_share_their_host_end_with_our_process_before_their_next_attempts(trace: Trace) -> None:
+def test_tasks_sharing_host_end_with_our_process_before_retry(trace: Trace) -> None:
     (trace.directory / "other").mkdir()
     other = Trace(trace.directory / "other")
 
@@ -149,7 +146,7 @@ def watcher_of(pid: int) -> int:
 
 
 @pytest.mark.long
-def test_warm_slice_that_broke_while_it_was_idle_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_broken_idle_warm_slice_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
     release()  # nothing else is warm
     (warm, _) = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
     time.sleep(1.0)  # until its task is tidied up after
@@ -164,7 +161,7 @@ def test_warm_slice_that_broke_while_it_was_idle_costs_no_retry(cluster: Simulat
 
 
 @pytest.mark.long
-def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(trace: Trace) -> None:
+def test_death_of_pool_costs_a_preemption_unnoticed_by_caller(trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2, max_retries_failure=0, max_retries_preemption=1)
     first = trace.wait_for_tasks(4)
     wait_until(lambda: job_view(first[0]["job"]).state.name == "RUNNING")
@@ -182,7 +179,7 @@ def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(tra
 
 
 @pytest.mark.long
-def test_pool_that_dies_while_it_launches_or_waits_loses_no_job(trace: Trace, tmp_path: Any) -> None:
+def test_pool_dying_during_launch_or_wait_loses_no_job(trace: Trace, tmp_path: Any) -> None:
     later = Trace(tmp_path / "later")
     later.directory.mkdir()
     first = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
@@ -198,7 +195,7 @@ def test_pool_that_dies_while_it_launches_or_waits_loses_no_job(trace: Trace, tm
 
 
 @pytest.mark.proof
-def test_task_process_that_is_killed_from_outside_is_a_crash(trace: Trace) -> None:
+def test_task_process_killed_from_outside_is_a_crash(trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=1, max_retries_preemption=0)
     first = trace.wait_for_tasks(2)
     os.kill(first[1]["pid"], signal.SIGKILL)
@@ -211,7 +208,7 @@ def test_task_process_that_is_killed_from_outside_is_a_crash(trace: Trace) -> No
 
 
 @pytest.mark.proof
-def test_forked_child_of_a_task_that_crashed_neither_hides_the_crash_nor_outlives_it(trace: Trace) -> None:
+def test_forked_child_neither_hides_nor_outlives_crash(trace: Trace) -> None:
     """It has copies of all the connections that Ray's other processes watch."""
     directory = trace.directory
 

@@ -32,7 +32,7 @@ def script(cluster: SimulatedCluster, body: str, *arguments: object, **variables
 
 
 @pytest.mark.long
-def test_workspace_of_a_client_is_where_its_tasks_work(cluster: SimulatedCluster, workspace: Path) -> None:
+def test_client_workspace_is_tasks_working_directory(cluster: SimulatedCluster, workspace: Path) -> None:
     body = """
         import sys
         from iris_ray import IrisClient, ResourceSpec, tpu_device
@@ -50,9 +50,7 @@ def test_workspace_of_a_client_is_where_its_tasks_work(cluster: SimulatedCluster
 
 
 @pytest.mark.proof
-def test_workspace_over_rays_limit_is_refused_with_the_limit_and_what_to_do(
-    cluster: SimulatedCluster, workspace: Path
-) -> None:
+def test_workspace_over_rays_limit_is_refused_with_advice(cluster: SimulatedCluster, workspace: Path) -> None:
     """Ray's limit is 512 MiB; here it is set to less. The client can try again."""
     body = """
         import sys
@@ -82,7 +80,7 @@ def test_workspace_over_rays_limit_is_refused_with_the_limit_and_what_to_do(
 
 
 @pytest.mark.long
-def test_working_dir_of_the_command_line_travels(cluster: SimulatedCluster, workspace: Path) -> None:
+def test_command_lines_working_dir_travels(cluster: SimulatedCluster, workspace: Path) -> None:
     done = run(cluster, workspace)
     assert done.returncode == 0, done.stderr
     assert "painted blue" in done.stdout + done.stderr
@@ -95,7 +93,7 @@ def run(cluster: SimulatedCluster, workspace: Path, **variables: str) -> Done:
 
 
 @pytest.mark.long
-def test_local_client_has_a_simulated_cluster_of_its_own_and_ends_it(cluster: SimulatedCluster) -> None:
+def test_local_client_ends_its_own_simulated_cluster(cluster: SimulatedCluster) -> None:
     body = """
         import ray
         from iris_ray import IrisClient, ResourceSpec, get_job_info, tpu_device

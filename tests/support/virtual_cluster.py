@@ -3,6 +3,8 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import update_wrapper
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,18 @@ class Stage:
                     controller._state.check()
             finally:
                 await cluster.ray.end_actors()
+
+
+def played(slices: int = 3) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Make a test of a story: its fixture `stage` plays it on a cluster of so many v4-16 slices."""
+
+    def test_of(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        def test(stage: Stage, **more: Any) -> None:
+            stage.play(lambda cluster: story(cluster=cluster, **more), slices)
+
+        needed = [one for name, one in signature(story).parameters.items() if name != "cluster"]
+        update_wrapper(test, story)
+        test.__signature__ = Signature([Parameter("stage", Parameter.POSITIONAL_OR_KEYWORD), *needed])  # type: ignore[attr-defined]
+        return test
+
+    return test_of

@@ -6,7 +6,8 @@ While it runs, ``time.time`` and ``time.monotonic`` tell its time, too. Nothing 
 import asyncio
 import selectors
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -65,6 +66,16 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
         assert isinstance(loop, VirtualTimeLoop)
         with mock.patch.object(time, "monotonic", loop.time), mock.patch.object(time, "time", loop.wall_clock):
             return runner.run(scenario)
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Make a test of a coroutine, which runs in virtual time."""
+
+    @wraps(test)
+    def runs(**fixtures: Any) -> None:
+        run(test(**fixtures))
+
+    return runs
 
 
 def now() -> float:

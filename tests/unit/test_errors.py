@@ -18,6 +18,6 @@ def test_errors_cross_processes_intact(error: type[IrisError]) -> None:
     assert str(copy) == "what happened"
 
 
-def test_errors_tree_is_drawn_with_every_one_of_them() -> None:
+def test_errors_tree_shows_every_error() -> None:
     drawn = errors.__doc__ or ""
     assert [e.__name__ for e in ERRORS if e.__name__ not in drawn] == []

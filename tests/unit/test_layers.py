@@ -102,7 +102,7 @@ def not_allowed(room: str, named: set[str]) -> list[str]:
     )
 
 
-def test_private_ray_names_are_used_in_the_adapters_only() -> None:
+def test_private_ray_names_are_used_only_in_adapters() -> None:
     offenders = [
         where(path, line, name)
         for path in FILES
@@ -114,7 +114,7 @@ def test_private_ray_names_are_used_in_the_adapters_only() -> None:
 
 
 @pytest.mark.parametrize("room", sorted(rooms()))
-def test_room_imports_what_its_docstring_says_and_no_more(room: str) -> None:
+def test_room_imports_only_what_its_docstring_says(room: str) -> None:
     text = rooms()[room].partition("never")[0]
     if text != "everything":
         named = set(re.findall(r"`([\w.]+)`", text)) | (CORE if "the pure core" in text else set())
@@ -145,7 +145,7 @@ def test_architecture_names_what_each_package_imports() -> None:
         "from iris_ray import Constraint, TaskState, TpuSuccess, get_job_info, get_tpu_config",
     ],
 )
-def test_core_import_in_a_fresh_interpreter_leaves_ray_alone(statement: str) -> None:
+def test_core_import_does_not_import_ray(statement: str) -> None:
     script = f"{statement}\nimport sys\nprint(sorted({{'ray', 'jax', 'asyncio'}} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"

@@ -29,7 +29,7 @@ def run(directory: Path, *command: str) -> str:
 
 
 @pytest.mark.proof
-def test_wheel_that_is_made_of_the_sdist_works_without_the_source_tree(tmp_path: Path) -> None:
+def test_wheel_built_from_sdist_works_without_source_tree(tmp_path: Path) -> None:
     source, own, elsewhere = tmp_path / "source", tmp_path / "venv", tmp_path / "elsewhere"
     elsewhere.mkdir()
     source.mkdir()

@@ -32,7 +32,7 @@ print("after")
 )
 
 
-def test_line_shows_how_it_stands_and_leaves_nothing_behind():
+def test_line_shows_state_and_leaves_nothing_behind():
     with Terminal(python(PRINTS)) as terminal:
         (line,) = terminal.wait_for_text("train step 1")
         assert line.startswith("train step 1 0:0")
@@ -43,7 +43,7 @@ def test_line_shows_how_it_stands_and_leaves_nothing_behind():
         assert terminal.end() == [*screen[:-1], "after"]
 
 
-def test_what_is_printed_meanwhile_stands_above_the_line_as_it_was_printed():
+def test_prints_stand_above_the_line_unchanged():
     with Terminal(python(PRINTS), columns=200) as terminal:
         terminal.wait_for_text("train step 1")
         terminal.go_on()
@@ -51,7 +51,7 @@ def test_what_is_printed_meanwhile_stands_above_the_line_as_it_was_printed():
         assert screen[:-1] == [("out " * 30).rstrip(), "error", "logged", "bytes"]
 
 
-def test_stdout_that_leads_into_a_file_stays_there(tmp_path: Path):
+def test_redirected_stdout_stays_in_its_file(tmp_path: Path):
     with (tmp_path / "out").open("wb") as out, Terminal(python(PRINTS), stdout=out.fileno()) as terminal:
         terminal.wait_for_text("train step 1")
         terminal.go_on()
@@ -63,7 +63,7 @@ def test_stdout_that_leads_into_a_file_stays_there(tmp_path: Path):
     assert sorted(text.splitlines()) == sorted(["out " * 30, "bytes", "after"])
 
 
-def test_line_without_an_end_is_left_alone_until_it_has_one():
+def test_unfinished_line_is_left_alone():
     program = """
 with live_line("train", 0.0) as line:
     line.show("step 1")
@@ -104,7 +104,7 @@ with live_line("train-1a2b3c4d", 0.0) as line:
         assert terminal.end() == []
 
 
-def test_many_lines_stand_below_each_other_and_the_rest_is_counted():
+def test_many_lines_are_stacked_and_the_rest_counted():
     program = """
 import contextlib
 with contextlib.ExitStack() as stack:
@@ -149,7 +149,7 @@ with live_line("train", 0.0) as line:
         assert line.startswith("train a?[2Jb c ")
 
 
-def test_forked_child_prints_without_the_lines_of_its_parent():
+def test_forked_child_prints_without_parents_lines():
     program = """
 with live_line("train", 0.0) as line:
     line.show("step 1")
@@ -166,7 +166,7 @@ with live_line("train", 0.0) as line:
         terminal.wait_for_text("child True")
 
 
-def test_dumb_terminal_gets_no_line():
+def test_dumb_terminal_gets_no_live_line():
     with Terminal(python(PRINTS), columns=200, environment={"TERM": "dumb"}) as terminal:
         terminal.go_on()
         terminal.go_on()
@@ -174,7 +174,7 @@ def test_dumb_terminal_gets_no_line():
         assert b"\x1b" not in terminal.raw
 
 
-def test_without_a_terminal_nothing_is_drawn():
+def test_nothing_is_drawn_without_a_terminal():
     done = subprocess.run(
         [sys.executable, "-c", PRINTS], input="\n\n", capture_output=True, text=True, cwd=REPOSITORY, timeout=60
     )
@@ -182,7 +182,7 @@ def test_without_a_terminal_nothing_is_drawn():
     assert done.stderr == "error\nlogged\n"
 
 
-def test_stdout_that_another_program_reads_keeps_the_lines_away():
+def test_piped_stdout_suppresses_lines():
     with Terminal(["bash", "-c", f"{sys.executable} -c '{PRINTS}' | cat"], columns=200) as terminal:
         terminal.go_on()
         terminal.go_on()

@@ -60,9 +60,7 @@ def test_job_runs_on_all_hosts_of_slices_as_one_gang(client: Client, tmp_path: P
     assert handle.job_id.startswith("train-")
 
 
-def test_tasks_without_tpu_run_each_for_itself_and_what_a_program_prints_is_in_the_logs(
-    client: Client, tmp_path: Path
-) -> None:
+def test_tasks_without_tpu_run_singly_and_are_logged(client: Client, tmp_path: Path) -> None:
     tasks = client.submit(job("tokenise", write_place, tmp_path, replicas=3))
     program = types.Entrypoint.from_binary(sys.executable, ["-c", "print('a\\nb c\\nd')"])
     printed = client.submit(types.JobRequest("print", program, CPU))
@@ -73,7 +71,7 @@ def test_tasks_without_tpu_run_each_for_itself_and_what_a_program_prints_is_in_t
     assert printed.logs(max_lines=2) == ("b c", "d")
 
 
-def test_failure_is_an_error_of_frays_with_the_reason_unless_the_status_is_wanted(client: Client) -> None:
+def test_failure_raises_frays_error_unless_status_is_wanted(client: Client) -> None:
     program = types.Entrypoint.from_binary(sys.executable, ["-c", "import sys; sys.exit(3)"])
     handle = client.submit(types.JobRequest("fails", program, CPU))
     with pytest.raises(fray_client.JobFailed) as failed:
@@ -83,7 +81,7 @@ def test_failure_is_an_error_of_frays_with_the_reason_unless_the_status_is_wante
     assert handle.wait(raise_on_failure=False) is STATUS.FAILED
 
 
-def test_job_is_found_by_its_name_until_it_is_terminated(client: Client) -> None:
+def test_job_is_found_by_name_until_terminated(client: Client) -> None:
     handle = client.submit(job("long", sleep, resources=V4_16))
     wait_until(lambda: handle.status() is STATUS.RUNNING)
     assert Client().submit(job("long", sleep, resources=V4_16)).job_id == handle.job_id
@@ -111,9 +109,7 @@ def test_preempted_gang_starts_again(client: Client, cluster: SimulatedCluster, 
     assert IrisClient().job_status(handle.job_id).preemptions == 1
 
 
-def test_task_submits_jobs_of_its_own_with_the_client_that_it_finds_in_every_thread(
-    client: Client, tmp_path: Path
-) -> None:
+def test_task_submits_jobs_with_ambient_client_in_every_thread(client: Client, tmp_path: Path) -> None:
     def parent() -> None:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -138,7 +134,7 @@ def test_task_submits_jobs_of_its_own_with_the_client_that_it_finds_in_every_thr
     assert places(tmp_path / "one") == places(tmp_path / "two") == ["1 1 False"]
 
 
-def test_variables_are_those_of_the_job_and_a_task_can_not_leave_a_job_behind(client: Client, tmp_path: Path) -> None:
+def test_jobs_variables_reach_tasks_which_cannot_leave_jobs_behind(client: Client, tmp_path: Path) -> None:
     def task() -> None:
         lines = [os.environ["COLOUR"], os.environ["JAX_PLATFORMS"]]
         try:
@@ -157,7 +153,7 @@ def test_variables_are_those_of_the_job_and_a_task_can_not_leave_a_job_behind(cl
     ]
 
 
-def test_detached_job_outlives_its_process_and_another_one_finds_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_detached_job_is_found_by_another_process(cluster: SimulatedCluster, tmp_path: Path) -> None:
     script = f"""
 import ray, time
 from fray.types import Entrypoint, JobRequest, ResourceConfig
@@ -203,7 +199,7 @@ class Tally:
         self.me.shutdown_event.set()
 
 
-def test_actors_of_a_group_are_called_from_here_and_call_one_another(client: Client) -> None:
+def test_actors_of_group_are_called_from_outside_and_each_other(client: Client) -> None:
     total = client.host_actor(Tally, 100, name="total")
     group = client.create_actor_group(Tally, 0, total=total.handle, name="tally", count=2, resources=CPU)
     (early,) = group.wait_ready(1, timeout=120)
@@ -230,7 +226,7 @@ def test_actors_of_a_group_are_called_from_here_and_call_one_another(client: Cli
     total.shutdown()
 
 
-def test_actor_that_says_why_it_fails_fails_its_job_and_comes_back_if_it_may(client: Client) -> None:
+def test_failing_actor_says_why_and_comes_back_if_allowed(client: Client) -> None:
     config = types.ActorConfig(max_task_retries=1)
     actor = client.create_actor(Tally, 0, name="fails", resources=CPU, actor_config=config)
     job_id = unfinished_job("fails")
@@ -246,9 +242,7 @@ def test_actor_that_says_why_it_fails_fails_its_job_and_comes_back_if_it_may(cli
     assert "out of luck" in failed.value.__notes__[0]
 
 
-def test_actor_on_a_preempted_slice_comes_back_on_another_one_and_its_peer_stays(
-    client: Client, cluster: SimulatedCluster
-) -> None:
+def test_actor_on_preempted_slice_returns_and_peer_stays(client: Client, cluster: SimulatedCluster) -> None:
     for _ in range(2):
         cluster.add_slice("v4-8")
     resources = types.ResourceConfig.with_tpu("v4-8", cpu=1, ram="100m")
@@ -282,7 +276,7 @@ def words(line: str) -> list[tuple[str, int]]:
     return [(word, 1) for word in line.split()]
 
 
-def test_zephyr_counts_words_with_a_coordinator_and_workers_of_its_own(client: Client, tmp_path: Path) -> None:
+def test_zephyr_counts_words_with_coordinator_and_workers(client: Client, tmp_path: Path) -> None:
     """Marin's data pipelines, as they are: a job that hosts an actor, submits a group of actors, and ends them."""
     zephyr = pytest.importorskip("zephyr", reason="needs Zephyr: make marin")
     context = zephyr.ZephyrContext(

@@ -68,7 +68,7 @@ def losses(lines: list[dict[str, Any]]) -> dict[int, str]:
     return found
 
 
-def test_run_goes_on_after_a_lost_slice_and_a_notice_with_the_losses_of_a_run_that_had_neither(
+def test_disrupted_run_has_losses_of_undisrupted_run(
     cluster: SimulatedCluster, tmp_path: Path, train: Callable[..., Any]
 ) -> None:
     def start(run_id: str) -> Any:

@@ -36,7 +36,7 @@ def answering(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> Co
     return world
 
 
-def test_shell_completes_jobs_and_slices_of_a_cluster_that_answers(answering: ControllerInProcess) -> None:
+def test_shell_completes_jobs_and_slices_of_answering_cluster(answering: ControllerInProcess) -> None:
     ended, runs = answering.start("tabbed-1a2b3c4d"), answering.start("tab-5e6f7a8b")
     answering.succeed(ended)
     at = ("--address", ADDRESS)
@@ -46,7 +46,7 @@ def test_shell_completes_jobs_and_slices_of_a_cluster_that_answers(answering: Co
     assert completed("drain", *at, "v4-16-1") == ["v4-16-1"]
 
 
-def test_shell_completes_nothing_of_a_cluster_that_does_not_answer(answering: ControllerInProcess) -> None:
+def test_shell_completes_nothing_of_silent_cluster(answering: ControllerInProcess) -> None:
     answering.start("tabbed")
     assert completed("logs", "tab") == []
 

@@ -38,7 +38,7 @@ def test_listing_starts_no_controller_but_says_how(bare_cluster: ControllerInPro
     assert world.json("controller", "status")["slices"] == {"free": 3}
 
 
-def test_hosts_are_shown_as_ray_knows_them_while_no_controller_runs(bare_cluster: ControllerInProcess) -> None:
+def test_hosts_are_listed_from_ray_without_controller(bare_cluster: ControllerInProcess) -> None:
     shown = bare_cluster.iris("workers", "--json")
     assert "no Controller runs" in shown.stderr
     seen = json.loads(shown.stdout)
@@ -54,17 +54,13 @@ def test_status_counts_jobs_slices_and_hosts(world: ControllerInProcess) -> None
     world.start("train", slices=(2,))
     world.submit("eval", slices=(3,))
     found = world.json("controller", "status")
-    assert (found["jobs"], found["slices"], found["hosts"]) == (
-        {"running": 1, "pending": 1},
-        {"busy": 2, "free": 1},
-        7,
-    )
+    assert (found["jobs"], found["slices"], found["hosts"]) == ({"running": 1, "pending": 1}, {"busy": 2, "free": 1}, 7)
     said = world.iris("controller", "status").stdout
     assert "1 pending, 1 running" in said
     assert "2 busy, 1 free" in said
 
 
-def test_running_job_does_not_notice_an_upgrade_of_the_controller(world: ControllerInProcess) -> None:
+def test_running_job_does_not_notice_controller_upgrade(world: ControllerInProcess) -> None:
     job = world.start("train", slices=(2,))
     before = world.json("controller", "status")
     assert "taken over 1 job: 1 running" in world.iris("controller", "upgrade").stdout
@@ -76,7 +72,7 @@ def test_running_job_does_not_notice_an_upgrade_of_the_controller(world: Control
     assert world.json("status", job)["attempt"] == 1
 
 
-def test_jobs_go_on_while_the_controller_is_stopped(world: ControllerInProcess) -> None:
+def test_jobs_go_on_while_controller_is_stopped(world: ControllerInProcess) -> None:
     job = world.start("train")
     assert world.json("controller", "stop") == {"running": False}
     world.iris("ls", code=NO_CLUSTER)
@@ -86,14 +82,14 @@ def test_jobs_go_on_while_the_controller_is_stopped(world: ControllerInProcess) 
     assert "the Controller is stopped; jobs that run go on" in world.iris("controller", "stop").stdout
 
 
-def test_controller_that_does_not_answer_can_be_stopped(world: ControllerInProcess) -> None:
+def test_silent_controller_can_be_stopped(world: ControllerInProcess) -> None:
     world.freeze_controller()
     world.iris("controller", "stop")
     world.iris("controller", "start")
     assert world.json("controller", "status")["epoch"] == 2
 
 
-def test_upgrade_that_could_not_go_on_from_the_records_leaves_the_controller(world: ControllerInProcess) -> None:
+def test_upgrade_that_cannot_read_records_keeps_controller(world: ControllerInProcess) -> None:
     world.store.put("job/1/of-another-version", UNREADABLE)
     said = world.iris("controller", "upgrade", code=FAILED).stderr
     assert "stays as it is" in said
@@ -101,7 +97,7 @@ def test_upgrade_that_could_not_go_on_from_the_records_leaves_the_controller(wor
     assert world.json("controller", "status")["epoch"] == 1
 
 
-def test_records_of_another_version_are_refused_at_the_start_as_clients_see_too(world: ControllerInProcess) -> None:
+def test_records_of_other_version_are_refused_at_start(world: ControllerInProcess) -> None:
     """Nothing is lost: a Controller that can read them goes on."""
     job = world.start("train")
     world.store.put("job/1/of-another-version", UNREADABLE)
@@ -139,7 +135,7 @@ def bootstrap_that_gets_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("broken", [start_that_raises, constructor_that_raises, bootstrap_that_gets_nowhere])
-def test_upgrade_to_a_controller_that_does_not_start_loses_no_job_and_says_what_to_do(
+def test_upgrade_to_broken_controller_loses_no_job(
     world: ControllerInProcess, broken: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     """The jobs' own version comes back with the next thing that one of them has to say."""
@@ -158,9 +154,7 @@ def test_upgrade_to_a_controller_that_does_not_start_loses_no_job_and_says_what_
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION])
-def test_upgrade_overtaken_by_an_older_controller_says_so_and_works_the_next_time(
-    world: ControllerInProcess, protocol: int
-) -> None:
+def test_upgrade_overtaken_by_older_controller_says_so(world: ControllerInProcess, protocol: int) -> None:
     """Between the old Controller's end and the new one's start, a job of another version starts one of its own."""
     job = world.start("train") if protocol == PROTOCOL_VERSION else None
     ours = world.makes_controller
@@ -186,7 +180,7 @@ def test_upgrade_overtaken_by_an_older_controller_says_so_and_works_the_next_tim
     ("protocol", "advice"),
     [(PROTOCOL_VERSION + 1, "install iris_ray 7.0 here"), (PROTOCOL_VERSION - 1, "`iris-ray controller upgrade`")],
 )
-def test_other_protocol_is_refused_with_both_versions_and_what_to_do(
+def test_other_protocol_is_refused_with_versions_and_advice(
     bare_cluster: ControllerInProcess, protocol: int, advice: str
 ) -> None:
     world = bare_cluster
@@ -197,7 +191,7 @@ def test_other_protocol_is_refused_with_both_versions_and_what_to_do(
     assert advice in refused
 
 
-def test_successor_of_another_protocol_is_refused_whenever_it_is_asked(world: ControllerInProcess) -> None:
+def test_successor_of_other_protocol_is_refused_at_any_time(world: ControllerInProcess) -> None:
     """A dashboard asks on and on while the Controller is replaced."""
     connection = ControllerConnection()
     ControllerConnection(any_version=True).end()
@@ -208,7 +202,7 @@ def test_successor_of_another_protocol_is_refused_whenever_it_is_asked(world: Co
             connection.ask_all(ControllerInterface.list_jobs)
 
 
-def test_upgrade_across_protocols_waits_for_the_jobs_that_are_there(world: ControllerInProcess) -> None:
+def test_upgrade_across_protocols_waits_for_existing_jobs(world: ControllerInProcess) -> None:
     job = world.start("train")
     world.iris("controller", "stop")
     ours, older = world.makes_controller, PROTOCOL_VERSION - 1

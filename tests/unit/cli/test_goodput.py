@@ -35,7 +35,7 @@ def make_step(world: ControllerInProcess, job: str, step: int) -> None:
     wait_until(lambda: world.status(job).step == step)
 
 
-def test_job_shows_what_its_time_went_into(world: ControllerInProcess) -> None:
+def test_goodput_shows_where_a_jobs_time_went(world: ControllerInProcess) -> None:
     found = world.json("goodput", trained(world, "train"))
     assert (found["state"], found["attempts"]) == ("SUCCEEDED", 1)
     assert 0.0 < found["goodput"] <= 1.0
@@ -49,14 +49,14 @@ def test_job_shows_what_its_time_went_into(world: ControllerInProcess) -> None:
     assert "but:" not in printed
 
 
-def test_job_that_says_nothing_has_no_goodput_and_it_says_why(world: ControllerInProcess) -> None:
+def test_goodput_of_job_without_steps_says_why_none(world: ControllerInProcess) -> None:
     world.succeed(world.start("silent"))
     printed = world.iris("goodput", "silent").stdout
     assert "iris_ray.heartbeat(step)" in printed
     assert world.json("goodput", "silent")["goodput"] is None
 
 
-def test_job_says_what_its_last_disruption_cost(world: ControllerInProcess) -> None:
+def test_goodput_says_what_last_disruption_cost(world: ControllerInProcess) -> None:
     world.start("train", max_retries_failure=3)
     assert world.json("goodput", "train")["last_disruption"] is None
     make_step(world, "train", 0)
@@ -68,7 +68,7 @@ def test_job_says_what_its_last_disruption_cost(world: ControllerInProcess) -> N
     assert "last disruption: the end of attempt 1 cost" in " ".join(world.iris("goodput", "train").stdout.split())
 
 
-def test_users_are_summed_up_and_the_chips_of_the_cluster(world: ControllerInProcess) -> None:
+def test_goodput_sums_users_and_cluster_chips(world: ControllerInProcess) -> None:
     trained(world, "train")
     world.succeed(world.start("of-bob", user="bob"))
     wait_until(lambda: world.json("goodput")["chip_seconds_by_day"])
@@ -81,7 +81,7 @@ def test_users_are_summed_up_and_the_chips_of_the_cluster(world: ControllerInPro
     assert states["free"] > 0.0
 
 
-def test_one_users_jobs_are_listed_and_those_of_long_ago_are_left_out(world: ControllerInProcess) -> None:
+def test_goodput_lists_one_users_recent_jobs(world: ControllerInProcess) -> None:
     trained(world, "train")
     world.succeed(world.start("of-bob", user="bob"))
     assert [job["job_id"] for job in world.json("goodput", "--user", "bob")["jobs"]] == ["of-bob"]
@@ -91,9 +91,7 @@ def test_one_users_jobs_are_listed_and_those_of_long_ago_are_left_out(world: Con
     assert "no jobs of carl" in world.iris("goodput", "--user", "carl").stderr
 
 
-def test_sums_of_forgotten_jobs_stay_and_survive_a_restart(
-    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_of_forgotten_jobs_survive_restart(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
     monkeypatch.setattr(journal, "USAGE_EVERY_S", 0.0)
     world.succeed(world.start("of-bob", user="bob"))
@@ -112,21 +110,21 @@ def test_sums_of_forgotten_jobs_stay_and_survive_a_restart(
     assert "forgotten" in world.iris("goodput", "--user", "ann").stdout
 
 
-def test_csv_has_a_line_for_each_job_and_kind_of_time(world: ControllerInProcess) -> None:
+def test_csv_has_line_per_job_and_kind_of_time(world: ControllerInProcess) -> None:
     trained(world, "train")
     lines = list(csv.DictReader(io.StringIO(world.iris("goodput", "--csv").stdout)))
     assert {line["job_id"] for line in lines} == {"train"}
     assert "productive" in {line["kind"] for line in lines}
 
 
-def test_what_cannot_be_answered_is_refused(world: ControllerInProcess) -> None:
+def test_unanswerable_questions_are_refused(world: ControllerInProcess) -> None:
     world.start("train")
     assert "did you mean train" in world.iris("goodput", "trian", code=USAGE).stderr
     assert "such as 7d" in world.iris("goodput", "--since", "soon", code=USAGE).stderr
     assert "not both" in world.iris("goodput", "--csv", "--json", code=USAGE).stderr
 
 
-def test_restarted_controller_knows_what_the_time_went_into(world: ControllerInProcess) -> None:
+def test_restarted_controller_knows_where_time_went(world: ControllerInProcess) -> None:
     before = world.json("goodput", trained(world, "train"))
     running = world.start("again")
     world.says(running, 0, "well")

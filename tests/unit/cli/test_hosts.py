@@ -9,7 +9,7 @@ from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
 
-def test_drained_slice_takes_no_new_jobs_until_it_may_again(world: ControllerInProcess) -> None:
+def test_drained_slice_takes_no_jobs_until_undrained(world: ControllerInProcess) -> None:
     assert "2 hosts" in world.iris("drain", "v4-16-1", "--reason", "a fan").stdout
     world.iris("taint", "v4-16-2/0", "big")
     states = {view["slice"]: (view["state"], view["reason"]) for view in world.json("workers")}
@@ -27,7 +27,7 @@ def test_drained_slice_takes_no_new_jobs_until_it_may_again(world: ControllerInP
     assert "did you mean" in world.iris("drain", "v4-16-7", code=USAGE).stderr
 
 
-def test_taint_that_is_not_there_is_not_lifted_and_the_line_says_where_it_is(world: ControllerInProcess) -> None:
+def test_removing_missing_taint_says_where_it_is(world: ControllerInProcess) -> None:
     nowhere = world.iris("undrain", "v4-16-1", code=USAGE).stderr
     assert "there is no taint drained on 'v4-16-1', and none on any other host or slice" in nowhere
     world.iris("drain", "v4-16-2")
@@ -38,7 +38,7 @@ def states(world: ControllerInProcess) -> dict[str, tuple[str, str | None]]:
     return {view["slice"]: (view["state"], view["reason"]) for view in world.json("workers")}
 
 
-def test_drain_names_the_jobs_that_stay_and_keeps_others_out(world: ControllerInProcess) -> None:
+def test_drain_names_staying_jobs_and_keeps_others_out(world: ControllerInProcess) -> None:
     job = world.start("train", slices=(3,))
     drained = world.iris("drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
     assert f"still there until they end: {job}" in drained
@@ -60,7 +60,7 @@ def test_taints_outlast_the_controller(world: ControllerInProcess) -> None:
     assert states["v4-16-1"] == "drained (a fan)"
 
 
-def test_workers_shows_one_slices_hosts_and_knows_the_nearest_name(world: ControllerInProcess) -> None:
+def test_workers_lists_one_slice_and_suggests_nearest_name(world: ControllerInProcess) -> None:
     job = world.start("train")
     shown = world.iris("workers", "v4-16-0").stdout
     assert shown.count(job) == 2
@@ -69,7 +69,7 @@ def test_workers_shows_one_slices_hosts_and_knows_the_nearest_name(world: Contro
     assert "did you mean v4-16-0" in world.iris("workers", "v4-160", code=USAGE).stderr
 
 
-def test_hosts_that_are_of_no_use_are_shown_with_the_reason(world: ControllerInProcess) -> None:
+def test_unusable_hosts_are_shown_with_reason(world: ControllerInProcess) -> None:
     for number, (what, labels, resources) in enumerate(
         (
             ("unlabelled", {}, {"TPU": 4.0}),
@@ -92,7 +92,7 @@ def test_hosts_that_are_of_no_use_are_shown_with_the_reason(world: ControllerInP
     wait_until(lambda: "10.9.0.0" not in states(world))
 
 
-def test_notice_waits_for_the_tasks_and_names_the_jobs_that_stay(
+def test_notice_waits_for_tasks_and_names_staying_jobs(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -105,7 +105,7 @@ def test_notice_waits_for_the_tasks_and_names_the_jobs_that_stay(
     assert told[2:] == [world.node_id("v4-16-1", 1)]
 
 
-def test_notice_that_ray_refuses_is_no_success(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notice_refused_by_ray_is_a_failure(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_internals, "announce_end", lambda *_: "it hangs")
     refused = world.iris("give-notice", "v4-16-1/1", code=FAILED)
     assert "v4-16-1, host 1 can't be drained: it hangs" in refused.stderr
@@ -121,7 +121,5 @@ def test_notice_that_ray_refuses_is_no_success(world: ControllerInProcess, monke
         (["v4-16-1", "--seconds", "nan"], "not a valid integer"),
     ],
 )
-def test_notice_to_nobody_or_for_no_time_is_refused(
-    world: ControllerInProcess, arguments: list[str], said: str
-) -> None:
+def test_notice_without_target_or_time_is_refused(world: ControllerInProcess, arguments: list[str], said: str) -> None:
     assert said in world.iris("give-notice", *arguments, code=USAGE).stderr

@@ -1,20 +1,24 @@
-"""``iris-ray ls``, ``status``, ``tasks``, ``why``, ``cancel``: what they print about the real Controller's jobs."""
+"""Commands about jobs: what they print about the real Controller's jobs."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.controller import user_calls
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.client import inspection
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from tests.support.command_line import CTRL_C, Terminal
+from tests.support.command_line import CTRL_C, Terminal, address_of_nobody, invoke
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
+# -- ls, status, tasks, why and cancel --------------------------------------------------------------------------------
 
-def test_why_status_tasks_and_cancel_of_a_job_that_waits(world: ControllerInProcess) -> None:
+
+def test_waiting_job_answers_why_status_tasks_and_cancel(world: ControllerInProcess) -> None:
     first = world.start("train-1a2b3c4d", slices=(3,))
     second = world.submit("eval-5e6f7a8b")
     assert [job["job_id"] for job in world.json("ls")] == [first, second]
@@ -33,7 +37,7 @@ def test_why_status_tasks_and_cancel_of_a_job_that_waits(world: ControllerInProc
     assert not world.json("cancel", second)["cancelled"]
 
 
-def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(world: ControllerInProcess) -> None:
+def test_listing_filters_by_user_and_adds_finished_jobs(world: ControllerInProcess) -> None:
     world.succeed(world.start("train"))
     world.fail(world.start("again", priority=PriorityBand.BATCH), 1)
     world.start("of-bob", user="bob")
@@ -49,7 +53,7 @@ def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(world: Cont
         assert job in listed
 
 
-def test_what_a_job_says_of_itself_is_in_the_list_and_in_its_status(world: ControllerInProcess) -> None:
+def test_jobs_status_text_is_in_list_and_status(world: ControllerInProcess) -> None:
     job = world.start("train")
     assert world.json("status", job)["status"] is None
     world.says(job, 7, "loss 2.31, ETA 3 h")
@@ -60,9 +64,7 @@ def test_what_a_job_says_of_itself_is_in_the_list_and_in_its_status(world: Contr
     assert (found["step"], found["status"]) == (7, "loss 2.31, ETA 3 h")
 
 
-def test_lists_are_whole_though_the_controller_gives_them_page_by_page(
-    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paged_lists_are_complete(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_calls, "PAGE", 2)
     monkeypatch.setattr(controller_connection, "PAGE", 2)
     first = world.start("train", slices=(3,))
@@ -74,7 +76,7 @@ def test_lists_are_whole_though_the_controller_gives_them_page_by_page(
     assert len(world.jobs()) == 2, "one page"
 
 
-def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(world: ControllerInProcess) -> None:
+def test_queue_shows_who_holds_slices_and_who_waits(world: ControllerInProcess) -> None:
     """Ann has all slices. Bob's batch job came before Carl's urgent one, and waits for it, too; so does Dora's."""
     ann = world.start("ann-train", slices=(3,), user="ann")
     batch = world.submit("bob-batch", user="bob", priority=PriorityBand.BATCH)
@@ -104,7 +106,7 @@ def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(world: Control
     [(CTRL_C, INTERRUPTED, "interrupted"), ("n\n", FAILED, "nothing is done")],
     ids=["Ctrl-C", "n"],
 )
-def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is_yes(
+def test_cancel_on_terminal_without_yes_leaves_job_alone(
     world: ControllerInProcess, pressed: str, code: int, says: str
 ) -> None:
     job = world.start("train")
@@ -114,10 +116,72 @@ def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is
     assert world.state(job) is JobState.RUNNING
 
 
-def test_cancel_on_a_terminal_ends_the_job_if_the_answer_is_yes_or_given_before(world: ControllerInProcess) -> None:
+def test_cancel_on_terminal_with_yes_ends_job(world: ControllerInProcess) -> None:
     asked, told = world.start("train"), world.start("eval")
     person = Terminal(("[y/N]", "y\n"))
     assert world.on_terminal("cancel", asked, person=person) == OK
     assert f"{asked} is cancelled" in person.printed
     assert world.on_terminal("cancel", told, "--yes", person=Terminal()) == OK
     assert {world.state(asked), world.state(told)} == {JobState.KILLED}
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_story_of_twice_failing_job_survives_restart(world: ControllerInProcess) -> None:
+    job = world.start("train", max_retries_failure=3)
+    world.fail(job, 1)
+    world.wait_for_attempt(job, 2)
+    world.fail(job, 0)
+    world.wait_for_attempt(job, 3)
+    world.succeed(job)
+    found = world.json("events", job)
+    assert [(event["attempt"], event["what"].split(":")[0]) for event in found] == [
+        (None, "submitted by ann, interactive"),
+        (1, "runs on v4-16-0"),
+        (1, "ended (charged as a failure)"),
+        (2, "runs on v4-16-0"),
+        (2, "ended (charged as a failure)"),
+        (3, "got v4-16-0"),
+        (3, "runs on v4-16-0"),
+        (None, "the job ended"),
+    ]
+    assert "worker 1" in found[2]["what"]
+    assert found == sorted(found, key=lambda event: event["at"])
+    world.restart_controller()
+    assert world.json("events", job) == found
+    assert "charged as a failure" in world.iris("events", job).stdout
+    assert "did you mean train" in world.iris("events", "trian", code=USAGE).stderr
+
+
+# -- stacks and profile of what does not run (tests/cluster/test_insight.py has what does) ----------------------------
+
+
+def test_only_running_tasks_have_stacks_and_profiles(world: ControllerInProcess) -> None:
+    world.start("train", slices=(3,))
+    waits = world.submit("eval")
+    assert "no task runs: pending" in world.iris("stacks", waits).stderr
+    assert world.json("stacks", waits) == []
+    assert (
+        "task 1 is pending: only a running task has a profile" in world.iris("profile", waits, "1", code=USAGE).stderr
+    )
+    assert "did you mean train" in world.iris("stacks", "trian", code=USAGE).stderr
+    assert "7" in world.iris("profile", waits, "7", code=USAGE).stderr
+
+
+def test_profile_into_impossible_file_is_refused(tmp_path: Path) -> None:
+    for output, said in ((tmp_path / "none" / "x.svg", "none is no directory"), (tmp_path, "is a directory")):
+        done = invoke("profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
+        assert done.exit_code == USAGE
+        assert said in done.stderr
+
+
+def test_profile_of_a_tasks_own_job_is_written_locally(
+    world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inspection, "place_of", lambda _: ("node", "10.0.0.1"))
+    monkeypatch.setattr(inspection, "profile", lambda *_: b"a picture")
+    world.start("parent/child")
+    assert "parent-child-0.svg: 9 bytes" in world.iris("profile", "parent/child", "0").stdout
+    assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"

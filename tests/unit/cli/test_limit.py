@@ -14,7 +14,7 @@ def table(world: ControllerInProcess, *arguments: str) -> dict[tuple[str, str], 
     return {(one["user"], one["band"]): one for one in world.json("limit", *arguments)}
 
 
-def test_limits_are_shown_with_what_each_user_has(world: ControllerInProcess) -> None:
+def test_limits_are_shown_with_each_users_use(world: ControllerInProcess) -> None:
     assert {user for user, _ in table(world)} == {"*"}
     world.start("train", slices=(2,))
     world.submit("waits", slices=(3,))
@@ -28,7 +28,7 @@ def test_limits_are_shown_with_what_each_user_has(world: ControllerInProcess) ->
     assert "everybody" in world.iris("limit").stdout
 
 
-def test_limits_are_set_one_by_one_and_reset_together(world: ControllerInProcess) -> None:
+def test_limits_are_set_singly_and_reset_together(world: ControllerInProcess) -> None:
     world.iris("limit", "everybody", "--chips", "64")
     world.iris("limit", "ann", "--chips", "8")
     found = table(world, "ann", "--running-jobs", "3")
@@ -38,7 +38,7 @@ def test_limits_are_set_one_by_one_and_reset_together(world: ControllerInProcess
     assert {one["limits"]["chips"] for one in table(world, "everybody").values()} == {64}
 
 
-def test_job_over_a_limit_waits_and_says_so_everywhere_until_the_limit_is_raised(world: ControllerInProcess) -> None:
+def test_job_over_limit_waits_and_says_so_until_raised(world: ControllerInProcess) -> None:
     world.iris("limit", "ann", "--chips", "8")
     world.start("train")
     waits = world.submit("eval")
@@ -50,7 +50,7 @@ def test_job_over_a_limit_waits_and_says_so_everywhere_until_the_limit_is_raised
     world.wait_for_state(waits, JobState.RUNNING)
 
 
-def test_job_over_the_limit_on_queued_jobs_is_refused_and_the_same_job_again_is_not(world: ControllerInProcess) -> None:
+def test_job_over_queue_limit_is_refused_unless_known(world: ControllerInProcess) -> None:
     world.iris("limit", "everybody", "--queued-jobs", "1")
     world.submit("waits", slices=(4,))
     with pytest.raises(LimitReachedError, match="1 queued jobs; there are 1, and the job adds 1"):
@@ -68,7 +68,7 @@ def test_limits_outlast_the_controller(world: ControllerInProcess) -> None:
     assert len([key for key in world.store.values if key.startswith("limits/")]) == 1
 
 
-def test_limits_that_make_no_sense_are_refused(world: ControllerInProcess) -> None:
+def test_senseless_limits_are_refused(world: ControllerInProcess) -> None:
     assert "whose limits?" in world.iris("limit", "--chips", "8", code=USAGE).stderr
     assert "chips" in world.iris("limit", "ann", "--chips", "-1", code=USAGE).stderr
     assert "chips" in world.iris("limit", "ann", "--chips", "inf", code=USAGE).stderr

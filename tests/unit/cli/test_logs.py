@@ -25,7 +25,7 @@ def job(world: ControllerInProcess) -> str:
     return job
 
 
-def test_command_prints_an_attempt_and_names_what_is_there(world: ControllerInProcess, job: str) -> None:
+def test_logs_prints_an_attempt_and_names_others(world: ControllerInProcess, job: str) -> None:
     assert world.iris("logs", job).stdout == "attempt 2 of task 0\n"
     assert world.iris("logs", job, "1", "--attempt", "1").stdout == "attempt 1 of task 1\n"
     assert world.iris("logs", job, "1", "--tail", "0").stdout == ""
@@ -39,13 +39,13 @@ def test_command_prints_an_attempt_and_names_what_is_there(world: ControllerInPr
     assert "did you mean" in world.iris("logs", "-f", job[:-1], code=USAGE).stderr
 
 
-def test_command_prints_the_last_lines(world: ControllerInProcess) -> None:
+def test_logs_prints_last_lines(world: ControllerInProcess) -> None:
     job = world.start("train")
     world.prints(job, 1, "first\nsecond\nthird\n")
     assert world.iris("logs", job, "1", "--tail", "2").stdout == "second\nthird\n"
 
 
-def test_no_character_is_cut_in_two(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_cuts_no_character_in_two(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iris_ray.cli.logs.PIECE_BYTES", 4)
     job, person = world.start("train"), Terminal()
     world.prints(job, 0, "€€€\n")
@@ -53,7 +53,7 @@ def test_no_character_is_cut_in_two(world: ControllerInProcess, monkeypatch: pyt
     assert person.printed == "€€€\n"
 
 
-def test_command_follows_all_tasks_through_attempts(world: ControllerInProcess) -> None:
+def test_logs_follows_all_tasks_through_attempts(world: ControllerInProcess) -> None:
     job = world.start("train", max_retries_failure=1)
     attempt_ran(world, job, 1)
     person = Terminal()
@@ -74,7 +74,7 @@ def test_command_follows_all_tasks_through_attempts(world: ControllerInProcess) 
     assert "iris-ray: task 1: attempt 2 of task 1\n" in person.printed, "it says that a new one begins"
 
 
-def test_ctrl_c_ends_the_following_and_leaves_the_job_alone(world: ControllerInProcess) -> None:
+def test_ctrl_c_ends_following_but_not_the_job(world: ControllerInProcess) -> None:
     job = world.start("train")
     attempt_ran(world, job, 1)
     person = Terminal(("attempt 1 of task 0\n", CTRL_C))
@@ -83,20 +83,20 @@ def test_ctrl_c_ends_the_following_and_leaves_the_job_alone(world: ControllerInP
     assert world.state(job).name == "RUNNING"
 
 
-def test_of_a_job_that_failed_the_task_that_failed_is_shown(world: ControllerInProcess) -> None:
+def test_logs_of_failed_job_show_failed_task(world: ControllerInProcess) -> None:
     job = world.start("train")
     world.prints(job, 1, "farewell\n")
     world.fail(job, 1)
     assert world.iris("logs", job).stdout == "farewell\n"
 
 
-def test_followed_job_that_waits_says_why(world: ControllerInProcess) -> None:
+def test_following_waiting_job_says_why_it_waits(world: ControllerInProcess) -> None:
     first, second = world.start("train", slices=(3,)), world.submit("eval")
     person = Terminal((f"in use by {first}", CTRL_C))
     assert world.on_terminal("logs", "-f", second, person=person) == INTERRUPTED
 
 
-def test_lost_hosts_log_is_replaced_by_a_word_about_it(world: ControllerInProcess) -> None:
+def test_lost_hosts_log_is_replaced_by_a_notice(world: ControllerInProcess) -> None:
     job = world.start("train")
     world.prints(job, 1, "gone with its host\n")
     world.kill_host("v4-16-0", 1)
@@ -105,7 +105,7 @@ def test_lost_hosts_log_is_replaced_by_a_word_about_it(world: ControllerInProces
     assert (done.stdout, "its host is gone" in done.stderr) == ("", True)
 
 
-def test_everybody_may_read(world: ControllerInProcess) -> None:
+def test_anybody_may_read_logs(world: ControllerInProcess) -> None:
     job = world.start("train", slices=(2,), user="ann")
     world.prints(job, 3, "ann at work, task 3\n")
     assert world.iris("logs", job, "3", user="bob").stdout == "ann at work, task 3\n"
@@ -114,7 +114,7 @@ def test_everybody_may_read(world: ControllerInProcess) -> None:
 @pytest.mark.parametrize(
     ("more", "said"), [(("-f", "--json"), "--json is for one task"), (("0", "--all-tasks"), "not both")]
 )
-def test_options_that_exclude_each_other_are_refused(
+def test_mutually_exclusive_options_are_refused(
     world: ControllerInProcess, job: str, more: tuple[str, ...], said: str
 ) -> None:
     assert said in world.iris("logs", job, *more, code=USAGE).stderr

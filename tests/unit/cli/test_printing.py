@@ -54,7 +54,7 @@ def job_status(**changes: Any) -> JobStatus:
     return JobStatus(**(values | changes))
 
 
-def test_who_takes_hosts_from_whom_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eviction_says_who_takes_hosts_from_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     reason = "PRODUCTION job prod of ann takes its hosts from BATCH"
     evicted = job_status(
@@ -87,7 +87,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
-def test_table_in_a_pipe_has_a_line_for_each_row_whatever_its_length(capsys: pytest.CaptureFixture[str]) -> None:
+def test_piped_table_has_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("JOB", "NOTE"), [("a", "x y" * 500), ("long-name", "")], "nothing")
     assert capsys.readouterr().out.splitlines() == ["JOB        NOTE", "a          " + "x y" * 500, "long-name"]
     print_table(HEADERS, ROWS, "nothing")
@@ -98,12 +98,12 @@ def test_table_in_a_pipe_has_a_line_for_each_row_whatever_its_length(capsys: pyt
     ]
 
 
-def test_table_without_rows_says_so_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_table_says_so_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(HEADERS, [], "no jobs")
     assert capsys.readouterr() == ("", "no jobs\n")
 
 
-def test_table_wraps_its_notes_at_the_terminals_edge(terminal: Terminal) -> None:
+def test_table_wraps_notes_at_terminal_edge(terminal: Terminal) -> None:
     with redirect_stdout(terminal):
         print_table(HEADERS, ROWS, "nothing")
     assert terminal.getvalue().splitlines() == [
@@ -117,7 +117,7 @@ def test_table_wraps_its_notes_at_the_terminals_edge(terminal: Terminal) -> None
     ]
 
 
-def test_table_gives_notes_lines_of_their_own_in_a_narrow_terminal() -> None:
+def test_narrow_table_puts_notes_on_own_lines() -> None:
     assert format_table(HEADERS, ROWS, 40).splitlines() == [
         "JOB             SLICES",
         "  NOTE",
@@ -130,7 +130,7 @@ def test_table_gives_notes_lines_of_their_own_in_a_narrow_terminal() -> None:
 
 
 @pytest.mark.parametrize("width", [None, *range(16, 120, 4)])
-def test_table_breaks_no_id_in_any_width(width: int | None) -> None:
+def test_table_breaks_no_id_at_any_width(width: int | None) -> None:
     words = format_table(HEADERS, ROWS, width).replace(",", " ").split()
     assert sorted(word for word in words if "-" in word[1:]) == [
         *["train-1a2b3c4d"] * 2,
@@ -139,7 +139,7 @@ def test_table_breaks_no_id_in_any_width(width: int | None) -> None:
     ]
 
 
-def test_table_takes_cells_literally() -> None:
+def test_table_prints_cells_literally() -> None:
     assert format_table(("A", "B"), [("日本", ":smile:"), ("x", "[bold]y\x1b[0m")]).splitlines() == [
         "A     B",
         "日本  :smile:",
@@ -147,14 +147,12 @@ def test_table_takes_cells_literally() -> None:
     ]
 
 
-def test_facts_are_aligned_and_those_without_a_value_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_facts_are_aligned_and_empty_ones_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     print_facts({"job": "a", "last error": "x y" * 100, "name": None, "type": "", "failures": 0})
     assert capsys.readouterr().out.splitlines() == ["job:        a", f"last error: {'x y' * 100}", "failures:   0"]
 
 
-def test_label_is_coloured_on_a_terminal_but_not_with_no_color(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_label_is_coloured_on_terminal_without_no_color(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     with redirect_stdout(terminal):
         print_labelled("ERROR", "red", "  [x] :smile: " + "long " * 30 + "end")
         monkeypatch.setenv("NO_COLOR", "1")
@@ -164,24 +162,24 @@ def test_label_is_coloured_on_a_terminal_but_not_with_no_color(
     assert plain_line == "ERROR  plain"
 
 
-def test_label_has_no_colour_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_label_has_no_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     print_labelled("ERROR", "red", "  " + "long " * 30 + "end")
     assert capsys.readouterr().out == "ERROR  " + "long " * 30 + "end\n"
 
 
-def test_cell_holds_no_line_ends_and_no_control_characters() -> None:
+def test_cell_contains_no_newlines_or_control_characters() -> None:
     assert one_line("a\n  b\x1b[31m\tc") == "a b?[31m c"
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(-1, "0s"), (59.9, "59s"), (60, "1m00s"), (3 * 3600 + 240, "3h04m"), (190_000, "2d04h")]
 )
-def test_duration_has_two_units_at_most(seconds: float, text: str) -> None:
+def test_duration_has_at_most_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_json_has_states_by_name_constraints_as_text_and_the_sentence() -> None:
+def test_json_has_state_names_constraint_text_and_reason() -> None:
     found = json.loads(json.dumps(as_json(job_status(waiting=WAITING))))
     assert (found["state"], found["priority"], found["tasks"]) == ("PENDING", "INTERACTIVE", {"PENDING": 2})
     assert found["waiting"]["sentence"].startswith("waiting for 2 slices")
@@ -199,10 +197,10 @@ def test_json_has_states_by_name_constraints_as_text_and_the_sentence() -> None:
         ({"state": JobState.RUNNING, "tasks": {TaskState.RUNNING: 2}, "groups": ("s",)}, "attempt 1 is running on s"),
     ],
 )
-def test_why_has_an_answer_for_every_state(changes: dict[str, Any], said: str) -> None:
+def test_why_answers_for_every_state(changes: dict[str, Any], said: str) -> None:
     assert said in job_status(**changes).explanation
 
 
-def test_job_that_has_its_slices_and_runs_nowhere_yet_is_starting() -> None:
+def test_placed_job_not_yet_running_is_starting() -> None:
     assert state_in_words(job_status(state=JobState.RUNNING, tasks={TaskState.ASSIGNED: 2})) == "starting"
     assert state_in_words(job_status(state=JobState.RUNNING, tasks={TaskState.RUNNING: 2})) == "running"

@@ -83,7 +83,7 @@ def joined_ones(server: CloudTpuServer, in_use: bool) -> dict[str, Joined]:
     return {name: Joined(True, in_use) for name, state in server.queued_states().items() if state == "ACTIVE"}
 
 
-def test_slices_come_for_jobs_and_go_when_nobody_needs_them(server: CloudTpuServer, jobs: PaperJobs) -> None:
+def test_slices_are_created_for_jobs_and_deleted_when_idle(server: CloudTpuServer, jobs: PaperJobs) -> None:
     provisioner, jobs.demand = make(server, jobs), (2,)
     for _ in range(4):
         provisioner.turn()
@@ -103,7 +103,7 @@ def test_slices_come_for_jobs_and_go_when_nobody_needs_them(server: CloudTpuServ
 
 
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])
-def test_clock_that_is_set_neither_deletes_nor_keeps_a_slice(
+def test_wall_clock_change_neither_deletes_nor_keeps_slice(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
     clock = SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: 50.0)
@@ -121,7 +121,7 @@ def test_clock_that_is_set_neither_deletes_nor_keeps_a_slice(
     assert list(server.queued_states().values()) == ["DELETING"]
 
 
-def test_preempted_slice_is_deleted_and_replaced_within_its_quota(server: CloudTpuServer, jobs: PaperJobs) -> None:
+def test_preempted_slice_is_replaced_within_quota(server: CloudTpuServer, jobs: PaperJobs) -> None:
     server.quota_chips = 16
     provisioner, jobs.demand = make(server, jobs, most=1), (1,)
     provisioner.turn()
@@ -153,7 +153,7 @@ def one_deletion_fails(server: CloudTpuServer, jobs: PaperJobs, status: grpc.Sta
     return provisioner, first
 
 
-def test_slice_that_the_api_refuses_to_delete_keeps_neither_other_deletions_nor_requests_from_being_made(
+def test_deletion_refused_by_api_blocks_no_other_work(
     server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     provisioner, first = one_deletion_fails(server, jobs, grpc.StatusCode.FAILED_PRECONDITION)
@@ -162,7 +162,7 @@ def test_slice_that_the_api_refuses_to_delete_keeps_neither_other_deletions_nor_
     assert server.queued_states()[first] == "DELETING", "it is tried again"
 
 
-def test_slice_at_whose_deletion_the_api_fails_keeps_neither_other_deletions_nor_requests_from_being_made(
+def test_failing_deletion_call_blocks_no_other_work(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from iris_ray.cloud import cloud_tpu
@@ -172,7 +172,7 @@ def test_slice_at_whose_deletion_the_api_fails_keeps_neither_other_deletions_nor
     assert f"{first} can't be deleted: the Cloud TPU API can't be asked: Internal" in capsys.readouterr().err
 
 
-def test_refused_requests_stop_at_the_first_and_pause(
+def test_refused_requests_stop_and_pause(
     server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.quota_chips = 0
@@ -185,7 +185,7 @@ def test_refused_requests_stop_at_the_first_and_pause(
     assert said.out.count("wait: 3 more wanted") == 1, "what was said in the turn before is not repeated"
 
 
-def test_request_whose_answer_was_lost_is_repeated_and_makes_one_slice(
+def test_request_with_lost_answer_makes_one_slice(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from iris_ray.cloud import cloud_tpu
@@ -204,7 +204,7 @@ def test_request_whose_answer_was_lost_is_repeated_and_makes_one_slice(
     assert len(names) == 1
 
 
-def test_slice_that_a_job_has_come_to_is_not_deleted(server: CloudTpuServer, jobs: PaperJobs) -> None:
+def test_slice_that_got_a_job_is_not_deleted(server: CloudTpuServer, jobs: PaperJobs) -> None:
     provisioner, jobs.demand = make(server, jobs), (1,)
     provisioner.turn()
     server.advance(2)
@@ -216,13 +216,13 @@ def test_slice_that_a_job_has_come_to_is_not_deleted(server: CloudTpuServer, job
     assert jobs.closed == [], "the job's next attempt may use it"
 
 
-def test_slice_says_that_it_was_closed_to_be_given_back_and_not_that_people_did_it() -> None:
+def test_closed_slice_says_it_will_be_given_back() -> None:
     hosts = [host("s-0", n, attributes={"taint:given-back": "iris-ray provision gives it back"}) for n in (0, 1)]
     hosts += [host("s-1", 0, attributes={"taint:drained": "disk", "given-back": True})]
     assert {name: one.closed for name, one in joined_slices(hosts).items()} == {"s-0": True, "s-1": False}
 
 
-def test_slice_whose_chips_other_ray_work_uses_is_in_use() -> None:
+def test_slice_with_chips_in_foreign_use_is_in_use() -> None:
     hosts = [host("s-0", 0), host("s-0", 1, foreign="4 chips of host 1 are in use outside iris_ray")]
     hosts += [host("s-1", 0), host("s-1", 1)]
     assert {name: one.in_use for name, one in joined_slices(hosts).items()} == {"s-0": True, "s-1": False}
@@ -238,9 +238,7 @@ def idle_slice(server: CloudTpuServer, jobs: PaperJobs, **settings: int) -> tupl
     return provisioner, name
 
 
-def test_slice_is_not_deleted_if_the_controller_goes_before_it_could_be_asked_again(
-    server: CloudTpuServer, jobs: PaperJobs
-) -> None:
+def test_slice_is_kept_if_controller_goes_before_recheck(server: CloudTpuServer, jobs: PaperJobs) -> None:
     """Nobody knows whether a job uses it."""
     provisioner, name = idle_slice(server, jobs)
     jobs.goes_when_closed = True
@@ -248,7 +246,7 @@ def test_slice_is_not_deleted_if_the_controller_goes_before_it_could_be_asked_ag
     assert server.queued_states() == {name: "ACTIVE"}
 
 
-def test_provisioner_that_may_not_close_slices_goes_on_with_the_rest(
+def test_provisioner_without_permission_to_close_goes_on(
     server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     provisioner, name = idle_slice(server, jobs, least=0)
@@ -264,9 +262,7 @@ def test_provisioner_that_may_not_close_slices_goes_on_with_the_rest(
     assert len(server.queued_states()) == 2, "the job that waits gets another one"
 
 
-def test_slices_that_cannot_be_opened_without_a_controller_keep_no_failed_one_from_being_deleted(
-    server: CloudTpuServer, jobs: PaperJobs
-) -> None:
+def test_failed_slice_is_deleted_although_others_cannot_be_opened(server: CloudTpuServer, jobs: PaperJobs) -> None:
     provisioner, jobs.demand = make(server, jobs), (2,)
     provisioner.turn()
     server.advance(2)
@@ -283,7 +279,7 @@ def test_slices_that_cannot_be_opened_without_a_controller_keep_no_failed_one_fr
     assert jobs.closed == names[:1]
 
 
-def test_slice_that_an_earlier_provisioner_closed_and_could_not_delete_is_opened_for_a_job(
+def test_slice_closed_by_earlier_provisioner_is_opened_for_job(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from iris_ray.cloud import cloud_tpu
@@ -302,7 +298,7 @@ def test_slice_that_an_earlier_provisioner_closed_and_could_not_delete_is_opened
 
 
 @pytest.mark.parametrize("error", [RaySystemError("GCS is away"), GetTimeoutError(""), ConnectionError("refused")])
-def test_turn_survives_that_ray_is_away(
+def test_provisioner_turn_survives_absent_ray(
     server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     provisioner, jobs.demand, jobs.error = make(server, jobs), (1,), error
@@ -313,14 +309,14 @@ def test_turn_survives_that_ray_is_away(
     assert len(server.queued_states()) == 1
 
 
-def test_what_others_have_made_is_never_touched(server: CloudTpuServer, jobs: PaperJobs) -> None:
+def test_foreign_resources_are_never_touched(server: CloudTpuServer, jobs: PaperJobs) -> None:
     server.add_queued("iris-ann-v6e-16-looks-like-it", TYPE)
     server.set_queued("iris-ann-v6e-16-looks-like-it", Queued.FAILED)
     make(server, jobs).turn()
     assert server.count("DeleteQueuedResource") == 0
 
 
-def test_script_gets_the_address_and_nothing_else() -> None:
+def test_startup_script_contains_only_the_address() -> None:
     script = startup_script(STARTUP_SCRIPT, "10.0.0.2:6379")
     assert "ray start --address='10.0.0.2:6379'" in script
     assert HEAD_MARK not in script
@@ -328,7 +324,7 @@ def test_script_gets_the_address_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("head", ["auto", "10.0.0.2", "10.0.0.2:1'; rm -rf /; '", "ray://10.0.0.2:10001"])
-def test_script_with_an_address_that_nobody_can_join_at_is_refused(head: str) -> None:
+def test_startup_script_with_unreachable_address_is_refused(head: str) -> None:
     with pytest.raises(InvalidRequestError, match="--head"):
         startup_script(STARTUP_SCRIPT, head)
 
@@ -349,21 +345,21 @@ def invoke(*changes: str) -> Result:
         (["--head", "somewhere"], "--head HOST:PORT"),
     ],
 )
-def test_command_refuses_what_cannot_work_before_it_asks_anybody(changes: list[str], said: str) -> None:
+def test_impossible_arguments_are_refused_before_any_call(changes: list[str], said: str) -> None:
     done = invoke(*changes)
     assert done.exit_code == 2
     assert re.search(re.escape(said), done.stderr)
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "-1", "0", "1e10"])
-def test_time_between_two_looks_for_which_nobody_can_wait_is_refused(seconds: str) -> None:
+def test_endless_interval_is_refused(seconds: str) -> None:
     done = invoke("--every", seconds)
     assert done.exit_code == 2
     assert done.stderr.startswith("iris-ray: Invalid value for '--every': ")
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
-def test_idle_time_that_is_none_is_refused(seconds: str) -> None:
+def test_invalid_idle_time_is_refused(seconds: str) -> None:
     done = invoke("--idle", seconds)
     assert done.exit_code == 2
     assert done.stderr.startswith("iris-ray: Invalid value for '--idle': ")

@@ -31,7 +31,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_script_and_other_programs_are_submitted_with_their_arguments(dashboard: Dashboard, url: str) -> None:
+def test_script_and_programs_are_submitted_with_arguments(dashboard: Dashboard, url: str) -> None:
     done = invoke("submit", "--ray-job", "--address", url, "--run-id", "mine", "train.py", "--", "--steps", "a b")
     assert (done.exit_code, done.stdout) == (OK, "mine\n")
     assert dashboard.jobs["mine"]["entrypoint"] == "python train.py --steps 'a b'"
@@ -42,7 +42,7 @@ def test_script_and_other_programs_are_submitted_with_their_arguments(dashboard:
     assert dashboard.jobs["other"]["entrypoint"] == "bash x.sh"
 
 
-def test_variables_travel_by_name_or_by_file(dashboard: Dashboard, url: str) -> None:
+def test_variables_come_from_names_or_file(dashboard: Dashboard, url: str) -> None:
     Path("variables").write_text("TOKEN=s3cret\n")
     arguments = ["--env", "MINE", "--env-file", "variables", "--exclude", "variables", "--working-dir", "."]
     done = invoke("submit", "--ray-job", "--address", url, "--run-id", "mine", *arguments, "train.py", MINE="of here")
@@ -52,7 +52,7 @@ def test_variables_travel_by_name_or_by_file(dashboard: Dashboard, url: str) -> 
     assert ": 1 files, " in done.stderr
 
 
-def test_status_logs_and_cancel_take_the_id_with_the_same_address(dashboard: Dashboard, url: str) -> None:
+def test_job_commands_use_id_at_same_address(dashboard: Dashboard, url: str) -> None:
     dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "hello\niris_ray: job train-1\n"
     assert json.loads(invoke("status", "mine", "--address", url, "--json").stdout)["job_ids"] == ["train-1"]
     assert "train-1" in invoke("status", "mine", "--address", url).stdout
@@ -62,7 +62,7 @@ def test_status_logs_and_cancel_take_the_id_with_the_same_address(dashboard: Das
 
 
 @pytest.mark.parametrize("option", [["--json"], ["--tail", "3"], ["--attempt", "1"], ["--all-tasks"], ["3"]], ids=str)
-def test_logs_refuse_what_is_of_tasks(dashboard: Dashboard, url: str, option: list[str]) -> None:
+def test_logs_refuses_options_of_tasks(dashboard: Dashboard, url: str, option: list[str]) -> None:
     dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "hello\n"
     done = invoke("logs", "mine", *option, "--address", url)
     assert (done.exit_code, done.stdout) == (USAGE, "")
@@ -83,7 +83,7 @@ def test_logs_refuse_what_is_of_tasks(dashboard: Dashboard, url: str, option: li
         (["--ray-job", "train.py", "--env-file", "nothing"], "nothing can't be read"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:
+def test_contradictory_options_are_refused(arguments: list[str], said: str) -> None:
     done = invoke("submit", *arguments)
     assert done.exit_code == USAGE, done.output
     assert said in done.stderr.lower()

@@ -25,7 +25,7 @@ def script(tmp_path: Path) -> str:
 # -- run ---------------------------------------------------------------------------------------------------------------
 
 
-def test_run_waits_for_its_job_and_has_passed_its_options_on(world: ControllerInProcess, script: str) -> None:
+def test_run_waits_for_job_and_passes_options_on(world: ControllerInProcess, script: str) -> None:
     seen = []
 
     def ends() -> None:
@@ -56,7 +56,7 @@ def test_run_waits_for_its_job_and_has_passed_its_options_on(world: ControllerIn
     assert [j["state"] for j in world.json("ls", "--all")] == ["SUCCEEDED"]
 
 
-def test_run_on_this_machine_runs_in_the_working_directory_too(world: ControllerInProcess, tmp_path: Path) -> None:
+def test_local_run_uses_working_directory(world: ControllerInProcess, tmp_path: Path) -> None:
     (tmp_path / "data.txt").write_text("found")
     script = tmp_path / "reads.py"
     script.write_text("print(open('data.txt').read())")
@@ -65,7 +65,7 @@ def test_run_on_this_machine_runs_in_the_working_directory_too(world: Controller
     assert Path.cwd() == before
 
 
-def test_run_ends_as_its_job_does(world: ControllerInProcess, script: str) -> None:
+def test_run_exits_as_its_job_does(world: ControllerInProcess, script: str) -> None:
     def ends() -> None:
         wait_until(world.has_running_job)
         world.fail(world.only_job(), 1, "exited with code 3")
@@ -76,7 +76,7 @@ def test_run_ends_as_its_job_does(world: ControllerInProcess, script: str) -> No
     assert [(job["name"], job["state"]) for job in world.json("ls", "--all")] == [("work", "FAILED")]
 
 
-def test_ctrl_c_without_a_terminal_cancels_what_runs(world: ControllerInProcess, script: str) -> None:
+def test_ctrl_c_without_terminal_cancels_running_job(world: ControllerInProcess, script: str) -> None:
     world.ray.has_pressed_ctrl_c = Terminal((world.has_running_job, CTRL_C)).has_pressed_ctrl_c
     done = world.iris("run", script, "v4-16", code=INTERRUPTED, quotes=True)
     assert "work is cancelled" in done.stderr
@@ -85,7 +85,7 @@ def test_ctrl_c_without_a_terminal_cancels_what_runs(world: ControllerInProcess,
     wait_until(lambda: {view["state"] for view in world.json("workers")} == {"FREE"})
 
 
-def test_ctrl_c_on_a_terminal_asks_and_a_second_one_cancels_what_runs(world: ControllerInProcess, script: str) -> None:
+def test_second_ctrl_c_on_terminal_cancels_running_job(world: ControllerInProcess, script: str) -> None:
     goes_on = []
 
     def still_runs() -> bool:
@@ -102,7 +102,7 @@ def test_ctrl_c_on_a_terminal_asks_and_a_second_one_cancels_what_runs(world: Con
     wait_until(lambda: [job["state"] for job in world.json("ls", "--all")] == ["KILLED"])
 
 
-def test_run_on_a_terminal_goes_on_after_no_to_its_end(world: ControllerInProcess, script: str) -> None:
+def test_run_on_terminal_continues_after_no(world: ControllerInProcess, script: str) -> None:
     person = Terminal((world.has_running_job, CTRL_C), ("[Y/n]", "n\n"))
 
     def ends() -> None:
@@ -116,7 +116,7 @@ def test_run_on_a_terminal_goes_on_after_no_to_its_end(world: ControllerInProces
 # -- submit ------------------------------------------------------------------------------------------------------------
 
 
-def test_submitted_job_goes_on_without_its_command(world: ControllerInProcess, script: str) -> None:
+def test_submitted_job_outlives_its_command(world: ControllerInProcess, script: str) -> None:
     job = world.iris("submit", script, "--cpu", "0.5", "--replicas", "2").stdout.strip()
     wait_until(lambda: [task["state"] for task in world.json("tasks", job)] == ["RUNNING"] * 2)
     assert [(j["job_id"], j["state"]) for j in world.json("ls")] == [(job, "RUNNING")]
@@ -127,7 +127,7 @@ def test_submitted_job_goes_on_without_its_command(world: ControllerInProcess, s
     assert sorted(followed) == ["task-0| hello 0", "task-1| hello 1"]
 
 
-def test_followed_job_is_its_command_to_the_end(world: ControllerInProcess, script: str) -> None:
+def test_following_submit_waits_to_the_end(world: ControllerInProcess, script: str) -> None:
     def works() -> None:
         wait_until(world.has_running_job)
         job = world.only_job()
@@ -142,7 +142,7 @@ def test_followed_job_is_its_command_to_the_end(world: ControllerInProcess, scri
     assert world.json("status", job)["state"] == "SUCCEEDED"
 
 
-def test_followed_job_that_fails_is_the_commands_failure(world: ControllerInProcess, script: str) -> None:
+def test_following_submit_of_failing_job_fails(world: ControllerInProcess, script: str) -> None:
     def fails() -> None:
         wait_until(world.has_running_job)
         world.fail(world.only_job(), 0, "exited with code 3")
@@ -154,12 +154,9 @@ def test_followed_job_that_fails_is_the_commands_failure(world: ControllerInProc
 
 @pytest.mark.parametrize(
     ("need", "said"),
-    [
-        (("--tpu", "v5p-16"), "which has 3 × v4-16"),
-        (("--tpu", "v4-16", "--num-slices", "9"), "waiting for 9 slices"),
-    ],
+    [(("--tpu", "v5p-16"), "which has 3 × v4-16"), (("--tpu", "v4-16", "--num-slices", "9"), "waiting for 9 slices")],
 )
-def test_submitting_for_what_the_cluster_has_not_says_what_it_has(
+def test_submit_for_missing_resources_says_what_cluster_has(
     world: ControllerInProcess, script: str, need: tuple[str, ...], said: str
 ) -> None:
     done = world.iris("submit", script, *need)
@@ -171,7 +168,7 @@ def test_submitting_for_what_the_cluster_has_not_says_what_it_has(
 
 @pytest.mark.parametrize("command", [("run", "v4-16"), ("submit", "--tpu=v4-16")], ids=str)
 @pytest.mark.parametrize(("written", "timeout"), [("60", 60.0), ("0", None), ("-1", None)])
-def test_what_a_job_asks_of_hosts_and_of_the_queue_arrives_by_both_commands(
+def test_placement_options_arrive_by_both_commands(
     world: ControllerInProcess, script: str, command: tuple[str, str], written: str, timeout: float | None
 ) -> None:
     def ends() -> None:
@@ -189,9 +186,7 @@ def test_what_a_job_asks_of_hosts_and_of_the_queue_arrives_by_both_commands(
     assert (spec.priority, spec.scheduling_timeout) == (PriorityBand.BATCH, timeout)
 
 
-def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
-    world: ControllerInProcess, script: str
-) -> None:
+def test_rack_gang_is_submitted_whole_if_a_rack_suffices(world: ControllerInProcess, script: str) -> None:
     for rack, number in (("a", 0), ("b", 0), ("b", 1)):
         world.add_node(world.node_id(rack, number), f"10.9.{number}.1", {"CPU": 8.0}, {"rack": rack})
     job = world.iris("submit", script, "--cpu", "1", "--replicas", "2", "--group-by", "rack").stdout.strip()
@@ -203,7 +198,7 @@ def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
     assert "b: has 2 hosts, the job needs 3" in large.stderr
 
 
-def test_submitted_tasks_get_the_gpus_that_they_ask_for(world: ControllerInProcess, script: str) -> None:
+def test_submitted_tasks_get_requested_gpus(world: ControllerInProcess, script: str) -> None:
     world.add_node(world.node_id("gpus", 0), "10.9.0.1", {"CPU": 8.0, "GPU": 4.0}, {})
     job = world.iris("submit", script, "--gpu", "2", "--replicas", "2").stdout.strip()
     world.wait_for_attempt(job, 1)
@@ -214,12 +209,12 @@ def test_submitted_tasks_get_the_gpus_that_they_ask_for(world: ControllerInProce
     world.succeed(job)
 
 
-def test_gang_by_rack_on_slices_is_refused(world: ControllerInProcess, script: str) -> None:
+def test_rack_gang_on_slices_is_refused(world: ControllerInProcess, script: str) -> None:
     refused = world.iris("submit", script, "--tpu", "v4-16", "--group-by", "rack", code=USAGE)
     assert "gangs on TPU hosts run on slices" in refused.stderr
 
 
-def test_submitting_for_what_the_cluster_has_says_nothing_more(world: ControllerInProcess, script: str) -> None:
+def test_submit_for_existing_resources_prints_nothing_more(world: ControllerInProcess, script: str) -> None:
     world.start("train", slices=(3,))
     done = world.iris("submit", script, "--tpu", "v4-16", "--num-slices", "3", "--json")
     assert done.stderr == ""
@@ -232,7 +227,7 @@ def print_up(world: ControllerInProcess) -> None:
     world.prints(world.only_job(), 0, "up\n")
 
 
-def test_ctrl_c_without_a_terminal_leaves_a_submitted_job_running(world: ControllerInProcess, script: str) -> None:
+def test_ctrl_c_without_terminal_leaves_submitted_job_running(world: ControllerInProcess, script: str) -> None:
     pressed = Terminal((lambda: world.ray.calls["read"] > 1, CTRL_C))  # it follows the job by then
     world.ray.has_pressed_ctrl_c = pressed.has_pressed_ctrl_c
     done = world.iris("submit", script, "-f", code=INTERRUPTED, quotes=True)
@@ -251,7 +246,7 @@ def test_ctrl_c_without_a_terminal_leaves_a_submitted_job_running(world: Control
     ],
     ids=["Enter", "Ctrl-C", "n", "y"],
 )
-def test_ctrl_c_on_a_terminal_leaves_a_submitted_job_running_unless_the_answer_is_yes(
+def test_ctrl_c_on_terminal_asks_before_cancelling_submitted_job(
     world: ControllerInProcess, script: str, answer: str, said: str, state: JobState
 ) -> None:
     person = Terminal(("task-0| up\n", CTRL_C), ("Cancel the job? No: leave it running. [y/N]", answer))

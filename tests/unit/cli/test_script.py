@@ -41,7 +41,7 @@ def call_elsewhere(script: Script, directory: Path) -> list[str]:
     return run.stdout.decode().splitlines()
 
 
-def test_script_runs_as_main_where_it_lies_if_the_host_has_it(home: Path, tmp_path_factory: Any) -> None:
+def test_script_on_host_runs_in_place_as_main(home: Path, tmp_path_factory: Any) -> None:
     path = home / "train.py"
     path.write_text(PRINTS)
     script = find_target("train.py", ["--steps", "3"])
@@ -50,7 +50,7 @@ def test_script_runs_as_main_where_it_lies_if_the_host_has_it(home: Path, tmp_pa
     assert call_elsewhere(script, elsewhere) == [f"__main__ {path} --steps 3"]
 
 
-def test_script_travels_to_a_host_that_lacks_it_and_leaves_nothing_there(home: Path, tmp_path_factory: Any) -> None:
+def test_travelling_script_leaves_nothing_on_host(home: Path, tmp_path_factory: Any) -> None:
     path = home / "train.py"
     path.write_text(PRINTS)
     script = find_target(str(path))
@@ -62,7 +62,7 @@ def test_script_travels_to_a_host_that_lacks_it_and_leaves_nothing_there(home: P
     assert not Path(where).exists()
 
 
-def test_script_is_found_in_the_working_directory_that_travels(home: Path, tmp_path_factory: Any) -> None:
+def test_script_is_found_in_travelling_working_directory(home: Path, tmp_path_factory: Any) -> None:
     (home / "code").mkdir()
     (home / "code" / "train.py").write_text(PRINTS)
     script = find_target("code/train.py", folder="code")
@@ -85,7 +85,7 @@ def test_script_is_found_in_the_working_directory_that_travels(home: Path, tmp_p
         ("exits:f", "importing exits ends the process"),
     ],
 )
-def test_target_that_is_not_there_is_refused_with_the_nearest(home: Path, target: str, said: str) -> None:
+def test_missing_target_is_refused_with_nearest(home: Path, target: str, said: str) -> None:
     (home / "train.py").write_text("")
     (home / "broken.py").write_text("def f(:")
     (home / "functions.py").write_text("NUMBER = 1\ndef hello(word='x'): return word\n")
@@ -95,7 +95,7 @@ def test_target_that_is_not_there_is_refused_with_the_nearest(home: Path, target
         find_target(target)
 
 
-def test_function_travels_by_value_and_gets_the_arguments(home: Path) -> None:
+def test_function_travels_by_value_with_arguments(home: Path) -> None:
     from ray import cloudpickle
 
     from iris_ray.client.job_request import make_pod_request
@@ -113,7 +113,7 @@ def test_function_travels_by_value_and_gets_the_arguments(home: Path) -> None:
         as_task(function, [], {}, ship=False)
 
 
-def test_error_of_a_task_is_shown_without_our_own_frames() -> None:
+def test_task_error_is_shown_without_our_frames() -> None:
     text = """ray::run_on_pod(train)() (pid=1)
   File "/x/iris_ray/actors/pool.py", line 54, in run
     return await run.run()
@@ -135,7 +135,7 @@ ValueError: no"""
     assert users_part("something else") == "something else"
 
 
-def test_error_in_a_log_has_the_users_frames_and_its_causes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_logged_error_has_user_frames_and_causes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "train.py").write_text(
         "try:\n    1 / 0\nexcept ArithmeticError as error:\n    raise OSError('x') from error\n"
     )

@@ -45,9 +45,7 @@ def test_setting_outlives_the_controller_until_it_is_reset(world: ControllerInPr
         ("operator=olga", "did you mean operators"),
     ],
 )
-def test_setting_that_can_not_be_is_refused_with_what_to_give(
-    world: ControllerInProcess, assignment: str, said: str
-) -> None:
+def test_impossible_setting_is_refused_with_advice(world: ControllerInProcess, assignment: str, said: str) -> None:
     assert said in world.iris("settings", "set", "evictions=off", assignment, code=USAGE).stderr
     assert world.json("settings")["evictions"]["value"] == "on", "all or none"
 
@@ -59,7 +57,7 @@ def test_the_controller_refuses_what_its_table_refuses(world: ControllerInProces
     assert world.json("settings")["evictions"]["set_by"] is None
 
 
-def test_head_sets_the_first_operators_once_and_again_only_where_nobody_has(world: ControllerInProcess) -> None:
+def test_head_sets_first_operators_only_where_none_are_set(world: ControllerInProcess) -> None:
     start = "controller", "start", "--setting", "operators=olga"
     world.iris(*start, user="root")
     assert world.json("settings")["operators"]["set_by"] == "root"

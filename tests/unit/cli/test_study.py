@@ -40,7 +40,7 @@ def simulate(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
 
 
-def test_tables_compare_the_policies(fleet: Path) -> None:
+def test_study_tables_compare_policies(fleet: Path) -> None:
     result = simulate(fleet)
     assert result.exit_code == OK, result.output
     lines = result.stdout.splitlines()
@@ -51,7 +51,7 @@ def test_tables_compare_the_policies(fleet: Path) -> None:
     assert "decisions and" in result.stderr
 
 
-def test_json_has_everything(fleet: Path) -> None:
+def test_study_json_is_complete(fleet: Path) -> None:
     usual, spare = json.loads(simulate(fleet, "--json").stdout)
     assert (usual["policy"], spare["policy"]) == ("usual", "one spare")
     assert usual["waits"]["jobs"] == sum(waits["jobs"] for waits in usual["waits_by_user"].values())
@@ -62,14 +62,14 @@ def test_json_has_everything(fleet: Path) -> None:
     assert usual["decisions_per_s"] > 0
 
 
-def test_days_seed_and_policy_are_chosen(fleet: Path) -> None:
+def test_study_options_choose_days_seed_and_policy(fleet: Path) -> None:
     (usual,) = json.loads(simulate(fleet, "--json", "--policy", "usual", "--days", "0.5").stdout)
     assert usual["seconds"] == 43_200.0
     (other,) = json.loads(simulate(fleet, "--json", "--policy", "usual", "--days", "0.5", "--seed", "7").stdout)
     assert other["waits"] != usual["waits"]
 
 
-def test_a_trace_is_found_beside_the_description(fleet: Path) -> None:
+def test_trace_is_found_beside_description(fleet: Path) -> None:
     fleet.write_text(FLEET + '[[traces]]\nfile = "trace.csv"\nformat = "csv"\ntype = "v4-16"\nname = "old"\n')
     trace = fleet.with_name("trace.csv")
     assert f"the trace {trace} can't be read" in simulate(fleet).stderr
@@ -85,7 +85,7 @@ def test_a_trace_is_found_beside_the_description(fleet: Path) -> None:
         ("days = ", "is not valid TOML"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused_in_one_line(fleet: Path, text: str, says: str) -> None:
+def test_impossible_study_is_refused_in_one_line(fleet: Path, text: str, says: str) -> None:
     fleet.write_text(text)
     result = simulate(fleet)
     assert result.exit_code == USAGE
@@ -95,7 +95,7 @@ def test_what_cannot_be_simulated_is_refused_in_one_line(fleet: Path, text: str,
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "0"])
-def test_days_that_never_end_or_are_none_are_refused(fleet: Path, days: str) -> None:
+def test_endless_or_missing_days_are_refused(fleet: Path, days: str) -> None:
     result = simulate(fleet, "--days", days)
     assert result.exit_code == USAGE
     assert result.stderr.startswith("iris-ray: Invalid value for '--days': ")
@@ -107,20 +107,20 @@ def test_unknown_files_and_policies_are_refused(fleet: Path) -> None:
     assert "No such file" in simulate(fleet.with_name("other.toml")).stderr
 
 
-def test_a_picture_needs_matplotlib(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_picture_without_matplotlib_is_refused(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = simulate(fleet, "--picture", fleet.with_suffix(".png"))
     assert result.exit_code == USAGE
     assert "pip install 'iris-ray[bench]'" in result.stderr
 
 
-def test_a_picture_is_drawn(fleet: Path) -> None:
+def test_picture_is_drawn(fleet: Path) -> None:
     picture = fleet.with_suffix(".png")
     assert simulate(fleet, "--days", "0.2", "--picture", picture).exit_code == OK
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_was_simulated_is_shown_though_the_picture_cannot_be_written(fleet: Path) -> None:
+def test_results_are_shown_although_picture_cannot_be_written(fleet: Path) -> None:
     result = simulate(fleet, "--days", "0.2", "--picture", fleet.with_suffix(".nonsense"))
     assert result.exit_code == USAGE
     assert "can't be written" in result.stderr

@@ -39,9 +39,7 @@ def readers(world: ControllerInProcess) -> int:
     return sum(world.ray.is_alive(handle, LogReader) for handle in world.ray._handles())
 
 
-def test_every_host_is_asked_by_the_client_and_the_controller_reads_none(
-    world: ControllerInProcess, logs: HostLogs
-) -> None:
+def test_client_reads_each_host_itself(world: ControllerInProcess, logs: HostLogs) -> None:
     position = START
     for _ in range(5):
         found = logs.fetch_logs("job", position, 1000)
@@ -54,7 +52,7 @@ def test_every_host_is_asked_by_the_client_and_the_controller_reads_none(
     assert calls["locate_logs"] <= 2, "what it has said is good for a moment"
 
 
-def test_tasks_of_one_host_are_read_with_one_question(world: ControllerInProcess, logs: HostLogs) -> None:
+def test_tasks_of_one_host_are_read_together(world: ControllerInProcess, logs: HostLogs) -> None:
     host = world.node_id("v4-16-0", 0)
     places = logs._locate("job", START)
     (shared,) = (place.host for place in places.values() if place.host and place.host[0] == host)
@@ -65,9 +63,7 @@ def test_tasks_of_one_host_are_read_with_one_question(world: ControllerInProcess
     assert sum(log.data == f"task {index}\n".encode() for index, log in found.items()) == 1, "the others are elsewhere"
 
 
-def test_what_a_host_can_not_say_any_more_the_controller_is_asked_for(
-    world: ControllerInProcess, logs: HostLogs
-) -> None:
+def test_logs_missing_on_host_come_from_controller(world: ControllerInProcess, logs: HostLogs) -> None:
     logs.fetch_logs("job", START, 1000)
     world.kill_host("v4-16-0", 0)
     world.wait_for_no_host("v4-16-0", 0)
@@ -78,7 +74,7 @@ def test_what_a_host_can_not_say_any_more_the_controller_is_asked_for(
     assert world.ray.calls["fetch_logs"] == 1
 
 
-def test_job_that_waits_has_nothing_to_read_yet(world: ControllerInProcess, logs: HostLogs) -> None:
+def test_waiting_job_has_no_logs_yet(world: ControllerInProcess, logs: HostLogs) -> None:
     world.submit("late")
     found = logs.fetch_logs("late", {0: LogPosition()}, 1000)
     assert (found[0].attempt, found[0].note) == (0, "it has not been placed on a host yet")
@@ -87,7 +83,7 @@ def test_job_that_waits_has_nothing_to_read_yet(world: ControllerInProcess, logs
         logs.fetch_logs("nobody", {0: LogPosition()}, 1000)
 
 
-def test_readers_end_with_the_following(world: ControllerInProcess) -> None:
+def test_readers_end_when_following_ends(world: ControllerInProcess) -> None:
     with host_logs(ControllerConnection()) as logs:
         logs.fetch_logs("job", START, 1000)
         assert readers(world) == TASKS
@@ -95,9 +91,7 @@ def test_readers_end_with_the_following(world: ControllerInProcess) -> None:
     assert readers(world) == 0
 
 
-def test_reader_that_is_not_needed_for_a_while_is_ended(
-    world: ControllerInProcess, logs: HostLogs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_reader_is_ended(world: ControllerInProcess, logs: HostLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     logs.fetch_logs("job", START, 1000)
     monkeypatch.setattr(module, "IDLE_S", -1.0)
     logs.fetch_logs("job", {0: LogPosition()}, 1000)
@@ -108,7 +102,7 @@ def test_reader_that_is_not_needed_for_a_while_is_ended(
 async def nothing() -> None: ...
 
 
-def test_readers_are_left_alone_once_this_process_has_left_the_cluster(
+def test_readers_are_left_alone_after_leaving_cluster(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have ended with the connection, and a call would have Ray start a cluster on this machine."""

@@ -1,4 +1,4 @@
-"""A handle whose process leaves the cluster: nobody waits for ever. Ray stands aside."""
+"""A handle whose process leaves the cluster, and the stacks that it shows."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import ray
 
-from iris_ray.client import job_handle
+from iris_ray.client import inspection, job_handle
+from iris_ray.client.inspection import SameStacks
 from iris_ray.client.job_handle import JobHandle
 from iris_ray.errors import NoClusterError
+
+# -- handles ----------------------------------------------------------------------------------------------------------
 
 
 class Connection:
@@ -44,7 +47,7 @@ def handle_of(results: "Future[list[Any]]") -> JobHandle:
 
 @pytest.mark.parametrize("wait", [JobHandle.results, JobHandle.result, JobHandle.wait, JobHandle.exception])
 @pytest.mark.parametrize("later", [None, "02000000"], ids=["shutdown", "another connection"])
-def test_results_that_can_not_come_any_more_are_not_waited_for(
+def test_impossible_results_are_not_awaited(
     connection: Connection, wait: Callable[..., Any], later: str | None
 ) -> None:
     handle = handle_of(Future())
@@ -53,7 +56,7 @@ def test_results_that_can_not_come_any_more_are_not_waited_for(
         wait(handle, 10.0)
 
 
-def test_results_that_have_come_are_there_after_the_process_has_left_the_cluster(connection: Connection) -> None:
+def test_received_results_outlive_cluster_connection(connection: Connection) -> None:
     results: Future[list[Any]] = Future()
     handle = handle_of(results)
     results.set_result([1, 2])
@@ -62,6 +65,41 @@ def test_results_that_have_come_are_there_after_the_process_has_left_the_cluster
     assert handle.exception() is None
 
 
-def test_time_that_is_up_is_said_as_long_as_the_process_is_in_the_cluster(connection: Connection) -> None:
+def test_timeout_is_reported_while_connected(connection: Connection) -> None:
     with pytest.raises(TimeoutError):
         handle_of(Future()).results(0.05)
+
+
+# -- stacks -----------------------------------------------------------------------------------------------------------
+
+
+DUMP = """Process {pid}: ray::TaskProcess
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread {pid} (idle): "MainThread"
+    {function} (train.py:{line})
+Thread 0x7F{pid} (idle): "pump"
+    wait (threading.py:320)
+"""
+
+
+def dump(pid: int, function: str, line: int = 7) -> str:
+    return DUMP.format(pid=pid, function=function, line=line)
+
+
+def test_equal_stacks_are_shown_once_most_frequent_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (0, dump(100, "all_reduce"), False),
+        (1, dump(101, "load_data"), False),
+        (2, dump(102, "all_reduce"), False),
+        (3, "its host is gone", True),
+        (4, dump(104, "all_reduce"), False),
+        (5, dump(105, "all_reduce", line=8), False),
+    ]
+    monkeypatch.setattr(inspection, "_all_stacks", lambda _: iter(found))
+    assert inspection.stacks([]) == [
+        SameStacks((0, 2, 4), dump(100, "all_reduce")),
+        SameStacks((1,), dump(101, "load_data")),
+        SameStacks((3,), None, "its host is gone"),
+        SameStacks((5,), dump(105, "all_reduce", line=8)),
+    ]

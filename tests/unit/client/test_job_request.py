@@ -23,7 +23,7 @@ from tests.support.command_line import address_of_nobody, invoke
 from tests.support.requests import hello, pod_request, remote, task_request
 
 
-def test_request_holds_what_the_tpu_type_means() -> None:
+def test_request_expands_tpu_type() -> None:
     made = pod_request(tpu_type="TPU-v5e-16", num_slices=[4, 2])
     spec = made.spec
     assert (spec.device, spec.replicas, spec.resources) == ("v5litepod-16", 4, {"TPU": 4.0})
@@ -33,7 +33,7 @@ def test_request_holds_what_the_tpu_type_means() -> None:
     assert cloudpickle.loads(made.pickled_function)() == "hello"
 
 
-def test_request_is_complete_but_for_its_owner() -> None:
+def test_request_is_complete_except_owner() -> None:
     made, again = pod_request(name="train/it"), pod_request(name="train/it")
     assert (made.spec.name, made.spec.owner) == ("train/it", NO_OWNER_YET)
     assert made.spec.job_id.startswith("train-it-")
@@ -43,53 +43,53 @@ def test_request_is_complete_but_for_its_owner() -> None:
 @pytest.mark.parametrize(
     "num_slices", [0, -1, [], (), True, [True], "2", [2, 2], 1.0, [1, 2.0], None, {1, 2}], ids=repr
 )
-def test_request_with_a_bad_number_of_slices_is_refused(num_slices: Any) -> None:
+def test_invalid_number_of_slices_is_refused(num_slices: Any) -> None:
     with pytest.raises(InvalidSliceCountError):
         pod_request(num_slices=num_slices)
 
 
 @pytest.mark.parametrize("tpu_type", ["", "v4", "v4-31", "v99-8", "a100-8", None, 32, ["v4-32"]], ids=repr)
-def test_request_of_an_unknown_type_is_refused(tpu_type: Any) -> None:
+def test_unknown_tpu_type_is_refused(tpu_type: Any) -> None:
     with pytest.raises(UnknownTPUTypeError):
         pod_request(tpu_type=tpu_type)
 
 
 @pytest.mark.parametrize("option", ["max_retries_preemption", "max_retries_failure"])
 @pytest.mark.parametrize("value", [-1, True, 1.0, "3", None], ids=repr)
-def test_request_with_a_bad_budget_is_refused_by_name(option: str, value: Any) -> None:
+def test_invalid_budget_is_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=option):
         pod_request(**{option: value})
 
 
 @pytest.mark.parametrize("value", [-1, -0.1, float("nan"), True, "60", None], ids=repr)
-def test_request_with_a_bad_keep_warm_is_refused(value: Any) -> None:
+def test_invalid_keep_warm_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequestError, match="keep_warm"):
         pod_request(keep_warm=value)
 
 
 @pytest.mark.parametrize("value", ["jax", [1], [None], b"jax", None, 5], ids=repr)
-def test_request_with_a_bad_preload_is_refused(value: Any) -> None:
+def test_invalid_preload_is_refused(value: Any) -> None:
     with pytest.raises(InvalidRequestError, match="preload"):
         pod_request(preload=value)
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", "a\x1b[2J"])
-def test_request_whose_name_could_be_no_part_of_an_id_is_refused(name: str) -> None:
+def test_name_unfit_for_an_id_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequestError, match="characters that can't be printed"):
         pod_request(name=name)
 
 
-def test_refused_request_is_called_by_its_name_and_not_by_an_id_that_nobody_has_seen() -> None:
+def test_refusal_names_the_job_by_its_name() -> None:
     with pytest.raises(InvalidJobError, match="job 'hello': 1001 spares, and the limit is 1,000"):
         pod_request(spares=1001)
 
 
-def test_request_with_a_generator_of_modules_is_refused() -> None:
+def test_generator_of_preload_modules_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="preload"):
         pod_request(preload=(name for name in ["json"]))
 
 
-def test_request_with_options_at_the_limits_of_what_is_allowed_is_taken() -> None:
+def test_options_at_their_limits_are_accepted() -> None:
     made = pod_request(max_retries_preemption=0, max_retries_failure=0, keep_warm=0, preload=["json"])
     assert (made.spec.max_retries_preemption, made.spec.max_retries_failure, made.keep_warm) == (0, 0, 0.0)
     assert made.process.preload == ("json",)
@@ -100,14 +100,14 @@ def test_request_without_tpu_preloads_nothing() -> None:
     assert task_request(preload=["jax"]).process.preload == ()
 
 
-def test_request_for_gpus_is_for_nothing_else_unless_told() -> None:
+def test_gpu_request_implies_nothing_else() -> None:
     assert make_request(hello, placement_of(ResourceSpec(gpu=2), None)).spec.resources == {"GPU": 2.0}
 
 
 # -- gangs without TPU ----------------------------------------------------------------------------------------------
 
 
-def test_request_of_a_gang_by_rack_is_for_so_many_tasks_in_each_of_so_many_racks() -> None:
+def test_rack_gang_request_counts_tasks_and_racks() -> None:
     placement = placement_of(ResourceSpec(cpu=2, replicas=3), CoschedulingConfig("rack", [1, 2]))
     spec = make_request(hello, placement).spec
     assert (spec.device, spec.replicas, spec.resources) == (None, 3, {"CPU": 2.0})
@@ -123,14 +123,12 @@ def test_request_of_a_gang_by_rack_is_for_so_many_tasks_in_each_of_so_many_racks
     ],
     ids=str,
 )
-def test_request_of_a_gang_by_what_its_hosts_are_not_grouped_by_is_refused(
-    need: ResourceSpec, group_by: str, said: str
-) -> None:
+def test_gang_by_unknown_grouping_is_refused(need: ResourceSpec, group_by: str, said: str) -> None:
     with pytest.raises(InvalidJobError, match=said):
         placement_of(need, CoschedulingConfig(group_by))
 
 
-def test_request_of_a_gang_by_rack_with_spares_is_refused() -> None:
+def test_rack_gang_with_spares_is_refused() -> None:
     placement = placement_of(ResourceSpec(replicas=2), CoschedulingConfig("rack"))
     with pytest.raises(InvalidJobError, match="spares"):
         make_request(hello, placement, spares=1)
@@ -150,9 +148,7 @@ def test_request_of_a_gang_by_rack_with_spares_is_refused() -> None:
         ({"": "secret"}, ["empty"]),
     ],
 )
-def test_request_with_an_environment_that_can_not_travel_is_refused_with_the_limit(
-    env: dict[str, str], words: list[str]
-) -> None:
+def test_oversized_environment_is_refused_with_limit(env: dict[str, str], words: list[str]) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         task_request(env=env)
     assert all(word in str(refused.value) for word in words), refused.value
@@ -161,7 +157,7 @@ def test_request_with_an_environment_that_can_not_travel_is_refused_with_the_lim
         pod_request(remote(runtime_env={"env_vars": env}), "v4-16")
 
 
-def test_request_with_the_largest_environment_that_may_travel_is_taken() -> None:
+def test_largest_allowed_environment_is_accepted() -> None:
     """And Linux starts processes with it."""
     env = {f"V{i}": "x" * (MAX_VARIABLE_BYTES - 3) for i in range(8)}
     assert task_request(env=env).env == env
@@ -170,7 +166,7 @@ def test_request_with_the_largest_environment_that_may_travel_is_taken() -> None
         subprocess.run(["/usr/bin/env"], env={"V0": "x" * (MAX_VARIABLE_BYTES - 2)}, check=True)
 
 
-def test_request_whose_name_or_spec_is_too_large_is_refused_with_the_limit() -> None:
+def test_oversized_name_or_spec_is_refused_with_limit() -> None:
     with pytest.raises(InvalidRequestError, match="has 101 characters, and the limit is 100"):
         task_request(name="n" * 101)
     tolerations = tuple(f"taint-{i:0200}" for i in range(1000))
@@ -181,13 +177,10 @@ def test_request_whose_name_or_spec_is_too_large_is_refused_with_the_limit() -> 
 # -- values of variables ----------------------------------------------------------------------------------------------
 
 
-def test_values_of_the_users_variables_are_in_no_repr_of_what_travels() -> None:
+def test_variable_values_appear_in_no_repr() -> None:
     env = {"MY_KEY": "hunter2", "LD_PRELOAD": "hunter2"}  # one for the running process, one from its start
     made = task_request(name="hello", env=env)
-    assert (made.env, made.process.runtime_env["env_vars"]) == (
-        {"MY_KEY": "hunter2"},
-        {"LD_PRELOAD": "hunter2"},
-    )
+    assert (made.env, made.process.runtime_env["env_vars"]) == ({"MY_KEY": "hunter2"}, {"LD_PRELOAD": "hunter2"})
     me = JobInfo("hello-1", "hello-1/task-0", 0, 1, 1, 0, 1, "", 0, "10.0.0.1:1234")
     launch = TaskLaunch(made.pickled_function, made.env, me, MultisliceInfo("10.0.0.1", 0, 1), None, "hello")
     for message in (made, made.process, launch):
@@ -206,12 +199,12 @@ def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_job_that_a_task_submits_is_named_under_the_tasks_own_job() -> None:
+def test_job_submitted_by_task_is_named_under_its_job() -> None:
     assert pod_request().spec.job_id.startswith("parent-1/hello-")
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_job_of_a_task_ends_with_it_so_it_can_not_be_detached() -> None:
+def test_job_submitted_by_task_cannot_be_detached() -> None:
     client = IrisClient.__new__(IrisClient)  # what is refused at the door needs no cluster
     with pytest.raises(InvalidRequestError, match=r"detached=True in parent-1/task-3: .* Leave detached out"):
         client.submit(hello, detached=True)
@@ -224,7 +217,7 @@ def test_job_of_a_task_ends_with_it_so_it_can_not_be_detached() -> None:
 # -- how long a host may be silent, and how many standbys it keeps ----------------------------------------------------
 
 
-def test_host_silence_and_standbys_travel_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_silence_and_standbys_travel_with_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TEST_HOST_SILENCE_S)
     assert (pod_request().host_silence, pod_request().standbys) == (HOST_SILENCE_S, None)
     made = pod_request(host_silence=7, standbys=3)

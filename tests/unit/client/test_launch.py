@@ -63,7 +63,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, pool: InterruptedPool, request: RunR
 
 
 @pytest.mark.parametrize(("detached", "ended"), [(False, "the call"), (True, "the pool")])
-def test_job_whose_submission_is_interrupted_does_not_go_on_without_a_handle(
+def test_interrupted_submission_leaves_no_job_without_handle(
     monkeypatch: pytest.MonkeyPatch, detached: bool, ended: str
 ) -> None:
     pool = InterruptedPool()
@@ -72,18 +72,14 @@ def test_job_whose_submission_is_interrupted_does_not_go_on_without_a_handle(
     assert pool.ended == [ended]
 
 
-def test_detached_job_is_not_left_behind_if_it_is_interrupted_while_its_large_function_travels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_interrupted_upload_leaves_no_detached_job(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, data = InterruptedPool(), bytes(INLINE_BYTES)
     with pytest.raises(KeyboardInterrupt):
         launch(monkeypatch, pool, make_pod_request(lambda: data, "v4-16", 1), detached=True)
     assert pool.ended == ["the pool"]
 
 
-def test_call_whose_large_function_can_not_be_stored_is_not_one_that_its_pool_waits_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_call_with_unstorable_function_is_not_awaited_by_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
     def full(value: object) -> None:
@@ -106,7 +102,7 @@ def test_call_whose_large_function_can_not_be_stored_is_not_one_that_its_pool_wa
 
 
 @pytest.mark.parametrize(("bytes_of_environment", "kept"), [(INLINE_BYTES // 2, True), (INLINE_BYTES, False)])
-def test_detached_job_with_a_large_environment_does_not_depend_on_its_caller(
+def test_large_environment_of_detached_job_outlives_caller(
     monkeypatch: pytest.MonkeyPatch, bytes_of_environment: int, kept: bool
 ) -> None:
     """Ray gives a pool a large argument as a reference to an object of the caller's."""

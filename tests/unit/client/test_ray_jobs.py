@@ -47,7 +47,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_command_arrives_as_it_is_with_its_variables_and_its_directory(
+def test_command_arrives_unchanged_with_variables_and_directory(
     dashboard: Dashboard, url: str, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = RayJobConfig([*TRAIN, "a b", "$HOME", "it's"], workspace, ["data/"], {"A": "b c"}, pip=["chex"])
@@ -60,20 +60,20 @@ def test_command_arrives_as_it_is_with_its_variables_and_its_directory(
     assert f"iris_ray: sending {workspace}: 2 files, 25 bytes\n" in capsys.readouterr().err
 
 
-def test_name_that_is_taken_gets_a_number_even_if_somebody_takes_it_meanwhile(dashboard: Dashboard, url: str) -> None:
+def test_taken_name_gets_a_number_even_in_a_race(dashboard: Dashboard, url: str) -> None:
     config = RayJobConfig(TRAIN, None)
     assert [RayJobs(url).submit(config, "mine") for _ in range(3)] == ["mine", "mine-1", "mine-2"]
     dashboard.hidden = {"other", "other-1"}
     assert RayJobs(url).submit(config, "other") == "other-2"
 
 
-def test_job_without_a_name_is_called_by_its_script(dashboard: Dashboard, url: str) -> None:
+def test_unnamed_job_is_called_after_its_script(dashboard: Dashboard, url: str) -> None:
     names = [submit_tpu_job_on_ray(RayJobConfig(["python", "-u", "my train.py"], None), url) for _ in range(2)]
     assert all(name.startswith("my-train-") for name in names)
     assert len(set(names)) == 2
 
 
-def test_status_knows_the_jobs_that_the_script_has_submitted(dashboard: Dashboard, url: str) -> None:
+def test_status_lists_jobs_submitted_by_script(dashboard: Dashboard, url: str) -> None:
     dashboard.jobs["mine"] = {}
     dashboard.logs["mine"] = "hello\niris_ray: job train-1\nprinted: iris_ray: job none\niris_ray: job my train-2\n"
     status = RayJobs(url).status("mine")
@@ -83,7 +83,7 @@ def test_status_knows_the_jobs_that_the_script_has_submitted(dashboard: Dashboar
     assert dashboard.changes == ["POST /api/jobs/mine/stop"]
 
 
-def test_reader_that_goes_away_while_logs_are_followed_is_not_taken_for_the_dashboard(
+def test_reader_leaving_followed_logs_is_not_dashboards_fault(
     dashboard: Dashboard, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def pieces(_: str) -> AsyncIterator[str]:
@@ -107,7 +107,7 @@ def test_reader_that_goes_away_while_logs_are_followed_is_not_taken_for_the_dash
     assert seen == ["one", "one", "two"]
 
 
-def test_in_an_event_loop_logs_are_followed_by_a_thread(dashboard: Dashboard, url: str) -> None:
+def test_async_logs_are_followed_in_a_thread(dashboard: Dashboard, url: str) -> None:
     async def follow() -> None:
         jobs.follow("mine", print)
 
@@ -116,7 +116,7 @@ def test_in_an_event_loop_logs_are_followed_by_a_thread(dashboard: Dashboard, ur
         asyncio.run(follow())
 
 
-def test_unknown_job_is_said_to_be_unknown(url: str) -> None:
+def test_unknown_ray_job_is_reported_as_unknown(url: str) -> None:
     for ask in (RayJobs(url).status, RayJobs(url).stop, RayJobs(url).logs):
         with pytest.raises(UnknownNameError, match="has no job 'nobody'"):
             ask("nobody")
@@ -134,12 +134,12 @@ def test_unknown_job_is_said_to_be_unknown(url: str) -> None:
         ({"command": TRAIN, "env_file": "/no/such/file"}, "/no/such/file can't be read"),
     ],
 )
-def test_job_that_can_not_work_is_refused_by_name(options: Any, said: str) -> None:
+def test_impossible_job_is_refused_by_name(options: Any, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         RayJobConfig(**options)
 
 
-def test_directory_that_is_too_large_is_refused_with_its_largest_file_and_nothing_is_sent(
+def test_oversized_directory_is_refused_with_largest_file_unsent(
     dashboard: Dashboard, url: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_internals, "MOST_PACKAGE_BYTES", 10_000)
@@ -150,7 +150,7 @@ def test_directory_that_is_too_large_is_refused_with_its_largest_file_and_nothin
 
 
 @pytest.mark.parametrize("address", ["ray://10.0.0.2:10001", "auto", "10.0.0.2", "", None, "http://"])
-def test_address_of_another_kind_is_refused(address: Any) -> None:
+def test_address_of_wrong_kind_is_refused(address: Any) -> None:
     with pytest.raises(InvalidRequestError, match="give the dashboard's URL, such as http"):
         submit_tpu_job_on_ray(RayJobConfig(TRAIN, None), address)
 
@@ -163,7 +163,7 @@ def test_address_of_another_kind_is_refused(address: Any) -> None:
         (Dashboard(refusal=401), TokenRefusedError, "wants a token; set RAY_AUTH_MODE=token"),
     ],
 )
-def test_cluster_that_can_not_be_used_is_told_from_one_that_is_not_there(
+def test_unusable_cluster_is_distinguished_from_missing_one(
     dashboard: Dashboard, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
@@ -173,7 +173,7 @@ def test_cluster_that_can_not_be_used_is_told_from_one_that_is_not_there(
 
 
 @pytest.mark.parametrize("odd", [[], "hello", 7, None, {}, {"ray_version": 2}])
-def test_server_that_answers_anything_else_than_a_dashboard_is_none(odd: Any) -> None:
+def test_server_that_is_no_dashboard_is_refused(odd: Any) -> None:
     with (
         served(Dashboard(odd={"/api/version": json.dumps(odd)})) as url,
         pytest.raises(NoClusterError, match="is not the dashboard of a Ray cluster") as refused,
@@ -184,7 +184,7 @@ def test_server_that_answers_anything_else_than_a_dashboard_is_none(odd: Any) ->
 
 @pytest.mark.parametrize("odd", [[], "hello", 7, {}, {"status": "DANCING"}, {"logs": 7}, "<html>"])
 @pytest.mark.parametrize("method", ["status", "logs", "stop", "submit"])
-def test_answer_that_makes_no_sense_is_said_to_be_one(dashboard: Dashboard, url: str, odd: Any, method: str) -> None:
+def test_senseless_answer_is_reported(dashboard: Dashboard, url: str, odd: Any, method: str) -> None:
     jobs = RayJobs(url)
     call = {
         "status": lambda: jobs.status("mine"),
@@ -200,20 +200,18 @@ def test_answer_that_makes_no_sense_is_said_to_be_one(dashboard: Dashboard, url:
         call()
 
 
-def test_nobody_at_the_address_is_said_at_once() -> None:
+def test_silent_address_is_reported_at_once() -> None:
     with pytest.raises(NoClusterError, match=r"nothing answers at http://.*; give the dashboard's URL"):
         RayJobs(f"http://{address_of_nobody()}")
 
 
-def test_run_id_that_ray_can_not_take_is_refused(url: str) -> None:
+def test_run_id_ray_cannot_take_is_refused(url: str) -> None:
     for run_id in ("", "a b", "a/b", 7):
         with pytest.raises(InvalidRequestError, match="run_id is"):
             submit_tpu_job_on_ray(RayJobConfig(TRAIN, None), url, run_id)  # type: ignore[arg-type]
 
 
-def test_file_of_variables_is_read_as_docker_reads_it_and_no_message_has_a_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_env_file_is_read_as_by_docker_without_leaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "variables"
     monkeypatch.setenv("MINE", "of here")
     path.write_text("# comment\n\nTOKEN=a=b 'c'\nEMPTY=\nMINE\n")

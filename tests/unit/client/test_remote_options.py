@@ -10,13 +10,13 @@ from iris_ray.errors import InvalidJobError, UnsupportedOptionError
 from tests.support.requests import pod_request, remote, task_request
 
 
-def test_options_of_a_plain_remote_function_are_none() -> None:
+def test_plain_remote_function_has_no_options() -> None:
     made = pod_request(remote())
     assert (made.env, made.spec.resources, made.process.runtime_env) == ({}, {"TPU": 4.0}, {})
     assert cloudpickle.loads(made.pickled_function)() == "hello"
 
 
-def test_options_that_are_honoured() -> None:
+def test_honoured_options_are_read() -> None:
     made = pod_request(
         remote(
             num_cpus=3,
@@ -36,24 +36,24 @@ class Colour(str, Enum):  # noqa: UP042 - its str() is not its value
     RED = "red"
 
 
-def test_variables_of_a_subclass_of_str_have_its_value_and_need_no_module_on_the_hosts() -> None:
+def test_variables_of_str_subclass_become_plain() -> None:
     made = pod_request(remote(runtime_env={"env_vars": {"A": Colour.RED, "TZ": Colour.RED}}), env={"B": Colour.RED})
     values = (made.env["A"], made.env["B"], made.process.runtime_env["env_vars"]["TZ"])
     assert [(type(value), value) for value in values] == 3 * [(str, "red")]
 
 
-def test_options_without_variables_that_act_at_start_need_no_process_of_their_own() -> None:
+def test_harmless_variables_need_no_own_process() -> None:
     made = pod_request(remote(runtime_env={"env_vars": {"A": "1"}}))
     assert made.process == pod_request().process
 
 
-def test_options_of_the_remote_function_itself_are_not_changed_by_a_request() -> None:
+def test_request_does_not_change_remote_functions_options() -> None:
     function = remote(runtime_env={"env_vars": {"A": "1", "TZ": "UTC"}}, resources={"TPU": 4})
     made, again = pod_request(function), pod_request(function)
     assert (made.env, made.process, made.spec.resources) == (again.env, again.process, again.spec.resources)
 
 
-def test_gpus_of_a_remote_function_are_the_tasks_own_without_tpu() -> None:
+def test_gpus_of_remote_function_belong_to_tasks_without_tpu() -> None:
     assert task_request(remote(num_gpus=2)).spec.resources == {"CPU": 1.0, "GPU": 2.0}
     with pytest.raises(InvalidJobError, match="whole GPUs"):
         task_request(remote(num_gpus=0.5))
@@ -64,7 +64,7 @@ def test_gpus_of_a_remote_function_are_the_tasks_own_without_tpu() -> None:
     [{"max_calls": 1}, {"num_returns": 1}, {"num_gpus": 0}, {"max_retries": 0}, {"retry_exceptions": False}],
     ids=str,
 )
-def test_options_that_hold_for_every_gang_are_taken(options: dict[str, Any]) -> None:
+def test_options_true_of_every_gang_are_accepted(options: dict[str, Any]) -> None:
     assert pod_request(remote(**options))
 
 
@@ -88,14 +88,14 @@ def test_options_that_hold_for_every_gang_are_taken(options: dict[str, Any]) -> 
     ],
     ids=str,
 )
-def test_options_that_a_gang_can_not_honour_are_refused_with_a_reason(options: dict[str, Any], reason: str) -> None:
+def test_unsupported_options_are_refused_with_reason(options: dict[str, Any], reason: str) -> None:
     """Tasks that kept Ray's own retries ran 16 times on a budget of 3 (defect 2); and nothing is silently dropped."""
     with pytest.raises(UnsupportedOptionError, match=reason) as refused:
         pod_request(remote(**options))
     assert next(iter(options)) in str(refused.value)
 
 
-def test_options_refusal_does_not_tell_the_values_of_variables() -> None:
+def test_refused_options_do_not_leak_variable_values() -> None:
     """Secrets from a runtime_env were logged (defect 11)."""
     function = remote(runtime_env={"env_vars": {"TOKEN": "s3cret", "LD_X": "s3cret"}}, max_retries=3)
     with pytest.raises(UnsupportedOptionError) as refused:

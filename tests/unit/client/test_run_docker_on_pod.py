@@ -33,7 +33,7 @@ from tests.support.containers import a_stand_in
         ({"max_retry_failure": 3}, TypeError, "did you mean 'max_retries_failure'"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_is_acquired(
+def test_bad_arguments_are_refused_before_acquiring_anything(
     given: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {"image_id": "busybox", "command": ["true"], "tpu_type": "v4-16"}
@@ -75,9 +75,7 @@ def test_arguments_reach_the_job_and_the_container(request_of: Callable[..., Run
     ("image", "name"),
     [("busybox", "busybox"), ("localhost:5000/a/b@sha256:0a1b", "b"), ("k8s.gcr.io/pause:3.9", "pause")],
 )
-def test_job_is_called_as_its_image_unless_it_has_a_name(
-    request_of: Callable[..., RunRequest], image: str, name: str
-) -> None:
+def test_job_is_named_after_its_image_by_default(request_of: Callable[..., RunRequest], image: str, name: str) -> None:
     assert request_of(image, []).spec.name == name
     assert request_of(image, [], name="mine").spec.name == "mine"
 
@@ -88,9 +86,7 @@ def test_help_shows_the_options() -> None:
     assert parameters["max_retries_failure"].default == 10
 
 
-def test_local_run_ends_the_containers_of_the_others_when_one_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_local_container_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others' engine clients are killed, and what hangs on the engine is not."""
     script = (
         "touch $0-$IRIS_TASK_INDEX; [ $IRIS_TASK_INDEX = 1 ] || exec env -i sleep 60; while [ ! -e $0-0 ]; do :; done"

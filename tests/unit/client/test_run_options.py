@@ -71,9 +71,7 @@ def _no_cluster() -> Any:
 
 @pytest.mark.parametrize("launch", FAMILY.values(), ids=FAMILY)
 @pytest.mark.parametrize(("option", "value", "said"), BAD, ids=[f"{option}={value!r}" for option, value, _ in BAD])
-def test_option_that_makes_no_sense_is_refused_with_its_value_and_what_to_give(
-    launch: Any, option: str, value: Any, said: str
-) -> None:
+def test_senseless_option_is_refused_with_value_and_advice(launch: Any, option: str, value: Any, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said) as refused:
         launch(hello, "v4-16", num_slices=1, **{option: value})
     assert shown(value).strip("[]") in str(refused.value)
@@ -88,23 +86,23 @@ def test_option_that_makes_no_sense_is_refused_with_its_value_and_what_to_give(
         ("grow", "it takes .*grow_after"),
     ],
 )
-def test_unknown_option_is_refused_with_the_nearest_or_all_names(launch: Any, option: str, advice: str) -> None:
+def test_unknown_option_is_refused_with_nearest_or_all(launch: Any, option: str, advice: str) -> None:
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'; {advice}"):
         launch(hello, "v4-16", num_slices=1, **{option: 1})
 
 
-def test_refusal_names_the_call_as_its_callers_write_it() -> None:
+def test_refusal_names_call_as_written() -> None:
     with pytest.raises(TypeError, match=r"^run_on_pod_ray\.remote\(\) got .* 'num_slice'; did you mean 'num_slices'"):
         run_on_pod_ray.remote(hello, "v4-16", num_slice=2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("option", "of_ray"), [("env", "runtime_env="), ("resources", "resources=")])
-def test_option_that_ray_has_for_functions_is_refused_with_how_the_function_says_it(option: str, of_ray: str) -> None:
+def test_rays_function_option_is_refused_with_where_to_set_it(option: str, of_ray: str) -> None:
     with pytest.raises(TypeError, match=rf"'{option}'; the function carries it: @ray\.remote\({of_ray}"):
         run_on_pod(hello, "v4-16", **dict[str, Any]({option: {}}))
 
 
-def test_retries_are_no_options_of_a_run_without_retries() -> None:
+def test_retries_are_refused_in_run_without_retries() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_retries_failure'"):
         run_on_pod_multislice(hello, "v4-16", 2, max_retries_failure=1)  # type: ignore[call-arg]
 
@@ -150,9 +148,7 @@ OF_A_JOB = {name: value for name, value in DEFAULTS.items() if name not in ("mod
     ],
     ids=FAMILY,
 )
-def test_signature_and_help_have_every_option_with_its_default(
-    launch: Any, group: type, defaults: dict[str, Any]
-) -> None:
+def test_signature_and_help_show_every_option_with_default(launch: Any, group: type, defaults: dict[str, Any]) -> None:
     parameters = inspect.signature(launch).parameters
     assert inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in parameters.values()}
     assert {name: parameters[name].default for name in OPTIONS if name in parameters} == defaults
@@ -161,19 +157,19 @@ def test_signature_and_help_have_every_option_with_its_default(
         assert [name for name in options_of(group) if f"\n    {name}: " not in explained] == []
 
 
-def test_every_option_of_a_request_reaches_the_controller_or_the_pool() -> None:
+def test_every_request_option_reaches_controller_or_pool() -> None:
     made = pod_request()
     elsewhere = {"preload", "env"}  # parts of `ProcessSpec`, and of the tasks' variables
     lost = [n for n in options_of(JobOptions) if n not in (*OPTIONS_OF_A_JOB, *elsewhere) and not hasattr(made, n)]
     assert lost == []
 
 
-def test_times_have_no_suffix_and_their_checks_state_the_unit() -> None:
+def test_time_options_have_no_suffix_and_state_seconds() -> None:
     times = [name for name, option in OPTIONS.items() if isinstance(option.check, Seconds)]
     assert [name for name in times if name.endswith("_s") or "seconds" not in OPTIONS[name].check.wanted] == []
 
 
-def test_retries_may_be_the_fourth_and_fifth_argument_of_run_on_pod_ray_and_of_no_other() -> None:
+def test_only_run_on_pod_ray_takes_positional_retries() -> None:
     with pytest.raises(InvalidRequestError, match="max_retries_failure is -1"):
         run_on_pod_ray.remote(hello, "v4-16", 1, 0, -1)
     with pytest.raises(TypeError, match="remote_fn and tpu_type and num_slices by position"):
@@ -190,7 +186,7 @@ def needs_one(x: int) -> int:
     [(needs_one, "v4-32", 1), (hello, "v4-31", 1), (hello, "v4-32", True)],
     ids=["function", "type", "num_slices"],
 )
-def test_bad_input_is_refused_before_a_cluster_is_looked_for(
+def test_bad_input_is_refused_before_looking_for_cluster(
     launch: Any, function: Any, tpu_type: str, num_slices: Any
 ) -> None:
     """``run_on_pod_multislice`` raised TypeError always (defect 6)."""
@@ -198,12 +194,12 @@ def test_bad_input_is_refused_before_a_cluster_is_looked_for(
         launch(function, tpu_type, num_slices=num_slices)
 
 
-def test_run_on_pod_ray_called_directly_says_how_to_call_it() -> None:
+def test_calling_run_on_pod_ray_directly_explains_remote_call() -> None:
     with pytest.raises(TypeError, match=r"run_on_pod_ray\.remote"):
         run_on_pod_ray(hello, "v4-32")
 
 
-def test_good_options_arrive_in_the_request() -> None:
+def test_valid_options_arrive_in_request() -> None:
     made = pod_request(stall_timeout=0.5, spares=2, grow_after=0)
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (0.5, 2, 0)
     zone = Constraint("zone", ConstraintOp.EQ, "us-a")
@@ -219,12 +215,12 @@ def test_good_options_arrive_in_the_request() -> None:
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, 12 * 3600)
 
 
-def test_spares_for_tasks_that_are_no_gang_are_refused() -> None:
+def test_spares_for_single_tasks_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="spares=1 without coscheduling"):
         task_request(spares=1)
 
 
-def test_job_ids_of_the_newest_references_are_known_and_hold_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recent_references_have_job_ids_without_holding_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iris_ray.client.run_on_pod.JOB_IDS_KEPT", 2)
     references = [ray.ObjectRef(bytes([number]) * 28) for number in range(3)]
     for number, reference in enumerate(references):
@@ -235,6 +231,6 @@ def test_job_ids_of_the_newest_references_are_known_and_hold_no_results(monkeypa
 
 
 @pytest.mark.parametrize("other", [None, "train-1", 7])
-def test_job_id_of_what_is_no_reference_is_refused(other: Any) -> None:
+def test_job_id_of_no_reference_is_refused(other: Any) -> None:
     with pytest.raises(UnknownNameError, match=r"is not what run_on_pod_ray\.remote returned"):
         run_on_pod_ray.job_id(other)

@@ -60,7 +60,7 @@ class NeedsOne:
         "method",
     ],
 )
-def test_callable_of_every_kind_is_named_and_taken(function: Any, name: str, result: Any) -> None:
+def test_any_kind_of_callable_is_named_and_accepted(function: Any, name: str, result: Any) -> None:
     made = pod_request(function)
     assert made.spec.name == name
     assert cloudpickle.loads(made.pickled_function)() == result
@@ -68,16 +68,10 @@ def test_callable_of_every_kind_is_named_and_taken(function: Any, name: str, res
 
 @pytest.mark.parametrize(
     "function",
-    [
-        needs_one,
-        Greeter().needs_one,
-        NeedsOne(),
-        lambda x: x,
-        ray.remote(needs_one),
-    ],
+    [needs_one, Greeter().needs_one, NeedsOne(), lambda x: x, ray.remote(needs_one)],
     ids=["function", "method", "instance", "lambda", "remote function"],
 )
-def test_function_that_needs_arguments_is_refused_and_told_how_to_bind_them(function: Any) -> None:
+def test_function_requiring_arguments_is_refused_with_advice(function: Any) -> None:
     with pytest.raises(InvalidFunctionError, match=r"functools\.partial"):
         pod_request(function)
 
@@ -111,18 +105,18 @@ class AsyncPieces:
     ],
     ids=["method", "instance", "partial of an instance", "instance with an async generator", "with a generator"],
 )
-def test_what_would_not_run_when_called_is_refused(function: Any, advice: str) -> None:
+def test_callable_that_would_not_run_is_refused(function: Any, advice: str) -> None:
     with pytest.raises(InvalidFunctionError, match=advice):
         pod_request(function)
 
 
-def test_bound_dag_node_is_refused_by_its_name() -> None:
+def test_bound_dag_node_is_refused_by_name() -> None:
     with pytest.raises(InvalidFunctionError, match="bound DAG node"):
         pod_request(ray.remote(hello).bind())
 
 
 @pytest.mark.parametrize("function", [None, 3, "hello", [hello], object()], ids=lambda it: type(it).__name__)
-def test_what_is_not_a_function_is_refused_by_its_type(function: Any) -> None:
+def test_value_that_is_no_function_is_refused_by_type(function: Any) -> None:
     with pytest.raises(InvalidFunctionError, match=f" {type(function).__name__}[; ]"):
         pod_request(function)
 
@@ -135,13 +129,13 @@ def test_class_is_refused(function: Any) -> None:
         pod_request(function)
 
 
-def test_remote_function_with_options_of_a_call_says_where_they_belong() -> None:
+def test_remote_function_with_call_options_is_refused_with_advice() -> None:
     """``function.options(...)`` is neither a function nor a remote function."""
     with pytest.raises(InvalidFunctionError, match="options"):
         pod_request(ray.remote(hello).options(num_cpus=2))
 
 
-def test_function_that_can_not_be_pickled_is_refused_with_the_cause() -> None:
+def test_unpicklable_function_is_refused_with_cause() -> None:
     lock = threading.Lock()
     with pytest.raises(InvalidFunctionError, match="can't be pickled") as refused:
         pod_request(lambda: lock)

@@ -61,10 +61,7 @@ def queued_resource(name: str, tpu_type: str = "v4-16") -> tpu_v2.QueuedResource
 def create(client: tpu_v2.TpuClient, name: str, given_id: str = "", tpu_type: str = "v4-16") -> Any:
     return client.create_queued_resource(
         tpu_v2.CreateQueuedResourceRequest(
-            parent=PLACE,
-            queued_resource_id=name,
-            queued_resource=queued_resource(name, tpu_type),
-            request_id=given_id,
+            parent=PLACE, queued_resource_id=name, queued_resource=queued_resource(name, tpu_type), request_id=given_id
         ),
         timeout=5,
     )
@@ -78,7 +75,7 @@ def delete(client: tpu_v2.TpuClient, name: str, force: bool) -> Any:
 # -- the emulator, through the real client -----------------------------------------------------------------------------
 
 
-def test_queued_resource_goes_through_its_states_and_brings_its_node(server: CloudTpuServer) -> None:
+def test_queued_resource_passes_states_and_brings_node(server: CloudTpuServer) -> None:
     client = server.client()
     server.in_stock = False
     create(client, "a")
@@ -95,7 +92,7 @@ def test_queued_resource_goes_through_its_states_and_brings_its_node(server: Clo
     assert (node.state, node.queued_resource) == (Node.State.READY, f"{PLACE}/queuedResources/a")
 
 
-def test_long_running_operation_is_done_after_its_time(server: CloudTpuServer) -> None:
+def test_long_operation_is_done_after_its_time(server: CloudTpuServer) -> None:
     server.operation_s = 0.5
     operation = create(server.client(), "a")
     assert not operation.done()
@@ -103,7 +100,7 @@ def test_long_running_operation_is_done_after_its_time(server: CloudTpuServer) -
     assert server.count("GetOperation") >= 2
 
 
-def test_same_request_id_makes_one_resource_and_another_is_refused(server: CloudTpuServer) -> None:
+def test_repeated_request_id_makes_one_resource(server: CloudTpuServer) -> None:
     client, same = server.client(), str(uuid.uuid4())
     first, again = create(client, "a", same), create(client, "a", same)
     assert first.operation.name == again.operation.name
@@ -117,7 +114,7 @@ def test_same_request_id_makes_one_resource_and_another_is_refused(server: Cloud
 
 
 @pytest.mark.parametrize("state", [Queued.FAILED, Queued.SUSPENDED])
-def test_quota_is_held_until_the_resource_is_deleted_and_gone(server: CloudTpuServer, state: Queued) -> None:
+def test_quota_is_held_until_deletion_is_complete(server: CloudTpuServer, state: Queued) -> None:
     client, server.quota_chips = server.client(), 8
     create(client, "a")
     server.set_queued("a", state)
@@ -130,7 +127,7 @@ def test_quota_is_held_until_the_resource_is_deleted_and_gone(server: CloudTpuSe
     create(client, "b")
 
 
-def test_delete_without_force_wants_the_nodes_gone(server: CloudTpuServer) -> None:
+def test_delete_without_force_requires_nodes_gone(server: CloudTpuServer) -> None:
     client = server.client()
     server.add_queued("a")
     with pytest.raises(exceptions.FailedPrecondition):
@@ -140,7 +137,7 @@ def test_delete_without_force_wants_the_nodes_gone(server: CloudTpuServer) -> No
     assert (server.queued_states(), server.node_states()) == ({}, {})
 
 
-def test_lists_come_in_pages_and_other_places_are_refused(server: CloudTpuServer) -> None:
+def test_lists_are_paged_and_other_zones_refused(server: CloudTpuServer) -> None:
     client = server.client()
     for number in range(5):
         server.add_queued(f"q{number}")
@@ -168,7 +165,7 @@ def test_unknown_type_is_refused(server: CloudTpuServer) -> None:
         (Code.NOT_FOUND, exceptions.NotFound),
     ],
 )
-def test_errors_that_are_asked_for_come_as_the_clients_exceptions_and_pass(
+def test_injected_errors_arrive_as_client_exceptions(
     server: CloudTpuServer, code: grpc.StatusCode, error: type[Exception]
 ) -> None:
     client = server.client()
@@ -198,7 +195,7 @@ def test_errors_that_are_asked_for_come_as_the_clients_exceptions_and_pass(
         (Node.State.UNKNOWN, Node.Health.HEALTHY, ProviderState.UNKNOWN),
     ],
 )
-def test_word_follows_the_nodes_state_and_health(
+def test_providers_word_follows_node_state_and_health(
     server: CloudTpuServer, cloud: CloudTpu, state: Node.State, health: Node.Health, expected: ProviderState
 ) -> None:
     server.add_node("s")
@@ -206,13 +203,13 @@ def test_word_follows_the_nodes_state_and_health(
     assert cloud.slice_word("s").state is expected
 
 
-def test_word_about_a_node_that_is_gone_is_preempted(cloud: CloudTpu) -> None:
+def test_word_about_missing_node_is_preempted(cloud: CloudTpu) -> None:
     assert cloud.slice_word("s").state is ProviderState.PREEMPTED
 
 
 @pytest.mark.parametrize("state", [Queued.SUSPENDING, Queued.SUSPENDED])
 @pytest.mark.parametrize("by_service", [True, False])
-def test_word_of_the_queued_resource_counts_if_the_service_suspends_it(
+def test_suspended_queued_resource_overrides_node_state(
     server: CloudTpuServer, cloud: CloudTpu, state: Queued, by_service: bool
 ) -> None:
     server.add_queued("s")
@@ -222,7 +219,7 @@ def test_word_of_the_queued_resource_counts_if_the_service_suspends_it(
     assert cloud.slice_word("s").state is expected
 
 
-def test_word_survives_a_passing_error(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_word_survives_transient_error(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.add_node("s")
     cloud.slice_word("s")
     server.fail(Code.UNAVAILABLE, "GetNode", times=2)
@@ -231,7 +228,7 @@ def test_word_survives_a_passing_error(server: CloudTpuServer, cloud: CloudTpu) 
 
 
 @pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.PERMISSION_DENIED])
-def test_word_of_an_api_that_refuses_is_unknown_with_the_reason(
+def test_word_of_refusing_api_is_unknown_with_reason(
     server: CloudTpuServer, cloud: CloudTpu, code: grpc.StatusCode
 ) -> None:
     server.add_node("s")
@@ -241,13 +238,13 @@ def test_word_of_an_api_that_refuses_is_unknown_with_the_reason(
     assert code.name in word.reason
 
 
-def test_error_that_does_not_pass_is_not_tried_again(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_permanent_error_is_not_retried(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.fail(Code.PERMISSION_DENIED, times=1000)
     cloud.slice_word("s")
     assert server.count("GetNode") == 1
 
 
-def test_word_of_a_server_that_is_gone_is_unknown() -> None:
+def test_word_of_missing_server_is_unknown() -> None:
     with CloudTpuServer(PLACE) as server:
         cloud = CloudTpu(PLACE, server.address)
     assert cloud.slice_word("s", BRIEF).state is ProviderState.UNKNOWN
@@ -260,22 +257,18 @@ def test_word_without_credentials_is_unknown(monkeypatch: pytest.MonkeyPatch) ->
     assert "DefaultCredentialsError" in word.reason
 
 
-def test_words_of_several_slices_come_together_and_share_a_question(server: CloudTpuServer, cloud: CloudTpu) -> None:
+async def test_words_of_several_slices_share_one_request(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.add_node("a")
     server.add_node("b")
     server.set_node("b", Node.State.PREEMPTED)
-
-    async def ask_twice() -> Any:
-        words = ProviderWords(cloud)
-        return await asyncio.gather(words.about(["a", "b"]), words.about(["a"]))
-
-    both, one = asyncio.run(ask_twice())
+    words = ProviderWords(cloud)
+    both, one = await asyncio.gather(words.about(["a", "b"]), words.about(["a"]))
     assert {name: word.state.name for name, word in both.items()} == {"a": "READY", "b": "PREEMPTED"}
     assert one["a"] is both["a"]
     assert server.count("GetNode") == 2
 
 
-def test_words_do_not_wait_for_an_api_that_hangs(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_words_do_not_wait_for_hanging_api(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.delay(3 * WORD_TIMEOUT_S, times=1000)
     started = time.monotonic()
     words = asyncio.run(_about(ProviderWords(cloud), "a"))
@@ -284,7 +277,7 @@ def test_words_do_not_wait_for_an_api_that_hangs(server: CloudTpuServer, cloud: 
     assert time.monotonic() - started < 2 * WORD_TIMEOUT_S
 
 
-def test_words_do_not_wait_for_credentials_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_words_do_not_wait_for_hanging_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Looking for them means to ask a metadata server, which here takes the call and never answers."""
     for variable in ("GOOGLE_APPLICATION_CREDENTIALS", "NO_GCE_CHECK"):
         monkeypatch.delenv(variable, raising=False)
@@ -305,9 +298,7 @@ async def _about(words: ProviderWords, name: str) -> Any:
     return await words.about([name])
 
 
-def test_provider_is_asked_at_the_zone_that_was_named_last(
-    server: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_provider_is_asked_at_last_named_zone(server: CloudTpuServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, server.address)
     server.add_node("a")
     words = ProviderWords()
@@ -318,7 +309,7 @@ def test_provider_is_asked_at_the_zone_that_was_named_last(
     assert asyncio.run(_about(words, "a")) == {}
 
 
-def test_nobody_is_asked_at_a_malformed_zone(caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_zone_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     words = ProviderWords()
     words.ask_at("somewhere")
     assert asyncio.run(_about(words, "a")) == {}
@@ -326,7 +317,7 @@ def test_nobody_is_asked_at_a_malformed_zone(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("endpoint", ["10.0.0.1:80", "example.com:443", "127.0.0.1", "localhost.example.com:1"])
-def test_endpoint_beyond_loopback_is_refused(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_outside_loopback_is_refused(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, endpoint)
     with pytest.raises(InvalidRequestError, match=TEST_CLOUD_TPU_ENDPOINT):
         CloudTpu.at(PLACE)
@@ -335,7 +326,7 @@ def test_endpoint_beyond_loopback_is_refused(endpoint: str, monkeypatch: pytest.
 # -- slices asked for and given back -----------------------------------------------------------------------------------
 
 
-def test_create_asks_for_one_node_with_script_and_labels(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_create_requests_one_node_with_script_and_labels(server: CloudTpuServer, cloud: CloudTpu) -> None:
     cloud.create(wanted())
     resource = server.queued("s-1")
     (spec,) = resource.tpu.node_spec
@@ -346,12 +337,12 @@ def test_create_asks_for_one_node_with_script_and_labels(server: CloudTpuServer,
     assert (found.name, found.state, found.labels) == ("s-1", QueuedState.ACCEPTED, {"made-by": "test"})
 
 
-def test_create_on_demand_says_nothing_of_spot(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_create_on_demand_does_not_mention_spot(server: CloudTpuServer, cloud: CloudTpu) -> None:
     cloud.create(wanted(spot=False))
     assert "spot" not in server.queued("s-1")
 
 
-def test_create_whose_answer_is_lost_makes_one_slice(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_create_with_lost_answer_makes_one_slice(server: CloudTpuServer, cloud: CloudTpu) -> None:
     cloud.queued_slices()
     server.delay(0.6, "CreateQueuedResource")  # carried out after we have given up waiting for it
     cloud.create(wanted(), Patience(0.3, 10.0))
@@ -362,7 +353,7 @@ def test_create_whose_answer_is_lost_makes_one_slice(server: CloudTpuServer, clo
     assert list(server.queued_states()) == ["s-1"]
 
 
-def test_delete_forces_and_may_come_twice(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_delete_forces_and_may_be_repeated(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.add_queued("s-1")
     for _ in range(2):
         cloud.delete("s-1", request_id("delete", "s-1"))
@@ -371,7 +362,7 @@ def test_delete_forces_and_may_come_twice(server: CloudTpuServer, cloud: CloudTp
     assert server.queued_states() == {}
 
 
-def test_refusal_is_an_answer_and_an_api_that_is_away_an_error(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_refusal_is_an_answer_and_absent_api_an_error(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.quota_chips = 8
     assert "refuses: ResourceExhausted: 429 quota: 0 + 16 chips of 8" in str(cloud.create(wanted()))
     assert server.count("CreateQueuedResource") == 1
@@ -380,7 +371,7 @@ def test_refusal_is_an_answer_and_an_api_that_is_away_an_error(server: CloudTpuS
         cloud.create(wanted(), BRIEF)
 
 
-def test_create_of_what_is_there_already_is_fine(server: CloudTpuServer, cloud: CloudTpu) -> None:
+def test_create_of_existing_slice_succeeds(server: CloudTpuServer, cloud: CloudTpu) -> None:
     """Google forgets request ids after a while."""
     server.add_queued("s-1")
     assert cloud.create(wanted()) is None

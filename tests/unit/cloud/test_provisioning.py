@@ -41,7 +41,7 @@ def missing(world: World) -> dict[str, list[int]]:
     return missing_slices([(world.state.jobs[job_id], why) for job_id, why in waiting.items()], world.state.fleet)
 
 
-def test_missing_is_what_waiting_jobs_need_beyond_what_is_free() -> None:
+def test_missing_is_demand_beyond_free_slices() -> None:
     world = World()
     world.add_slice("a")
     world.submit("two", slices=(2,))
@@ -51,7 +51,7 @@ def test_missing_is_what_waiting_jobs_need_beyond_what_is_free() -> None:
     world.state.check()
 
 
-def test_missing_counts_a_job_that_waits_for_busy_slices() -> None:
+def test_missing_counts_job_waiting_for_busy_slices() -> None:
     world = World()
     world.add_slice("a")
     world.start("first")
@@ -60,7 +60,7 @@ def test_missing_counts_a_job_that_waits_for_busy_slices() -> None:
     assert missing(world) == {"v4-16": [1]}
 
 
-def test_missing_is_the_least_count_of_a_flexible_job_and_nothing_once_it_runs() -> None:
+def test_missing_is_least_count_of_waiting_flexible_job() -> None:
     world = World()
     world.submit("job", slices=(2, 4))
     assert missing(world) == {"v4-16": [2]}
@@ -70,7 +70,7 @@ def test_missing_is_the_least_count_of_a_flexible_job_and_nothing_once_it_runs()
     assert missing(world) == {}
 
 
-def test_missing_slices_of_many_jobs_that_ask_for_the_same_are_soon_counted() -> None:
+def test_missing_for_many_equal_jobs_is_fast() -> None:
     world = World()
     world.add_slice("a")
     for number in range(100):
@@ -80,7 +80,7 @@ def test_missing_slices_of_many_jobs_that_ask_for_the_same_are_soon_counted() ->
     assert calls(lambda: missing_slices(waits, world.state.fleet)) < 10 * len(waits)
 
 
-def test_missing_keeps_types_apart_and_counts_single_tasks_by_hosts() -> None:
+def test_missing_separates_types_and_counts_single_tasks_by_hosts() -> None:
     world = World()
     world.submit("gang", tpu_type="v6e-16")
     world.submit_tasks("tasks", 5, device="v4-16")  # two hosts a slice
@@ -95,14 +95,14 @@ def test_missing_keeps_types_apart_and_counts_single_tasks_by_hosts() -> None:
         Constraint("tpu-topology", ConstraintOp.GT, 3),
     ],
 )
-def test_missing_leaves_out_a_job_that_a_new_slice_would_not_help(constraint: Constraint) -> None:
+def test_missing_omits_job_that_new_slice_would_not_help(constraint: Constraint) -> None:
     world = World()
     world.submit("picky", constraints=(constraint,))
     world.submit_tasks("no chips", 1, resources={"CPU": 1000.0})
     assert missing(world) == {}
 
 
-def test_missing_leaves_out_a_job_that_only_pauses() -> None:
+def test_missing_omits_pausing_job() -> None:
     world = World()
     world.add_slice("a")
     job = world.submit("job")
@@ -112,7 +112,7 @@ def test_missing_leaves_out_a_job_that_only_pauses() -> None:
     assert missing(world) == {}
 
 
-def test_missing_leaves_out_a_job_whose_tasks_need_more_than_hosts_of_the_type_have() -> None:
+def test_missing_omits_job_too_large_for_hosts_of_type() -> None:
     """That is known as soon as the cluster has had a host of the type. Before that, what the type says of chips is."""
     world = World()
     world.submit("greedy", resources={"TPU": 4.0, "CPU": 500.0})
@@ -128,7 +128,7 @@ def test_missing_leaves_out_a_job_whose_tasks_need_more_than_hosts_of_the_type_h
     world.check()
 
 
-def test_missing_gives_what_is_free_to_the_first_gang_and_orders_gangs_by_band_and_age() -> None:
+def test_missing_gives_free_slices_to_gangs_by_band_and_age() -> None:
     world = World()
     world.submit("last", slices=(5,), priority=PriorityBand.BATCH)
     world.submit("third", slices=(4,))
@@ -138,7 +138,7 @@ def test_missing_gives_what_is_free_to_the_first_gang_and_orders_gangs_by_band_a
     assert missing(world) == {"v4-16": [2, 4, 2, 5]}
 
 
-def test_arriving_slices_are_not_missed_until_it_takes_them_too_long() -> None:
+def test_arriving_slices_are_not_missing_until_late() -> None:
     arrivals = Arrivals()
     coming = {"a": ("v4-16", False), "b": ("v4-16", True)}
     assert arrivals.arriving(coming, 0.0) == {"v4-16": 1}
@@ -147,7 +147,7 @@ def test_arriving_slices_are_not_missed_until_it_takes_them_too_long() -> None:
     assert arrivals.arriving(coming, ARRIVAL_S) == {}
 
 
-def test_slice_that_lost_a_host_is_not_arriving() -> None:
+def test_slice_that_lost_host_is_not_arriving() -> None:
     world, arrivals = World(), Arrivals()
     world.add_slice("a")
     assert slices_in(world.state.fleet) == {"a": ("v4-16", True)}
@@ -205,7 +205,7 @@ def test_plan_without_demand_does_nothing() -> None:
     assert make_plan(None) == []
 
 
-def test_plan_creates_what_is_missing_beyond_what_is_coming() -> None:
+def test_plan_creates_missing_slices_beyond_coming_ones() -> None:
     coming = [queued(1, Q.WAITING_FOR_RESOURCES), queued(2, Q.PROVISIONING)]
     actions = make_plan(4, *coming)
     assert len(creates(actions)) == len(set(creates(actions))) == 2
@@ -213,31 +213,31 @@ def test_plan_creates_what_is_missing_beyond_what_is_coming() -> None:
     assert make_plan(2, *coming) == []
 
 
-def test_plan_counts_an_active_slice_as_coming_until_it_has_joined() -> None:
+def test_plan_counts_active_slice_as_coming_until_joined() -> None:
     assert make_plan(1, queued(1)) == []
     assert make_plan(1, queued(1), joined={name(1): PARTLY}) == []
     assert len(creates(make_plan(1, queued(1), joined={name(1): BUSY}))) == 1
 
 
 @pytest.mark.parametrize("state", [Q.DELETING, Q.SUSPENDING, Q.SUSPENDED, Q.FAILED])
-def test_plan_never_exceeds_the_cap_with_what_still_holds_quota(state: QueuedState) -> None:
+def test_plan_never_exceeds_cap_including_held_quota(state: QueuedState) -> None:
     actions = make_plan(9, queued(1, state), queued(2, Q.ACCEPTED), history=History(_counted={name(1)}))
     assert len(creates(actions)) == 2
     assert "2 of at most 4 are held" in waits(actions)[0]
 
 
-def test_plan_keeps_the_least_number_without_any_demand() -> None:
+def test_plan_keeps_minimum_without_demand() -> None:
     assert len(creates(make_plan(0, least=2))) == 2
     assert len(creates(make_plan(None, queued(1), least=2))) == 1
     assert len(creates(make_plan(2, least=2))) == 2
 
 
 @pytest.mark.parametrize("state", [Q.SUSPENDED, Q.FAILED])
-def test_plan_deletes_what_is_dead_and_holds_quota(state: QueuedState) -> None:
+def test_plan_deletes_dead_slices_holding_quota(state: QueuedState) -> None:
     assert deletes(make_plan(0, queued(1, state, error="stockout"))) == [name(1)]
 
 
-def test_plan_leaves_alone_what_is_not_its_own() -> None:
+def test_plan_leaves_foreign_slices_alone() -> None:
     strangers = (
         queued(1, Q.FAILED, labels={}),
         queued(2, Q.FAILED, labels={OWNER_LABEL: "bob"}),
@@ -248,7 +248,7 @@ def test_plan_leaves_alone_what_is_not_its_own() -> None:
     assert len(creates(make_plan(4, *strangers))) == 4
 
 
-def test_plan_waits_longer_after_each_failure_and_counts_each_once() -> None:
+def test_plan_backs_off_after_each_failure() -> None:
     history, now, pauses = History(), 0.0, []
     for number in range(1, 9):
         make_plan(1, queued(number, Q.FAILED, error="stockout"), history=history, now=now)
@@ -261,7 +261,7 @@ def test_plan_waits_longer_after_each_failure_and_counts_each_once() -> None:
     assert pauses == [30, 60, 120, 240, 480, 960, 1800, 1800]
 
 
-def test_slice_that_joins_ends_the_row_of_failures_but_one_that_stays_does_not() -> None:
+def test_only_joining_slice_ends_row_of_failures() -> None:
     history = History()
     make_plan(0, queued(1), joined={name(1): BUSY}, history=history)
     for number in (2, 3):
@@ -271,14 +271,14 @@ def test_slice_that_joins_ends_the_row_of_failures_but_one_that_stays_does_not()
     assert history.failures == 0
 
 
-def test_refused_request_is_a_failure_and_its_name_is_dropped() -> None:
+def test_refused_request_is_a_failure_and_loses_its_name() -> None:
     history = History(unconfirmed={name(1): 1000.0})
     history.refused(name(1), 1000.0, "no quota")
     assert not creates(make_plan(1, history=history))
     assert "no quota" in waits(make_plan(1, history=history))[0]
 
 
-def test_request_without_an_answer_is_repeated_under_its_own_name() -> None:
+def test_unanswered_request_is_repeated_under_same_name() -> None:
     history = History(unconfirmed={name(1): 1000.0})
     assert creates(make_plan(1, history=history)) == [name(1)]
     assert request_id("create", name(1)) == request_id("create", name(1)) != request_id("delete", name(1))
@@ -286,7 +286,7 @@ def test_request_without_an_answer_is_repeated_under_its_own_name() -> None:
     assert history.unconfirmed == {}
 
 
-def test_plan_gives_back_the_longest_idle_slices_down_to_the_least() -> None:
+def test_plan_returns_longest_idle_slices_down_to_minimum() -> None:
     history = History()
     joined = {name(n): FREE for n in (1, 2)} | {name(3): BUSY}
     make_plan(0, queued(1), queued(3), joined=joined, history=history, now=0.0)
@@ -300,7 +300,7 @@ def test_plan_gives_back_the_longest_idle_slices_down_to_the_least() -> None:
     assert all(action.if_unused for action in last if isinstance(action, Delete))
 
 
-def test_slice_that_was_used_or_wanted_meanwhile_is_idle_from_then_on() -> None:
+def test_used_or_wanted_slice_restarts_its_idle_time() -> None:
     history = History()
     make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=0.0)
     make_plan(0, queued(1), joined={name(1): BUSY}, history=history, now=500.0)
@@ -311,20 +311,20 @@ def test_slice_that_was_used_or_wanted_meanwhile_is_idle_from_then_on() -> None:
     assert deletes(make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=1701.0))
 
 
-def test_plan_without_a_word_from_the_cluster_gives_nothing_back() -> None:
+def test_plan_without_cluster_state_returns_nothing() -> None:
     history = History()
     for now in (0.0, 10_000.0):
         assert make_plan(None, queued(1), queued(2, Q.ACCEPTED), history=history, now=now) == []
 
 
-def test_plan_cancels_requests_that_nobody_has_waited_for_in_a_while() -> None:
+def test_plan_cancels_requests_no_longer_awaited() -> None:
     history, requests = History(), (queued(1, Q.ACCEPTED), queued(2, Q.PROVISIONING), queued(3, Q.ACCEPTED))
     make_plan(3, *requests, history=history, now=0.0)
     assert make_plan(1, *requests, history=history, now=10.0) == []
     assert deletes(make_plan(1, *requests, history=history, now=610.0)) == [name(1), name(3)]
 
 
-def test_plan_gives_up_a_slice_that_never_joins_and_counts_a_failure() -> None:
+def test_plan_abandons_slice_that_never_joins_as_failure() -> None:
     history = History()
     make_plan(1, queued(1), history=history, now=0.0)
     assert make_plan(1, queued(1), history=history, now=JOIN_S) == []
@@ -333,7 +333,7 @@ def test_plan_gives_up_a_slice_that_never_joins_and_counts_a_failure() -> None:
     assert "start-up script" in waits(actions)[0]
 
 
-def test_plan_replaces_a_slice_that_lost_a_host_at_once_and_gives_it_back_soon() -> None:
+def test_plan_replaces_slice_that_lost_a_host() -> None:
     history = History()
     make_plan(0, queued(1), joined={name(1): BUSY}, history=history, now=0.0)
     first = make_plan(1, queued(1), joined={name(1): PARTLY}, history=history, now=1.0)
@@ -348,7 +348,7 @@ def test_plan_replaces_a_slice_that_lost_a_host_at_once_and_gives_it_back_soon()
 # -- whole gangs -------------------------------------------------------------------------------------------------------
 
 
-def test_plan_buys_only_what_completes_gangs_within_the_cap() -> None:
+def test_plan_buys_only_complete_gangs_within_cap() -> None:
     """The cap is four."""
     assert creates(make_plan((5,))) == []
     assert len(creates(make_plan((5, 3)))) == 3
@@ -357,14 +357,14 @@ def test_plan_buys_only_what_completes_gangs_within_the_cap() -> None:
     assert "gangs miss 5 more slices, but 0 of at most 4 are held" in waits(make_plan((5, 1)))[0]
 
 
-def test_plan_counts_what_is_coming_for_the_first_gang() -> None:
+def test_plan_counts_coming_slices_for_first_gang() -> None:
     coming = queued(1, Q.ACCEPTED), queued(2, Q.ACCEPTED)
     assert len(creates(make_plan((3,), *coming))) == 1
     assert creates(make_plan((2, 3), *coming)) == []
     assert len(creates(make_plan((2, 2), *coming))) == 2
 
 
-def test_plan_buys_the_rest_of_a_gang_once_others_have_left_their_slices() -> None:
+def test_plan_completes_gang_once_others_leave_slices() -> None:
     joined = {name(1): BUSY, name(2): FREE}
     there = queued(1), queued(2)
     history = History()
@@ -374,7 +374,7 @@ def test_plan_buys_the_rest_of_a_gang_once_others_have_left_their_slices() -> No
     assert len(creates(make_plan((2,), *there, joined=joined | {name(1): FREE}, history=history, now=10_001.0))) == 2
 
 
-def test_plan_gives_back_what_only_a_gang_waits_for_that_can_never_be_whole() -> None:
+def test_plan_returns_slices_of_gang_that_cannot_be_whole() -> None:
     history, joined = History(), {name(1): FREE, name(2): BUSY}
     there = queued(1), queued(2), queued(3, Q.ACCEPTED)
     assert deletes(make_plan((4,), *there, joined=joined, history=history, now=0.0)) == []

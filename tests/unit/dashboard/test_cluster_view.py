@@ -81,7 +81,7 @@ def conditions(row: dict[str, Any]) -> list[str]:
     return [host[1] for host in row["hosts"]]
 
 
-def test_page_that_follows_knows_what_a_new_one_is_told(world: ControllerInProcess) -> None:
+def test_following_page_equals_new_page(world: ControllerInProcess) -> None:
     """Whatever happens: jobs that start, fail, wait, end or are cancelled, hosts that are drained or lost."""
     page = Followed()
     page.follow()
@@ -111,7 +111,7 @@ def test_page_that_follows_knows_what_a_new_one_is_told(world: ControllerInProce
     assert same()
 
 
-def test_rows_say_who_has_what_and_who_waits_for_what(world: ControllerInProcess) -> None:
+def test_rows_say_who_holds_and_waits_for_what(world: ControllerInProcess) -> None:
     page = Followed()
     world.start("train", slices=(2,))
     world.submit("second", slices=(2,), user="bob", priority=PriorityBand.BATCH)
@@ -130,7 +130,7 @@ def test_rows_say_who_has_what_and_who_waits_for_what(world: ControllerInProcess
     assert {band["band"]: band["queued"] for band in users["bob"]["bands"]} == {"interactive": 1, "batch": 1}
 
 
-def test_host_that_no_job_can_get_is_shown_until_it_is_gone_or_of_use(world: ControllerInProcess) -> None:
+def test_unusable_host_is_shown_until_gone_or_usable(world: ControllerInProcess) -> None:
     page = Followed()
     page.follow()
     world.add_node("unlabelled", "10.9.0.0", {"TPU": 4.0}, {})
@@ -145,9 +145,7 @@ def test_host_that_no_job_can_get_is_shown_until_it_is_gone_or_of_use(world: Con
     assert "10.9.0.0: all its hosts are gone (1)" in page.events()
 
 
-def test_events_tell_the_story_of_a_job_and_of_hosts(
-    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_tell_stories_of_jobs_and_hosts(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "AT_ONCE_S", 0.0)  # later than that, a lost host costs a preemption
     page = Followed()
     page.follow()
@@ -165,7 +163,7 @@ def test_events_tell_the_story_of_a_job_and_of_hosts(
     assert page.events()[0] == "train: submitted by ann"
 
 
-def test_new_controller_is_followed_from_the_beginning(world: ControllerInProcess) -> None:
+def test_page_follows_new_controller_from_beginning(world: ControllerInProcess) -> None:
     page = Followed()
     world.start("train")
     page.until(lambda tables: tables["jobs"]["train"]["state"] == "running")
@@ -178,7 +176,7 @@ def test_new_controller_is_followed_from_the_beginning(world: ControllerInProces
     assert page.copy["jobs"]["train"]["state"] == "running"
 
 
-def test_what_a_job_says_of_itself_is_shown(world: ControllerInProcess) -> None:
+def test_jobs_own_status_text_is_shown(world: ControllerInProcess) -> None:
     page = Followed()
     train = world.start("train")
     progress = GangProgress(AttemptId(train, 1), step=7, status="loss 2.31", age=0.0)

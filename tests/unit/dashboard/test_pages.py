@@ -86,7 +86,7 @@ def test_every_page_fits_its_window(chromium: Browser, url: str, look: str, dark
     chromium.see(story, dark=dark, width=width)
 
 
-def test_what_happens_shows_without_a_reload(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+def test_changes_appear_without_reload(chromium: Browser, world: ControllerInProcess, url: str) -> None:
     def story(page: "Page") -> None:
         page.goto(f"{url}/#/fleet")
         page.locator(".tile.busy").nth(1).wait_for(timeout=PATIENCE_MS)
@@ -102,7 +102,7 @@ def test_what_happens_shows_without_a_reload(chromium: Browser, world: Controlle
     chromium.see(story)
 
 
-def test_fleet_is_filtered_by_words_and_by_condition(chromium: Browser, url: str) -> None:
+def test_fleet_is_filtered_by_words_and_condition(chromium: Browser, url: str) -> None:
     def story(page: "Page") -> None:
         page.goto(f"{url}/#/fleet")
         page.locator(".tile.busy").nth(1).wait_for(timeout=PATIENCE_MS)
@@ -117,7 +117,7 @@ def test_fleet_is_filtered_by_words_and_by_condition(chromium: Browser, url: str
     chromium.see(story)
 
 
-def test_queue_says_who_comes_first_and_why_each_waits(chromium: Browser, url: str) -> None:
+def test_queue_shows_order_and_reasons(chromium: Browser, url: str) -> None:
     def story(page: "Page") -> list[str]:
         page.goto(f"{url}/#/queue")
         page.locator("tbody tr").nth(1).wait_for(timeout=PATIENCE_MS)
@@ -131,7 +131,7 @@ def test_queue_says_who_comes_first_and_why_each_waits(chromium: Browser, url: s
     assert "batch" in second
 
 
-def test_logs_come_as_they_are_printed_and_as_text(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+def test_logs_stream_and_are_shown_as_text(chromium: Browser, world: ControllerInProcess, url: str) -> None:
     def story(page: "Page") -> str:
         page.goto(f"{url}/#/jobs/train-llama")
         waits_for(page, "step 7: loss 2.30")
@@ -175,7 +175,7 @@ def test_job_page_shows_attempts_and_their_causes(chromium: Browser, world: Cont
     chromium.see(story)
 
 
-def test_job_page_says_what_disruptions_have_cost(chromium: Browser, url: str) -> None:
+def test_job_page_shows_cost_of_disruptions(chromium: Browser, url: str) -> None:
     """The figures are made up: here they would take hours."""
     seconds = {"productive": 30_000.0, "program_startup": 900.0, "queueing": 3600.0}
     seconds |= {"wasted_progress_from_disruption": 1800.0, "infrastructure_recovery_from_disruption": 300.0}
@@ -203,7 +203,7 @@ def test_job_page_says_what_disruptions_have_cost(chromium: Browser, url: str) -
     assert chromium.see(story, height=1400) == said
 
 
-def test_job_page_says_why_it_waits_in_plain_words(chromium: Browser, url: str) -> None:
+def test_job_page_explains_wait_in_plain_words(chromium: Browser, url: str) -> None:
     def story(page: "Page") -> tuple[str, list[str], str]:
         page.goto(f"{url}/#/jobs/eval")
         waits_for(page, "Why it waits")
@@ -219,7 +219,7 @@ def test_job_page_says_why_it_waits_in_plain_words(chromium: Browser, url: str) 
 
 
 @pytest.mark.parametrize(("look", "dark", "width"), LOOKS)
-def test_job_page_says_what_the_last_preemption_cost(
+def test_job_page_shows_cost_of_last_preemption(
     chromium: Browser,
     world: ControllerInProcess,
     url: str,
@@ -270,7 +270,7 @@ def test_fleet_of_5000_hosts_fits_its_window(chromium: Browser, url: str, look: 
     assert chromium.see(story, dark=dark, width=width) > 5000
 
 
-def test_keyboard_alone_leads_to_a_slice_and_its_reason(chromium: Browser, url: str) -> None:
+def test_keyboard_leads_to_slice_and_its_reason(chromium: Browser, url: str) -> None:
     def story(page: "Page") -> None:
         page.goto(f"{url}/#/fleet")
         page.locator("a.tile.closed").wait_for(timeout=PATIENCE_MS)
@@ -285,7 +285,7 @@ def test_keyboard_alone_leads_to_a_slice_and_its_reason(chromium: Browser, url: 
     chromium.see(story)
 
 
-def test_theme_is_kept(chromium: Browser, url: str) -> None:
+def test_chosen_theme_is_kept(chromium: Browser, url: str) -> None:
     def story(page: "Page") -> list[str]:
         page.goto(f"{url}/#/users")
         page.locator("h1").wait_for(timeout=PATIENCE_MS)
@@ -300,7 +300,7 @@ def test_theme_is_kept(chromium: Browser, url: str) -> None:
     assert light != dark
 
 
-def test_page_comes_back_by_itself(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+def test_page_recovers_by_itself(chromium: Browser, world: ControllerInProcess, url: str) -> None:
     def story(page: "Page") -> None:
         page.goto(f"{url}/#/jobs")
         waits_for(page, "train-llama")

@@ -65,7 +65,7 @@ def events(url: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield kind, json.loads(value)
 
 
-def test_page_gets_everything_once_and_then_what_changes(world: ControllerInProcess, url: str) -> None:
+def test_page_gets_everything_once_then_changes(world: ControllerInProcess, url: str) -> None:
     first = get(f"{url}/api/snapshot")
     assert set(first["tables"]["slices"]) >= {"v4-16-0", "v4-16-1", "v4-16-2"}
     coming = events(url, first["version"])
@@ -87,7 +87,7 @@ def test_page_gets_everything_once_and_then_what_changes(world: ControllerInProc
         other.close()  # type: ignore[attr-defined]
 
 
-def test_job_in_full_and_its_logs(world: ControllerInProcess, url: str) -> None:
+def test_job_details_and_logs_are_served(world: ControllerInProcess, url: str) -> None:
     world.start("train")
     world.prints("train", 1, "step 1\nstep 2\n")
     job = get(f"{url}/api/jobs/train")
@@ -106,7 +106,7 @@ def test_job_in_full_and_its_logs(world: ControllerInProcess, url: str) -> None:
 
 
 @pytest.mark.parametrize("job_id", ["lr={1e-3} 50%", "driver-1/eval-2", "a%2Fb?c#d", "größe"])
-def test_job_may_be_called_anything(world: ControllerInProcess, url: str, job_id: str) -> None:
+def test_job_of_any_name_is_served(world: ControllerInProcess, url: str, job_id: str) -> None:
     world.start(job_id)
     world.prints(job_id, 0, "step 1\n")
     path = f"{url}/api/jobs/{quote(job_id, safe='')}"
@@ -114,7 +114,7 @@ def test_job_may_be_called_anything(world: ControllerInProcess, url: str, job_id
     assert get(f"{path}/logs?offset=0")["text"] == "step 1\n"
 
 
-def test_no_character_of_a_log_is_cut_in_two(world: ControllerInProcess, url: str) -> None:
+def test_log_chunks_cut_no_character_in_two(world: ControllerInProcess, url: str) -> None:
     job = world.start("train")
     world.prints(job, 0, "€" * 100_000 + "\n")
     first = get(f"{url}/api/jobs/{job}/logs?offset=0")
@@ -123,7 +123,7 @@ def test_no_character_of_a_log_is_cut_in_two(world: ControllerInProcess, url: st
     assert rest["next_offset"] == rest["end"]
 
 
-def test_page_of_a_large_job_asks_for_no_more_tasks_than_it_shows(
+def test_large_jobs_page_requests_only_shown_tasks(
     world: ControllerInProcess, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(ControllerConnection, "ask_all")
@@ -131,14 +131,14 @@ def test_page_of_a_large_job_asks_for_no_more_tasks_than_it_shows(
     assert (job["size"], len(job["tasks"])) == (600, PAGE)
 
 
-def test_link_leads_to_a_job_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_leads_to_job_of_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     store = {place._KEY: json.dumps({"machine": socket.gethostname(), "url": "http://here", "ray_job": "01"}).encode()}
     monkeypatch.setattr(place, "ClusterStore", lambda: store)
     monkeypatch.setattr(place, "driver_lives", lambda ray_job: ray_job == "01")
     assert place.link_to("jobs/driver-1/lr 50%") == "http://here/#/jobs/driver-1/lr%2050%25"
 
 
-def test_dashboard_that_ends_leaves_the_link_to_another_one_with_the_same_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ending_dashboard_keeps_anothers_link_of_same_url(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     monkeypatch.setattr(place, "ClusterStore", lambda: store)
     monkeypatch.setattr(place, "driver_lives", lambda ray_job: True)
@@ -171,7 +171,9 @@ def test_dashboard_that_ends_leaves_the_link_to_another_one_with_the_same_url(mo
         ("/healthz", 200),
     ],
 )
-def test_what_is_there_and_what_is_not(world: ControllerInProcess, url: str, path: str, status: int) -> None:
+def test_existing_paths_answer_and_others_are_not_found(
+    world: ControllerInProcess, url: str, path: str, status: int
+) -> None:
     world.start("train")
     assert status_of(url + path) == status
 
@@ -198,7 +200,7 @@ class SilentHosts(ControllerConnection):
         return super().ask(question, *args, **kwargs)
 
 
-def test_logs_of_a_host_that_is_silent_keep_no_page_waiting_for_anything_else(world: ControllerInProcess) -> None:
+def test_silent_hosts_logs_block_no_other_request(world: ControllerInProcess) -> None:
     world.start("train")
     with served(SilentHosts) as url, ThreadPoolExecutor(60) as readers:
         wait_until(lambda: status_of(f"{url}/readyz") == 200)
@@ -219,7 +221,7 @@ def test_logs_of_a_host_that_is_silent_keep_no_page_waiting_for_anything_else(wo
     assert sum(at.offset == 0 for at in SilentHosts.asked) == 1, "who asks the same while it is awaited shares it"
 
 
-def test_without_a_controller_the_pages_say_so(bare_cluster: ControllerInProcess) -> None:
+def test_pages_without_controller_say_so(bare_cluster: ControllerInProcess) -> None:
     with served() as url:
         wait_until(lambda: get(f"{url}/api/cluster"))
         assert "no Controller runs" in get(f"{url}/api/cluster")["now"]["trouble"]
@@ -227,12 +229,12 @@ def test_without_a_controller_the_pages_say_so(bare_cluster: ControllerInProcess
         assert status_of(f"{url}/healthz") == 200
 
 
-def test_page_of_a_stranger_whose_name_leads_here_is_refused(url: str) -> None:
+def test_page_of_rebound_foreign_name_is_refused(url: str) -> None:
     assert status_of(f"{url}/api/jobs", Host="evil.example:8267") == 403
     assert status_of(f"{url}/api/jobs", Host="localhost:8267") == 200
 
 
-def test_only_reading_is_possible(url: str) -> None:
+def test_only_read_methods_are_allowed(url: str) -> None:
     where = urlsplit(url)
     for method in ("POST", "PUT", "DELETE"):
         connection = http.client.HTTPConnection(where.hostname or "", where.port)
@@ -247,7 +249,7 @@ def test_pages_allow_no_foreign_code(url: str) -> None:
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_with_a_token_only_who_has_it_may_read(world: ControllerInProcess) -> None:
+def test_token_is_required_to_read(world: ControllerInProcess) -> None:
     with served(token="open sesame") as url:
         assert status_of(f"{url}/api/jobs") == 401
         assert status_of(f"{url}/api/jobs", Authorization="Bearer wrong") == 401
@@ -262,7 +264,7 @@ def test_with_a_token_only_who_has_it_may_read(world: ControllerInProcess) -> No
             assert b'<nav aria-label="Pages">' in page.read()
 
 
-def test_bytes_that_are_no_text_are_no_token(world: ControllerInProcess) -> None:
+def test_undecodable_bytes_are_no_token(world: ControllerInProcess) -> None:
     with served(token="open sesame") as url:
         assert status_of(f"{url}/api/jobs", Authorization="Bearer \xff") == 401
         assert status_of(f"{url}/api/jobs", Cookie=f"{COOKIE}=\xff") == 401
@@ -275,7 +277,7 @@ def test_bytes_that_are_no_text_are_no_token(world: ControllerInProcess) -> None
                 assert refused.value.code == 400
 
 
-def test_wider_than_this_machine_needs_a_token(tmp_path: Any) -> None:
+def test_public_address_requires_a_token(tmp_path: Any) -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "head")] == [True] * 3 + [
         False
     ] * 2

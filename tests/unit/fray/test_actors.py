@@ -74,20 +74,20 @@ def handle(server: ActorServer) -> ActorHandle:
     return ActorHandle(InProcess("counter", server.address))
 
 
-def test_methods_are_called_with_their_arguments_and_answer_with_results(handle: ActorHandle) -> None:
+def test_methods_get_arguments_and_return_results(handle: ActorHandle) -> None:
     assert handle.add(2) == 2
     assert handle.add.remote(3, twice=True).result() == 8
     assert handle.add.submit(1).result(timeout=10) == 9
     assert len(handle.give(20_000_000)) == 20_000_000, "gRPC's own limit is 4 MB"
 
 
-def test_handle_can_be_sent_and_shows_no_token(handle: ActorHandle, server: ActorServer) -> None:
+def test_handle_is_picklable_and_shows_no_token(handle: ActorHandle, server: ActorServer) -> None:
     copy = pickle.loads(pickle.dumps(handle))
     assert copy.add(1) == 1
     assert server.address.token not in f"{copy!r} {copy._place!r} {copy.add!r}"
 
 
-def test_error_is_the_methods_own_with_its_traceback_as_a_note(handle: ActorHandle) -> None:
+def test_error_is_methods_own_with_traceback_note(handle: ActorHandle) -> None:
     with pytest.raises(ValueError, match="no such thing") as raised:
         handle.fail()
     assert 'raise ValueError("no such thing")' in "".join(raised.value.__notes__)
@@ -95,7 +95,7 @@ def test_error_is_the_methods_own_with_its_traceback_as_a_note(handle: ActorHand
         handle.no_such_method()
 
 
-def test_what_can_not_travel_is_said(handle: ActorHandle) -> None:
+def test_value_that_cannot_travel_is_reported(handle: ActorHandle) -> None:
     with pytest.raises(RemoteUserError, match="CanNotTravel: 1 and 2"):
         handle.fail_oddly()
     with pytest.raises(ResultNotPicklableError, match="pickle"):
@@ -104,13 +104,13 @@ def test_what_can_not_travel_is_said(handle: ActorHandle) -> None:
         handle.add(threading.Lock())
 
 
-def test_exit_in_a_method_ends_the_call_and_not_the_actor(handle: ActorHandle) -> None:
+def test_exit_in_method_ends_call_not_actor(handle: ActorHandle) -> None:
     with pytest.raises(SystemExit):
         handle.leave()
     assert handle.add(1) == 1
 
 
-def test_as_many_methods_run_at_a_time_as_is_said(server: ActorServer) -> None:
+def test_concurrent_methods_are_limited_as_configured(server: ActorServer) -> None:
     counter = Counter()
     server.serve(counter)
     handle = ActorHandle(InProcess("counter", server.address))
@@ -132,9 +132,7 @@ def test_private_methods_are_not_served(handle: ActorHandle) -> None:
         unpack_answer(handle._call(pack_call("_secret", (), {}))[0].result())
 
 
-def test_stranger_without_the_token_is_refused_before_anything_is_unpickled(
-    handle: ActorHandle, server: ActorServer
-) -> None:
+def test_caller_without_token_is_refused_before_unpickling(handle: ActorHandle, server: ActorServer) -> None:
     bomb = b"cos\nsystem\n(S'false'\ntR."
     stranger = ActorHandle(InProcess("counter", ActorAddress(server.address.target, "guess")))
     with pytest.raises(grpc.RpcError) as refused:
@@ -143,7 +141,7 @@ def test_stranger_without_the_token_is_refused_before_anything_is_unpickled(
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_methods_run_in_the_context_in_which_the_actor_was_made(server: ActorServer) -> None:
+def test_methods_run_in_actors_creation_context(server: ActorServer) -> None:
     current = pytest.importorskip("fray.current_client", reason="needs Fray: make marin")
 
     class Asks:
@@ -156,7 +154,7 @@ def test_methods_run_in_the_context_in_which_the_actor_was_made(server: ActorSer
     assert ActorHandle(InProcess("asks", server.address)).client()
 
 
-def test_actor_that_is_gone_is_unavailable(handle: ActorHandle, server: ActorServer) -> None:
+def test_gone_actor_is_unavailable(handle: ActorHandle, server: ActorServer) -> None:
     pytest.importorskip("fray.actor", reason="needs Fray: make marin")
     assert handle.add(1) == 1
     server.stop()
@@ -174,7 +172,7 @@ class Moves:
         return self.address
 
 
-def test_late_look_at_a_call_of_a_lost_attempt_leaves_calls_of_the_next_attempt_alone(
+def test_late_check_of_lost_attempts_call_spares_next_attempt(
     server: ActorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actor_handle, "unavailable", ActorUnavailableError)  # Fray's own word needs Fray
@@ -196,13 +194,13 @@ def test_late_look_at_a_call_of_a_lost_attempt_leaves_calls_of_the_next_attempt_
     assert again.result(10) == 1
 
 
-def test_actors_are_refused_where_ray_encrypts() -> None:
+def test_actors_are_refused_with_encrypted_ray() -> None:
     with pytest.raises(UnsupportedOptionError, match="not encrypted"):
         require_no_tls({"RAY_USE_TLS": "1"})
     require_no_tls({"RAY_USE_TLS": "0"})
 
 
-def test_endpoints_that_the_actors_of_a_group_have_besides_are_no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_endpoints_of_actor_group_are_no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"eval-1": "a", "eval-0": "b", "eval-metrics": "c"}
     monkeypatch.setattr(actor_handle, "endpoints_of", lambda job_id, prefix: found)
     group = actor_handle.ActorGroup("eval-1a2b", "eval", 2)

@@ -15,13 +15,13 @@ from iris_ray.fray.current import as_current_client
 from iris_ray.fray.job_handle import JobHandle
 
 
-def test_names_can_be_imported_without_fray_and_iris_being_imported() -> None:
+def test_names_are_importable_without_fray_and_iris() -> None:
     script = "import sys, iris_ray.fray as f\nf.Client, f.JobHandle\nprint({'fray', 'iris'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 
 
-def test_without_fray_it_is_said_what_to_install() -> None:
+def test_missing_fray_says_what_to_install() -> None:
     script = (
         "import sys; sys.modules['fray.client'] = None\nfrom iris_ray.fray.current import require_fray\nrequire_fray()"
     )
@@ -33,7 +33,7 @@ def test_without_fray_it_is_said_what_to_install() -> None:
     ("ours", "module"),
     [(Client, "client"), (JobHandle, "client"), (ActorGroup, "actor"), (ActorMethod, "actor"), (ActorFuture, "actor")],
 )
-def test_methods_take_what_frays_take(ours: type, module: str) -> None:
+def test_methods_take_the_same_arguments_as_frays(ours: type, module: str) -> None:
     protocol = getattr(pytest.importorskip(f"fray.{module}", reason="needs Fray: make marin"), ours.__name__)
     assert not {name for name in vars(protocol) if not name.startswith("_")} - set(dir(ours))
     for name, method in vars(protocol).items():
@@ -44,7 +44,7 @@ def test_methods_take_what_frays_take(ours: type, module: str) -> None:
             assert not missing, f"{name}: {missing}"
 
 
-def test_current_client_is_ours_in_new_threads_too_until_the_end() -> None:
+def test_current_client_is_ours_in_new_threads_until_shutdown() -> None:
     current = pytest.importorskip("fray.current_client", reason="needs Fray: make marin")
     ours: Any = object()
     seen: list[Any] = []
@@ -73,7 +73,7 @@ class Told:
         self.shutdown()
 
 
-def test_shutdown_ends_and_waits_for_the_others_if_the_controller_has_forgotten_one_that_ended_long_ago() -> None:
+def test_shutdown_ends_other_jobs_although_one_is_forgotten() -> None:
     client = Client.__new__(Client)  # a real one needs Fray and a cluster
     groups: Any = [Told(forgotten=True), Told(forgotten=False)]
     jobs: Any = [Told(forgotten=True), Told(forgotten=False)]

@@ -31,24 +31,24 @@ def environment(**asked: Any) -> Any:
     return types.EnvironmentConfig(workspace="/somewhere", **asked)
 
 
-def test_retries_name_and_priority_are_those_of_the_job() -> None:
+def test_retries_name_and_priority_come_from_the_job() -> None:
     spec = fray_request(job(max_retries_failure=2, max_retries_preemption=3, priority=3)).spec
     assert (spec.name, spec.max_retries_failure, spec.max_retries_preemption) == ("job", 2, 3)
     assert (spec.priority, spec.max_task_failures) == (PriorityBand.BATCH, None)
 
 
-def test_job_without_wishes_has_frays_own_budgets() -> None:
+def test_job_without_retries_has_frays_budgets() -> None:
     spec = fray_request(job()).spec
     assert (spec.max_retries_failure, spec.max_retries_preemption) == (0, 100)
 
 
-def test_slices_of_the_resources_count_and_replicas_of_the_job_win() -> None:
+def test_replicas_of_job_win_over_slices_of_resources() -> None:
     two = types.ResourceConfig.with_tpu("v4-16", slice_count=2)
     counts = [fray_request(job(resources=two, replicas=n)).spec.coscheduling for n in (None, 6)]
     assert [config.num_groups for config in counts if config] == [(2,), (3,)]
 
 
-def test_variables_of_the_job_win_over_those_of_the_device() -> None:
+def test_job_variables_win_over_device_variables() -> None:
     tpu = types.ResourceConfig.with_tpu("v6e-16")
     plain = fray_request(job(resources=tpu)).env
     assert plain["JAX_PLATFORMS"] == ""
@@ -67,7 +67,7 @@ def test_variables_of_the_job_win_over_those_of_the_device() -> None:
     ],
     ids=str,
 )
-def test_iris_code_in_a_task_knows_what_the_task_has(
+def test_iris_code_in_task_knows_its_resources(
     monkeypatch: pytest.MonkeyPatch, asked: Any, has: tuple[float, ...]
 ) -> None:
     env_resources = pytest.importorskip("iris.env_resources")
@@ -77,12 +77,12 @@ def test_iris_code_in_a_task_knows_what_the_task_has(
     assert (found.memory_bytes, found.cpu_cores, found.gpu_count, found.tpu_count) == has
 
 
-def test_packages_are_for_rays_runtime_environment() -> None:
+def test_packages_go_to_runtime_environment() -> None:
     made = fray_request(job(environment=environment(pip_packages=["einops"], env_vars={"PYTHONHASHSEED": "1"})))
     assert made.process.runtime_env == {"pip": ["einops"], "env_vars": {"PYTHONHASHSEED": "1"}}
 
 
-def test_extras_are_left_to_the_image_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_extras_are_left_to_image_with_a_note(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         fray_request(job(environment=environment(extras=["tpu"])))
     assert "job job: extras ['tpu'] are not installed; the image of the cluster must have them" in caplog.text
@@ -105,9 +105,7 @@ def test_extras_are_left_to_the_image_and_said(caplog: pytest.LogCaptureFixture)
     ],
     ids=str,
 )
-def test_what_makes_no_sense_or_is_not_done_is_refused_by_name(
-    asked: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_unsupported_values_are_refused_by_name(asked: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         fray_request(job(**asked))
 
@@ -120,7 +118,7 @@ def test_what_makes_no_sense_or_is_not_done_is_refused_by_name(
         ("setup_scripts", "in"),
     ],
 )
-def test_options_of_newer_frays_are_refused(newer: str, said: str) -> None:
+def test_options_of_newer_fray_are_refused(newer: str, said: str) -> None:
     made = job(environment=environment())
     holder = made if newer == "processes_per_task" else made.environment
     object.__setattr__(holder, newer, {"processes_per_task": 2, "secrets": {"K": "abc"}}.get(newer, ["x"]))
@@ -135,7 +133,7 @@ def test_bands_are_those_of_iris() -> None:
         assert band_of(job_pb2.PriorityBand.Value(f"PRIORITY_BAND_{band.name}")) is band
 
 
-def test_function_that_can_not_travel_is_refused_at_once() -> None:
+def test_unpicklable_function_is_refused_at_once() -> None:
     with pytest.raises(InvalidFunctionError, match="can't be pickled"):
         fray_request(job(entrypoint=types.Entrypoint.from_callable(print, [sys.stdout])))
 
@@ -152,7 +150,7 @@ def test_function_gets_its_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == "ab"
 
 
-def test_program_gets_its_arguments_as_they_are_and_its_exit_code_counts(capfd: pytest.CaptureFixture[str]) -> None:
+def test_program_gets_unchanged_arguments_and_its_exit_code_counts(capfd: pytest.CaptureFixture[str]) -> None:
     program = types.Entrypoint.from_binary(
         sys.executable, ["-c", "import sys; print(sys.argv); sys.exit(3)", "a b", "$HOME"]
     )

@@ -21,7 +21,7 @@ def test_units_of_memory_are_binary(text: str, size: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "g", "4 giga", "-4g", "4g4g", 4])
-def test_what_is_no_amount_of_memory_is_refused(text: Any) -> None:
+def test_invalid_amount_of_memory_is_refused(text: Any) -> None:
     with pytest.raises(InvalidRequestError, match="'512m'"):
         size_in_bytes(text)
 
@@ -32,7 +32,7 @@ def resources(tpu: str | None = None, **asked: Any) -> Any:
     return config(**asked) if tpu is None else config.with_tpu(tpu, **{"cpu": 2, "ram": "1g", **asked})
 
 
-def test_tasks_without_tpu_are_placed_one_by_one_with_cpu_and_memory() -> None:
+def test_tasks_without_tpu_are_placed_singly_by_cpu_and_memory() -> None:
     placed = fray_placement(resources(cpu=3, ram="2g"), 5, tpu_gang=True)
     assert (placed.replicas, placed.coscheduling, placed.device) == (5, None, None)
     assert placed.resources == {"CPU": 3.0, "memory": 2.0 * GIB}
@@ -49,7 +49,7 @@ def test_tasks_without_tpu_are_placed_one_by_one_with_cpu_and_memory() -> None:
         ("v4-8", 2, False, 2, None),
     ],
 )
-def test_tasks_on_slices_are_a_gang_unless_each_has_one_vm_and_they_may_be_apart(
+def test_slice_tasks_are_a_gang_unless_separable(
     tpu: str, slice_count: int, gang: bool, tasks_of_a_slice: int, slices: tuple[int, ...] | None
 ) -> None:
     asked = resources(tpu, slice_count=slice_count)
@@ -60,7 +60,7 @@ def test_tasks_on_slices_are_a_gang_unless_each_has_one_vm_and_they_may_be_apart
     assert placed.constraints == (Constraint(TPU_TOPOLOGY, ConstraintOp.IN, [tpu]),)
 
 
-def test_alternative_types_are_one_constraint_and_a_shape_is_another() -> None:
+def test_same_shape_alternatives_become_one_constraint() -> None:
     types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
     asked = types.ResourceConfig.with_tpu(["v5p-16", "v4-16"], cpu=1)
     assert fray_placement(asked, 2, True).constraints == (
@@ -70,7 +70,7 @@ def test_alternative_types_are_one_constraint_and_a_shape_is_another() -> None:
     assert fray_placement(shaped, 2, True).constraints[1] == Constraint("ray.io/tpu-topology", ConstraintOp.EQ, "2x2x2")
 
 
-def test_gpus_are_counted_and_their_type_is_a_constraint() -> None:
+def test_gpus_are_counted_and_their_type_is_constrained() -> None:
     types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
     placed = fray_placement(types.ResourceConfig.with_gpu("H100", count=8), 2, True)
     assert (placed.resources["GPU"], placed.replicas) == (8.0, 2)
@@ -78,7 +78,7 @@ def test_gpus_are_counted_and_their_type_is_a_constraint() -> None:
     assert fray_placement(types.ResourceConfig.with_gpu("auto"), 1, True).constraints == ()
 
 
-def test_hosts_that_stay_are_preferred_for_what_must_not_be_preempted() -> None:
+def test_unpreemptible_job_prefers_staying_hosts() -> None:
     """Marin's coordinators ask for them, and most clusters do not say it of their hosts."""
     stays = Constraint("preemptible", ConstraintOp.EQ, False)
     assert stays in fray_placement(resources(preemptible=False), 1, True).preferences
@@ -107,7 +107,7 @@ def test_region_and_zone_are_constraints() -> None:
     ],
     ids=str,
 )
-def test_what_can_not_be_placed_is_refused(
+def test_impossible_placement_is_refused(
     asked: dict[str, Any], replicas: int, error: type[Exception], said: str
 ) -> None:
     made = resources(**{option: value for option, value in asked.items() if option != "device_alternatives"})

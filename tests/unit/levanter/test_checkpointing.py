@@ -1,7 +1,6 @@
 """When a run of Levanter in a gang saves."""
 
 import json
-import os
 import sys
 import threading
 import types
@@ -64,16 +63,8 @@ def after_step_of_marin(checkpointer: GangCheckpointer, step: int) -> None:
 both_versions = pytest.mark.parametrize("after", [after_step, after_step_of_marin])
 
 
-@pytest.fixture
-def files(own_host: Path, monkeypatch: pytest.MonkeyPatch) -> TaskFiles:
-    """This process is a task."""
-    files = TaskFiles.of_process(own_host, os.getpid())
-    monkeypatch.setenv(TaskFiles.VARIABLE, files.prefix)
-    return files
-
-
 @both_versions
-def test_every_step_is_a_heartbeat_and_saves_what_levanter_finds_due(
+def test_every_step_is_a_heartbeat_and_due_saves_happen(
     files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
 ) -> None:
     levanter = Recording(save_interval=timedelta.resolution)
@@ -85,7 +76,7 @@ def test_every_step_is_a_heartbeat_and_saves_what_levanter_finds_due(
 
 
 @both_versions
-def test_at_a_notice_the_step_is_saved_and_waited_for_before_the_task_says_so(
+def test_noticed_step_is_saved_before_task_says_so(
     files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
 ) -> None:
     levanter, left = Recording(), []
@@ -99,9 +90,7 @@ def test_at_a_notice_the_step_is_saved_and_waited_for_before_the_task_says_so(
 
 
 @both_versions
-def test_at_a_notice_even_the_first_step_is_saved(
-    files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
-) -> None:
+def test_first_step_is_saved_at_a_notice(files: TaskFiles, after: Callable[[GangCheckpointer, int], None]) -> None:
     levanter = Recording()
     files.write_notice(NOTICE)
     checkpointer = in_a_gang(levanter)
@@ -111,7 +100,7 @@ def test_at_a_notice_even_the_first_step_is_saved(
 
 
 @both_versions
-def test_last_step_is_saved_when_all_else_is_done_and_only_then(
+def test_last_step_is_saved_only_after_everything_else(
     files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
 ) -> None:
     levanter = Recording(save_interval=timedelta.resolution)
@@ -127,7 +116,7 @@ def test_last_step_is_saved_when_all_else_is_done_and_only_then(
     assert levanter.waited == 2
 
 
-def test_last_step_of_data_that_ended_early_is_saved_too(files: TaskFiles) -> None:
+def test_last_step_of_short_data_is_saved_too(files: TaskFiles) -> None:
     levanter = Recording()
     checkpointer = in_a_gang(levanter)
     checkpointer.on_step(Info(4))
@@ -148,9 +137,7 @@ def test_saves_are_marked_for_goodput(files: TaskFiles, after: Callable[[GangChe
     assert marked(files) == [set(), {"checkpoint_save"}]
 
 
-def test_restores_are_marked_once_and_only_while_the_run_lasts(
-    files: TaskFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restores_are_marked_once_during_the_run(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     levanter = types.ModuleType("levanter.checkpoint")
 
     def load(path: str) -> str:
@@ -170,7 +157,7 @@ def test_run_without_a_step_saves_nothing_at_its_end() -> None:
     assert levanter.saves == []
 
 
-def test_what_else_is_asked_of_the_checkpointer_is_answered_by_levanters() -> None:
+def test_other_checkpointer_attributes_are_levanters() -> None:
     assert in_a_gang(Recording()).base_path == "gs://bucket/run"
 
 
@@ -185,9 +172,7 @@ def test_what_else_is_asked_of_the_checkpointer_is_answered_by_levanters() -> No
         (["step-3", "step-12-best"], False),
     ],
 )
-def test_run_is_complete_if_its_last_step_or_a_later_one_is_saved(
-    tmp_path: Path, saved: list[str], complete: bool
-) -> None:
+def test_run_is_complete_once_last_step_is_saved(tmp_path: Path, saved: list[str], complete: bool) -> None:
     for name in saved:
         (tmp_path / name).mkdir()
         (tmp_path / name / "metadata.json").touch()

@@ -34,19 +34,19 @@ CONFIG = RunDockerOnPodConfig(
         ({"name": 7}, InvalidRequestError, "name is 7; give a str"),
     ],
 )
-def test_config_that_can_not_work_is_refused(changes: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_impossible_config_is_refused(changes: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         RunDockerOnPodConfig(**{"image_id": "busybox", "command": ["true"], "tpu_type": "v4-16", **changes})
 
 
-def test_config_has_levanters_fields_and_defaults_and_shows_no_values() -> None:
+def test_config_has_levanters_fields_and_hides_values() -> None:
     config = RunDockerOnPodConfig("busybox", "echo 'a b' c", "v4-16", env={"TOKEN": "s3cret"})
     assert (config.name, config.retries, config.node_count) == ("levanter", 10, 1)
     assert config.arguments == ["echo", "a b", "c"]
     assert "s3cret" not in repr(config)
 
 
-def test_config_travels_as_a_file_and_runs_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_travels_as_file_and_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     monkeypatch.setattr(docker, "run", lambda *args, **options: ran.append((args, options)))
 
@@ -63,17 +63,11 @@ def test_config_travels_as_a_file_and_runs_as_it_was_written(tmp_path: Path, mon
     spaced = replace(CONFIG, name="my run")
     assert submit_tpu_job_on_ray(spaced, "http://there") == "run_docker_my-run at http://there"
     ran.pop()
-    wanted = {
-        "tpu_type": "v4-16",
-        "num_slices": 2,
-        "env": {"A": ODD},
-        "name": "levanter",
-        "max_retries_failure": 3,
-    }
+    wanted = {"tpu_type": "v4-16", "num_slices": 2, "env": {"A": ODD}, "name": "levanter", "max_retries_failure": 3}
     assert ran == [(("gcr.io/p/train", ["python", ODD]), wanted)] * 2
 
 
-def test_retries_by_levanters_name_are_those_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retries_by_levanters_name_are_failure_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[dict[str, Any]] = []
     monkeypatch.setattr(docker, "run", lambda *_, **options: ran.append(options))
     for given in ({"retries": 3}, {"max_retries_failure": 4}, {}):
@@ -81,6 +75,6 @@ def test_retries_by_levanters_name_are_those_after_failures(monkeypatch: pytest.
     assert [options["max_retries_failure"] for options in ran] == [3, 4, 10]
 
 
-def test_other_configs_are_sent_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_configs_are_sent_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "submit", lambda config, address, run_id: f"{config.name} at {address}")
     assert submit_tpu_job_on_ray(RayJobConfig(["python", "train.py"], None), "http://there") == "train at http://there"

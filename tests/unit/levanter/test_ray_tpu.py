@@ -56,7 +56,7 @@ def ours(name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_parameters_of_levanter_come_first_and_mean_the_same_and_the_others_go_by_name(name: str) -> None:
+def test_levanters_parameters_come_first_and_ours_by_name(name: str) -> None:
     shown = inspect.signature(ours(name)).parameters
     recorded = SIGNATURES[name]
     assert [(known, shown[known].kind, shown[known].default) for known, _, _ in recorded] == recorded
@@ -64,7 +64,7 @@ def test_parameters_of_levanter_come_first_and_mean_the_same_and_the_others_go_b
     assert by_position == [known for known, kind, _ in recorded if kind is POSITIONAL]
 
 
-def test_recorded_signatures_are_those_of_the_levanter_that_is_installed() -> None:
+def test_recorded_signatures_match_installed_levanter() -> None:
     """Marin's Levanter has no such module any more, so this runs only where the older one is installed by hand."""
     theirs = pytest.importorskip(
         "levanter.infra.ray_tpu", reason="needs a Levanter from before Marin's: pip install levanter==1.2.dev1644"
@@ -87,25 +87,25 @@ def test_recorded_signatures_are_those_of_the_levanter_that_is_installed() -> No
         ("run_on_pod_ray", [1, -5], "max_retries_preemption is -5"),
     ],
 )
-def test_number_by_position_is_what_levanter_takes_it_for(name: str, arguments: list[int], refused: str) -> None:
+def test_positional_number_means_what_levanter_means(name: str, arguments: list[int], refused: str) -> None:
     with pytest.raises(InvalidRequestError, match=refused):
         ours(name)(hello, "v4-16", *arguments)
 
 
 @pytest.mark.parametrize("name", ["run_on_pod", "run_on_pod_resumable"])
-def test_number_that_means_another_thing_in_levanter_is_refused_by_iris_ray_with_the_names(name: str) -> None:
+def test_number_with_other_meaning_in_levanter_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match="takes remote_fn and tpu_type by position, and the rest by name: num_slices, "):
         getattr(iris_ray, name)(hello, "v4-16", 5)
 
 
-def test_option_of_iris_ray_is_known_and_a_wrong_one_refused_with_the_nearest() -> None:
+def test_wrong_option_is_refused_with_nearest() -> None:
     with pytest.raises(InvalidRequestError, match="spares is -1"):
         iris_ray.levanter.run_on_pod_resumable(hello, "v4-16", 5, spares=-1)
     with pytest.raises(TypeError, match="did you mean 'spares'"):
         iris_ray.levanter.run_on_pod_resumable(hello, "v4-16", 5, spare=1)  # type: ignore[call-arg]
 
 
-def test_names_can_all_be_imported_without_levanter_and_jax() -> None:
+def test_names_are_importable_without_levanter_and_jax() -> None:
     names = ", ".join(iris_ray.levanter.__all__)
     script = f"from iris_ray.levanter import {names}\nimport sys\nprint({{'levanter', 'jax'}} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

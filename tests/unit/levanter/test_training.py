@@ -84,13 +84,13 @@ def run(config: Any) -> Any:
     return iris_ray.levanter.run(lambda given: given, config)
 
 
-def test_outside_a_task_main_gets_the_config_as_it_is() -> None:
+def test_main_outside_a_task_gets_unchanged_config() -> None:
     config = Whole(Trainer(checkpointer=Checkpointing("checkpoints/")))
     assert run(config) is config
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_levanter_neither_joins_the_processes_again_nor_starts_ray_and_the_rest_of_its_config_stays() -> None:
+def test_task_config_leaves_distributed_and_ray_to_us() -> None:
     config = Whole(Trainer(id="mine"), model="large")
     before = dataclasses.replace(config.trainer)
     made = run(config)
@@ -102,7 +102,7 @@ def test_levanter_neither_joins_the_processes_again_nor_starts_ray_and_the_rest_
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_run_id_is_the_configs_or_the_variables_or_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_id_comes_from_config_or_variable_or_job(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(Trainer()).id == "train-1-eval-2", "the same in every attempt, and good for a file name"
     monkeypatch.setenv("RUN_ID", "chosen")
     assert run(Trainer()).id == "chosen"
@@ -110,7 +110,7 @@ def test_run_id_is_the_configs_or_the_variables_or_the_jobs(monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_accelerator_is_not_asked_for_where_jax_is_told_to_use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_is_optional_where_jax_uses_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert run(Trainer()).require_accelerator is False
     assert run(Trainer(require_accelerator=True)).require_accelerator is True
@@ -119,7 +119,7 @@ def test_accelerator_is_not_asked_for_where_jax_is_told_to_use_the_cpu(monkeypat
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_last_step_is_saved_after_main_has_returned_and_that_is_waited_for() -> None:
+def test_last_step_is_saved_and_awaited_after_main() -> None:
     made: list[Any] = []
 
     def main(config: Whole) -> str:
@@ -135,7 +135,7 @@ def test_last_step_is_saved_after_main_has_returned_and_that_is_waited_for() -> 
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_error_of_main_reaches_the_gang_and_nothing_is_saved() -> None:
+def test_error_of_main_reaches_gang_without_saving() -> None:
     made: list[Any] = []
 
     def main(config: Trainer) -> None:
@@ -149,7 +149,7 @@ def test_error_of_main_reaches_the_gang_and_nothing_is_saved() -> None:
 
 
 @pytest.mark.usefixtures("in_a_task")
-def test_run_that_is_complete_does_not_call_main(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_complete_run_does_not_call_main(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine" / "step-1").mkdir(parents=True)
     (tmp_path / "mine" / "step-1" / "metadata.json").touch()
     config = Trainer(id="mine", checkpointer=Checkpointing(str(tmp_path)), load_checkpoint=None)
@@ -161,19 +161,19 @@ def test_run_that_is_complete_does_not_call_main(tmp_path: Any, capsys: pytest.C
 
 @pytest.mark.usefixtures("in_a_task")
 @pytest.mark.parametrize("base_path", ["checkpoints/", "./here", ""])
-def test_directory_of_one_host_for_checkpoints_is_refused(base_path: str) -> None:
+def test_checkpoint_directory_of_one_host_is_refused(base_path: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"checkpointer\.base_path is .* give one that all hosts share"):
         run(Trainer(checkpointer=Checkpointing(base_path)))
 
 
 @pytest.mark.usefixtures("in_a_task")
 @pytest.mark.parametrize("after_s", [True, 60.0, 0.0])
-def test_shutting_down_a_host_of_the_cluster_is_refused(after_s: bool | float) -> None:
+def test_shutting_down_cluster_host_is_refused(after_s: bool | float) -> None:
     with pytest.raises(InvalidRequestError, match=f"shutdown_at_exit is {after_s}, but"):
         run(Trainer(shutdown_at_exit=after_s))
 
 
 @pytest.mark.parametrize("config", [None, {"trainer": {}}, Trainer, Info(1), "config.yaml"])
-def test_config_that_is_none_of_levanters_is_refused(config: Any) -> None:
+def test_config_that_is_not_levanters_is_refused(config: Any) -> None:
     with pytest.raises(InvalidRequestError, match="give Levanter's TrainerConfig, or a dataclass that has one"):
         run(config)

@@ -53,31 +53,31 @@ REFUSED: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("predicate", sorted(TAKEN))
-def test_predicate_takes_what_it_names_and_nothing_else(predicate: str) -> None:
+def test_predicate_accepts_exactly_what_it_names(predicate: str) -> None:
     holds = getattr(checks, predicate)
     assert [value for value in TAKEN[predicate] if not holds(value)] == []
     assert [value for value in REFUSED[predicate] if holds(value)] == []
 
 
-def test_refusal_names_the_value_and_what_to_give_in_the_callers_error() -> None:
+def test_refusal_names_value_and_advice_in_callers_error() -> None:
     with pytest.raises(InvalidRequestError, match=r"^spares is -1; give an int of 0 or more$"):
         require_int("spares", -1, 0)
     with pytest.raises(InvalidSlotError, match=r"^kind is 'cpu'; give a DeviceKind$"):
         require(False, "kind", "cpu", "a DeviceKind", InvalidSlotError)
 
 
-def test_refusal_of_variables_keeps_their_values_to_itself() -> None:
+def test_refusal_of_variables_hides_their_values() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         require_variables({"TOKEN": b"secret"})
     assert "secret" not in str(refused.value)
 
 
-def test_value_in_a_message_is_short_and_can_be_stored() -> None:
+def test_value_in_message_is_short_and_storable() -> None:
     assert shown("job\udc80") == "'job\\udc80'"
     assert len(shown(HUGE)) == checks.MOST_SHOWN + 1
 
 
-def test_nearest_names_come_first_also_among_very_many() -> None:
+def test_nearest_names_come_first_among_many() -> None:
     many = [f"job-{number:05}" for number in range(20 * MOST_COMPARED)]
     assert "job-00123" in nearest("job-00123x", many)
     assert nearest("nothing", ["v4-8"]) == []

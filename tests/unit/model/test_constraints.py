@@ -90,7 +90,7 @@ def test_constraint_existence_is_about_the_key_whatever_the_value(value: Scalar)
 
 
 @pytest.mark.parametrize("op", list(OP), ids=lambda op: op.name)
-def test_constraint_with_a_value_too_many_or_too_few_is_refused(op: ConstraintOp) -> None:
+def test_constraint_with_wrong_number_of_values_is_refused(op: ConstraintOp) -> None:
     takes_none = op in (OP.EXISTS, OP.NOT_EXISTS)
     with pytest.raises(ValueError, match="'k'"):
         Constraint("k", op, V(1) if takes_none else None)
@@ -110,7 +110,7 @@ def test_constraint_in_is_any_of_its_values_typed(have: Scalar, expected: bool) 
     assert Constraint("k", OP.IN, [1, "a", False]).matches({"k": V(have)}) is expected
 
 
-def test_constraint_in_takes_values_of_any_collection_in_their_order() -> None:
+def test_constraint_in_takes_any_collection_in_order() -> None:
     expected = Constraint("k", OP.IN, (V("b"), V("a")))
     collections: list[Iterable[Scalar | V]] = [
         ["b", "a"],
@@ -126,14 +126,14 @@ def test_constraint_in_takes_values_of_any_collection_in_their_order() -> None:
 
 @pytest.mark.parametrize("value", ["x", "", 4, 0, 1.5, True, False], ids=repr)
 @pytest.mark.parametrize("op", [OP.EQ, OP.NE], ids=lambda op: op.name)
-def test_constraint_plain_value_is_taken_for_an_attribute_value(op: ConstraintOp, value: str | int | float) -> None:
+def test_constraint_plain_value_becomes_attribute_value(op: ConstraintOp, value: str | int | float) -> None:
     constraint = Constraint("k", op, value)
     assert constraint == Constraint("k", op, V(value))
     assert isinstance(constraint.value, V)
     assert constraint.matches({"k": V(value)}) is (op is OP.EQ)
 
 
-def test_constraint_of_equal_parts_is_equal_and_hashes_alike() -> None:
+def test_constraints_of_equal_parts_are_equal_and_hash_alike() -> None:
     assert len({Constraint("k", OP.GE, 4), Constraint("k", OP.GE, 4.0), Constraint("k", OP.GE, V(4))}) == 1
     assert Constraint("k", OP.EQ, True) != Constraint("k", OP.EQ, 1)
     assert Constraint("k", OP.IN, [1]) != Constraint("k", OP.EQ, 1)
@@ -165,7 +165,7 @@ def test_constraint_of_equal_parts_is_equal_and_hashes_alike() -> None:
     ],
     ids=repr,
 )
-def test_attribute_value_parsed_from_text_has_the_kind_that_it_looks_like(text: str, value: Scalar) -> None:
+def test_attribute_value_parsed_from_text_has_apparent_type(text: str, value: Scalar) -> None:
     parsed = V.parse(text)
     assert parsed == V(value)
     assert type(parsed.value) is type(value)
@@ -193,7 +193,7 @@ def test_attribute_value_parses_any_text(text: str) -> None:
     ],
     ids=str,
 )
-def test_constraint_of_every_operator_reads_as_it_was_meant(constraint: Constraint, text: str) -> None:
+def test_constraint_of_every_operator_reads_back(constraint: Constraint, text: str) -> None:
     assert str(constraint) == text
 
 
@@ -224,6 +224,6 @@ def test_text_that_is_no_constraint_is_refused_with_examples(text: str) -> None:
 
 
 @pytest.mark.parametrize(("op", "value"), [(OP.GT, math.inf), (OP.LT, -math.inf), (OP.LT, "")])
-def test_ordering_that_nothing_satisfies_is_refused(op: ConstraintOp, value: Scalar) -> None:
+def test_unsatisfiable_ordering_is_refused(op: ConstraintOp, value: Scalar) -> None:
     with pytest.raises(InvalidConstraintError, match="nothing is"):
         Constraint("k", op, value)

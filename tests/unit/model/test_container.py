@@ -30,14 +30,14 @@ from tests.unit.model.test_job_info import INFO
         ({"env": {"": "secret"}}, "env holds the name ''"),
     ],
 )
-def test_container_that_can_not_work_as_written_is_refused_without_values(given: dict[str, Any], message: str) -> None:
+def test_impossible_container_is_refused_without_values(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as refusal:
         ContainerSpec(**{"image": "busybox", "command": ["true"], **given})
     assert "secret" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("image", ["busybox", "gcr.io/p/train:v7", "localhost:5000/a/b@sha256:0a1b"])
-def test_images_of_every_form_are_taken(image: str) -> None:
+def test_image_names_of_every_form_are_accepted(image: str) -> None:
     assert ContainerSpec(image, ()).image == image
 
 
@@ -45,7 +45,7 @@ def test_spec_shows_no_values() -> None:
     assert "s3cret" not in repr(ContainerSpec("busybox", ["true"], {"TOKEN": "s3cret"}))
 
 
-def test_names_differ_by_job_task_and_attempt_and_please_engines() -> None:
+def test_container_names_are_unique_and_valid_for_engines() -> None:
     task = replace(INFO, job_id="parent-1f/tr ain-2e", task_index=5, attempt=3)
     assert container_name(task) == "iris-parent-1f-tr-ain-2e-task-5-attempt-3"
     others = [replace(task, task_index=6), replace(task, attempt=4), replace(task, job_id="parent-1f/tr ain-2d")]

@@ -40,7 +40,7 @@ def test_to_env_holds_strings_under_iris_names_only() -> None:
     assert env["IRIS_TASK_INDEX"] == "5"
 
 
-def test_get_job_info_in_a_child_process_of_a_task_knows_the_task() -> None:
+def test_child_process_of_task_has_its_job_info() -> None:
     script = "from iris_ray import get_job_info; print(get_job_info())"
     child = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, **INFO.to_env()}, capture_output=True, text=True, check=True
@@ -49,7 +49,7 @@ def test_get_job_info_in_a_child_process_of_a_task_knows_the_task() -> None:
 
 
 @pytest.mark.parametrize("missing", ["IRIS_JOB_ID", "IRIS_LOCAL_DIR"])
-def test_child_process_with_a_part_of_the_variables_is_told_which_one_it_lacks(missing: str) -> None:
+def test_child_with_incomplete_variables_is_told_what_is_missing(missing: str) -> None:
     env = INFO.to_env()
     del env[missing]
     with pytest.raises(InvalidRequestError, match=f"IRIS_TASK_ID is set, and {missing} is not"):

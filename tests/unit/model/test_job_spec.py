@@ -28,14 +28,14 @@ NOT_COUNTS = [True, False, -1, 1.0, "1", math.nan, math.inf]
 # -- jobs -----------------------------------------------------------------------------------------------------------
 
 
-def test_job_needs_a_name_and_an_owner_and_nothing_else() -> None:
+def test_job_needs_only_a_name_and_an_owner() -> None:
     spec = JobSpec(job_id="job", owner="pool")
     assert (spec.replicas, spec.coscheduling, spec.device) == (1, None, None)
     assert (spec.priority, spec.max_task_failures, spec.scheduling_timeout) == (PriorityBand.INTERACTIVE, None, None)
     assert (spec.max_retries_failure, spec.max_retries_preemption) == (0, 100)
 
 
-def test_job_that_is_coscheduled_without_a_device_is_refused_and_told_to_name_one() -> None:
+def test_coscheduled_job_without_device_is_refused_with_advice() -> None:
     with pytest.raises(InvalidJobError, match=r'coscheduled.*device="v4-32"'):
         JobSpec(job_id="job", owner="pool", coscheduling=GANG)
 
@@ -44,18 +44,17 @@ def test_job_that_is_coscheduled_without_a_device_is_refused_and_told_to_name_on
     ("device", "replicas", "right"),
     [("v4-32", 3, 4), ("v4-32", 8, 4), ("v4-8", 2, 1), ("v5litepod-16", 2, 4), ("v5litepod-8", 3, 1), ("v5p-32", 1, 4)],
 )
-def test_job_with_replicas_that_are_not_the_hosts_of_its_device_is_refused_and_told_how_many(
-    device: str, replicas: int, right: int
-) -> None:
+def test_job_with_wrong_replicas_for_device_is_refused(device: str, replicas: int, right: int) -> None:
     with pytest.raises(InvalidJobError, match=f"replicas={right}\\b.*num_groups"):
         JobSpec(job_id="job", owner="pool", device=device, replicas=replicas, coscheduling=GANG)
 
 
 @pytest.mark.parametrize(("device", "replicas"), [("v4-32", 4), ("v4-8", 1), ("v5litepod-8", 1), ("v5litepod-8", 2)])
-def test_job_with_the_replicas_of_its_device_is_taken_for_any_number_of_slices(device: str, replicas: int) -> None:
+def test_job_with_devices_replicas_is_accepted_on_any_slices(device: str, replicas: int) -> None:
     for groups in (1, (2, 4)):
         gang = CoschedulingConfig(num_groups=groups)
-        JobSpec(job_id="job", owner="pool", device=device, replicas=replicas, coscheduling=gang)
+        spec = JobSpec(job_id="job", owner="pool", device=device, replicas=replicas, coscheduling=gang)
+        assert (spec.device, spec.replicas, spec.coscheduling) == (device, replicas, gang)
 
 
 @pytest.mark.parametrize("replicas", [1, 3, 1000])
@@ -67,14 +66,14 @@ def test_job_without_coscheduling_takes_any_number_of_replicas(replicas: int) ->
     ("device", "nearest"),
     [("v4-33", ["v4-32", "v4-40"]), ("v4-30", ["v4-24", "v4-32"]), ("v5p-9", ["v5p-8"]), ("v6e-255", ["v6e-256"])],
 )
-def test_job_on_an_unknown_device_is_told_the_nearest_ones(device: str, nearest: list[str]) -> None:
+def test_job_on_unknown_device_is_refused_with_nearest(device: str, nearest: list[str]) -> None:
     with pytest.raises(UnknownTPUTypeError) as refusal:
         tasks_spec(device=device)
     assert all(name in str(refusal.value) for name in nearest)
 
 
 @pytest.mark.parametrize("device", ["", "v9-32", "gpu", 32, True, ["v4-32"], b"v4-32"], ids=repr)
-def test_job_on_something_that_is_no_device_is_refused(device: Any) -> None:
+def test_job_on_no_device_value_is_refused(device: Any) -> None:
     with pytest.raises(InvalidRequestError):
         tasks_spec(device=device)
 
@@ -93,13 +92,13 @@ def test_job_with_a_bad_budget_is_refused_by_name(option: str, value: Any) -> No
 
 
 @pytest.mark.parametrize("option", ["max_retries_failure", "max_retries_preemption", "max_task_failures"])
-def test_job_with_a_budget_of_0_is_taken(option: str) -> None:
+def test_job_with_zero_budget_is_accepted(option: str) -> None:
     changes: dict[str, Any] = {option: 0}
     assert getattr(tasks_spec(**changes), option) == 0
 
 
 @pytest.mark.parametrize("name", ["", "taint:spot"])
-def test_toleration_that_no_taint_can_have_is_refused(name: str) -> None:
+def test_impossible_toleration_is_refused(name: str) -> None:
     with pytest.raises(InvalidJobError, match=r"tolerations has .* without 'taint:'"):
         tasks_spec(tolerations=(name,))
 
@@ -123,7 +122,7 @@ def test_job_with_a_bad_amount_of_a_resource_is_refused_by_name(resource: str, a
 
 
 @pytest.mark.parametrize("resources", [None, 4, "TPU", [("TPU", 4.0)], {4: 1.0}], ids=repr)
-def test_job_whose_resources_are_no_amounts_by_name_is_refused(resources: Any) -> None:
+def test_job_with_malformed_resources_is_refused(resources: Any) -> None:
     with pytest.raises(InvalidJobError, match="resources"):
         tasks_spec(resources=resources)
 
@@ -136,7 +135,7 @@ def test_job_without_a_usable_id_is_refused(job_id: Any) -> None:
 
 @pytest.mark.parametrize("option", ["owner", "user", "name"])
 @pytest.mark.parametrize("value", [None, 7, ["me"], b"me"], ids=repr)
-def test_job_whose_owner_user_or_name_is_no_str_is_refused_by_name(option: str, value: Any) -> None:
+def test_job_with_non_string_identity_is_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(InvalidJobError, match=option):
         tasks_spec(**{option: value})
 
@@ -147,27 +146,27 @@ def test_job_without_an_owner_is_refused() -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 1, "PRODUCTION", None, True], ids=repr)
-def test_job_with_a_priority_that_is_no_band_is_refused_and_told_the_bands(priority: Any) -> None:
+def test_job_with_invalid_priority_is_refused_with_bands(priority: Any) -> None:
     with pytest.raises(InvalidJobError, match=r"priority.*PRODUCTION.*INTERACTIVE.*BATCH"):
         tasks_spec(priority=priority)
 
 
 @pytest.mark.parametrize("option", ["constraints", "preferences"])
 @pytest.mark.parametrize("value", [("disk == ssd",), (SSD, None), ({"disk": "ssd"},), "disk"], ids=repr)
-def test_job_with_constraints_that_are_none_is_refused_by_name(option: str, value: Any) -> None:
+def test_job_with_invalid_constraints_is_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(InvalidJobError, match=rf"{option}.*Constraint"):
         tasks_spec(**{option: value})
 
 
 @pytest.mark.parametrize("option", ["constraints", "preferences"])
 @pytest.mark.parametrize("value", [SSD, None, 7], ids=str)
-def test_job_whose_constraints_are_no_sequence_is_refused_by_name(option: str, value: Any) -> None:
+def test_job_with_constraints_in_no_sequence_is_refused(option: str, value: Any) -> None:
     with pytest.raises(InvalidJobError, match=option):
         tasks_spec(**{option: value})
 
 
 @pytest.mark.parametrize("option", ["constraints", "preferences", "tolerations"])
-def test_job_takes_a_list_like_a_tuple_or_refuses_it_at_once(option: str) -> None:
+def test_job_treats_list_as_tuple_or_refuses_it(option: str) -> None:
     """What was accepted must not fail once it is submitted."""
     changes: dict[str, Any] = {option: ["spot"] if option == "tolerations" else [SSD]}
     try:
@@ -181,18 +180,18 @@ def test_job_takes_a_list_like_a_tuple_or_refuses_it_at_once(option: str) -> Non
 
 
 @pytest.mark.parametrize("value", ["spot", b"spot", (True,), (None,), 7, None], ids=repr)
-def test_job_with_tolerations_that_are_no_names_is_refused_and_told_how_to_write_them(value: Any) -> None:
+def test_job_with_invalid_tolerations_is_refused_with_advice(value: Any) -> None:
     with pytest.raises(InvalidJobError, match=r'tolerations.*such as \["spot"\]'):
         tasks_spec(tolerations=value)
 
 
-def test_job_of_whole_groups_without_coscheduling_is_refused_and_told_what_to_add() -> None:
+def test_job_of_whole_groups_requires_coscheduling() -> None:
     with pytest.raises(InvalidJobError, match=re.escape("coscheduling=CoschedulingConfig()")):
         tasks_spec(whole_groups=True)
 
 
 @pytest.mark.parametrize("value", ["tpu-name", True, 2, {"group_by": "tpu-name"}], ids=repr)
-def test_job_whose_coscheduling_is_no_config_is_refused(value: Any) -> None:
+def test_job_with_invalid_coscheduling_is_refused(value: Any) -> None:
     with pytest.raises(InvalidJobError, match="CoschedulingConfig"):
         gang_spec(coscheduling=value)
 
@@ -210,7 +209,7 @@ def test_job_whose_coscheduling_is_no_config_is_refused(value: Any) -> None:
     ],
     ids=str,
 )
-def test_job_that_is_refused_acquires_nothing(changes: dict[str, Any]) -> None:
+def test_refused_job_acquires_nothing(changes: dict[str, Any]) -> None:
     world = World()
     world.add_slice("a")
     with pytest.raises(ValueError, match=r"."):
@@ -229,11 +228,11 @@ def test_job_that_is_refused_acquires_nothing(changes: dict[str, Any]) -> None:
     ("num_groups", "counts"),
     [(1, (1,)), (3, (3,)), ((2,), (2,)), ([4, 2], (2, 4)), ((1, 8, 3), (1, 3, 8)), (range(1, 4), (1, 2, 3))],
 )
-def test_coscheduling_takes_a_number_of_groups_or_several(num_groups: Any, counts: tuple[int, ...]) -> None:
+def test_coscheduling_takes_one_or_several_group_counts(num_groups: Any, counts: tuple[int, ...]) -> None:
     assert CoschedulingConfig(num_groups=num_groups).num_groups == counts
 
 
-def test_coscheduling_is_of_one_slice_unless_told() -> None:
+def test_coscheduling_defaults_to_one_slice() -> None:
     assert (CoschedulingConfig().group_by, CoschedulingConfig().num_groups) == ("tpu-name", (1,))
     assert CoschedulingConfig(num_groups=[2, 1]) == CoschedulingConfig(num_groups=(1, 2))
 
@@ -243,18 +242,18 @@ def test_coscheduling_is_of_one_slice_unless_told() -> None:
     [0, -1, True, 1.0, math.nan, math.inf, "2", b"2", None, [], (), [0], [1, 1], [2, -1], [True], [1.0], ["1"], [[1]]],
     ids=repr,
 )
-def test_coscheduling_with_a_bad_number_of_groups_is_refused(num_groups: Any) -> None:
+def test_coscheduling_with_bad_group_count_is_refused(num_groups: Any) -> None:
     with pytest.raises(InvalidSliceCountError):
         CoschedulingConfig(num_groups=num_groups)
 
 
 @pytest.mark.parametrize("group_by", ["", None, 7, True, b"rack", ("rack",)], ids=repr)
-def test_coscheduling_by_something_that_is_no_name_is_refused_and_told_one(group_by: Any) -> None:
+def test_coscheduling_by_invalid_name_is_refused_with_example(group_by: Any) -> None:
     with pytest.raises(InvalidJobError, match=r"group_by.*'tpu-name'"):
         CoschedulingConfig(group_by)
 
 
-def test_gang_without_tpu_has_any_number_of_tasks_on_hosts_that_share_an_attribute() -> None:
+def test_gang_without_tpu_takes_any_number_of_tasks() -> None:
     spec = tasks_spec(replicas=3, coscheduling=CoschedulingConfig("rack", 2), resources={"CPU": 1.0})
     assert (spec.most_tasks, spec.requirement.group_by, spec.requirement.chips) == (6, "rack", False)
 
@@ -269,7 +268,7 @@ def test_gang_without_tpu_has_any_number_of_tasks_on_hosts_that_share_an_attribu
     ],
     ids=str,
 )
-def test_gang_without_tpu_that_asks_for_what_only_slices_have_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_gang_without_tpu_asking_for_slice_features_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidJobError, match=re.escape(said)):
         tasks_spec(**{"coscheduling": CoschedulingConfig("rack"), "resources": {"CPU": 1.0}, **changes})
 
@@ -285,52 +284,52 @@ def test_gang_has_replicas_for_each_group(groups: Any, tasks: int) -> None:
 
 
 @pytest.mark.parametrize("value", [None, math.nan, [1], (1,), {"a": 1}, b"x", 1j, object], ids=repr)
-def test_attribute_value_that_does_not_compare_is_refused_and_told_what_does(value: Any) -> None:
+def test_incomparable_attribute_value_is_refused_with_alternatives(value: Any) -> None:
     with pytest.raises(InvalidConstraintError, match="give a str, a number or a bool"):
         AttributeValue(value)
 
 
 @pytest.mark.parametrize("op", [OP.EQ, OP.NE, OP.GT, OP.GE, OP.LT, OP.LE], ids=lambda op: op.name)
 @pytest.mark.parametrize("value", [math.nan, [1], b"x", {}], ids=repr)
-def test_constraint_by_a_value_that_does_not_compare_is_refused(op: ConstraintOp, value: Any) -> None:
+def test_constraint_by_incomparable_value_is_refused(op: ConstraintOp, value: Any) -> None:
     with pytest.raises(InvalidConstraintError):
         Constraint("k", op, value)
 
 
 @pytest.mark.parametrize("op", [OP.GT, OP.GE, OP.LT, OP.LE], ids=lambda op: op.name)
 @pytest.mark.parametrize("value", [True, False, AttributeValue(True)], ids=repr)
-def test_constraint_that_orders_by_a_bool_is_refused_by_name(op: ConstraintOp, value: Any) -> None:
+def test_constraint_ordering_a_bool_is_refused_by_name(op: ConstraintOp, value: Any) -> None:
     with pytest.raises(InvalidConstraintError, match=rf"'k'.*{op.name}.*bool"):
         Constraint("k", op, value)
 
 
 @pytest.mark.parametrize("values", [[], (), set(), iter(())], ids=lambda values: type(values).__name__)
-def test_constraint_in_nothing_is_refused(values: Any) -> None:
+def test_constraint_in_empty_collection_is_refused(values: Any) -> None:
     with pytest.raises(InvalidConstraintError, match=r"'k'.*IN needs at least one value"):
         Constraint("k", OP.IN, values)
 
 
 @pytest.mark.parametrize("values", ["ab", b"ab", 7, True, AttributeValue("ab")], ids=repr)
-def test_constraint_in_something_that_is_no_collection_is_refused_and_told_how(values: Any) -> None:
+def test_constraint_in_no_collection_is_refused_with_advice(values: Any) -> None:
     """A bare string would be taken for its letters."""
     with pytest.raises(InvalidConstraintError, match=r"'k'.*\['a', 'b'\]"):
         Constraint("k", OP.IN, values)
 
 
 @pytest.mark.parametrize("values", [[math.nan], ["a", None], [["a"]]], ids=repr)
-def test_constraint_in_values_that_do_not_compare_is_refused(values: Any) -> None:
+def test_constraint_in_incomparable_values_is_refused(values: Any) -> None:
     with pytest.raises(InvalidConstraintError):
         Constraint("k", OP.IN, values)
 
 
 @pytest.mark.parametrize("key", ["", None, 7, b"k", ("k",)], ids=repr)
-def test_constraint_on_something_that_is_no_name_is_refused(key: Any) -> None:
+def test_constraint_on_invalid_name_is_refused(key: Any) -> None:
     with pytest.raises(InvalidConstraintError, match="name of an attribute"):
         Constraint(key, OP.EXISTS)
 
 
 @pytest.mark.parametrize("op", ["==", "EQ", 0, None], ids=repr)
-def test_constraint_with_an_operator_that_is_none_is_refused(op: Any) -> None:
+def test_constraint_with_invalid_operator_is_refused(op: Any) -> None:
     with pytest.raises(InvalidConstraintError, match=r"'k'.*ConstraintOp"):
         Constraint("k", op, 1)
 
@@ -355,14 +354,14 @@ def test_job_spec_survives_pickling() -> None:
     assert hash(again.requirement) == hash(spec.requirement)
 
 
-def test_job_spec_does_not_change_with_what_it_was_made_of() -> None:
+def test_job_spec_is_independent_of_its_arguments() -> None:
     resources = {"TPU": 4.0}
     spec = tasks_spec(resources=resources)
     resources["TPU"] = 0.0
     assert spec.resources == {"TPU": 4.0}
 
 
-def test_jobs_that_ask_the_same_have_equal_requirements() -> None:
+def test_jobs_of_equal_wishes_have_equal_requirements() -> None:
     assert gang_spec("one", user="me").requirement == gang_spec("two", user="you").requirement
     assert gang_spec().requirement != gang_spec(tpu_type="v4-32").requirement
     assert gang_spec(tolerations=("spot",)).requirement != gang_spec().requirement

@@ -38,22 +38,20 @@ def arrows() -> list[tuple[str, str, str | None]]:
     return read_diagram(PAGE.read_text(encoding="utf-8"))
 
 
-def test_diagram_has_every_transition_of_the_table_and_no_other(arrows: list[tuple[str, str, str | None]]) -> None:
+def test_diagram_has_exactly_the_tables_transitions(arrows: list[tuple[str, str, str | None]]) -> None:
     drawn = [(old, new) for old, new, _ in arrows if OUTSIDE not in (old, new)]
     table = {(old.name, new.name) for old, targets in TRANSITIONS.items() for new in targets}
     assert set(drawn) == table
     assert len(drawn) == len(table), "a transition is drawn twice"
 
 
-def test_diagram_begins_where_tasks_begin_and_ends_in_terminal_states(
-    arrows: list[tuple[str, str, str | None]],
-) -> None:
+def test_diagram_begins_and_ends_as_tasks_do(arrows: list[tuple[str, str, str | None]]) -> None:
     assert [new for old, new, _ in arrows if old == OUTSIDE] == [TaskState.PENDING.name]
     drawn = [old for old, new, _ in arrows if new == OUTSIDE]
     assert sorted(drawn) == sorted(state.name for state, targets in TRANSITIONS.items() if not targets)
 
 
-def test_diagram_says_of_every_transition_what_causes_it(arrows: list[tuple[str, str, str | None]]) -> None:
+def test_diagram_names_cause_of_every_transition(arrows: list[tuple[str, str, str | None]]) -> None:
     assert [arrow for arrow in arrows if OUTSIDE not in arrow[:2] and not arrow[2]] == []
 
 
@@ -68,6 +66,6 @@ def test_diagram_says_of_every_transition_what_causes_it(arrows: list[tuple[str,
     ],
     ids=["nothing", "no diagram", "no arrow", "empty label", "no end"],
 )
-def test_read_diagram_refuses_what_it_does_not_understand(text: str) -> None:
+def test_diagram_reader_refuses_unknown_lines(text: str) -> None:
     with pytest.raises(ValueError, match="no "):
         read_diagram(text)

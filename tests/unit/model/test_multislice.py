@@ -45,7 +45,7 @@ class ClaimsToBeInt:
         ([IntLike(3), 1], (1, 3)),
     ],
 )
-def test_num_slices_may_be_an_int_or_any_sequence_and_is_sorted(given_numbers: Any, numbers: tuple[int, ...]) -> None:
+def test_num_slices_may_be_int_or_any_sequence_and_is_sorted(given_numbers: Any, numbers: tuple[int, ...]) -> None:
     assert parse_num_slices(given_numbers) == numbers
     assert all(type(number) is int for number in parse_num_slices(given_numbers))
 
@@ -59,7 +59,7 @@ def test_num_slices_may_be_an_int_or_any_sequence_and_is_sorted(given_numbers: A
     ],
     ids=lambda bad: repr(bad).partition(" at 0x")[0],
 )
-def test_num_slices_with_a_bad_value_is_refused_with_a_typed_error(bad: Any) -> None:
+def test_invalid_num_slices_raises_typed_error(bad: Any) -> None:
     """``True`` as a count and tuples refused were a predecessor's slips (defect 6)."""
     with pytest.raises(InvalidSliceCountError) as refused:
         parse_num_slices(bad)
@@ -68,7 +68,7 @@ def test_num_slices_with_a_bad_value_is_refused_with_a_typed_error(bad: Any) -> 
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, unique=True))
-def test_num_slices_of_distinct_positive_ints_come_back_ascending(numbers: list[int]) -> None:
+def test_num_slices_come_back_ascending(numbers: list[int]) -> None:
     assert parse_num_slices(numbers) == tuple(sorted(numbers))
 
 
@@ -77,7 +77,7 @@ def test_to_env_single_slice_has_no_megascale_variable() -> None:
     assert MultisliceInfo("10.0.0.1", 0, 1, 20_000, 20_001).to_env() == {}
 
 
-def test_to_env_several_slices_names_coordinator_with_port_and_a_debug_port_of_its_own() -> None:
+def test_to_env_several_slices_names_coordinator_and_debug_ports() -> None:
     assert MultisliceInfo("10.0.0.1", 2, 4, 20_000, 20_007).to_env() == {
         "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.1:20000",
         "MEGASCALE_NUM_SLICES": "4",
@@ -88,13 +88,13 @@ def test_to_env_several_slices_names_coordinator_with_port_and_a_debug_port_of_i
 
 
 @pytest.mark.parametrize("port", [8080, 8081, 8082, 20_000, 65_534])
-def test_to_env_debug_port_left_out_differs_from_the_port(port: int) -> None:
+def test_to_env_default_debug_port_differs_from_port(port: int) -> None:
     env = MultisliceInfo("10.0.0.1", 0, 2, port).to_env()
     assert env["MEGASCALE_PORT"] != env["MEGASCALE_DEBUG_PORT"]
     assert 0 < int(env["MEGASCALE_DEBUG_PORT"]) < 65_536
 
 
-def test_to_env_slices_of_one_gang_differ_in_their_id_alone() -> None:
+def test_to_env_slices_of_one_gang_differ_only_in_id() -> None:
     first, second = (MultisliceInfo("10.0.0.1", i, 2, 20_000, 20_001).to_env() for i in (0, 1))
     assert {name for name in first if first[name] != second[name]} == {"MEGASCALE_SLICE_ID"}
     assert all(name.startswith(MEGASCALE_PREFIX) for name in first)

@@ -83,7 +83,7 @@ def is_plain(value: Any) -> bool:
     ],
     ids=repr,
 )
-def test_value_of_a_subclass_becomes_plain(kind: Any, given: Any, made: Any) -> None:
+def test_value_of_subclass_becomes_plain(kind: Any, given: Any, made: Any) -> None:
     found = plain(kind, given, "it")
     assert found == made
     assert type(found) is type(made)
@@ -121,12 +121,12 @@ def test_value_of_a_subclass_becomes_plain(kind: Any, given: Any, made: Any) -> 
     ],
     ids=lambda one: repr(one)[:40],
 )
-def test_value_that_is_something_else_is_refused_by_name(kind: Any, given: Any) -> None:
+def test_other_value_is_refused_by_name(kind: Any, given: Any) -> None:
     with pytest.raises(InvalidMessageError, match="the thing"):
         plain(kind, given, "the thing")
 
 
-def test_object_of_ours_is_made_anew_with_plain_values() -> None:
+def test_our_object_is_rebuilt_with_plain_values() -> None:
     one: Any = np.int64(1)
     none: Any = np.int64(0)
     event = TaskStateChangedEvent(AttemptId(Pool.LARGE, one), none, TaskState.FAILED, Loud("boom"))
@@ -135,21 +135,21 @@ def test_object_of_ours_is_made_anew_with_plain_values() -> None:
     assert is_plain(found)
 
 
-def test_object_that_lacks_a_field_is_refused() -> None:
+def test_object_lacking_a_field_is_refused() -> None:
     """Unpickling fills in what was sent, and asks no constructor."""
     event = object.__new__(AttemptEndConfirmedEvent)
     with pytest.raises(InvalidMessageError, match="attempt"):
         plain(AttemptEndConfirmedEvent, event, "event")
 
 
-def test_object_is_refused_for_what_its_own_constructor_refuses() -> None:
+def test_object_refused_by_its_constructor_is_refused() -> None:
     spec = tasks_spec()
     object.__setattr__(spec, "replicas", -1)
     with pytest.raises(InvalidJobError, match="replicas"):
         plain(JobSpec, spec, "spec")
 
 
-def test_text_for_people_is_never_a_reason_to_refuse_a_report() -> None:
+def test_odd_text_never_refuses_a_report() -> None:
     """An exception about a file whose name is no Unicode has such a text; its report must arrive."""
     assert plain(Words, f"no such file: {HALF_A_PAIR}", "error") == "no such file: job\\udc80"
     assert len(plain(Words, "x" * 10**6, "error")) == MOST_CHARACTERS
@@ -157,7 +157,7 @@ def test_text_for_people_is_never_a_reason_to_refuse_a_report() -> None:
         plain(Words, 7, "error")
 
 
-def test_value_that_fails_when_it_is_looked_at_is_refused_like_any_other() -> None:
+def test_value_failing_on_inspection_is_refused() -> None:
     class Bomb(dict[str, float]):
         def items(self) -> Any:
             raise RuntimeError("boom")
@@ -174,7 +174,7 @@ def test_value_that_fails_when_it_is_looked_at_is_refused_like_any_other() -> No
 # -- what users write ----------------------------------------------------------------------------------------------
 
 
-def test_job_of_a_users_own_types_is_plain() -> None:
+def test_job_of_user_types_becomes_plain() -> None:
     spec = tasks_spec(
         Loud("job"),
         user=Pool.LARGE,
@@ -194,15 +194,11 @@ def test_job_of_a_users_own_types_is_plain() -> None:
 
 
 def _parts(spec: JobSpec) -> dict[str, Any]:
-    return {
-        "constraints": spec.constraints,
-        "resources": dict(spec.resources),
-        "tolerations": spec.tolerations,
-    }
+    return {"constraints": spec.constraints, "resources": dict(spec.resources), "tolerations": spec.tolerations}
 
 
 @pytest.mark.parametrize("option", ["job_id", "owner", "user", "name"])
-def test_job_with_half_a_surrogate_pair_is_refused_by_name(option: str) -> None:
+def test_job_with_lone_surrogate_is_refused_by_name(option: str) -> None:
     with pytest.raises(InvalidJobError, match=rf"{option} is .*Unicode"):
         JobSpec(**{"job_id": "job", "owner": "pool", option: HALF_A_PAIR})  # type: ignore[arg-type]
 
@@ -221,18 +217,18 @@ def test_job_with_half_a_surrogate_pair_is_refused_by_name(option: str) -> None:
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_job_that_no_controller_could_plan_or_record_is_refused_at_once(changes: dict[str, Any]) -> None:
+def test_unplannable_or_unrecordable_job_is_refused_at_once(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidJobError, match=next(iter(changes))):
         tasks_spec(**changes)
 
 
 @pytest.mark.parametrize("value", [HUGE, -HUGE, HALF_A_PAIR, b"x", None], ids=lambda one: repr(one)[:10])
-def test_attribute_value_that_can_not_be_kept_is_refused(value: Any) -> None:
+def test_unstorable_attribute_value_is_refused(value: Any) -> None:
     with pytest.raises(InvalidConstraintError, match="can't be the value of an attribute"):
         AttributeValue(value)
 
 
-def test_label_with_more_digits_than_any_number_is_text() -> None:
+def test_label_with_too_many_digits_is_text() -> None:
     assert AttributeValue.parse("9" * 5000) == AttributeValue("9" * 5000)
 
 
@@ -250,12 +246,12 @@ def test_label_with_more_digits_than_any_number_is_text() -> None:
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_job_of_too_much_is_refused_with_the_number(changes: dict[str, Any], number: str) -> None:
+def test_oversized_job_is_refused_with_number(changes: dict[str, Any], number: str) -> None:
     with pytest.raises(InvalidJobError, match=f"{number}, and the limit is"):
         tasks_spec(**changes)
 
 
-def test_gang_on_too_many_slices_is_refused_with_the_number() -> None:
+def test_gang_on_too_many_slices_is_refused_with_number() -> None:
     with pytest.raises(InvalidRequestError, match=r"300000\b.*limit is 100,000"):
         CoschedulingConfig(num_groups=[1, 300_000])
     with pytest.raises(InvalidRequestError, match=f"more than {MOST_COUNTS:,} numbers"):

@@ -77,7 +77,7 @@ def test_tpu_generations_listing_is_complete() -> None:
 
 
 @pytest.mark.parametrize("generation", SIZES)
-def test_get_tpu_config_sizes_are_exactly_those_that_exist(generation: str) -> None:
+def test_get_tpu_config_accepts_exactly_existing_sizes(generation: str) -> None:
     accepted = []
     largest = max(SIZES[generation])
     for size in (*range(600), *range(largest - 40, largest + 600)):
@@ -114,7 +114,7 @@ def test_get_tpu_config_sizes_are_exactly_those_that_exist(generation: str) -> N
         ("TPU-V7X-8", "v7x-8"),
     ],
 )
-def test_get_tpu_config_spelling_people_type_is_accepted(typed: str, canonical: str) -> None:
+def test_get_tpu_config_accepts_common_spellings(typed: str, canonical: str) -> None:
     assert get_tpu_config(typed).name == canonical
 
 
@@ -214,7 +214,7 @@ def test_default_topology_any_valid_type_holds_all_chips(name: str) -> None:
         ),
     )
 )
-def test_get_tpu_config_any_text_is_understood_or_answered_with_valid_types(text: str) -> None:
+def test_get_tpu_config_understands_or_suggests_for_any_text(text: str) -> None:
     try:
         config = get_tpu_config(text)
     except UnknownTPUTypeError as error:
@@ -226,7 +226,7 @@ def test_get_tpu_config_any_text_is_understood_or_answered_with_valid_types(text
 
 
 @pytest.mark.parametrize(("name", "expected"), [("v7x-8", "tpu7x-8"), ("v5e-16", "v5litepod-16"), ("v4-32", "v4-32")])
-def test_accelerator_type_is_spelled_as_google_does(name: str, expected: str) -> None:
+def test_accelerator_type_is_spelled_as_googles(name: str, expected: str) -> None:
     assert get_tpu_config(name).accelerator_type == expected
 
 

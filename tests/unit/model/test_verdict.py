@@ -8,6 +8,7 @@ from iris_ray.model.outcomes import (
     HostEvidence,
     ProviderState,
     ProviderWord,
+    RunErrorKind,
     TaskEnd,
     TaskKey,
     TpuCancelled,
@@ -84,13 +85,13 @@ def test_judge_task_follows_the_table(end: TaskEnd | None, host: HostEvidence, o
     assert type(judge_task(end, host)) is outcome
 
 
-def test_judge_task_passes_on_what_the_provider_said() -> None:
+def test_judge_task_passes_on_providers_word() -> None:
     assert judge_task(None, TAKEN) == TpuPreempted("host died; what the API said")
     assert judge_task(None, BROKEN) == TpuFailed("host died; what the API said")
     assert judge_task(None, NO_WORD) == TpuFailed("host died")
 
 
-def test_judge_task_run_error_keeps_what_the_user_needs() -> None:
+def test_judge_task_keeps_what_the_user_needs() -> None:
     assert judge_task(raised(), HEALTHY) == TpuRunError("ValueError: x", "Traceback: …", b"pickled")
 
 
@@ -109,7 +110,7 @@ def test_judge_gang_all_returned_is_success() -> None:
     assert set(verdict.results) == {TaskKey(0, 0), TaskKey(0, 1)}
 
 
-def test_judge_gang_lost_host_explains_the_earlier_aborts_of_its_peers() -> None:
+def test_judge_gang_lost_host_explains_peers_earlier_aborts() -> None:
     verdict = gang((crashed(1.0), HEALTHY), (raised(2.0), HEALTHY), (None, LOST))
     assert verdict.cause == TaskKey(0, 2)
     assert isinstance(verdict.result, TpuFailed)
@@ -117,7 +118,7 @@ def test_judge_gang_lost_host_explains_the_earlier_aborts_of_its_peers() -> None
 
 
 @pytest.mark.parametrize("end", [BUSY, NEVER_STARTED])
-def test_judge_gang_task_that_did_not_run_explains_what_its_peers_did_without_it(end: TaskEnd) -> None:
+def test_judge_gang_unstarted_task_explains_its_peers(end: TaskEnd) -> None:
     verdict = gang((raised(5.0), HEALTHY), (end, HEALTHY))
     assert verdict.cause == TaskKey(0, 1)
     assert verdict.charged_as is TaskState.WORKER_FAILED
@@ -153,7 +154,7 @@ def test_judge_gang_one_error_among_successes_fails_the_gang() -> None:
         (HostEvidence(out_of_memory="Ray killed processes there"), TpuRunError, TaskState.FAILED),
     ],
 )
-def test_judge_gang_host_that_was_lost_after_its_task_had_returned_explains_the_ends_of_the_others(
+def test_judge_gang_host_lost_after_return_explains_the_others(
     peers: tuple[TaskEnd | None, TaskEnd | None], host: HostEvidence, outcome: type, charged_as: TaskState
 ) -> None:
     verdict = gang((peers[0], HEALTHY), (RETURNED, host), (peers[1], HEALTHY))
@@ -161,14 +162,14 @@ def test_judge_gang_host_that_was_lost_after_its_task_had_returned_explains_the_
     assert isinstance(verdict.results[TaskKey(0, 1)], TpuSuccess)
 
 
-def test_judge_gang_in_which_all_tasks_were_cancelled_still_charges_a_budget() -> None:
+def test_judge_gang_of_cancelled_tasks_still_charges_a_budget() -> None:
     """An attempt in which all tasks were cancelled charged nothing and looped for ever (defect 8)."""
     verdict = gang((STOPPED, HEALTHY), (STOPPED, HEALTHY))
     assert not verdict.succeeded
     assert verdict.charged_as is TaskState.FAILED
 
 
-def test_judge_gang_asks_the_host_that_failed_not_another() -> None:
+def test_judge_gang_asks_the_failed_host() -> None:
     """The preemption check asked the controller's own host (defect 7): notice elsewhere excuses nothing here."""
     verdict = gang((raised(), HEALTHY), (STOPPED, NOTICE))
     assert verdict.cause == TaskKey(0, 0)
@@ -181,7 +182,7 @@ EXITED = TaskEnd(EndKind.EXITED, 5.0, error="the function called sys.exit(1)")
 
 @pytest.mark.parametrize("end", [crashed(), EXITED], ids=["signal", "code"])
 @pytest.mark.parametrize("other", [STOPPED, raised(6.0), RETURNED], ids=["stopped", "raised", "returned"])
-def test_judge_gang_exit_code_or_signal_after_a_notice_counts_as_the_move(end: TaskEnd, other: TaskEnd) -> None:
+def test_judge_gang_exit_after_notice_counts_as_move(end: TaskEnd, other: TaskEnd) -> None:
     """SIGTERM went to every task, also to those on hosts that stay; what its peers raise then is its consequence."""
     ends, hosts = {TaskKey(0, 0): end, TaskKey(0, 1): other}, dict.fromkeys((TaskKey(0, 0), TaskKey(0, 1)), HEALTHY)
     verdict = judge_gang(ends, hosts, MOVE, was_told=True)
@@ -190,7 +191,7 @@ def test_judge_gang_exit_code_or_signal_after_a_notice_counts_as_the_move(end: T
     assert (untold.cause, untold.charged_as) == (TaskKey(0, 0), TaskState.FAILED)
 
 
-def test_judge_gang_notice_excuses_no_exception_and_explains_no_lost_host() -> None:
+def test_judge_gang_notice_excuses_no_exception_or_lost_host() -> None:
     def verdict(first: TaskEnd | None, host: HostEvidence) -> Verdict:
         ends, hosts = {TaskKey(0, 0): first, TaskKey(0, 1): crashed(7.0)}, {TaskKey(0, 0): host, TaskKey(0, 1): HEALTHY}
         return judge_gang(ends, hosts, MOVE, was_told=True)
@@ -209,3 +210,128 @@ def test_judge_gang_of_two_slices_names_the_slice() -> None:
 
 def test_dispatch_backoff_doubles_up_to_half_a_minute() -> None:
     assert [dispatch_backoff_s(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 1000)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+# -- failures of the job itself ---------------------------------------------------------------------------------------
+
+
+FIRST, SECOND = TaskKey(0, 0), TaskKey(0, 1)
+HANG = FIRST, TpuRunError("no progress", kind=RunErrorKind.HANG)
+MOVED = SECOND, TpuPreempted("all had saved")
+
+
+# -- kinds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (EndKind.RAISED, RunErrorKind.APPLICATION),
+        (EndKind.EXITED, RunErrorKind.APPLICATION),
+        (EndKind.CRASHED, RunErrorKind.CRASH),
+        (EndKind.OUT_OF_MEMORY, RunErrorKind.OUT_OF_MEMORY),
+    ],
+)
+def test_judge_task_names_kind_of_error(end: EndKind, kind: RunErrorKind) -> None:
+    result = judge_task(TaskEnd(end, 5.0, b"pickled", "what happened", "where"), HEALTHY)
+    assert result == TpuRunError("what happened", "where", b"pickled", kind)
+
+
+@pytest.mark.parametrize("end", [EndKind.RAISED, EndKind.CRASHED])
+def test_judge_task_on_lost_or_noticed_host_is_no_own_error(end: EndKind) -> None:
+    assert isinstance(judge_task(TaskEnd(end, 5.0, error="x"), LOST), TpuFailed)
+    assert isinstance(judge_task(TaskEnd(end, 5.0, error="x"), NOTICE), TpuPreempted)
+
+
+KILLED_WITH_US = HostEvidence(out_of_memory="Ray killed processes there")
+NO_MEMORY = TaskEnd(EndKind.OUT_OF_MEMORY, 5.0, error="killed")
+
+
+@pytest.mark.parametrize(
+    ("end", "host", "error"),
+    [
+        (NO_MEMORY, LOST, "killed"),
+        (None, KILLED_WITH_US, "Ray killed processes there"),
+        (STOPPED, KILLED_WITH_US, "Ray killed processes there"),
+        (None, HostEvidence("it died", out_of_memory="Ray killed processes there"), "Ray killed processes there"),
+    ],
+)
+def test_judge_task_exhausting_memory_failed_even_without_our_processes(
+    end: TaskEnd | None, host: HostEvidence, error: str
+) -> None:
+    assert judge_task(end, host) == TpuRunError(error, kind=RunErrorKind.OUT_OF_MEMORY)
+
+
+def test_judge_task_exhausting_memory_after_notice_was_preempted() -> None:
+    assert isinstance(judge_task(NO_MEMORY, NOTICE), TpuPreempted)
+    assert isinstance(judge_task(None, HostEvidence(None, "preempted", out_of_memory="killed")), TpuPreempted)
+
+
+@pytest.mark.parametrize(("end", "host"), [(NO_MEMORY, HEALTHY), (None, KILLED_WITH_US)])
+@pytest.mark.parametrize(
+    ("other", "others_host"),
+    [(TaskEnd(EndKind.RAISED, 4.0, error="Socket closed"), HEALTHY), (None, LOST)],
+    ids=["a peer has noticed before", "another host is lost"],
+)
+def test_judge_gang_exhausted_memory_is_first_cause(
+    end: TaskEnd | None, host: HostEvidence, other: TaskEnd | None, others_host: HostEvidence
+) -> None:
+    verdict = judge_gang({FIRST: other, SECOND: end}, {FIRST: others_host, SECOND: host})
+    assert (verdict.cause, verdict.charged_as) == (SECOND, TaskState.FAILED)
+    assert isinstance(verdict.result, TpuRunError)
+    assert verdict.result.kind is RunErrorKind.OUT_OF_MEMORY
+
+
+def test_judge_task_every_end_has_a_verdict() -> None:
+    for end in EndKind:
+        verdict = judge_task(TaskEnd(end, 5.0, b"", "x"), HEALTHY)
+        assert isinstance(verdict, TpuSuccess) == (end is EndKind.RETURNED)
+
+
+# -- our reason -----------------------------------------------------------------------------------------------------
+
+
+def both(end: TaskEnd | None, host: HostEvidence = HEALTHY) -> tuple[dict, dict]:
+    """The first task ended so, the second was stopped by us."""
+    return {FIRST: end, SECOND: STOPPED}, {FIRST: host, SECOND: HEALTHY}
+
+
+@pytest.mark.parametrize(("reason", "charged"), [(HANG, TaskState.FAILED), (MOVED, TaskState.WORKER_FAILED)])
+def test_judge_gang_ended_by_us_has_our_reason(reason: tuple, charged: TaskState) -> None:
+    verdict = judge_gang(*both(STOPPED), reason)
+    assert (verdict.cause, verdict.result) == reason
+    assert (verdict.charged_as, verdict.succeeded) == (charged, False)
+    assert set(verdict.results) == {FIRST, SECOND}
+
+
+@pytest.mark.parametrize("reason", [HANG, MOVED])
+@pytest.mark.parametrize(
+    ("end", "host", "charged"),
+    [
+        (TaskEnd(EndKind.RAISED, 5.0, error="ValueError"), HEALTHY, TaskState.FAILED),
+        (TaskEnd(EndKind.CRASHED, 5.0, error="SIGSEGV"), HEALTHY, TaskState.FAILED),
+        (TaskEnd(EndKind.NEVER_STARTED, 5.0, error="gone"), HEALTHY, TaskState.WORKER_FAILED),
+        (None, HEALTHY, TaskState.WORKER_FAILED),
+        (None, LOST, TaskState.WORKER_FAILED),
+        (STOPPED, LOST, TaskState.WORKER_FAILED),
+    ],
+    ids=["raised", "crashed", "never started", "no report", "lost", "stopped on a lost host"],
+)
+def test_judge_gang_with_other_cause_has_that_cause(
+    reason: tuple, end: TaskEnd | None, host: HostEvidence, charged: TaskState
+) -> None:
+    """A task that raises at the moment when we give the gang up says more than our reason does."""
+    verdict = judge_gang(*both(end, host), reason)
+    assert (verdict.cause, verdict.charged_as) == (FIRST, charged)
+    assert verdict.result == judge_task(end, host)
+
+
+def test_judge_gang_partly_returned_has_our_reason() -> None:
+    verdict = judge_gang(*both(RETURNED), HANG)
+    assert (verdict.cause, verdict.result) == HANG
+    assert isinstance(verdict.results[FIRST], TpuSuccess)
+
+
+def test_judge_gang_done_before_our_end_has_succeeded() -> None:
+    ends, hosts = both(RETURNED)
+    assert judge_gang(ends | {SECOND: RETURNED}, hosts, HANG).succeeded

@@ -3,21 +3,14 @@
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.state.events import (
-    Event,
-    GangAssignedEvent,
-    TaskAssignedEvent,
-)
-from tests.support.worlds import World, attempts, cpu_host, task_states
-
-S = TaskState
-
+from iris_ray.model.lifecycle import JobState
+from iris_ray.state.events import Event, GangAssignedEvent, TaskAssignedEvent
+from tests.support.worlds import S, World, attempts, cpu_host, task_states
 
 # -- of gangs -------------------------------------------------------------------------------------------------------
 
 
-def test_assignment_of_a_job_that_runs_is_refused(world: World) -> None:
+def test_assignment_of_running_job_is_refused(world: World) -> None:
     job = world.start()
     with pytest.raises(IllegalTransitionError, match="PENDING"):
         world.do(GangAssignedEvent("job", ("b",), (("b-0", "b-1"),)))
@@ -25,9 +18,7 @@ def test_assignment_of_a_job_that_runs_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("groups", [(("a-0", "nobody"),), (("a-0",),), (("a-0", "a-1", "b-0"),)], ids=str)
-def test_assignment_that_does_not_fit_is_refused_and_changes_nothing(
-    world: World, groups: tuple[tuple[str, ...], ...]
-) -> None:
+def test_assignment_that_does_not_fit_changes_nothing(world: World, groups: tuple[tuple[str, ...], ...]) -> None:
     job = world.submit()
     with pytest.raises(IllegalTransitionError):
         world.do(GangAssignedEvent("job", ("a",), groups))
@@ -35,7 +26,7 @@ def test_assignment_that_does_not_fit_is_refused_and_changes_nothing(
     assert "a" not in world.state.holders
 
 
-def test_assignment_of_hosts_that_are_taken_is_refused(world: World) -> None:
+def test_assignment_of_taken_hosts_is_refused(world: World) -> None:
     """The last line of defence against two tasks on one host."""
     world.start("first")
     world.submit("second")
@@ -61,7 +52,7 @@ def test_assignment_of_one_host_twice_is_refused(world: World) -> None:
     ],
     ids=str,
 )
-def test_assignment_that_splits_a_gang_is_refused(
+def test_assignment_splitting_a_gang_is_refused(
     world: World, names: tuple[str, ...], groups: tuple[tuple[str, ...], ...]
 ) -> None:
     world.submit(slices=(2,))
@@ -70,7 +61,7 @@ def test_assignment_that_splits_a_gang_is_refused(
     world.check()
 
 
-def test_assignment_of_hosts_of_another_slice_than_it_names_is_refused(world: World) -> None:
+def test_assignment_naming_another_slice_is_refused(world: World) -> None:
     world.submit()
     refuse(world, GangAssignedEvent("job", ("a",), (("a-0", "b-1"),)))
     world.check()
@@ -91,17 +82,17 @@ def refuse(world: World, event: Event) -> None:
     assert (after, world.busy()) == (before, busy)
 
 
-def test_assignment_of_one_task_of_a_gang_is_refused(world: World) -> None:
+def test_assignment_of_one_gang_task_is_refused(world: World) -> None:
     world.submit()
     refuse(world, TaskAssignedEvent("job", 0, "a-0"))
 
 
-def test_assignment_of_a_gang_for_tasks_without_coscheduling_is_refused(world: World) -> None:
+def test_assignment_of_gang_without_coscheduling_is_refused(world: World) -> None:
     world.submit_tasks()
     refuse(world, GangAssignedEvent("job", ("a",), (("a-0", "a-1"),)))
 
 
-def test_assignment_of_a_host_whose_chips_are_taken_is_refused(world: World) -> None:
+def test_assignment_of_host_with_taken_chips_is_refused(world: World) -> None:
     world.start_tasks("other", replicas=1, resources={"TPU": 1.0})
     world.submit_tasks(resources={"TPU": 1.0})
     refuse(world, TaskAssignedEvent("job", 0, "a-0"))
@@ -114,17 +105,17 @@ def test_assignment_of_a_host_without_room_is_refused(world: World) -> None:
     refuse(world, TaskAssignedEvent("job", 0, "cpu"))
 
 
-def test_assignment_of_a_host_that_is_not_there_is_refused(world: World) -> None:
+def test_assignment_of_missing_host_is_refused(world: World) -> None:
     world.submit_tasks()
     refuse(world, TaskAssignedEvent("job", 0, "nobody"))
 
 
-def test_assignment_of_a_task_that_runs_is_refused(world: World) -> None:
+def test_assignment_of_running_task_is_refused(world: World) -> None:
     world.start_tasks()
     refuse(world, TaskAssignedEvent("job", 0, "b-0"))
 
 
-def test_assignment_of_a_task_that_is_over_is_refused(world: World) -> None:
+def test_assignment_of_ended_task_is_refused(world: World) -> None:
     job = world.start_tasks(max_task_failures=1)
     world.report(job, S.FAILED, 0)
     refuse(world, TaskAssignedEvent("job", 0, "b-0"))
@@ -133,11 +124,11 @@ def test_assignment_of_a_task_that_is_over_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 2, 99])
-def test_assignment_of_a_task_that_does_not_exist_is_refused(world: World, index: int) -> None:
+def test_assignment_of_missing_task_is_refused(world: World, index: int) -> None:
     world.submit_tasks()
     refuse(world, TaskAssignedEvent("job", index, "a-0"))
 
 
 @pytest.mark.parametrize("event", [TaskAssignedEvent("job", 0, "a-0"), GangAssignedEvent("job", ("a",), (("a-0",),))])
-def test_assignment_for_a_job_that_does_not_exist_is_refused(world: World, event: Event) -> None:
+def test_assignment_for_missing_job_is_refused(world: World, event: Event) -> None:
     refuse(world, event)

@@ -1,4 +1,4 @@
-"""When attempts of tasks began and ended, and how."""
+"""When attempts began, held chips and ended, and how."""
 
 import dataclasses
 
@@ -7,18 +7,19 @@ import pytest
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.views import task_status
 from iris_ray.actors.protocol.status import TaskAttempt
+from iris_ray.model.goodput import MOST_STEPS, Marks, TimeKind, Totals, last_disruption, measure
 from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Job
-from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.events import (
+    AttemptMarkedEvent,
     GangMovedEvent,
     GangReturnedEvent,
     JobCancelledEvent,
     PoolRestartedEvent,
     TaskStateChangedEvent,
 )
-from tests.support.worlds import World, attempt_id
+from tests.support.worlds import S, World, attempt_id
 
-S = TaskState
+# -- attempts as they are shown ---------------------------------------------------------------------------------------
 
 
 def attempts(world: World, job: Job, index: int = 0) -> list[TaskAttempt]:
@@ -39,7 +40,7 @@ def fail(world: World, job: Job, index: int, exit_code: int | None, error: str =
     world.confirm(job)
 
 
-def test_each_attempt_of_a_gang_is_told_for_each_of_its_tasks(world: World) -> None:
+def test_gang_attempts_are_listed_for_each_task(world: World) -> None:
     job = world.submit(max_retries_failure=3, max_retries_preemption=3)
     run_for(world, job, 30.0)
     fail(world, job, 1, exit_code=3)
@@ -61,7 +62,7 @@ def test_each_attempt_of_a_gang_is_told_for_each_of_its_tasks(world: World) -> N
     world.check()
 
 
-def test_task_that_fails_for_good_keeps_its_exit_code_and_the_others_their_end(world: World) -> None:
+def test_finally_failed_task_and_others_keep_their_ends(world: World) -> None:
     job = world.submit(max_retries_failure=0)
     run_for(world, job, 5.0)
     fail(world, job, 1, exit_code=139)
@@ -71,7 +72,7 @@ def test_task_that_fails_for_good_keeps_its_exit_code_and_the_others_their_end(w
     world.check()
 
 
-def test_attempts_that_were_free_of_charge_are_told_too(world: World) -> None:
+def test_uncharged_attempts_are_listed_too(world: World) -> None:
     job = world.submit()
     world.schedule()
     world.dispatch_fails(job)
@@ -87,7 +88,7 @@ def test_attempts_that_were_free_of_charge_are_told_too(world: World) -> None:
     world.check()
 
 
-def test_attempt_that_was_taken_back_and_has_returned_after_all_has_succeeded(world: World) -> None:
+def test_withdrawn_attempt_that_returned_has_succeeded(world: World) -> None:
     job = world.submit(max_retries_preemption=3)
     run_for(world, job, 5.0)
     world.lose("a-0")
@@ -97,7 +98,7 @@ def test_attempt_that_was_taken_back_and_has_returned_after_all_has_succeeded(wo
     world.check()
 
 
-def test_attempt_that_was_taken_back_and_whose_results_are_lost_with_its_pool_is_told_once(world: World) -> None:
+def test_withdrawn_attempt_with_lost_results_is_listed_once(world: World) -> None:
     """Only a job with other tasks still waits for its end by then."""
     job = world.submit_tasks(max_retries_preemption=5)
     run_for(world, job, 5.0)
@@ -112,7 +113,7 @@ def test_attempt_that_was_taken_back_and_whose_results_are_lost_with_its_pool_is
     world.check()
 
 
-def test_cancelled_job_has_ended_when_it_was_cancelled(world: World) -> None:
+def test_cancelled_job_ended_at_its_cancellation(world: World) -> None:
     running, waiting = world.submit(), world.submit("waits", slices=(3,))
     run_for(world, running, 5.0)
     for job in (running, waiting):
@@ -123,7 +124,7 @@ def test_cancelled_job_has_ended_when_it_was_cancelled(world: World) -> None:
 
 
 @pytest.mark.parametrize("coscheduled", [True, False])
-def test_only_the_latest_attempts_are_kept_and_the_beginning_of_their_errors(world: World, coscheduled: bool) -> None:
+def test_latest_attempts_are_kept_with_shortened_errors(world: World, coscheduled: bool) -> None:
     submit = world.submit if coscheduled else world.submit_tasks
     job = submit(max_retries_failure=100)
     for number in range(20):
@@ -147,3 +148,106 @@ def test_history_outlives_the_controller(world: World) -> None:
     assert attempts(new, new.state.jobs["job"], 1) == attempts(world, job, 1)
     assert [dataclasses.asdict(past)["number"] for past in new.state.jobs["job"].gang.past] == [1]
     world.check()
+
+
+# -- times as goodput measures them -----------------------------------------------------------------------------------
+
+
+K = TimeKind
+
+
+def seconds(world: World, job: Job) -> dict[str, float]:
+    return Totals.of(measure(job.times, job.submitted_at, world.now)).seconds
+
+
+def run(world: World, job: Job, waits: float, starts: float, runs: float) -> None:
+    """The gang waits, is placed, starts and runs for so long each."""
+    world.now += waits
+    world.schedule()
+    world.now += starts
+    for task in job.tasks:
+        world.report(job, S.RUNNING, task.index)
+    world.now += runs
+
+
+def test_job_losing_a_host_has_complete_times(world: World) -> None:
+    job = world.submit(max_retries_preemption=3)
+    run(world, job, 5.0, 1.0, 30.0)
+    world.do(AttemptMarkedEvent(attempt_id(job), Marks(((0, 10.0), (1, 12.0), (8, 26.0)))))
+    world.lose("a-0")
+    world.confirm(job)
+    run(world, job, 10.0, 2.0, 20.0)
+    world.do(AttemptMarkedEvent(attempt_id(job), Marks(((5, 10.0), (6, 12.0), (9, 18.0)))))
+    world.report_all(job, S.SUCCEEDED)
+    world.now += 1000.0
+    assert seconds(world, job) == {
+        K.QUEUEING.value: 5.0,
+        K.LAUNCH.value: 1.0,
+        K.TRAINING_PREP.value: 20.0,
+        K.PRODUCTIVE.value: 10.0 + 10.0,
+        K.WASTED_PROGRESS_FROM_DISRUPTION.value: 6.0,
+        K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION.value: 4.0 + 10.0 + 2.0,
+    }
+    held = Totals.of(measure(job.times, job.submitted_at, world.now)).chip_seconds
+    assert sum(held.values()) == 8 * (1.0 + 30.0 + 2.0 + 20.0), "it holds nothing while it waits"
+
+
+def disrupted(world: World, job: Job) -> tuple[int, float]:
+    """The attempt that the last disruption ended, and how long the way back took."""
+    found = last_disruption(job.times, world.now)
+    assert found is not None
+    return found.attempt, found.recovery_s
+
+
+def test_failed_launch_after_disruption_is_no_disruption(world: World) -> None:
+    job = world.submit(max_retries_failure=3)
+    run(world, job, 5.0, 1.0, 30.0)
+    world.report(job, S.FAILED)
+    world.confirm(job)
+    world.now += 10.0
+    world.schedule()
+    world.dispatch_fails(job)
+    world.confirm(job)
+    assert disrupted(world, job) == (1, 10.0)
+    run(world, job, 5.0, 2.0, 30.0)
+    assert disrupted(world, job) == (1, 10.0 + 5.0 + 2.0)
+
+
+def test_disruption_before_cancellation_while_waiting_is_the_last(world: World) -> None:
+    job = world.submit(max_retries_failure=3)
+    for waits in (5.0, 10.0):
+        run(world, job, waits, 1.0, 30.0)
+        world.report(job, S.FAILED)
+        world.confirm(job)
+    assert disrupted(world, job) == (2, 0.0)
+    world.now += 7.0
+    world.do(JobCancelledEvent("job", "enough"))
+    world.now += 1000.0
+    assert disrupted(world, job) == (2, 7.0)
+
+
+def test_late_times_count_and_senseless_ones_do_not(world: World) -> None:
+    job = world.start()
+    world.now += 10.0
+    world.do(JobCancelledEvent("job", "enough"))
+    world.do(AttemptMarkedEvent(attempt_id(job), Marks(((1, 1.0), (2, 3.0)))))
+    for nonsense in (
+        Marks(((2, 1.0), (1, 3.0))),
+        Marks(before={"tea": 1.0}),
+        Marks(tuple((i, float(i)) for i in range(MOST_STEPS + 1))),
+    ):
+        world.do(AttemptMarkedEvent(attempt_id(job), nonsense))
+    assert seconds(world, job)[K.PRODUCTIVE.value] == 2.0
+    world.do(AttemptMarkedEvent(attempt_id(job)._replace(job_id="nobody"), Marks()))
+
+
+def test_few_attempts_are_kept_without_losing_time(world: World) -> None:
+    job = world.submit(max_retries_failure=50)
+    for number in range(30):
+        run(world, job, 100.0 if number else 0.0, 1.0, 10.0)
+        world.do(AttemptMarkedEvent(attempt_id(job), Marks(((number, 4.0), (number + 1, 6.0)))))
+        world.report(job, S.FAILED)
+        world.confirm(job)
+    assert len(job.times.attempts) <= 3
+    assert sum(seconds(world, job).values()) == world.now - job.submitted_at
+    assert seconds(world, job)[K.PRODUCTIVE.value] == 30 * 2.0

@@ -5,12 +5,7 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.lifecycle import (
-    TRANSITIONS,
-    AttemptId,
-    JobState,
-    TaskState,
-)
+from iris_ray.model.lifecycle import TRANSITIONS, AttemptId, JobState, TaskState
 from iris_ray.state import job_table
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -24,11 +19,8 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
-from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, charged, gang_spec, host, task_states
-
-S = TaskState
-
+from iris_ray.state.instructions import ChangeLog, Instructions, StopAttempt
+from tests.support.worlds import S, World, charged, gang_spec, host, task_states
 
 # -- the table ------------------------------------------------------------------------------------------------------
 
@@ -37,14 +29,14 @@ def state_of(world: World, job_id: str = "job") -> JobState:
     return world.state.jobs[job_id].state
 
 
-def test_transitions_table_knows_every_state_and_ends_in_terminal_ones() -> None:
+def test_transition_table_covers_all_states_and_ends_terminally() -> None:
     assert set(TRANSITIONS) == set(TaskState)
     assert all(targets <= set(TaskState) for targets in TRANSITIONS.values())
     terminal = {state for state, targets in TRANSITIONS.items() if not targets}
     assert terminal == {S.FAILED, S.KILLED, S.WORKER_FAILED, S.UNSCHEDULABLE, S.COSCHED_FAILED}
 
 
-def test_transitions_success_is_left_only_with_the_gang() -> None:
+def test_success_is_left_only_with_the_gang() -> None:
     assert S.RUNNING not in TRANSITIONS[S.SUCCEEDED]
     assert S.FAILED not in TRANSITIONS[S.SUCCEEDED]
 
@@ -101,14 +93,14 @@ def test_task_reports_out_of_order_or_twice_change_nothing(world: World) -> None
 
 
 @pytest.mark.parametrize("state", [S.PENDING, S.ASSIGNED, S.KILLED, S.UNSCHEDULABLE, S.COSCHED_FAILED])
-def test_task_report_of_a_state_that_is_not_a_tasks_to_report_is_refused(world: World, state: TaskState) -> None:
+def test_task_report_of_unreportable_state_is_refused(world: World, state: TaskState) -> None:
     job = world.start()
     with pytest.raises(IllegalTransitionError):
         world.report(job, state, 0)
     assert task_states(job) == [S.RUNNING, S.RUNNING]
 
 
-def test_task_failure_reported_after_its_success_leaves_no_half_changed_state(world: World) -> None:
+def test_failure_reported_after_success_leaves_state_consistent(world: World) -> None:
     """Whether it is refused or taken for a failure: not charged and then refused."""
     job = world.start()
     world.report(job, S.SUCCEEDED, 0)
@@ -125,9 +117,7 @@ def test_task_failure_reported_after_its_success_leaves_no_half_changed_state(wo
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 3])
-def test_gang_member_fails_with_retries_left_returns_everybody_to_pending_and_charges_once(
-    world: World, culprit: int
-) -> None:
+def test_gang_failure_with_retries_requeues_all_and_charges_once(world: World, culprit: int) -> None:
     job = world.start(slices=(2,), max_retries_failure=1)
     instructions = world.report(job, S.FAILED, culprit, error="ValueError: x")
     assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "ValueError: x")])
@@ -136,7 +126,7 @@ def test_gang_member_fails_with_retries_left_returns_everybody_to_pending_and_ch
     assert all(task.node_id is None for task in job.tasks)
 
 
-def test_gang_member_fails_for_good_ends_siblings_because_of_it_and_the_job(world: World) -> None:
+def test_final_gang_failure_ends_siblings_and_job(world: World) -> None:
     job = world.start()
     instructions = world.report(job, S.FAILED, 1, error="ValueError: x")
     assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "ValueError: x")], finished=["job"])
@@ -146,7 +136,7 @@ def test_gang_member_fails_for_good_ends_siblings_because_of_it_and_the_job(worl
     assert job.tasks[1].error == "ValueError: x"
 
 
-def test_gang_member_ends_while_others_are_in_every_state_takes_all_of_them_along(world: World) -> None:
+def test_gang_failure_ends_siblings_in_every_state(world: World) -> None:
     world.add_slice("c", "v4-32")
     job = world.submit(tpu_type="v4-32")
     world.schedule()
@@ -156,7 +146,7 @@ def test_gang_member_ends_while_others_are_in_every_state_takes_all_of_them_alon
     assert task_states(job) == [S.FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED]
 
 
-def test_sibling_failing_right_after_the_first_is_not_charged_again(world: World) -> None:
+def test_sibling_failing_after_first_is_not_charged_again(world: World) -> None:
     job = world.start(max_retries_failure=5)
     world.report(job, S.FAILED, 0)
     assert world.report(job, S.FAILED, 1, attempt=1) == Instructions()
@@ -167,7 +157,7 @@ def test_sibling_failing_right_after_the_first_is_not_charged_again(world: World
 # -- restarts and late reports --------------------------------------------------------------------------------------
 
 
-def test_restarted_gang_restarts_whole_with_the_member_that_had_succeeded(world: World) -> None:
+def test_restarted_gang_includes_succeeded_member(world: World) -> None:
     """The slice is the failure unit (defect 1): one host lost, and all of the gang is on another slice."""
     job = world.start(max_retries_preemption=1)
     world.report(job, S.SUCCEEDED, 1)
@@ -179,7 +169,7 @@ def test_restarted_gang_restarts_whole_with_the_member_that_had_succeeded(world:
     assert task_states(job) == [S.ASSIGNED] * 2
 
 
-def test_restarted_gang_with_another_count_of_slices_has_another_task_set(world: World) -> None:
+def test_restarted_gang_may_have_another_slice_count(world: World) -> None:
     job = world.start(slices=(1, 2), max_retries_preemption=9)
     assert (len(job.tasks), job.gang.groups) == (4, ("a", "b"))
     world.lose("b-1")
@@ -247,7 +237,7 @@ def test_cancelling_a_running_job_stops_its_attempt(world: World) -> None:
     assert (job.state, job.error) == (JobState.KILLED, "enough")
 
 
-def test_cancelling_a_waiting_job_stops_nothing(world: World) -> None:
+def test_cancelling_waiting_job_stops_nothing(world: World) -> None:
     job = world.submit()
     assert world.do(JobCancelledEvent("job", "enough")) == Instructions(finished=["job"])
     assert job.state is JobState.KILLED
@@ -257,7 +247,7 @@ def test_cancelling_a_waiting_job_stops_nothing(world: World) -> None:
 # -- workers --------------------------------------------------------------------------------------------------------
 
 
-def test_worker_that_drains_keeps_its_task_and_gets_no_other(world: World) -> None:
+def test_draining_worker_keeps_task_and_gets_no_other(world: World) -> None:
     job = world.start()
     assert world.do(WorkerDrainedEvent("b-0", "maintenance")) == Instructions()
     told = world.do(WorkerDrainedEvent("a-0", "maintenance"))
@@ -267,7 +257,7 @@ def test_worker_that_drains_keeps_its_task_and_gets_no_other(world: World) -> No
     assert "maintenance" in world.why("next")
 
 
-def test_suspicion_outlives_a_new_registration_and_ends_by_itself(world: World) -> None:
+def test_suspicion_outlives_reregistration_and_expires(world: World) -> None:
     for name in ("a", "b"):
         world.do(WorkerSuspectedEvent(f"{name}-1", "no answer", world.now))
         world.do(host(name, 1))
@@ -277,7 +267,7 @@ def test_suspicion_outlives_a_new_registration_and_ends_by_itself(world: World) 
     assert world.schedule().keys() == {"job"}
 
 
-def test_knows_a_registration_that_would_change_nothing(world: World) -> None:
+def test_registration_changing_nothing_is_recognised(world: World) -> None:
     assert world.state.knows(host("a", 0))
     assert not world.state.knows(host("a", 0, draining="x"))
     assert not world.state.knows(host("a", 0, foreign="x"))
@@ -287,7 +277,7 @@ def test_knows_a_registration_that_would_change_nothing(world: World) -> None:
 # -- memory ---------------------------------------------------------------------------------------------------------
 
 
-def test_finished_jobs_are_forgotten_oldest_first_once_their_capacity_is_free(
+def test_finished_jobs_are_forgotten_oldest_first_without_capacity(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 2)
@@ -300,9 +290,7 @@ def test_finished_jobs_are_forgotten_oldest_first_once_their_capacity_is_free(
     assert list(world.state.jobs) == ["held", "job-2", "job-3"]
 
 
-def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_job_holding_capacity_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
@@ -314,3 +302,18 @@ def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
         world.report_all(later, S.SUCCEEDED)
         world.confirm(later)
     assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # else it is never freed
+
+
+# -- the log of changes -----------------------------------------------------------------------------------------------
+
+
+def test_reader_gets_changes_or_learns_it_was_away_too_long() -> None:
+    log: ChangeLog[str] = ChangeLog()
+    for what in "abc":
+        log.note(what, most=4)
+    seen = log.version
+    log.note("d", most=4)
+    assert log.since(seen) == ["d"]
+    assert log.since(log.version) == []
+    log.note("e", most=4)
+    assert (log.version, log.since(seen), log.since(1)) == (5, ["d", "e"], None)

@@ -4,7 +4,7 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import (
@@ -16,9 +16,8 @@ from iris_ray.state.events import (
     WorkerDrainedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, charged, task_states
+from tests.support.worlds import S, World, charged, task_states
 
-S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 GRACE_S = 30.0
 
@@ -39,7 +38,7 @@ def pass_time(world: World, seconds: float) -> Instructions:
     return world.state.handle_event(TimePassedEvent(world.now))
 
 
-def test_victim_gets_notice_then_ends_uncharged_and_its_hosts_go_to_the_taker(world: World) -> None:
+def test_victim_gets_notice_and_hosts_go_to_taker(world: World) -> None:
     victim = batch(world, slices=(2,))
     taker = production(world)
     before = world.now
@@ -72,7 +71,7 @@ def test_nothing_is_evicted_twice_for_one_job(world: World) -> None:
         assert not world.plan().evictions
 
 
-def test_gang_that_moves_by_itself_within_the_grace_is_evicted_too(world: World) -> None:
+def test_gang_moving_within_grace_is_evicted_too(world: World) -> None:
     victim = batch(world, slices=(2,))
     production(world)
     world.schedule()
@@ -82,7 +81,7 @@ def test_gang_that_moves_by_itself_within_the_grace_is_evicted_too(world: World)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "other room", "host lost"])
-def test_eviction_is_called_off_if_its_taker_needs_the_hosts_no_more(world: World, how: str) -> None:
+def test_eviction_is_called_off_if_taker_needs_nothing(world: World, how: str) -> None:
     other = world.start("other", slices=(1,), max_retries_preemption=3)
     victim = batch(world)
     production(world)
@@ -105,7 +104,7 @@ def test_eviction_is_called_off_if_its_taker_needs_the_hosts_no_more(world: Worl
         assert victim.evictions == 0
 
 
-def test_notice_of_a_host_comes_back_when_an_eviction_is_called_off(world: World) -> None:
+def test_host_notice_returns_when_eviction_is_called_off(world: World) -> None:
     """It was less urgent than the eviction."""
     world.start("other", max_retries_preemption=3)
     victim = batch(world)
@@ -115,7 +114,7 @@ def test_notice_of_a_host_comes_back_when_an_eviction_is_called_off(world: World
     assert victim.gang.eviction is None, "a slice that is to go is of no use"
 
 
-def test_eviction_is_told_when_a_nearer_maintenance_of_another_slice_is_called_off(world: World) -> None:
+def test_eviction_is_told_when_nearer_maintenance_is_called_off(world: World) -> None:
     victim = batch(world, slices=(2,))
     doomed, taken = victim.gang.groups
     world.do(WorkerDrainedEvent(f"{doomed}-0", "maintenance", NoticeKind.MAINTENANCE, world.now + 10.0))
@@ -130,7 +129,7 @@ def test_eviction_is_told_when_a_nearer_maintenance_of_another_slice_is_called_o
     assert (told.notice.kind, told.notice.deadline) == (NoticeKind.EVICTION, world.now + GRACE_S)
 
 
-def test_spares_of_lower_bands_go_at_once_and_another_one_waits(world: World) -> None:
+def test_lower_band_spares_go_at_once(world: World) -> None:
     parent = batch(world, spares=1)
     world.schedule()
     spare = world.state.jobs["batch/spare-1"]
@@ -148,7 +147,7 @@ def test_spares_of_lower_bands_go_at_once_and_another_one_waits(world: World) ->
     assert not world.state.jobs["batch/spare-2"].gang.placed
 
 
-def test_attempt_that_has_not_run_for_long_is_left_alone(world: World) -> None:
+def test_recently_started_attempt_is_not_evicted(world: World) -> None:
     """The minimum time is 2 min for BATCH, and 10 min for INTERACTIVE."""
     young = world.start("young", priority=BATCH, max_retries_preemption=3)
     middle = world.start("middle", priority=INTERACTIVE, max_retries_preemption=3)
@@ -176,7 +175,7 @@ def test_evicted_gang_never_takes_its_hosts_back(world: World) -> None:
     assert not world.plan().assignments
 
 
-def test_evicted_gang_comes_first_in_its_own_band(world: World) -> None:
+def test_evicted_gang_comes_first_in_its_band(world: World) -> None:
     """Like any gang that has just lost its hosts, it goes before jobs that have waited for longer."""
     world.start("other", max_retries_preemption=3)
     victim = batch(world)
@@ -193,7 +192,7 @@ def test_evicted_gang_comes_first_in_its_own_band(world: World) -> None:
     assert (victim.gang.placed, waiting.gang.placed) == (True, False)
 
 
-def test_only_lower_bands_are_victims_and_only_on_hosts_that_are_kept(world: World) -> None:
+def test_victims_are_lower_bands_on_kept_hosts_only(world: World) -> None:
     running = world.start("running", slices=(2,), priority=INTERACTIVE, max_retries_preemption=3)
     world.now += 1000.0
     equal = world.submit("equal", priority=INTERACTIVE)
@@ -205,7 +204,7 @@ def test_only_lower_bands_are_victims_and_only_on_hosts_that_are_kept(world: Wor
     assert running.gang.eviction is None
 
 
-def test_tasks_that_are_placed_one_by_one_take_and_give_hosts(world: World) -> None:
+def test_single_tasks_take_and_give_hosts(world: World) -> None:
     tasks = world.start_tasks("tasks", 4, priority=BATCH)
     world.now += 1000.0
     taker = world.submit_tasks("taker", 3, priority=INTERACTIVE)
@@ -225,7 +224,7 @@ def test_tasks_that_are_placed_one_by_one_take_and_give_hosts(world: World) -> N
     assert tasks.evictions == 3
 
 
-def test_last_victim_goes_on_giving_way_though_another_task_of_the_job_has_found_a_host(world: World) -> None:
+def test_last_victim_gives_way_although_another_task_was_placed(world: World) -> None:
     victim = world.start_tasks("victim", 1, priority=BATCH)
     others = world.start_tasks("others", 3, priority=INTERACTIVE)
     world.now += 1000.0

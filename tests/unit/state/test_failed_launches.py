@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.pending_reason import PendingKind
@@ -18,9 +18,7 @@ from iris_ray.state.events import JobRestoredEvent, TaskDispatchFailedEvent, Tim
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import AVOIDED_S, MOST_AVOIDED, avoided_by
 from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, charged, cpu_host, task_states
-
-S = TaskState
+from tests.support.worlds import S, World, charged, cpu_host, task_states
 
 
 def fail_launch(world: World, job: Job, groups: Iterable[str] = (), counts: bool = True) -> tuple[str, ...]:
@@ -47,7 +45,7 @@ def wide() -> Iterator[World]:
 # -- pauses ----------------------------------------------------------------------------------------------------------
 
 
-def test_dispatch_failure_requeues_the_whole_gang_uncharged_after_a_pause(world: World) -> None:
+def test_dispatch_failure_requeues_gang_uncharged_after_pause(world: World) -> None:
     job = world.submit(slices=(2,))
     world.schedule()
     assert world.dispatch_fails(job) == Instructions()
@@ -60,7 +58,7 @@ def test_dispatch_failure_requeues_the_whole_gang_uncharged_after_a_pause(world:
     assert [a.job_id for a in world.plan().assignments] == ["job"]
 
 
-def test_dispatch_failures_in_a_row_pause_longer_until_one_launch_succeeds(world: World) -> None:
+def test_dispatch_failures_in_a_row_lengthen_the_pause(world: World) -> None:
     job = world.submit(max_retries_failure=1)
     pauses = []
     for _ in range(3):
@@ -80,7 +78,7 @@ def test_dispatch_failures_in_a_row_pause_longer_until_one_launch_succeeds(world
     assert job.gang.not_before - world.now == 0.5
 
 
-def test_dispatch_failure_of_an_older_attempt_changes_nothing(world: World) -> None:
+def test_dispatch_failure_of_older_attempt_changes_nothing(world: World) -> None:
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
     world.schedule()
@@ -91,7 +89,7 @@ def test_dispatch_failure_of_an_older_attempt_changes_nothing(world: World) -> N
 # -- hosts that are avoided ------------------------------------------------------------------------------------------
 
 
-def test_each_launch_is_tried_on_other_hosts_and_after_ten_the_job_ends(wide: World) -> None:
+def test_launches_use_other_hosts_and_ten_failures_end_job(wide: World) -> None:
     job = wide.submit(max_retries_failure=100, max_retries_preemption=100)
     tried = [fail_launch(wide, job) for _ in range(MOST_FAILED_LAUNCHES)]
     assert tried == [(name,) for name in "abcdefghij"]
@@ -101,7 +99,7 @@ def test_each_launch_is_tried_on_other_hosts_and_after_ten_the_job_ends(wide: Wo
     assert wide.state.pending() == []
 
 
-def test_job_tries_the_same_hosts_if_there_are_no_others(world: World) -> None:
+def test_job_retries_same_hosts_without_alternatives(world: World) -> None:
     """The fixture has two slices."""
     job = world.submit()
     tried = [fail_launch(world, job)[0] for _ in range(MOST_FAILED_LAUNCHES)]
@@ -109,7 +107,7 @@ def test_job_tries_the_same_hosts_if_there_are_no_others(world: World) -> None:
     assert job.state is JobState.UNSCHEDULABLE
 
 
-def test_job_waits_for_other_hosts_that_are_in_use_and_says_which_it_avoids(world: World) -> None:
+def test_job_waits_for_busy_alternatives_and_names_avoided_hosts(world: World) -> None:
     world.start("other", owner="pool-b")
     job = world.submit()
     assert fail_launch(world, job) == ("b",)
@@ -122,7 +120,7 @@ def test_job_waits_for_other_hosts_that_are_in_use_and_says_which_it_avoids(worl
     assert job.gang.groups == ("b",)
 
 
-def test_host_that_a_job_avoids_is_open_to_all_others(world: World) -> None:
+def test_avoided_host_is_open_to_others(world: World) -> None:
     world.start("other", owner="pool-b")
     job = world.submit()
     assert fail_launch(world, job) == ("b",)
@@ -132,7 +130,7 @@ def test_host_that_a_job_avoids_is_open_to_all_others(world: World) -> None:
     assert behind.gang.groups == ("b",)
 
 
-def test_only_the_slices_that_were_at_fault_are_avoided(wide: World) -> None:
+def test_only_slices_at_fault_are_avoided(wide: World) -> None:
     job = wide.submit(slices=(3,))
     assert fail_launch(wide, job, ["b"]) == ("a", "b", "c")
     assert avoided_by(job, wide.now) == ("b-0",)  # of a slice taken whole one host is enough
@@ -140,7 +138,7 @@ def test_only_the_slices_that_were_at_fault_are_avoided(wide: World) -> None:
     assert avoided_by(job, wide.now) == ("b-0", "a-0", "c-0", "d-0")
 
 
-def test_single_tasks_avoid_hosts_and_their_siblings_do_too() -> None:
+def test_single_tasks_and_siblings_avoid_hosts() -> None:
     world = World()
     for number in range(3):
         world.do(cpu_host(f"cpu-{number}", 8.0))
@@ -162,9 +160,7 @@ def test_single_tasks_avoid_hosts_and_their_siblings_do_too() -> None:
     [(("job/task-2",), ("b-0", "b-1")), (("a",), ("a-0", "a-1")), (("?",), ("a-0", "a-1", "b-0", "b-1"))],
     ids=str,
 )
-def test_only_the_rack_that_was_at_fault_is_avoided_named_by_its_first_task(
-    named: tuple[str, ...], avoided: tuple[str, ...]
-) -> None:
+def test_only_rack_at_fault_is_avoided_named_by_first_task(named: tuple[str, ...], avoided: tuple[str, ...]) -> None:
     world = World()
     for rack in "ab":
         for number in range(2):
@@ -177,7 +173,7 @@ def test_only_the_rack_that_was_at_fault_is_avoided_named_by_its_first_task(
     world.check()
 
 
-def test_part_of_a_rack_is_avoided_and_the_rest_is_used() -> None:
+def test_partly_avoided_rack_is_used_for_the_rest() -> None:
     world = World()
     for name in "ab":
         world.add_slice(name, rack="r1")
@@ -190,7 +186,7 @@ def test_part_of_a_rack_is_avoided_and_the_rest_is_used() -> None:
     world.check()
 
 
-def test_hosts_are_tried_again_after_a_while(world: World) -> None:
+def test_avoided_hosts_are_tried_again_after_a_while(world: World) -> None:
     job = world.submit()
     fail_launch(world, job)
     until = world.now + AVOIDED_S
@@ -198,7 +194,7 @@ def test_hosts_are_tried_again_after_a_while(world: World) -> None:
     assert avoided_by(job, until) == ()
 
 
-def test_start_ends_the_row_and_the_host_is_avoided_no_more(world: World) -> None:
+def test_successful_start_ends_avoidance(world: World) -> None:
     job = world.submit(max_retries_preemption=5)
     for _ in range(3):
         fail_launch(world, job)
@@ -209,7 +205,7 @@ def test_start_ends_the_row_and_the_host_is_avoided_no_more(world: World) -> Non
     assert (job.gang.dispatch_failures, job.avoided) == (0, ("a-0",))
 
 
-def test_host_whose_disk_fails_after_the_first_task_has_begun_stays_avoided(world: World) -> None:
+def test_host_with_failing_disk_stays_avoided_after_start(world: World) -> None:
     """The other tasks that begin are no word for it. To forgive at each of them took a look at all tasks, too."""
     job = world.submit()
     world.schedule()
@@ -219,7 +215,7 @@ def test_host_whose_disk_fails_after_the_first_task_has_begun_stays_avoided(worl
     assert avoided_by(job, world.now) == ("a-0",)
 
 
-def test_job_avoids_a_bounded_number_of_hosts_those_that_failed_last() -> None:
+def test_job_avoids_only_latest_failed_hosts() -> None:
     world = World()
     for number in range(MOST_AVOIDED + 10):
         world.do(cpu_host(f"cpu-{number:03}", 1.0))
@@ -232,7 +228,7 @@ def test_job_avoids_a_bounded_number_of_hosts_those_that_failed_last() -> None:
     world.state.check()
 
 
-def test_successor_knows_what_a_job_avoids(world: World) -> None:
+def test_successor_knows_avoided_hosts(world: World) -> None:
     job = world.submit()
     fail_launch(world, job)
     record = world.state.record("job")
@@ -246,7 +242,7 @@ def test_successor_knows_what_a_job_avoids(world: World) -> None:
     successor.check()
 
 
-def test_launches_that_wait_for_another_task_end_no_job(world: World) -> None:
+def test_launches_waiting_for_another_task_end_no_job(world: World) -> None:
     job = world.submit()
     for _ in range(2 * MOST_FAILED_LAUNCHES):
         fail_launch(world, job, counts=False)
@@ -263,7 +259,7 @@ def test_launches_that_wait_for_another_task_end_no_job(world: World) -> None:
 # -- what a launch that fails keeps from others ------------------------------------------------------------------------
 
 
-def test_gang_whose_launches_fail_keeps_no_slice_and_passes_nobody(world: World) -> None:
+def test_gang_with_failing_launches_holds_nothing_and_passes_nobody(world: World) -> None:
     """However long it has waited: the bound begins anew with each launch."""
     job = world.submit(slices=(2,), priority=PriorityBand.INTERACTIVE)
     world.now += BACKFILL_BOUND_S + 1.0
@@ -279,7 +275,7 @@ def test_gang_whose_launches_fail_keeps_no_slice_and_passes_nobody(world: World)
     world.check()
 
 
-def test_spare_whose_launches_fail_goes_on_and_its_gang_too(world: World) -> None:
+def test_spare_with_failing_launches_and_its_gang_go_on(world: World) -> None:
     job = world.start(spares=1, max_retries_preemption=5)
     (spare,) = (one for one in world.state.jobs.values() if one.spec.spare_for)
     for _ in range(MOST_FAILED_LAUNCHES + 2):
@@ -289,7 +285,7 @@ def test_spare_whose_launches_fail_goes_on_and_its_gang_too(world: World) -> Non
     assert spare.gang.not_before < math.inf
 
 
-def test_other_gangs_of_a_job_end_with_one_that_can_not_be_launched() -> None:
+def test_unlaunchable_gang_ends_jobs_other_gangs() -> None:
     world = World()
     for number in range(12):
         world.do(cpu_host(f"cpu-{number}", 1.0))

@@ -20,7 +20,7 @@ VALUES: tuple[Scalar, ...] = (*TEXTS, True, False, 0, 1, 1.0, 1.5, 1e-07, 10, 1e
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(VALUES, 2)), ids=repr)
-def test_only_equal_values_have_the_same_name(one: Scalar, other: Scalar) -> None:
+def test_only_equal_values_share_a_name(one: Scalar, other: Scalar) -> None:
     first, second = AttributeValue(one), AttributeValue(other)
     assert (group_name(first) == group_name(second)) == (first == second)
 
@@ -28,17 +28,17 @@ def test_only_equal_values_have_the_same_name(one: Scalar, other: Scalar) -> Non
 @given(
     st.lists(st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text()), max_size=5)
 )
-def test_only_equal_values_have_the_same_name_whatever_they_are(found: list[Scalar]) -> None:
+def test_only_equal_values_of_any_kind_share_a_name(found: list[Scalar]) -> None:
     values = [AttributeValue(value) for value in found]
     for one, other in itertools.combinations(values, 2):
         assert (group_name(one) == group_name(other)) == (one == other)
 
 
-def test_text_and_numbers_that_nobody_confuses_are_their_own_names() -> None:
+def test_unambiguous_text_and_numbers_name_themselves() -> None:
     assert [group_name(AttributeValue(value)) for value in ("rack-1", 7, 1.5)] == ["rack-1", "7", "1.5"]
 
 
-def test_gang_is_not_split_over_racks_that_look_alike() -> None:
+def test_gang_is_not_split_over_similar_racks() -> None:
     world = World()
     racks: tuple[Scalar, ...] = (True, "True", 1, "1")
     for number, rack in enumerate(racks):
@@ -49,7 +49,7 @@ def test_gang_is_not_split_over_racks_that_look_alike() -> None:
     world.state.check()
 
 
-def test_groups_by_an_attribute_are_kept_up_to_date_as_long_as_a_job_that_has_not_ended_names_it() -> None:
+def test_attribute_groups_are_kept_while_a_job_names_them() -> None:
     world = World()
     for number in range(4):
         world.do(cpu_host(f"host-{number}", rack=number // 2))

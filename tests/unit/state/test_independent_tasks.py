@@ -16,20 +16,17 @@ from iris_ray.state.events import (
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, assigned_tasks, attempts, charged, cpu_host, task_states
-
-S = TaskState
-
+from tests.support.worlds import S, World, assigned_tasks, attempts, charged, cpu_host, task_states
 
 # -- attempts and budgets -------------------------------------------------------------------------------------------
 
 
-def test_budgets_are_no_failure_and_100_preemptions_unless_told() -> None:
+def test_default_budgets_are_no_failures_and_100_preemptions() -> None:
     spec = JobSpec(job_id="job", owner="pool")
     assert (spec.max_retries_failure, spec.max_retries_preemption, spec.max_task_failures) == (0, 100, None)
 
 
-def test_budget_of_100_preemptions_gives_101_attempts_and_is_the_tasks_own(world: World) -> None:
+def test_budget_of_100_preemptions_gives_101_attempts_per_task(world: World) -> None:
     job = world.start_tasks()
     for attempt in range(1, 102):
         assert job.state is JobState.RUNNING
@@ -45,7 +42,7 @@ def test_budget_of_100_preemptions_gives_101_attempts_and_is_the_tasks_own(world
     assert job.state is JobState.WORKER_FAILED
 
 
-def test_task_fails_with_retries_left_and_touches_no_sibling(world: World) -> None:
+def test_failing_task_with_retries_touches_no_sibling(world: World) -> None:
     job = world.start_tasks(replicas=3, max_retries_failure=1)
     before = [(task.state, task.node_id, task.error) for task in job.tasks]
     assert world.report(job, S.FAILED, 1) == Instructions(stop=[StopAttempt(AttemptId("job", 1, 1), "boom")])
@@ -56,7 +53,7 @@ def test_task_fails_with_retries_left_and_touches_no_sibling(world: World) -> No
     assert attempts(world) == [1, 2, 1]
 
 
-def test_retries_of_one_task_are_not_used_up_by_another(world: World) -> None:
+def test_retries_are_counted_per_task(world: World) -> None:
     job = world.start_tasks(max_retries_failure=1)
     for index in (0, 1):
         world.report(job, S.FAILED, index)
@@ -68,7 +65,7 @@ def test_retries_of_one_task_are_not_used_up_by_another(world: World) -> None:
     assert task_states(job) == [S.KILLED, S.FAILED]
 
 
-def test_failures_and_preemptions_of_a_task_have_separate_budgets(world: World) -> None:
+def test_failures_and_preemptions_have_separate_task_budgets(world: World) -> None:
     job = world.start_tasks(replicas=1, max_retries_failure=1, max_retries_preemption=1)
     for end in (S.FAILED, S.WORKER_FAILED):
         world.long_run()
@@ -79,7 +76,7 @@ def test_failures_and_preemptions_of_a_task_have_separate_budgets(world: World) 
     assert (job.state, charged(job)) == (JobState.RUNNING, (1, 1))
 
 
-def test_task_fails_for_good_fails_the_job_and_ends_the_rest_with_the_trigger_named(world: World) -> None:
+def test_finally_failed_task_fails_job_and_names_trigger(world: World) -> None:
     """One runs, one has succeeded, two wait: those that run are stopped, what is over stays."""
     job = world.submit_tasks(replicas=6)
     world.schedule()
@@ -96,7 +93,7 @@ def test_task_fails_for_good_fails_the_job_and_ends_the_rest_with_the_trigger_na
     assert world.plan().assignments == []
 
 
-def test_job_runs_to_success_when_its_last_task_does(world: World) -> None:
+def test_job_succeeds_with_its_last_task(world: World) -> None:
     job = world.start_tasks()
     assert (world.report(job, S.SUCCEEDED, 1), job.state) == (Instructions(), JobState.RUNNING)
     assert (world.report(job, S.SUCCEEDED, 0), job.state) == (Instructions(finished=["job"]), JobState.SUCCEEDED)
@@ -105,7 +102,7 @@ def test_job_runs_to_success_when_its_last_task_does(world: World) -> None:
 # -- max_task_failures ----------------------------------------------------------------------------------------------
 
 
-def test_task_failures_within_the_limit_let_the_job_succeed(world: World) -> None:
+def test_tolerated_task_failures_let_job_succeed(world: World) -> None:
     job = world.start_tasks(replicas=3, max_task_failures=1)
     instructions = world.report(job, S.FAILED, 0)
     assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1, 0), "boom")])
@@ -115,7 +112,7 @@ def test_task_failures_within_the_limit_let_the_job_succeed(world: World) -> Non
     assert job.state is JobState.SUCCEEDED
 
 
-def test_task_failures_beyond_the_limit_fail_the_job_whichever_task_they_are_of(world: World) -> None:
+def test_excess_task_failures_fail_job_whichever_task(world: World) -> None:
     job = world.start_tasks(replicas=3, max_task_failures=1)
     world.report(job, S.FAILED, 0)
     instructions = world.report(job, S.FAILED, 2)
@@ -125,7 +122,7 @@ def test_task_failures_beyond_the_limit_fail_the_job_whichever_task_they_are_of(
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])
-def test_task_failures_that_were_retried_count(world: World, limit: int) -> None:
+def test_retried_task_failures_count(world: World, limit: int) -> None:
     job = world.start_tasks(max_retries_failure=9, max_task_failures=limit)
     for failure in range(1, limit + 2):
         assert job.state is JobState.RUNNING
@@ -137,7 +134,7 @@ def test_task_failures_that_were_retried_count(world: World, limit: int) -> None
     assert (job.state, job.failures) == (JobState.FAILED, limit + 1)
 
 
-def test_task_failures_unset_retried_ones_never_fail_the_job(world: World) -> None:
+def test_retried_failures_never_fail_job_without_limit(world: World) -> None:
     job = world.start_tasks(max_retries_failure=9)
     for _ in range(9):
         world.long_run()
@@ -159,7 +156,7 @@ def test_lost_hosts_are_no_task_failures(world: World, started: bool) -> None:
 # -- lost hosts -----------------------------------------------------------------------------------------------------
 
 
-def test_host_lost_before_its_task_started_charges_nothing_though_a_sibling_runs(world: World) -> None:
+def test_host_lost_before_start_charges_nothing_despite_running_sibling(world: World) -> None:
     job = world.submit_tasks()
     world.schedule()
     world.report(job, S.RUNNING, 1)
@@ -168,7 +165,7 @@ def test_host_lost_before_its_task_started_charges_nothing_though_a_sibling_runs
     assert (charged(job), task_states(job)) == ((0, 0), [S.PENDING, S.RUNNING])
 
 
-def test_host_lost_after_the_start_charges_the_preemption_budget_of_its_task_alone(world: World) -> None:
+def test_host_lost_after_start_charges_only_its_tasks_preemptions(world: World) -> None:
     job = world.start_tasks(max_retries_preemption=1)
     for node_id in ("a-0", "a-1"):
         world.lose(node_id)
@@ -178,7 +175,7 @@ def test_host_lost_after_the_start_charges_the_preemption_budget_of_its_task_alo
     assert [task.node_id for task in job.tasks] == ["b-0", "b-1"]
 
 
-def test_host_lost_with_the_preemption_budget_used_up_ends_the_job(world: World) -> None:
+def test_host_lost_with_exhausted_budget_ends_job(world: World) -> None:
     job = world.start_tasks(max_retries_preemption=0)
     instructions = world.lose("a-1")
     assert (job.state, task_states(job)) == (JobState.WORKER_FAILED, [S.KILLED, S.WORKER_FAILED])
@@ -201,7 +198,7 @@ def test_host_lost_after_its_task_succeeded_changes_nothing(world: World) -> Non
     assert (charged(job), task_states(job)) == ((0, 0), [S.SUCCEEDED, S.RUNNING])
 
 
-def test_cpu_host_lost_requeues_all_tasks_that_shared_it(world: World) -> None:
+def test_lost_cpu_host_requeues_all_its_tasks(world: World) -> None:
     world.do(cpu_host("cpu"))
     job = world.start_tasks(replicas=3, resources={"CPU": 1.0})
     assert {task.node_id for task in job.tasks} == {"cpu"}
@@ -210,7 +207,7 @@ def test_cpu_host_lost_requeues_all_tasks_that_shared_it(world: World) -> None:
     assert [gang.preemptions for gang in job.gangs] == [1, 1, 1]
 
 
-def test_loss_of_the_host_of_a_task_that_asks_for_nothing(world: World) -> None:
+def test_lost_host_requeues_task_without_resources(world: World) -> None:
     """Its user's usage is none already when it ends."""
     idle = world.submit_tasks("idle", replicas=1, resources={}, max_retries_preemption=0)
     busy = world.submit_tasks("busy", replicas=1)
@@ -237,7 +234,7 @@ def test_report_for_another_attempt_of_the_task_changes_nothing(world: World, st
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
-def test_report_after_a_tolerated_end_changes_nothing(world: World, state: TaskState) -> None:
+def test_report_after_tolerated_end_changes_nothing(world: World, state: TaskState) -> None:
     job = world.start_tasks(max_task_failures=1)
     world.report(job, S.FAILED, 0)
     assert world.report(job, state, 0) == Instructions()
@@ -252,7 +249,7 @@ def test_report_after_success_changes_nothing(world: World, state: TaskState) ->
     assert (task_states(job), charged(job)) == ([S.SUCCEEDED, S.RUNNING], (0, 0))
 
 
-def test_report_of_a_failure_twice_charges_once(world: World) -> None:
+def test_repeated_failure_report_charges_once(world: World) -> None:
     job = world.start_tasks(max_retries_failure=5)
     for _ in range(3):
         world.report(job, S.FAILED, 0, attempt=1)
@@ -260,7 +257,7 @@ def test_report_of_a_failure_twice_charges_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 2, 99])
-def test_report_about_a_task_that_does_not_exist_is_refused(world: World, index: int) -> None:
+def test_report_about_missing_task_is_refused(world: World, index: int) -> None:
     job = world.start_tasks()
     with pytest.raises(IllegalTransitionError, match="no task"):
         world.report(job, S.FAILED, index, attempt=1)
@@ -270,7 +267,7 @@ def test_report_about_a_task_that_does_not_exist_is_refused(world: World, index:
 # -- launches that fail ---------------------------------------------------------------------------------------------
 
 
-def test_dispatch_failure_of_one_task_requeues_it_alone_uncharged_after_a_pause(world: World) -> None:
+def test_dispatch_failure_requeues_one_task_uncharged_after_pause(world: World) -> None:
     job = world.submit_tasks()
     world.schedule()
     assert world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 1), "no answer", world.now)) == Instructions()
@@ -281,7 +278,7 @@ def test_dispatch_failure_of_one_task_requeues_it_alone_uncharged_after_a_pause(
     assert [a.task_index for a in assigned_tasks(world.plan())] == [1]
 
 
-def test_dispatch_failure_of_one_task_does_not_hold_up_its_waiting_siblings(world: World) -> None:
+def test_dispatch_failure_does_not_delay_waiting_siblings(world: World) -> None:
     job = world.submit_tasks(replicas=5)
     world.schedule()
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 0), "no answer", world.now))
@@ -294,7 +291,7 @@ def test_dispatch_failure_of_one_task_does_not_hold_up_its_waiting_siblings(worl
 
 
 @pytest.mark.parametrize("end", ["failed", "failed for good", "succeeded", "cancelled", "dispatch failed"])
-def test_capacity_of_a_task_that_ended_is_taken_until_its_end_is_confirmed(world: World, end: str) -> None:
+def test_capacity_of_ended_task_is_held_until_confirmation(world: World, end: str) -> None:
     retries = 0 if end == "failed for good" else 1
     job = world.start_tasks(replicas=5, max_retries_failure=retries)
     ends: dict[str, Callable[[], object]] = {
@@ -322,7 +319,7 @@ def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
     assert other.tasks[0].node_id == "a-0"
 
 
-def test_capacity_end_of_one_attempt_frees_nothing_of_the_next_or_of_siblings(world: World) -> None:
+def test_confirmed_end_frees_only_its_own_attempt(world: World) -> None:
     job = world.start_tasks(max_retries_failure=1)
     world.report(job, S.FAILED, 0)
     world.schedule()
@@ -331,13 +328,13 @@ def test_capacity_end_of_one_attempt_frees_nothing_of_the_next_or_of_siblings(wo
     assert world.busy() == {"a-1", "b-0"}
 
 
-def test_capacity_of_a_task_that_runs_can_not_be_freed(world: World) -> None:
+def test_capacity_of_running_task_cannot_be_freed(world: World) -> None:
     job = world.start_tasks()
     world.confirm(job, 1, index=1)
     assert world.busy() == {"a-0", "a-1"}
 
 
-def test_capacity_that_is_still_to_be_confirmed_is_listed_by_task(world: World) -> None:
+def test_unconfirmed_capacity_is_listed_by_task(world: World) -> None:
     job = world.start_tasks()
     world.report(job, S.SUCCEEDED, 1)
     owed = [AttemptId("job", 1, 0), AttemptId("job", 1, 1)]
@@ -349,7 +346,7 @@ def test_capacity_that_is_still_to_be_confirmed_is_listed_by_task(world: World) 
 # -- cancelling -----------------------------------------------------------------------------------------------------
 
 
-def test_cancelling_stops_what_runs_and_drops_what_waits(world: World) -> None:
+def test_cancelling_stops_running_and_drops_waiting_tasks(world: World) -> None:
     job = world.submit_tasks(replicas=5)
     world.schedule()
     world.report(job, S.SUCCEEDED, 0)
@@ -365,7 +362,7 @@ def test_cancelling_stops_what_runs_and_drops_what_waits(world: World) -> None:
 # -- placing --------------------------------------------------------------------------------------------------------
 
 
-def test_job_of_more_tasks_than_hosts_starts_in_part_and_goes_on_as_hosts_become_free(world: World) -> None:
+def test_job_with_more_tasks_than_hosts_starts_in_part(world: World) -> None:
     job = world.submit_tasks(replicas=6)
     plan = world.plan()
     assert plan.assignments == [
@@ -382,7 +379,7 @@ def test_job_of_more_tasks_than_hosts_starts_in_part_and_goes_on_as_hosts_become
 
 
 @pytest.mark.parametrize("chips", [0.5, 1.0, 4.0])
-def test_tasks_with_chips_are_never_two_on_one_host(world: World, chips: float) -> None:
+def test_chip_tasks_never_share_a_host(world: World, chips: float) -> None:
     """libtpu allows one process a host, however few chips it asks for."""
     job = world.start_tasks(replicas=3, resources={"TPU": chips})
     world.start_tasks("other", replicas=1, resources={"TPU": chips})
@@ -393,7 +390,7 @@ def test_tasks_with_chips_are_never_two_on_one_host(world: World, chips: float) 
     assert job.state is JobState.RUNNING
 
 
-def test_cpu_tasks_share_a_host_as_far_as_it_goes(world: World) -> None:
+def test_cpu_tasks_fill_a_host(world: World) -> None:
     world.do(cpu_host("cpu"))
     on_cpu = (Constraint("tpu-name", ConstraintOp.NOT_EXISTS),)
     job = world.start_tasks(replicas=2, resources={"CPU": 3.0})
@@ -403,7 +400,7 @@ def test_cpu_tasks_share_a_host_as_far_as_it_goes(world: World) -> None:
     assert [a.task_index for a in assigned_tasks(world.plan())] == [0, 1]
 
 
-def test_cpu_task_runs_beside_one_with_chips_if_there_is_no_other_host(world: World) -> None:
+def test_cpu_task_shares_chip_host_if_there_is_no_other(world: World) -> None:
     world.start_tasks("chips", replicas=4)
     world.start_tasks(replicas=1, resources={"CPU": 8.0})
     assert {len(worker.occupants) for worker in world.state.workers.values()} == {1, 2}

@@ -7,13 +7,12 @@ import pytest
 
 from iris_ray.errors import CorruptRecordError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import TaskState
 from iris_ray.state import ControllerState, records
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import GANGS_PER_CHUNK, JobRecord
-from tests.support.worlds import World, cpu_host
+from tests.support.worlds import S, World, cpu_host
 
 Part = tuple[str, int | None]
 """Job id, and the number of a chunk; None for the head."""
@@ -58,9 +57,6 @@ class Recorded:
         return sorted(found, key=lambda record: record.job.number)
 
 
-S = TaskState
-
-
 def submit(world: World, replicas: int, **changes: object) -> Job:
     return world.submit_tasks("job", replicas, resources={"CPU": 1.0}, **changes)
 
@@ -82,7 +78,7 @@ def successor(recorded: Recorded) -> World:
     return new
 
 
-def test_after_a_change_of_one_task_only_its_chunk_is_written_again(world: World) -> None:
+def test_change_of_one_task_rewrites_only_its_chunk(world: World) -> None:
     count = 3 * GANGS_PER_CHUNK
     job = submit(world, count)
     assert world.state.unrecorded == {"job": {0, 1, 2}}
@@ -99,7 +95,7 @@ def test_after_a_change_of_one_task_only_its_chunk_is_written_again(world: World
     world.state.check()
 
 
-def test_large_job_comes_back_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_job_is_restored_unchanged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tasks that wait have left the queue and come again: their order is not that of their numbers."""
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
@@ -118,9 +114,7 @@ def test_large_job_comes_back_as_it_was(world: World, monkeypatch: pytest.Monkey
     world.state.check()
 
 
-def test_task_that_comes_again_is_behind_the_others_after_a_restart_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requeued_task_stays_behind_others_after_restart(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
     job = submit(world, 10, max_retries_failure=3)
@@ -142,7 +136,7 @@ def forget_job(world: World) -> None:
         world.do(JobCancelledEvent(job_id, "enough"))
 
 
-def test_job_that_is_forgotten_takes_all_its_chunks_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgotten_job_takes_its_chunks_along(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 1)
     recorded = Recorded()
@@ -159,9 +153,7 @@ def test_job_that_is_forgotten_takes_all_its_chunks_with_it(world: World, monkey
     world.state.check()
 
 
-def test_smaller_job_of_the_same_id_does_not_get_the_gangs_of_the_one_that_is_forgotten(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_job_of_reused_id_gets_no_old_gangs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 1)
     recorded = Recorded()
@@ -175,7 +167,7 @@ def test_smaller_job_of_the_same_id_does_not_get_the_gangs_of_the_one_that_is_fo
     world.state.check()
 
 
-def test_finished_jobs_are_forgotten_by_what_they_take_of_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_jobs_are_forgotten_by_memory_use(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few large ones, or very many small ones; but never the one that finished last."""
     monkeypatch.setattr("iris_ray.state.job_table.FINISHED_BYTES_KEPT", 50_000)
 
@@ -207,9 +199,7 @@ def test_finished_jobs_are_forgotten_by_what_they_take_of_memory(world: World, m
     new.state.check()
 
 
-def test_record_of_a_job_that_is_over_with_a_chunk_from_before_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ended_jobs_record_with_older_chunk_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
     submit(world, 10)
@@ -225,9 +215,7 @@ def test_record_of_a_job_that_is_over_with_a_chunk_from_before_is_refused(
 
 
 @pytest.mark.parametrize("missing", [0, 1, 3])
-def test_record_without_one_of_its_chunks_is_refused(
-    world: World, monkeypatch: pytest.MonkeyPatch, missing: int
-) -> None:
+def test_record_lacking_a_chunk_is_refused(world: World, monkeypatch: pytest.MonkeyPatch, missing: int) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
     submit(world, 10)

@@ -2,14 +2,13 @@
 
 import pytest
 
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state.events import Event, JobRestoredEvent, MaintenanceCalledOffEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions
 from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, host
+from tests.support.worlds import S, World, host
 
-S = TaskState
 MAINTENANCE, PREEMPTION = NoticeKind.MAINTENANCE, NoticeKind.PREEMPTION
 START = 700.0
 
@@ -32,7 +31,7 @@ def told(instructions: Instructions) -> list[tuple[str, NoticeKind, float]]:
 
 
 @pytest.mark.parametrize("start", [START, None])
-def test_host_takes_jobs_again_when_its_maintenance_is_called_off(world: World, start: float | None) -> None:
+def test_host_takes_jobs_after_cancelled_maintenance(world: World, start: float | None) -> None:
     for number in range(2):
         announce(world, f"a-{number}", start)
     job = world.submit(slices=(3,))
@@ -47,7 +46,7 @@ def test_host_takes_jobs_again_when_its_maintenance_is_called_off(world: World, 
 
 
 @pytest.mark.parametrize("placed", [True, False])
-def test_replacement_is_dropped_when_nothing_is_doomed_any_more(world: World, placed: bool) -> None:
+def test_replacement_is_dropped_when_nothing_is_doomed(world: World, placed: bool) -> None:
     job = world.start(slices=(2,), max_retries_preemption=5)
     announce(world)
     assert list(world.state.jobs) == ["job", "job/replacement-1"]
@@ -61,7 +60,7 @@ def test_replacement_is_dropped_when_nothing_is_doomed_any_more(world: World, pl
     assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
 
 
-def test_replacement_stays_while_another_host_of_the_slice_is_doomed(world: World) -> None:
+def test_replacement_stays_while_slices_other_host_is_doomed(world: World) -> None:
     world.start(max_retries_preemption=5)
     announce(world, "a-0")
     announce(world, "a-1")
@@ -82,7 +81,7 @@ def test_later_notice_is_told_again(world: World) -> None:
         assert told(announce(world, start=start)) == [("job", MAINTENANCE, start)]
 
 
-def test_gang_that_starts_after_the_calling_off_is_told_nothing(world: World) -> None:
+def test_gang_started_after_cancellation_is_told_nothing(world: World) -> None:
     announce(world)
     call_off(world)
     world.submit(slices=(3,))
@@ -92,7 +91,7 @@ def test_gang_that_starts_after_the_calling_off_is_told_nothing(world: World) ->
 @pytest.mark.parametrize("by_ray", [True, False])
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("end", [130.0, START, 9000.0, None])
-def test_drain_or_preemption_stays_whichever_was_known_first_and_is_nearer(
+def test_drain_or_preemption_outlasts_cancelled_maintenance(
     world: World, by_ray: bool, first: bool, end: float | None
 ) -> None:
     job = world.start(max_retries_preemption=5)
@@ -114,7 +113,7 @@ def test_drain_or_preemption_stays_whichever_was_known_first_and_is_nearer(
         assert list(world.state.jobs) == ["job", "job/replacement-1"]
 
 
-def test_drain_that_was_hidden_by_a_nearer_maintenance_is_told_when_that_is_called_off(world: World) -> None:
+def test_drain_hidden_by_cancelled_maintenance_is_told(world: World) -> None:
     world.start(max_retries_preemption=5)
     announce(world)
     assert not world.state.knows(host("a", 1, draining="Ray drains it", deadline=9000.0))
@@ -123,7 +122,7 @@ def test_drain_that_was_hidden_by_a_nearer_maintenance_is_told_when_that_is_call
     assert told(call_off(world)) == [("job", PREEMPTION, 800.0)], "the nearer one of what is left"
 
 
-def test_gang_hears_of_the_maintenance_of_its_other_host_instead(world: World) -> None:
+def test_gang_hears_of_other_hosts_maintenance_instead(world: World) -> None:
     job = world.start(slices=(2,), max_retries_preemption=5)
     announce(world, "a-0", START)
     announce(world, "b-0", START + 100.0)
@@ -134,7 +133,7 @@ def test_gang_hears_of_the_maintenance_of_its_other_host_instead(world: World) -
     assert job.gang.notice.deadline == START + 50.0
 
 
-def test_whole_slices_maintenance_that_is_called_off_host_by_host_is_not_told_again(world: World) -> None:
+def test_maintenance_cancelled_host_by_host_is_not_repeated(world: World) -> None:
     job = world.start(max_retries_preemption=5)
     for number in range(2):
         announce(world, f"a-{number}")
@@ -143,7 +142,7 @@ def test_whole_slices_maintenance_that_is_called_off_host_by_host_is_not_told_ag
     assert job.gang.notice is None
 
 
-def test_notice_to_grow_is_another_matter(world: World) -> None:
+def test_growth_notice_is_unaffected_by_cancelled_maintenance(world: World) -> None:
     other = world.start("other", slices=(2,))
     job = world.start(slices=(1, 2), grow_after=0.0)
     assert job.gang.groups == ("c",)
@@ -156,7 +155,7 @@ def test_notice_to_grow_is_another_matter(world: World) -> None:
     assert job.gang.notice.kind is NoticeKind.GROWTH
 
 
-def test_task_that_is_placed_by_itself_is_told_again_too(world: World) -> None:
+def test_single_task_hears_of_cancelled_maintenance_too(world: World) -> None:
     job = world.start_tasks(replicas=2)
     (position,) = [i for i, gang in enumerate(job.gangs) if gang.tasks[0].node_id == "a-1"]
     (notice,) = announce(world).notices
@@ -166,13 +165,13 @@ def test_task_that_is_placed_by_itself_is_told_again_too(world: World) -> None:
     assert len(announce(world).notices) == 1
 
 
-def test_calling_off_what_was_never_announced_changes_nothing(world: World) -> None:
+def test_cancelling_unannounced_maintenance_changes_nothing(world: World) -> None:
     world.start()
     for node_id in ("a-0", "b-0", "nobody"):
         assert call_off(world, node_id) == Instructions()
 
 
-def test_gang_whose_notice_is_known_from_its_record_alone(world: World) -> None:
+def test_gang_restored_from_record_hears_cancellation(world: World) -> None:
     """It was called off while no Controller was there, or its pool could say so before it repeated its notices."""
     world.start(max_retries_preemption=5)
     announce(world)

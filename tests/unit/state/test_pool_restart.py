@@ -1,6 +1,5 @@
 """The process of a pool dies and is started anew: what becomes of the jobs, slices and spares that were its."""
 
-import asyncio
 from collections import Counter
 
 import pytest
@@ -9,13 +8,12 @@ from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.protocol.messages import JobView, ProcessSpec, RunRequest
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, RETURNING_S
 from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions, StopAttempt
-from tests.support.worlds import World, charged, task_states, tasks_spec
+from tests.support.worlds import S, World, charged, task_states, tasks_spec
 
-S = TaskState
 RESTARTED = PoolRestartedEvent("pool-a")
 REASON = "the process of its SlicePoolManager died"
 
@@ -35,7 +33,7 @@ def restart(world: World) -> Instructions:
     return instructions
 
 
-def test_running_gang_is_charged_a_preemption_and_waits_with_its_hosts_free_at_once(world: World) -> None:
+def test_running_gang_of_dead_pool_is_charged_and_requeued(world: World) -> None:
     job = world.start(slices=(2,), max_retries_preemption=1)
     world.long_run()
     assert restart(world).stop == [StopAttempt(AttemptId("job", 1), REASON)]
@@ -48,7 +46,7 @@ def test_running_gang_is_charged_a_preemption_and_waits_with_its_hosts_free_at_o
     assert (job.gang.attempt, job.state) == (2, JobState.RUNNING)
 
 
-def test_gang_of_which_one_task_runs_or_has_returned_has_started(world: World) -> None:
+def test_gang_with_one_running_or_returned_task_has_started(world: World) -> None:
     for name, state in (("runs", S.RUNNING), ("has returned", S.SUCCEEDED)):
         job = world.submit(name, max_retries_preemption=1)
         world.schedule()
@@ -58,7 +56,7 @@ def test_gang_of_which_one_task_runs_or_has_returned_has_started(world: World) -
         assert (charged(job), task_states(job)) == ((0, 1), [S.PENDING] * 2)
 
 
-def test_gang_that_nobody_said_runs_is_not_charged_but_pauses_as_after_any_launch_that_failed(world: World) -> None:
+def test_unstarted_gang_of_dead_pool_pauses_uncharged(world: World) -> None:
     job = world.submit()
     world.now += 5
     world.schedule()
@@ -68,7 +66,7 @@ def test_gang_that_nobody_said_runs_is_not_charged_but_pauses_as_after_any_launc
     assert (job.gang.waiting_since, job.gang.not_before, job.avoided) == (world.now, world.now + 0.5, ())
 
 
-def test_job_whose_pool_dies_at_each_launch_ends_after_ten(world: World) -> None:
+def test_job_whose_pool_dies_at_ten_launches_ends(world: World) -> None:
     """Whether any user code had run, nobody knows; else a result that kills its pool would be returned for ever."""
     job = world.submit(max_retries_preemption=99, max_retries_failure=99)
     for _ in range(MOST_FAILED_LAUNCHES):
@@ -80,7 +78,7 @@ def test_job_whose_pool_dies_at_each_launch_ends_after_ten(world: World) -> None
     assert job.error == f"10 launches in a row failed; the last one: {REASON}"
 
 
-def test_gang_that_had_not_started_is_not_charged_whatever_its_earlier_attempts_came_to(world: World) -> None:
+def test_unstarted_gang_is_uncharged_whatever_happened_before(world: World) -> None:
     """Quick ends in a row make a lost task a failure, but this attempt has not even begun."""
     job = world.submit(max_retries_preemption=99, max_retries_failure=99)
     for _ in range(QUICK_ENDS_ARE_FAILURES + 1):
@@ -105,7 +103,7 @@ def test_job_that_waits_is_not_touched(world: World) -> None:
 
 
 @pytest.mark.parametrize("returned", [False, True])
-def test_budget_that_is_exhausted_ends_the_job(world: World, returned: bool) -> None:
+def test_exhausted_budget_ends_the_job(world: World, returned: bool) -> None:
     job = world.start()
     if returned:
         world.report(job, S.SUCCEEDED, 0)
@@ -117,7 +115,7 @@ def test_budget_that_is_exhausted_ends_the_job(world: World, returned: bool) -> 
     assert (world.busy(), dict(world.state.holders)) == (set(), {})
 
 
-def test_budget_of_one_single_task_that_is_exhausted_ends_all_of_the_job(world: World) -> None:
+def test_exhausted_budget_of_one_task_ends_the_job(world: World) -> None:
     job = world.start_tasks(replicas=3, max_retries_preemption=0)
     instructions = restart(world)
     assert instructions.finished == ["job"]
@@ -137,7 +135,7 @@ def test_single_tasks_are_charged_one_by_one(world: World) -> None:
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_results_that_were_not_handed_over_are_lost_so_their_tasks_run_again(world: World, confirmed: bool) -> None:
+def test_results_not_handed_over_are_lost_and_rerun(world: World, confirmed: bool) -> None:
     job = world.start_tasks(replicas=3, max_retries_preemption=1)
     world.report(job, S.SUCCEEDED, 1)
     if confirmed:
@@ -156,7 +154,7 @@ def test_results_that_were_not_handed_over_are_lost_so_their_tasks_run_again(wor
     assert (job.state, [gang.attempt for gang in job.gangs]) == (JobState.SUCCEEDED, [2, 2, 2])
 
 
-def test_job_whose_results_kill_its_pool_ends_once_its_budget_is_used_up(world: World) -> None:
+def test_job_whose_results_kill_its_pool_exhausts_budget(world: World) -> None:
     """Say that a result is larger than the memory, and its pool is killed a moment after it has come."""
     job = world.submit_tasks(replicas=2, max_retries_preemption=3)
     pauses = []
@@ -172,7 +170,7 @@ def test_job_whose_results_kill_its_pool_ends_once_its_budget_is_used_up(world: 
     assert "results were lost" in (job.error or "")
 
 
-def test_results_of_one_task_that_are_lost_for_good_end_all_of_the_job_once(world: World) -> None:
+def test_finally_lost_results_of_one_task_end_job_once(world: World) -> None:
     job = world.submit_tasks(replicas=3, max_retries_preemption=0)
     world.schedule()
     world.report(job, S.SUCCEEDED, 0)
@@ -182,20 +180,17 @@ def test_results_of_one_task_that_are_lost_for_good_end_all_of_the_job_once(worl
     assert (task_states(job), job.preemptions) == ([S.WORKER_FAILED, S.SUCCEEDED, S.KILLED], 1)
 
 
-def test_gang_whose_result_was_lost_when_its_job_ended_does_not_say_why_it_ended() -> None:
+async def test_gang_with_lost_result_does_not_explain_jobs_end() -> None:
     """The caller hears of the gang that was lost too often instead."""
 
     class Controller:
         async def report(self, *_: object) -> JobView:
             return JobView(JobState.SUCCEEDED, 1, 0, 0, 0, REASON, JobState.WORKER_FAILED)
 
-    async def ended() -> object:
-        request = RunRequest(tasks_spec(), b"", {}, ProcessSpec(), 60.0)
-        gang = GangRun(None, Controller(), request, 1)  # type: ignore[arg-type]
-        gang.wake()
-        return await gang.run()
-
-    error = asyncio.run(ended())
+    request = RunRequest(tasks_spec(), b"", {}, ProcessSpec(), 60.0)
+    gang = GangRun(None, Controller(), request, 1)  # type: ignore[arg-type]
+    gang.wake()
+    error = await gang.run()
     assert isinstance(error, JobCancelledError)
     assert "results were lost" in str(error)
 
@@ -208,7 +203,7 @@ def start_again(world: World, *jobs: Job) -> None:
         world.report_all(job, S.RUNNING)
 
 
-def test_gangs_whose_pool_dies_again_and_again_as_soon_as_they_run_fail(world: World) -> None:
+def test_gangs_whose_pool_dies_at_start_repeatedly_fail(world: World) -> None:
     """One of them breaks it, and it is unknown which."""
     jobs = [world.submit(name, max_retries_preemption=99, max_retries_failure=1) for name in ("job", "other")]
     for _ in range(QUICK_ENDS_ARE_FAILURES):
@@ -222,7 +217,7 @@ def test_gangs_whose_pool_dies_again_and_again_as_soon_as_they_run_fail(world: W
     assert {charged(job) for job in jobs} == {(2, QUICK_ENDS_ARE_FAILURES)}
 
 
-def test_pool_that_dies_again_and_again_after_a_while_is_none_of_its_gangs_doing(world: World) -> None:
+def test_pool_dying_later_repeatedly_is_not_gangs_fault(world: World) -> None:
     job = world.submit(max_retries_preemption=99)
     for _ in range(3 * QUICK_ENDS_ARE_FAILURES):
         start_again(world, job)
@@ -231,7 +226,7 @@ def test_pool_that_dies_again_and_again_after_a_while_is_none_of_its_gangs_doing
     assert charged(job) == (0, 3 * QUICK_ENDS_ARE_FAILURES)
 
 
-def test_job_that_is_over_stays_so(world: World) -> None:
+def test_ended_job_is_unaffected(world: World) -> None:
     done = world.start("done")
     world.report_all(done, S.SUCCEEDED)
     failed = world.start("failed")
@@ -242,7 +237,7 @@ def test_job_that_is_over_stays_so(world: World) -> None:
     assert (world.busy(), dict(world.state.holders)) == (set(), {})
 
 
-def test_attempt_that_was_ending_is_gone_while_the_next_one_is_charged(world: World) -> None:
+def test_ending_attempt_is_gone_while_next_is_charged(world: World) -> None:
     job = world.start(max_retries_failure=1, max_retries_preemption=1)
     world.report(job, S.FAILED)
     world.schedule()
@@ -252,7 +247,7 @@ def test_attempt_that_was_ending_is_gone_while_the_next_one_is_charged(world: Wo
     assert (charged(job), world.busy()) == ((1, 1), set())
 
 
-def test_notice_of_the_gang_is_forgotten_with_its_attempt(world: World) -> None:
+def test_gangs_notice_is_forgotten_with_its_attempt(world: World) -> None:
     job = world.start(max_retries_preemption=1)
     world.do(WorkerDrainedEvent("a-0", "preempted"))
     assert job.gang.notice is not None
@@ -260,7 +255,7 @@ def test_notice_of_the_gang_is_forgotten_with_its_attempt(world: World) -> None:
     assert job.gang.notice is None
 
 
-def test_reports_of_the_old_process_that_come_late_change_nothing(world: World) -> None:
+def test_late_reports_of_old_pool_process_change_nothing(world: World) -> None:
     job = world.start(max_retries_preemption=1)
     restart(world)
     world.schedule()
@@ -278,7 +273,7 @@ def spares_of(world: World) -> list[Job]:
 
 
 @pytest.mark.parametrize("budget", [0, 1])
-def test_spares_are_dropped_with_all_that_they_hold(world: World, budget: int) -> None:
+def test_spares_of_dead_pool_are_dropped(world: World, budget: int) -> None:
     world.start(spares=2, max_retries_preemption=budget)
     world.schedule()
     first, second = spares_of(world)
@@ -291,7 +286,7 @@ def test_spares_are_dropped_with_all_that_they_hold(world: World, budget: int) -
     assert dict(world.state.holders) == {}, "its new process holds none of these slices"
 
 
-def test_spare_whose_end_was_not_confirmed_is_gone(world: World) -> None:
+def test_spare_with_unconfirmed_end_is_gone(world: World) -> None:
     world.start(spares=1, max_retries_preemption=1)
     world.schedule()
     (spare,) = spares_of(world)
@@ -300,7 +295,7 @@ def test_spare_whose_end_was_not_confirmed_is_gone(world: World) -> None:
     assert (spares_of(world), world.busy(), dict(world.state.holders)) == ([], set(), {})
 
 
-def test_slices_that_it_kept_warm_have_no_holder(world: World) -> None:
+def test_warm_slices_of_dead_pool_have_no_holder(world: World) -> None:
     world.keep_warm("pool-a")
     world.do(SliceHeldEvent("gone meanwhile", "pool-a"))
     world.do(SliceHeldEvent("c", "pool-b"))
@@ -308,7 +303,7 @@ def test_slices_that_it_kept_warm_have_no_holder(world: World) -> None:
     assert dict(world.state.holders) == {"c": "pool-b"}
 
 
-def test_slice_that_was_promised_to_another_pool_is_its_own_now(world: World) -> None:
+def test_slice_promised_to_another_pool_goes_to_it(world: World) -> None:
     world.keep_warm("pool-a")
     world.do(SliceHeldEvent("c", "pool-a"))
     world.do(SliceHeldEvent("d", "pool-a"))
@@ -337,7 +332,7 @@ def test_other_pools_are_not_touched(world: World) -> None:
     assert charged(job) == (0, 1)
 
 
-def test_restart_of_an_unknown_pool_changes_nothing(world: World) -> None:
+def test_restart_of_unknown_pool_changes_nothing(world: World) -> None:
     job = world.start()
     assert world.do(PoolRestartedEvent("pool-x")) == Instructions()
     assert (job.state, charged(job)) == (JobState.RUNNING, (0, 0))

@@ -51,7 +51,7 @@ def placed(world: World, user: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("fault", [Fault.CRASH, Fault.NO_START])
-def test_three_failures_of_one_user_close_a_host_to_that_user_only(world: World, fault: Fault) -> None:
+def test_three_failures_of_one_user_close_host_to_that_user(world: World, fault: Fault) -> None:
     for _ in range(BLAMES_ALLOWED):
         blame(world, "a-0", fault=fault)
         assert avoided(world) == {}
@@ -61,7 +61,7 @@ def test_three_failures_of_one_user_close_a_host_to_that_user_only(world: World,
     assert placed(world, "bob") == ("a",)
 
 
-def test_user_gets_the_host_all_the_same_if_there_is_no_other(world: World) -> None:
+def test_user_gets_quarantined_host_without_alternative(world: World) -> None:
     """Such as the only slice of its size."""
     world.lose("b-0")
     for _ in range(TOO_MANY):
@@ -69,7 +69,7 @@ def test_user_gets_the_host_all_the_same_if_there_is_no_other(world: World) -> N
     assert placed(world, "ann") == ("a",)
 
 
-def test_waiting_job_says_what_it_avoids(world: World) -> None:
+def test_waiting_job_names_avoided_hosts(world: World) -> None:
     for _ in range(TOO_MANY):
         blame(world, "a-0")
     world.start("other", user="bob", slices=(1,))
@@ -78,7 +78,7 @@ def test_waiting_job_says_what_it_avoids(world: World) -> None:
     assert "it avoids a for a while" in world.why("new")
 
 
-def test_user_whose_tasks_fail_on_other_hosts_as_well_is_the_cause(world: World) -> None:
+def test_user_failing_on_other_hosts_is_the_cause(world: World) -> None:
     """A script that crashes again and again, each time as a new job, closes nothing."""
     blame(world, "b-0")
     for _ in range(5):
@@ -86,7 +86,7 @@ def test_user_whose_tasks_fail_on_other_hosts_as_well_is_the_cause(world: World)
     assert (avoided(world), quarantined(world)) == ({}, set())
 
 
-def test_host_comes_back_to_the_user_when_the_users_tasks_fail_elsewhere_too(world: World) -> None:
+def test_host_reopens_to_user_who_fails_elsewhere_too(world: World) -> None:
     for _ in range(TOO_MANY):
         blame(world, "a-0")
     assert avoided(world) == {"ann": ("a-0",)}
@@ -95,7 +95,7 @@ def test_host_comes_back_to_the_user_when_the_users_tasks_fail_elsewhere_too(wor
 
 
 @pytest.mark.parametrize(("fault", "seconds"), [(Fault.CRASH, QUARANTINE_S), (Fault.NO_START, SHORT_QUARANTINE_S)])
-def test_host_comes_back_to_the_user_when_the_time_is_over(world: World, fault: Fault, seconds: float) -> None:
+def test_host_reopens_to_user_after_quarantine_time(world: World, fault: Fault, seconds: float) -> None:
     for _ in range(TOO_MANY):
         blame(world, "a-0", fault=fault)
     world.now += seconds - 1
@@ -114,14 +114,14 @@ def close_to_all(world: World, node_id: str) -> None:
         blame(world, node_id, user)
 
 
-def test_failures_of_different_users_close_a_host_to_all(world: World) -> None:
+def test_failures_of_different_users_close_host_to_all(world: World) -> None:
     close_to_all(world, "a-0")
     assert (avoided(world), quarantined(world)) == ({}, {"a-0"})
     assert placed(world, "cem") == ("b",)
 
 
 @pytest.mark.parametrize("users", [("ann", "ann", "ann"), ("ann", "bob", "cem")])
-def test_host_that_is_not_fit_by_itself_is_closed_to_all_for_a_short_time(world: World, users: tuple[str, ...]) -> None:
+def test_unfit_host_is_closed_to_all_briefly(world: World, users: tuple[str, ...]) -> None:
     """Another process holds its chips, whoever is sent there. That this happens elsewhere, too, is no excuse."""
     blame(world, "b-0", "ann", Fault.HOST)
     for user in users:
@@ -133,20 +133,20 @@ def test_host_that_is_not_fit_by_itself_is_closed_to_all_for_a_short_time(world:
     assert quarantined(world) == set()
 
 
-def test_what_the_host_shows_and_what_a_user_meets_there_are_counted_apart(world: World) -> None:
+def test_host_faults_and_user_failures_are_counted_separately(world: World) -> None:
     for fault in (Fault.CRASH, Fault.HOST, Fault.NO_START, Fault.HOST):
         blame(world, "a-0", "ann", fault)
     assert (avoided(world), quarantined(world)) == ({}, set())
 
 
-def test_user_whose_tasks_fail_everywhere_does_not_count_as_another_user(world: World) -> None:
+def test_user_failing_everywhere_is_no_second_witness(world: World) -> None:
     blame(world, "b-0", "bob")
     for user in ("ann", "ann", "bob", "bob"):
         blame(world, "a-0", user)
     assert (avoided(world), quarantined(world)) == ({}, set())
 
 
-def test_host_comes_back_to_all_when_one_of_two_users_turns_out_to_be_the_cause(world: World) -> None:
+def test_host_reopens_when_one_of_two_users_is_the_cause(world: World) -> None:
     close_to_all(world, "a-0")
     blame(world, "b-0", "bob")
     assert quarantined(world) == set()
@@ -155,7 +155,7 @@ def test_host_comes_back_to_all_when_one_of_two_users_turns_out_to_be_the_cause(
     assert quarantined(world) == set(), "its share in it is forgotten"
 
 
-def test_operators_see_why_a_host_is_quarantined(world: World) -> None:
+def test_operators_see_reason_of_quarantine(world: World) -> None:
     close_to_all(world, "a-0")
     status = worker_status(world.state.workers["a-0"], world.state, world.now)
     assert f"taint:{QUARANTINE} (3 task processes failed there within an hour, the last one: SIGSEGV)" in (
@@ -173,7 +173,7 @@ def test_failures_are_forgotten_after_an_hour(world: World) -> None:
     assert (avoided(world), quarantined(world)) == ({}, set())
 
 
-def test_host_comes_back_when_its_time_is_over_and_starts_afresh(world: World) -> None:
+def test_host_reopens_after_quarantine_with_clean_record(world: World) -> None:
     close_to_all(world, "a-0")
     world.now += QUARANTINE_S - 1
     world.do(TimePassedEvent(world.now))
@@ -186,7 +186,7 @@ def test_host_comes_back_when_its_time_is_over_and_starts_afresh(world: World) -
     assert quarantined(world) == set()
 
 
-def test_failures_are_forgiven_when_somebody_lifts_the_taint(world: World) -> None:
+def test_lifting_the_taint_forgives_failures(world: World) -> None:
     for user in ("ann", "bob"):
         blame(world, "a-0", user)
     world.do(TaintLiftedEvent("a-0", QUARANTINE))
@@ -207,14 +207,14 @@ def test_lifting_another_taint_forgives_nothing(world: World) -> None:
     assert quarantined(world) == {"a-0"}
 
 
-def test_host_that_is_gone_is_not_blamed(world: World) -> None:
+def test_gone_host_is_not_blamed(world: World) -> None:
     world.lose("a-0")
     close_to_all(world, "a-0")
     assert (avoided(world), quarantined(world)) == ({}, set())
 
 
 @pytest.mark.parametrize("expired", [True, False])
-def test_acquittal_leaves_alone_what_an_operator_has_set_since(world: World, expired: bool) -> None:
+def test_acquittal_keeps_taint_set_by_operator(world: World, expired: bool) -> None:
     close_to_all(world, "a-0")
     if expired:
         world.now += QUARANTINE_S
@@ -228,7 +228,7 @@ def test_acquittal_leaves_alone_what_an_operator_has_set_since(world: World, exp
 # -- very many ---------------------------------------------------------------------------------------------------------
 
 
-def test_of_a_crash_loop_only_the_latest_failures_of_each_user_on_each_host_are_remembered() -> None:
+def test_only_latest_failures_per_user_and_host_are_kept() -> None:
     """A job of 20,000 tasks that all crash kept the Controller busy: each crash was compared with all before."""
     book = BlameBook()
     for number in range(1000):
@@ -242,7 +242,7 @@ def test_of_a_crash_loop_only_the_latest_failures_of_each_user_on_each_host_are_
     assert not book.still_holds(judged)
 
 
-def test_hosts_that_are_long_free_again_are_not_remembered() -> None:
+def test_long_reopened_hosts_are_not_remembered() -> None:
     fleet = Fleet()
     quarantine = Quarantine(fleet)
     for host in range(5):

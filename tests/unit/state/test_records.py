@@ -10,7 +10,7 @@ from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.goodput import AttemptTimes, JobTimes, Marks
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
 from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state import job_table
 from iris_ray.state.controller_state import apply_all
@@ -26,9 +26,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import DropSpare, NotifyGang, StopAttempt
 from iris_ray.state.records import RECORD_VERSION, JobRecord
-from tests.support.worlds import World, charged, host, task_states
-
-S = TaskState
+from tests.support.worlds import S, World, charged, host, task_states
 
 
 def successor(world: World, without: tuple[str, ...] = ()) -> tuple[World, list[StopAttempt]]:
@@ -70,7 +68,7 @@ LIVES: dict[str, Callable[[World], object]] = {
 
 
 @pytest.mark.parametrize("life", LIVES)
-def test_restored_state_is_what_it_was(world: World, life: str) -> None:
+def test_restored_state_equals_the_original(world: World, life: str) -> None:
     LIVES[life](world)
     new, _ = successor(world)
     old_job, job = world.state.jobs["job"], new.state.jobs["job"]
@@ -82,7 +80,7 @@ def test_restored_state_is_what_it_was(world: World, life: str) -> None:
 
 
 @pytest.mark.parametrize("life", ["failed", "to be tried again", "paused", "cancelled", "done"])
-def test_attempt_whose_end_was_not_confirmed_is_stopped_again(world: World, life: str) -> None:
+def test_attempt_with_unconfirmed_end_is_stopped_again(world: World, life: str) -> None:
     """Its pool may not know that it is to be stopped. Its hosts are not free until its end is confirmed."""
     LIVES[life](world)
     new, stops = successor(world)
@@ -93,7 +91,7 @@ def test_attempt_whose_end_was_not_confirmed_is_stopped_again(world: World, life
     assert not new.state.usage
 
 
-def test_running_attempt_is_not_stopped_and_goes_on(world: World) -> None:
+def test_running_attempt_goes_on_after_restore(world: World) -> None:
     world.start()
     new, stops = successor(world)
     assert stops == []
@@ -101,7 +99,7 @@ def test_running_attempt_is_not_stopped_and_goes_on(world: World) -> None:
     assert new.report_all(job, S.SUCCEEDED).finished == ["job"]
 
 
-def test_notice_is_given_again_since_the_pool_may_not_know_it(world: World) -> None:
+def test_notice_is_repeated_after_restore(world: World) -> None:
     """The host's own notice may not be known any more, or be known before its jobs are."""
     world.start("other")
     job = world.start(max_retries_preemption=3)
@@ -119,7 +117,7 @@ def test_notice_is_given_again_since_the_pool_may_not_know_it(world: World) -> N
         new.state.check()
 
 
-def test_host_that_got_notice_while_no_controller_was_there(world: World) -> None:
+def test_host_noticed_without_controller_is_told_after_restore(world: World) -> None:
     world.start(max_retries_preemption=3)
     new = World()
     new.do(host("a", 0))
@@ -132,7 +130,7 @@ def test_host_that_got_notice_while_no_controller_was_there(world: World) -> Non
     new.state.check()
 
 
-def test_spares_come_back_with_what_they_hold(world: World) -> None:
+def test_spares_are_restored_with_their_hosts(world: World) -> None:
     """Of two spares that come back one after the other, none is taken to be missing, nor to be too many."""
     world.add_slice("c")
     world.start(spares=2)
@@ -146,7 +144,7 @@ def test_spares_come_back_with_what_they_hold(world: World) -> None:
     new.state.check()
 
 
-def test_spares_are_dropped_if_their_job_lost_a_host_in_between(world: World) -> None:
+def test_spares_are_dropped_if_job_lost_host_meanwhile(world: World) -> None:
     world.start(spares=1, max_retries_preemption=3)
     world.schedule()
     new = World()
@@ -161,7 +159,7 @@ def test_spares_are_dropped_if_their_job_lost_a_host_in_between(world: World) ->
     new.state.check()
 
 
-def test_spare_never_has_the_id_of_an_earlier_one(world: World) -> None:
+def test_spare_ids_are_never_reused(world: World) -> None:
     """Pools know attempts by job and number."""
     world.add_slice("c")
     world.start(spares=1)
@@ -179,7 +177,7 @@ def test_spare_never_has_the_id_of_an_earlier_one(world: World) -> None:
     assert list(new.state.jobs) == ["job", "job/spare-3"]
 
 
-def test_spares_of_a_job_that_is_forgotten_are_dropped(world: World) -> None:
+def test_spares_of_forgotten_job_are_dropped(world: World) -> None:
     world.start(spares=1)
     world.schedule()
     new = World()
@@ -193,7 +191,7 @@ def test_spares_of_a_job_that_is_forgotten_are_dropped(world: World) -> None:
     new.state.check()
 
 
-def test_gang_that_may_grow_later_still_may_after_a_restart(world: World) -> None:
+def test_growable_gang_may_still_grow_after_restart(world: World) -> None:
     world.submit("other")
     world.schedule()
     world.start(slices=(1, 2), grow_after=1000.0)
@@ -204,7 +202,7 @@ def test_gang_that_may_grow_later_still_may_after_a_restart(world: World) -> Non
         assert [job_id for job_id, job in new.state.jobs.items() if job.spec.spare_for] == spares
 
 
-def test_job_submitted_again_after_the_restart_is_still_one_job(world: World) -> None:
+def test_job_resubmitted_after_restart_is_one_job(world: World) -> None:
     """Its pool may not have heard that it was acknowledged."""
     world.start()
     new, _ = successor(world)
@@ -215,7 +213,7 @@ def test_job_submitted_again_after_the_restart_is_still_one_job(world: World) ->
 
 
 @pytest.mark.parametrize("ran", [True, False])
-def test_host_lost_in_between_is_the_gangs_end_charged_only_if_it_ran(world: World, ran: bool) -> None:
+def test_host_lost_meanwhile_ends_gang_charged_if_it_ran(world: World, ran: bool) -> None:
     job = world.start(max_retries_preemption=5) if ran else world.submit(max_retries_preemption=5)
     world.schedule()
     assert job.gang.groups == ("a",)
@@ -228,7 +226,7 @@ def test_host_lost_in_between_is_the_gangs_end_charged_only_if_it_ran(world: Wor
     assert job.gang.groups == ("b",)
 
 
-def test_budgets_are_not_forgotten(world: World) -> None:
+def test_budgets_survive_restart(world: World) -> None:
     """A restarted controller forgot all budgets (defect 9)."""
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
@@ -241,7 +239,7 @@ def test_budgets_are_not_forgotten(world: World) -> None:
     assert (job.state, charged(job)) == (JobState.FAILED, (2, 0))
 
 
-def test_holders_come_back_from_the_gangs_that_run_and_from_what_pools_say(world: World) -> None:
+def test_holders_are_restored_from_gangs_and_pools(world: World) -> None:
     world.keep_warm("pool-b")
     world.start(owner="pool-b")
     new, _ = successor(world)
@@ -251,7 +249,7 @@ def test_holders_come_back_from_the_gangs_that_run_and_from_what_pools_say(world
     assert new.state.holders == {"a": "pool-b", "b": "pool-b"}
 
 
-def test_independent_tasks_come_back_each_as_it_was(world: World) -> None:
+def test_independent_tasks_are_restored_individually(world: World) -> None:
     spec = JobSpec(job_id="many", owner="pool-a", replicas=4, resources={"CPU": 1.0}, max_retries_failure=1)
     world.do(JobSubmittedEvent(spec, world.now))
     for index in range(3):
@@ -266,7 +264,7 @@ def test_independent_tasks_come_back_each_as_it_was(world: World) -> None:
     assert job == world.state.jobs["many"]
 
 
-def test_record_says_what_has_changed_and_what_is_forgotten(world: World) -> None:
+def test_record_lists_changes_and_forgotten_jobs(world: World) -> None:
     state = world.state
     job = world.submit()
     assert state.unrecorded == {"job": set()}
@@ -293,7 +291,7 @@ def test_record_of_another_version_is_refused_clearly(world: World) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"iris_ray job recor"])
-def test_record_of_no_version_is_damaged(data: bytes) -> None:
+def test_record_without_version_is_damaged(data: bytes) -> None:
     with pytest.raises(CorruptRecordError, match="damaged"):
         JobRecord.joined(data)
 
@@ -309,7 +307,7 @@ def test_record_of_a_large_gang_is_small(world: World) -> None:
     assert len(record.to_bytes()) < 30_000
 
 
-def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> None:
+def test_recorded_fields_change_only_with_a_new_version() -> None:
     """A change of this list raises RECORD_VERSION in the same commit."""
     classes = (
         JobRecord,
@@ -358,7 +356,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_jobs_that_ended_first_are_forgotten_first_by_a_successor_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successor_forgets_earliest_ended_jobs_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 2)
     world = World()
     for name in ("long", "short", "last"):

@@ -3,13 +3,11 @@
 import pytest
 
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import GangMovedEvent, WorkerSuspectedEvent
-from tests.support.worlds import World
-
-S = TaskState
+from tests.support.worlds import S, World
 
 
 @pytest.fixture
@@ -32,7 +30,7 @@ def running(world: World) -> dict[str, tuple[str, ...]]:
     return {job.spec.job_id: job.gang.groups for job in jobs if job.state is JobState.RUNNING}
 
 
-def test_gang_comes_before_its_band_once_its_old_attempt_is_gone(world: World) -> None:
+def test_returning_gang_precedes_band_once_old_attempt_is_gone(world: World) -> None:
     world.submit("other")
     job = world.start(slices=(2,), max_retries_preemption=5)
     other = rival(world, slices=(2,))
@@ -49,7 +47,7 @@ def test_gang_comes_before_its_band_once_its_old_attempt_is_gone(world: World) -
     world.state.check()
 
 
-def test_gang_does_not_come_before_a_higher_band(world: World) -> None:
+def test_returning_gang_does_not_precede_higher_band(world: World) -> None:
     job = world.start(max_retries_preemption=5)
     world.start("other", slices=(2,))
     urgent = rival(world, "urgent", priority=PriorityBand.PRODUCTION)
@@ -66,7 +64,7 @@ def test_gang_does_not_come_before_a_higher_band(world: World) -> None:
     assert world.schedule().keys() == {"job"}
 
 
-def test_gang_that_pauses_keeps_nothing(world: World) -> None:
+def test_pausing_gang_keeps_nothing(world: World) -> None:
     job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
     for _ in range(2):  # the second quick end: now it pauses
         world.report(job, S.WORKER_FAILED)
@@ -84,7 +82,7 @@ def test_gang_that_pauses_keeps_nothing(world: World) -> None:
     assert running(world) == {"job": ("b", "c"), "rival": ("a",)}
 
 
-def test_gang_keeps_all_that_it_had_however_few_would_do(world: World) -> None:
+def test_returning_gang_keeps_all_its_hosts(world: World) -> None:
     job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
     rival(world)
     world.report(job, S.WORKER_FAILED)
@@ -95,7 +93,7 @@ def test_gang_keeps_all_that_it_had_however_few_would_do(world: World) -> None:
     assert running(world) == {"job": ("a", "b", "c")}
 
 
-def test_gang_keeps_no_more_than_it_had(world: World) -> None:
+def test_returning_gang_keeps_no_more_than_it_had(world: World) -> None:
     world.start("other", slices=(2,))
     job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
     assert job.gang.groups == ("c",)
@@ -106,7 +104,7 @@ def test_gang_keeps_no_more_than_it_had(world: World) -> None:
     assert running(world) == {"rival": ("b",)}  # two were free for the gang, but it had one
 
 
-def test_two_gangs_that_return_each_keep_what_they_had(world: World) -> None:
+def test_two_returning_gangs_keep_their_own_hosts(world: World) -> None:
     """When many hosts are preempted at the same time."""
     world.add_slice("d")
     first = world.start("first", slices=(2,), max_retries_preemption=5)
@@ -120,7 +118,7 @@ def test_two_gangs_that_return_each_keep_what_they_had(world: World) -> None:
     assert (waiting["first"].kept, waiting["second"].kept) == (("a", "b"), ("c", "d"))
 
 
-def test_gang_keeps_nothing_twice(world: World) -> None:
+def test_returning_gang_keeps_nothing_twice(world: World) -> None:
     """What is kept for one that returns, too, is of no use to the next, however near to being free."""
     for name in ("d", "e"):
         world.add_slice(name)
@@ -134,7 +132,7 @@ def test_gang_keeps_nothing_twice(world: World) -> None:
     assert (waiting["first"].kept, waiting["second"].kept) == (("c", "a"), ("b", "e"))
 
 
-def test_gang_that_does_not_come_back_in_time_keeps_no_job_waiting(world: World) -> None:
+def test_gang_not_returning_in_time_delays_no_job(world: World) -> None:
     """One of its hosts does not answer and may be back at any time; what is left is kept for it meanwhile."""
     job = world.start(slices=(3,), max_retries_preemption=5)
     rival(world)
@@ -150,7 +148,7 @@ def test_gang_that_does_not_come_back_in_time_keeps_no_job_waiting(world: World)
     assert running(world) == {"rival": ("a",)}
 
 
-def test_gang_that_cannot_come_back_keeps_no_job_waiting(world: World) -> None:
+def test_gang_unable_to_return_delays_no_job(world: World) -> None:
     job = world.start(slices=(3,), max_retries_preemption=5)
     rival(world)
     lose_slice(world, "c")
@@ -159,7 +157,7 @@ def test_gang_that_cannot_come_back_keeps_no_job_waiting(world: World) -> None:
     assert running(world) == {"rival": ("a",)}
 
 
-def test_time_to_return_begins_when_the_pause_ends(world: World) -> None:
+def test_time_to_return_begins_after_the_pause(world: World) -> None:
     job = world.start(max_retries_preemption=5)
     world.report(job, S.WORKER_FAILED)
     job.gang.quick_ends = 3
@@ -170,14 +168,14 @@ def test_time_to_return_begins_when_the_pause_ends(world: World) -> None:
     assert job.gang.returning_until == job.gang.not_before + RETURNING_S == world.now + 4.0 + RETURNING_S
 
 
-def test_job_that_returns_is_not_said_to_starve(world: World) -> None:
+def test_returning_job_is_not_called_starving(world: World) -> None:
     job = world.start(slices=(3,), max_retries_preemption=5)
     job.gang.waiting_since = -10_000.0
     world.report(job, S.WORKER_FAILED)
     assert world.plan().starving == []
 
 
-def test_tasks_by_themselves_do_not_return(world: World) -> None:
+def test_single_tasks_do_not_return(world: World) -> None:
     """Each finds a host anywhere."""
     job = world.start_tasks(replicas=6)
     rival(world, "one", coscheduling=None, replicas=1)
@@ -204,7 +202,7 @@ def test_spares_do_not_return(world: World) -> None:
         assert held.gang.placed
 
 
-def test_spare_is_kept_for_its_gang_until_the_survivors_are_free(world: World) -> None:
+def test_spare_is_kept_until_survivors_are_free(world: World) -> None:
     """A host fails before the pool has reported it: the spare is dropped at once, but no other job gets it."""
     job = world.start(slices=(2,), spares=1, max_retries_preemption=5)
     world.schedule()

@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, NoticeKind
 from iris_ray.model.workers import Worker
 from iris_ray.state import spares as spares_module
@@ -22,9 +22,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import DropSpare, Instructions
 from iris_ray.state.spares import doomed_groups
-from tests.support.worlds import World, host, tagged
-
-S = TaskState
+from tests.support.worlds import S, World, host, tagged
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def ready(world: World, job: Job) -> None:
 # -- spares ------------------------------------------------------------------------------------------------------------
 
 
-def test_job_with_a_spare_gets_one_once_it_is_placed_itself(world: World) -> None:
+def test_placed_job_gets_its_spare(world: World) -> None:
     job = world.submit(spares=1, max_retries_preemption=5)
     assert spares(world) == []
     world.schedule()
@@ -66,7 +64,7 @@ def test_job_with_a_spare_gets_one_once_it_is_placed_itself(world: World) -> Non
     world.state.check()
 
 
-def test_success_of_a_large_gang_is_not_looked_at_task_by_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_success_of_large_gang_is_not_checked_per_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look goes through all tasks: one for each of 10,000 that return would take the Controller 15 s."""
     looks: list[str] = []
 
@@ -83,7 +81,7 @@ def test_success_of_a_large_gang_is_not_looked_at_task_by_task(world: World, mon
     world.state.check()
 
 
-def test_gang_that_loses_its_slice_takes_its_spare_before_anybody_else(world: World) -> None:
+def test_gang_losing_slice_takes_its_spare_first(world: World) -> None:
     job = world.start(spares=1, max_retries_preemption=5)
     ready(world, spare(world))
     world.submit("other", owner="pool-b", user="somebody", slices=(2,))
@@ -98,7 +96,7 @@ def test_gang_that_loses_its_slice_takes_its_spare_before_anybody_else(world: Wo
     world.state.check()
 
 
-def test_spare_that_was_used_is_replaced(world: World) -> None:
+def test_used_spare_is_replaced(world: World) -> None:
     job = world.start(spares=1, max_retries_preemption=5)
     first = spare(world).spec.job_id
     ready(world, spare(world))
@@ -121,7 +119,7 @@ def test_spares_end_with_their_job(world: World) -> None:
     world.state.check()
 
 
-def test_spare_that_loses_a_host_is_looked_for_anew_and_its_job_goes_on(world: World) -> None:
+def test_spare_losing_host_is_replaced_and_job_goes_on(world: World) -> None:
     job = world.start(spares=1, max_retries_preemption=0)
     ready(world, spare(world))
     fail_slice(world, "b")
@@ -135,7 +133,7 @@ def test_spare_that_loses_a_host_is_looked_for_anew_and_its_job_goes_on(world: W
 # -- notices -----------------------------------------------------------------------------------------------------------
 
 
-def test_gang_on_a_draining_host_is_told_once(world: World) -> None:
+def test_gang_on_draining_host_is_told_once(world: World) -> None:
     world.start(slices=(2,), max_retries_preemption=5)
     instructions = world.do(WorkerDrainedEvent("a-1", "the provider takes it", NoticeKind.PREEMPTION, 130.0))
     (told,) = instructions.notices
@@ -146,13 +144,13 @@ def test_gang_on_a_draining_host_is_told_once(world: World) -> None:
     assert world.do(WorkerDrainedEvent("a-0", "the provider takes it", NoticeKind.PREEMPTION, 130.2)).notices == []
 
 
-def test_notice_without_a_deadline_gets_that_of_a_spot_vm(world: World) -> None:
+def test_notice_without_deadline_gets_spot_vms(world: World) -> None:
     world.start(max_retries_preemption=5)
     (told,) = world.do(WorkerDrainedEvent("a-1", "Ray is draining it")).notices
     assert told.notice.deadline == world.now + NOTICE_S
 
 
-def test_doomed_slice_gets_a_replacement_before_it_is_lost(world: World) -> None:
+def test_doomed_slice_gets_replacement_before_its_loss(world: World) -> None:
     job = world.start(slices=(2,), max_retries_preemption=5)
     world.submit("other", owner="pool-b", user="somebody")
     world.do(WorkerDrainedEvent("a-1", "preempted"))
@@ -168,7 +166,7 @@ def test_doomed_slice_gets_a_replacement_before_it_is_lost(world: World) -> None
     world.state.check()
 
 
-def test_spare_that_waits_is_no_replacement(world: World) -> None:
+def test_waiting_spare_is_no_replacement(world: World) -> None:
     """It has no place in the queue to speak of; a replacement comes before all that wait."""
     job = world.start(slices=(3,), spares=1, max_retries_preemption=5)
     world.schedule()
@@ -188,7 +186,7 @@ def test_spare_that_waits_is_no_replacement(world: World) -> None:
     world.state.check()
 
 
-def test_spares_are_replacement_enough(world: World) -> None:
+def test_existing_spares_suffice_as_replacement(world: World) -> None:
     world.start(spares=1, max_retries_preemption=5)
     world.schedule()
     world.do(WorkerDrainedEvent("a-1", "preempted"))
@@ -198,7 +196,7 @@ def test_spares_are_replacement_enough(world: World) -> None:
 # -- growth ------------------------------------------------------------------------------------------------------------
 
 
-def test_gang_that_lost_a_slice_goes_on_with_fewer_and_grows_when_one_comes(world: World) -> None:
+def test_gang_losing_slice_shrinks_and_grows_later(world: World) -> None:
     job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
     fail_slice(world, "c")
     world.confirm(job, 1)
@@ -227,7 +225,7 @@ def test_gang_that_lost_a_slice_goes_on_with_fewer_and_grows_when_one_comes(worl
 
 
 @pytest.mark.parametrize("after", [1000.0, None])
-def test_healthy_gang_on_few_slices_grows_after_its_time(world: World, after: float | None) -> None:
+def test_healthy_small_gang_grows_after_its_time(world: World, after: float | None) -> None:
     world.submit("other", slices=(2,))
     world.schedule()
     job = world.start(slices=(1, 2), grow_after=after)
@@ -241,7 +239,7 @@ def test_healthy_gang_on_few_slices_grows_after_its_time(world: World, after: fl
     world.state.check()
 
 
-def test_growth_takes_all_or_nothing(world: World) -> None:
+def test_growth_is_all_or_nothing(world: World) -> None:
     world.submit("other", slices=(2,))
     world.schedule()
     world.start(slices=(1, 3), grow_after=0.0)
@@ -270,7 +268,7 @@ def told_to_grow(world: World) -> tuple[Job, Job]:
 
 
 @pytest.mark.parametrize("how", ["lost", "drained", "not started after all"])
-def test_growth_is_called_off_when_its_slice_goes_and_announced_again_with_the_next_one(world: World, how: str) -> None:
+def test_growth_is_called_off_and_announced_with_next_slice(world: World, how: str) -> None:
     job, room = told_to_grow(world)
     if how == "lost":
         fail_slice(world, "d")
@@ -291,14 +289,14 @@ def test_growth_is_called_off_when_its_slice_goes_and_announced_again_with_the_n
     world.state.check()
 
 
-def test_growth_of_a_gang_that_is_about_to_end_is_called_off(world: World) -> None:
+def test_growth_of_ending_gang_is_called_off(world: World) -> None:
     job, _ = told_to_grow(world)
     world.report(job, S.SUCCEEDED, 0)
     assert (job.gang.notice, spares(world)) == (None, [])
     world.state.check()
 
 
-def test_notice_of_a_host_stands_when_the_room_to_grow_goes(world: World) -> None:
+def test_host_notice_outlasts_cancelled_growth(world: World) -> None:
     """It takes the place of the growth's: a gang that loses a slice does not grow."""
     job, _ = told_to_grow(world)
     (told,) = world.do(WorkerDrainedEvent("c-0", "preempted", NoticeKind.PREEMPTION, 130.0)).notices
@@ -307,7 +305,7 @@ def test_notice_of_a_host_stands_when_the_room_to_grow_goes(world: World) -> Non
     world.state.check()
 
 
-def test_growth_is_forgotten_when_a_task_has_returned(world: World) -> None:
+def test_growth_is_forgotten_once_a_task_returned(world: World) -> None:
     """The gang is about to end."""
     world.submit("other", slices=(2,))
     world.schedule()
@@ -320,7 +318,7 @@ def test_growth_is_forgotten_when_a_task_has_returned(world: World) -> None:
 # -- whatever happens to spares ----------------------------------------------------------------------------------------
 
 
-def test_spare_on_a_doomed_host_is_dropped_without_a_word_to_any_gang_and_another_one_made(world: World) -> None:
+def test_spare_on_doomed_host_is_silently_replaced(world: World) -> None:
     world.start(spares=1, max_retries_preemption=5)
     ready(world, first := spare(world))
     instructions = world.do(WorkerDrainedEvent("b-1", "preempted"))
@@ -330,7 +328,7 @@ def test_spare_on_a_doomed_host_is_dropped_without_a_word_to_any_gang_and_anothe
     world.state.check()
 
 
-def test_spare_is_given_back_though_its_pool_may_not_have_heard_of_it_yet(world: World) -> None:
+def test_spare_unknown_to_its_pool_is_given_back(world: World) -> None:
     """Its order may still be on the way when it is dropped."""
     world.start(spares=1)
     world.schedule()
@@ -345,12 +343,12 @@ def test_spare_is_given_back_though_its_pool_may_not_have_heard_of_it_yet(world:
     assert world.busy() == before == {"a-0", "a-1"}
 
 
-def test_spare_that_waits_is_dropped_without_a_word(world: World) -> None:
+def test_waiting_spare_is_dropped_silently(world: World) -> None:
     world.start(spares=1)
     assert world.do(JobCancelledEvent("job", "enough")).dropped == []
 
 
-def test_spares_end_with_their_job_and_not_before(world: World) -> None:
+def test_spares_end_exactly_with_their_job(world: World) -> None:
     world.start(spares=1)
     world.schedule()
     held = spare(world)
@@ -360,7 +358,7 @@ def test_spares_end_with_their_job_and_not_before(world: World) -> None:
     assert held.state is JobState.RUNNING
 
 
-def test_spare_waits_though_no_host_can_be_compared_with_what_its_job_asks_for(world: World) -> None:
+def test_spare_waits_if_constraint_cannot_be_evaluated(world: World) -> None:
     """A job that never ran would be given up; this one's ran."""
     world.add_slice("d", generation=4)
     world.start(spares=1, constraints=(Constraint("generation", ConstraintOp.GE, 4),))
@@ -370,7 +368,7 @@ def test_spare_waits_though_no_host_can_be_compared_with_what_its_job_asks_for(w
     assert world.plan().pending_reasons.keys() == {spare(world).spec.job_id}
 
 
-def test_job_that_has_the_name_of_a_spare_is_left_alone(world: World) -> None:
+def test_job_named_like_a_spare_is_left_alone(world: World) -> None:
     namesake = world.start("job/spare-1")
     world.start(spares=1)
     assert spare(world).spec.job_id == "job/spare-2"
@@ -379,7 +377,7 @@ def test_job_that_has_the_name_of_a_spare_is_left_alone(world: World) -> None:
     world.state.check()
 
 
-def test_replacement_that_is_lost_itself_is_as_urgent_as_before(world: World) -> None:
+def test_lost_replacement_is_as_urgent_as_before(world: World) -> None:
     world.start(max_retries_preemption=5)
     world.do(WorkerDrainedEvent("a-1", "preempted"))
     ready(world, spare(world))
@@ -395,7 +393,7 @@ def test_replacement_that_is_lost_itself_is_as_urgent_as_before(world: World) ->
 # -- more about notices ------------------------------------------------------------------------------------------------
 
 
-def test_nearer_deadline_is_news_and_a_later_one_is_not(world: World) -> None:
+def test_only_nearer_deadline_is_news(world: World) -> None:
     """Maintenance in an hour, and then the provider takes the host at once."""
     world.start(max_retries_preemption=5)
     world.do(WorkerDrainedEvent("a-1", "maintenance", NoticeKind.MAINTENANCE, 3700.0))
@@ -407,7 +405,7 @@ def test_nearer_deadline_is_news_and_a_later_one_is_not(world: World) -> None:
     assert len(spares(world)) == 1
 
 
-def test_registration_that_says_what_is_known_changes_nothing(world: World) -> None:
+def test_repeated_registration_changes_nothing(world: World) -> None:
     """Two sources tell of the same end, in other words."""
     world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0))
     assert world.state.knows(host("a", 1))
@@ -415,7 +413,7 @@ def test_registration_that_says_what_is_known_changes_nothing(world: World) -> N
     assert not world.state.knows(host("a", 1, draining="Ray drains it", deadline=110.0))
 
 
-def test_gang_that_was_sent_to_a_host_before_its_notice_came_is_told(world: World) -> None:
+def test_gang_sent_to_host_before_its_notice_is_told(world: World) -> None:
     world.submit()
     (assignment,) = world.plan().assignments
     world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0))

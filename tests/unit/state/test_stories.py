@@ -4,18 +4,14 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state import job_table
-from iris_ray.state import job_table as stories
 from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, WorkerDrainedEvent
 from iris_ray.state.job_table import STORY_LENGTH
-from tests.support.worlds import World, attempt_id, cpu_host
-
-S = TaskState
+from tests.support.worlds import S, World, attempt_id, cpu_host
 
 
-def test_refused_event_raises_with_the_story_of_its_job(world: World) -> None:
+def test_refused_event_raises_with_jobs_story(world: World) -> None:
     job = world.start()
     world.start("other")
     world.report(job, S.SUCCEEDED)
@@ -38,7 +34,7 @@ def test_refused_event_is_not_part_of_the_story(world: World) -> None:
     assert world.state.story("job") == before
 
 
-def test_event_for_an_unknown_job_is_refused_without_a_story(world: World) -> None:
+def test_event_for_unknown_job_is_refused_without_story(world: World) -> None:
     world.submit()
     (assignment,) = world.plan().assignments
     with pytest.raises(IllegalTransitionError, match="there is no job") as refused:
@@ -46,7 +42,7 @@ def test_event_for_an_unknown_job_is_refused_without_a_story(world: World) -> No
     assert not hasattr(refused.value, "__notes__")
 
 
-def test_story_holds_the_latest_events_and_no_more(world: World) -> None:
+def test_story_holds_only_the_latest_events(world: World) -> None:
     job = world.start(max_retries_failure=1000)
     for _ in range(2 * STORY_LENGTH):
         world.now += 1.0
@@ -56,7 +52,7 @@ def test_story_holds_the_latest_events_and_no_more(world: World) -> None:
     assert story[-1].startswith(f"{world.now:.3f} ")
 
 
-def test_lost_host_and_dead_pool_are_in_the_story_of_the_jobs_that_they_ended(world: World) -> None:
+def test_lost_host_and_dead_pool_appear_in_affected_stories(world: World) -> None:
     world.start(max_retries_preemption=5)
     world.start("other", owner="pool-b")
     world.lose("a-1")
@@ -65,7 +61,7 @@ def test_lost_host_and_dead_pool_are_in_the_story_of_the_jobs_that_they_ended(wo
     assert world.state.story("other")[-1].endswith("PoolRestartedEvent, owner=pool-b")
 
 
-def test_story_holds_no_words_of_users(world: World) -> None:
+def test_story_contains_no_user_text(world: World) -> None:
     job = world.submit(user="TOKEN=secret", name="TOKEN=secret", max_retries_failure=2)
     world.schedule()
     world.report(job, S.FAILED, error="KeyError: TOKEN=secret")
@@ -84,7 +80,7 @@ def test_story_holds_no_words_of_users(world: World) -> None:
     assert "secret" not in str(story)
 
 
-def test_story_of_a_dropped_spare_is_forgotten(world: World) -> None:
+def test_story_of_dropped_spare_is_forgotten(world: World) -> None:
     job = world.start()
     world.do(WorkerDrainedEvent("a-0", "maintenance", NoticeKind.MAINTENANCE, 5000.0))
     (spare,) = (other for other in world.state.jobs.values() if other.spec.spare_for)
@@ -94,7 +90,7 @@ def test_story_of_a_dropped_spare_is_forgotten(world: World) -> None:
     assert world.state.story(spare.spec.job_id) == ()
 
 
-def test_story_of_a_forgotten_job_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_story_of_forgotten_job_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
     world.finish(world.start())
     assert world.state.story("job")
@@ -104,7 +100,7 @@ def test_story_of_a_forgotten_job_is_forgotten(world: World, monkeypatch: pytest
     assert world.state.story("job") == ()
 
 
-def test_late_report_about_a_forgotten_job_begins_no_story(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_report_about_forgotten_job_begins_no_story(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 0)
     job = world.start()
     late = attempt_id(job)
@@ -122,7 +118,7 @@ def with_tasks(world: World, count: int) -> Job:
     return world.start_tasks("many", count, resources={"CPU": 1.0})
 
 
-def test_refused_event_raises_with_the_story_of_its_gang_though_others_of_the_job_were_busy(world: World) -> None:
+def test_refused_event_raises_with_its_gangs_story(world: World) -> None:
     job = with_tasks(world, 40)
     for index in range(4, 40):
         world.report(job, S.SUCCEEDED, index)
@@ -135,7 +131,7 @@ def test_refused_event_raises_with_the_story_of_its_gang_though_others_of_the_jo
     ]
 
 
-def test_lost_host_is_in_the_story_of_each_gang_that_it_ended(world: World) -> None:
+def test_lost_host_appears_in_each_ended_gangs_story(world: World) -> None:
     with_tasks(world, 3)
     world.lose("h")
     for gang in range(3):
@@ -143,14 +139,14 @@ def test_lost_host_is_in_the_story_of_each_gang_that_it_ended(world: World) -> N
     assert len(world.state.story("many")) == 1
 
 
-def test_stories_of_the_gangs_with_the_latest_events_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stories, "GANGS_KEPT", 10)
+def test_stories_of_latest_active_gangs_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_table, "GANGS_KEPT", 10)
     world.report(with_tasks(world, 40), S.SUCCEEDED, 3)
     with_own = [gang for gang in range(40) if len(world.state.story("many", gang)) > 1]
     assert with_own == [3, *range(31, 40)]
 
 
-def test_stories_of_the_gangs_of_a_forgotten_job_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gang_stories_of_forgotten_job_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 0)
     job = with_tasks(world, 3)
     for index in range(3):

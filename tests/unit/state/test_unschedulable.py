@@ -4,17 +4,12 @@ import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
-from iris_ray.state.events import (
-    TaskDispatchFailedEvent,
-    TaskUnschedulableEvent,
-)
+from iris_ray.state.events import TaskDispatchFailedEvent, TaskUnschedulableEvent
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, charged, host, task_states
-
-S = TaskState
+from tests.support.worlds import S, World, charged, host, task_states
 
 
-def test_timeout_gives_up_a_job_of_which_nothing_ran_and_ends_all_of_it(world: World) -> None:
+def test_timeout_ends_job_of_which_nothing_ran(world: World) -> None:
     job = world.submit_tasks(replicas=6, scheduling_timeout=60.0)
     world.schedule()
     world.now += 60.0
@@ -34,7 +29,7 @@ def test_timeout_gives_up_a_job_of_which_nothing_ran_and_ends_all_of_it(world: W
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.WORKER_FAILED])
-def test_timeout_does_not_concern_a_job_of_which_one_task_ran(world: World, state: TaskState) -> None:
+def test_timeout_spares_job_with_task_that_ran(world: World, state: TaskState) -> None:
     job = world.submit_tasks(replicas=6, scheduling_timeout=60.0, max_retries_preemption=1)
     world.schedule()
     world.report(job, state, 0)
@@ -45,7 +40,7 @@ def test_timeout_does_not_concern_a_job_of_which_one_task_ran(world: World, stat
     assert world.do(TaskUnschedulableEvent("job", 5, "too late")) == Instructions()
 
 
-def test_timeout_gives_up_a_gang_that_never_ran(world: World) -> None:
+def test_timeout_ends_gang_that_never_ran(world: World) -> None:
     job = world.submit(slices=(3,), scheduling_timeout=60.0)
     world.now += 61.0
     (late,) = world.plan().timed_out
@@ -54,7 +49,7 @@ def test_timeout_gives_up_a_gang_that_never_ran(world: World) -> None:
     assert job.state is JobState.UNSCHEDULABLE
 
 
-def test_timeout_unset_waits_for_ever(world: World) -> None:
+def test_unset_timeout_waits_for_ever(world: World) -> None:
     world.submit(slices=(3,))
     world.now += 1e9
     assert world.plan().timed_out == []
@@ -62,14 +57,14 @@ def test_timeout_unset_waits_for_ever(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", [S.FAILED, S.WORKER_FAILED])
-def test_timeout_does_not_concern_a_task_that_ran_once(world: World, end: TaskState) -> None:
+def test_timeout_spares_task_that_ran_once(world: World, end: TaskState) -> None:
     job = world.start_tasks(replicas=1, scheduling_timeout=60.0, max_retries_failure=1)
     world.report(job, end)
     world.now += 1000.0
     assert world.plan().timed_out == []
 
 
-def test_timeout_does_not_concern_a_task_that_failed_before_its_running_report_came(world: World) -> None:
+def test_timeout_spares_task_failed_before_its_running_report(world: World) -> None:
     """The report may be late or lost: a task that failed, and was charged for it, has run."""
     job = world.submit_tasks(replicas=1, scheduling_timeout=60.0, max_retries_failure=1)
     world.schedule()
@@ -81,14 +76,14 @@ def test_timeout_does_not_concern_a_task_that_failed_before_its_running_report_c
 
 
 @pytest.mark.parametrize("end", [S.FAILED, S.WORKER_FAILED])
-def test_timeout_does_not_concern_a_gang_that_ran_once(world: World, end: TaskState) -> None:
+def test_timeout_spares_gang_that_ran_once(world: World, end: TaskState) -> None:
     job = world.start(scheduling_timeout=60.0, max_retries_failure=1, max_retries_preemption=1)
     world.report(job, end)
     world.now += 1000.0
     assert world.plan().timed_out == []
 
 
-def test_timeout_concerns_a_task_whose_launches_all_failed(world: World) -> None:
+def test_timeout_ends_task_whose_launches_all_failed(world: World) -> None:
     job = world.submit_tasks(replicas=1, scheduling_timeout=60.0)
     world.schedule()
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1), "no answer", world.now))
@@ -108,7 +103,7 @@ def test_timeout_of_one_job_leaves_the_others_alone(world: World) -> None:
     assert [a.job_id for a in plan.assignments] == ["next"]
 
 
-def test_unschedulable_is_ignored_if_the_task_got_to_run_after_all(world: World) -> None:
+def test_unschedulable_is_ignored_if_task_ran_after_all(world: World) -> None:
     job = world.submit_tasks()
     late = TaskUnschedulableEvent("job", 0, "too late")
     world.schedule()
@@ -120,14 +115,14 @@ def test_unschedulable_is_ignored_if_the_task_got_to_run_after_all(world: World)
     assert task_states(job) == [S.PENDING, S.ASSIGNED]
 
 
-def test_unschedulable_twice_or_about_a_finished_or_unknown_job_changes_nothing(world: World) -> None:
+def test_repeated_or_misdirected_unschedulable_changes_nothing(world: World) -> None:
     world.submit_tasks()
     assert world.do(TaskUnschedulableEvent("job", 0, "no")).finished == ["job"]
     assert world.do(TaskUnschedulableEvent("job", 1, "no")) == Instructions()
     assert world.do(TaskUnschedulableEvent("nobody", 0, "no")) == Instructions()
 
 
-def test_constraint_that_can_not_be_evaluated_ends_the_job_and_nothing_else(world: World) -> None:
+def test_unevaluable_constraint_ends_only_its_job(world: World) -> None:
     world.do(host("a", 0))
     odd = world.submit_tasks("odd", constraints=(Constraint("tpu-topology", ConstraintOp.LT, 4),))
     world.submit_tasks("plain")
@@ -139,7 +134,7 @@ def test_constraint_that_can_not_be_evaluated_ends_the_job_and_nothing_else(worl
     assert (odd.state, task_states(odd)) == (JobState.UNSCHEDULABLE, [S.UNSCHEDULABLE, S.KILLED])
 
 
-def test_job_given_up_holds_its_hosts_until_the_ends_of_its_launches_are_confirmed(world: World) -> None:
+def test_abandoned_job_holds_hosts_until_launches_are_confirmed(world: World) -> None:
     job = world.submit_tasks(replicas=5, scheduling_timeout=60.0)
     world.schedule()
     world.do(TaskUnschedulableEvent("job", 4, "too late"))

@@ -1,27 +1,19 @@
-"""What counts towards the limits of users, which limits hold, and which jobs are refused."""
-
-from collections.abc import Iterator
+"""What users have and had: the limits that hold, and the past use that counts."""
 
 import pytest
 
 from iris_ray.errors import InvalidRequestError, LimitReachedError
 from iris_ray.model.limits import DEFAULT_LIMITS, EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, LimitsSetEvent
+from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, LimitsSetEvent, PastUsageEvent, TimePassedEvent
 from iris_ray.state.records import JobRecord
-from iris_ray.state.user_limits import Held
+from iris_ray.state.user_limits import _USERS, HALF_LIFE_S, Held, PastUsage
 from tests.support.worlds import S, World, gang_spec, tasks_spec
 
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
 BAND, BATCH = PriorityBand.INTERACTIVE, PriorityBand.BATCH
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    for name in "ab":
-        world.add_slice(name)
-    yield world
-    world.check()
 
 
 def held(world: World) -> Held:
@@ -29,7 +21,7 @@ def held(world: World) -> Held:
     return world.state.limits.held("ann", BAND)
 
 
-def test_what_counts_follows_a_job_to_its_end(world: World) -> None:
+def test_usage_follows_job_to_its_end(world: World) -> None:
     job = world.submit(user="ann", slices=(1, 2), max_retries_preemption=5)
     assert held(world) == Held(queued={"job"}, tasks=4)
     world.schedule()
@@ -48,21 +40,21 @@ def test_what_counts_follows_a_job_to_its_end(world: World) -> None:
     assert not world.state.limits.accounts
 
 
-def test_job_that_is_cancelled_while_it_waits_counts_no_more(world: World) -> None:
+def test_job_cancelled_while_waiting_counts_no_more(world: World) -> None:
     world.submit_tasks(user="ann", replicas=3)
     assert held(world) == Held(queued={"job"}, tasks=3)
     world.do(JobCancelledEvent("job", "enough"))
     assert held(world) == Held()
 
 
-def test_spares_count_with_their_chips_only(world: World) -> None:
+def test_spares_count_only_with_their_chips(world: World) -> None:
     world.start(user="ann", spares=1)
     world.schedule()
     assert held(world) == Held(chips=16, running={"job"}, tasks=2)
 
 
 @pytest.mark.parametrize("life", ["waits", "runs", "is over"])
-def test_a_successor_counts_the_same(world: World, life: str) -> None:
+def test_successor_counts_the_same_usage(world: World, life: str) -> None:
     job = world.submit(user="ann", spares=1) if life == "waits" else world.start(user="ann", spares=1)
     if life == "is over":
         world.report_all(job, S.SUCCEEDED)
@@ -77,7 +69,7 @@ def test_a_successor_counts_the_same(world: World, life: str) -> None:
     assert held(new) == held(world)
 
 
-def test_own_limits_come_before_those_of_everybody_and_these_before_the_defaults(world: World) -> None:
+def test_own_limits_precede_common_ones_and_defaults(world: World) -> None:
     limits = world.state.limits
     assert limits.of("ann", BAND) == DEFAULT_LIMITS
     world.do(LimitsSetEvent(EVERYBODY, BAND, Limits(chips=64, tasks=10)))
@@ -91,7 +83,7 @@ def test_own_limits_come_before_those_of_everybody_and_these_before_the_defaults
     world.state.check()
 
 
-def test_job_over_the_limit_on_queued_jobs_is_refused_with_the_numbers(world: World) -> None:
+def test_job_over_queue_limit_is_refused_with_numbers(world: World) -> None:
     world.do(LimitsSetEvent("ann", BAND, Limits(queued_jobs=2)))
     for number in range(2):
         world.submit(f"job-{number}", user="ann", slices=(2,))
@@ -104,7 +96,7 @@ def test_job_over_the_limit_on_queued_jobs_is_refused_with_the_numbers(world: Wo
     world.state.check()
 
 
-def test_job_over_the_limit_on_tasks_is_refused_with_the_numbers(world: World) -> None:
+def test_job_over_task_limit_is_refused_with_numbers(world: World) -> None:
     world.do(LimitsSetEvent("ann", BAND, Limits(tasks=10)))
     world.submit_tasks(user="ann", replicas=7)
     world.state.limits.require_room(tasks_spec("more", 3, user="ann"))
@@ -114,6 +106,84 @@ def test_job_over_the_limit_on_tasks_is_refused_with_the_numbers(world: World) -
 
 
 @pytest.mark.parametrize("limits", [{"chips": -1}, {"tasks": 1.5}, {"running_jobs": True}, {"chips": float("nan")}])
-def test_limit_that_is_no_number_is_refused(limits: dict[str, float]) -> None:
+def test_invalid_limit_is_refused(limits: dict[str, float]) -> None:
     with pytest.raises(InvalidRequestError, match=next(iter(limits))):
         Limits(**limits)  # type: ignore[arg-type]
+
+
+# -- past use ---------------------------------------------------------------------------------------------------------
+
+
+HOUR = 3600.0
+
+
+def chips(world: World, user: str) -> float:
+    return world.state.past_usage.hours(user, world.now).get("TPU", 0.0)
+
+
+def test_hour_of_use_counts_and_halves_after_half_life(world: World) -> None:
+    job = world.start(user="ann")
+    assert chips(world, "ann") == 0.0
+    world.now += HOUR
+    after_an_hour = chips(world, "ann")
+    assert after_an_hour == pytest.approx(8.0, rel=0.1)  # a part of it has faded already
+    world.do(TimePassedEvent(world.now))
+    world.finish(job)
+    world.now += HALF_LIFE_S
+    assert chips(world, "ann") == pytest.approx(after_an_hour / 2)
+    assert chips(world, "bob") == 0.0
+    world.state.check()
+
+
+def test_past_usage_is_independent_of_update_frequency() -> None:
+    usage = {"ann": {"TPU": 8.0}}
+    often, once = PastUsage(usage), PastUsage(usage)
+    for past in (often, once):
+        past.settle("ann")
+    for now in range(60, 7261, 60):
+        often.now = float(now)
+        often.settle("ann")
+    assert often.hours("ann", 7260.0)["TPU"] == pytest.approx(once.hours("ann", 7260.0)["TPU"])
+
+
+def test_user_with_much_past_usage_comes_last(world: World) -> None:
+    for user, hours in (("hog", 3), ("modest", 1)):
+        job = world.start(f"of {user}", user=user)
+        world.now += hours * HOUR
+        world.do(TimePassedEvent(world.now))
+        world.finish(job)
+    for user in ("hog", "modest"):
+        world.submit(user, user=user, slices=(2,))
+    assert [a.job_id for a in world.plan().assignments] == ["modest"]
+    world.check()
+
+
+def test_users_without_remaining_usage_are_forgotten() -> None:
+    usage: dict[str, dict[str, float]] = {}
+    past = PastUsage(usage)
+    for number in range(3 * _USERS):
+        user = f"user-{number}"
+        past.now = number * HOUR
+        past.settle(user)
+        usage[user] = {"TPU": 4.0}
+        past.now += 0.5 * HOUR
+        past.settle(user)
+        del usage[user]
+    assert len(past._past) <= _USERS + 1
+
+
+def test_past_usage_outlives_controller_and_keeps_fading() -> None:
+    """What was held while no Controller was there is not known."""
+    usage: dict[str, dict[str, float]] = {}
+    old = PastUsage(usage)
+    old.settle("ann")
+    usage["ann"] = {"TPU": 8.0}
+    old.now = HOUR
+    old.settle("bob")
+    snapshot = old.snapshot()
+    assert snapshot.keys() == {"ann"}
+    new = World()
+    new.now = HOUR + HALF_LIFE_S
+    new.do(PastUsageEvent(snapshot, HOUR))
+    assert chips(new, "ann") == pytest.approx(snapshot["ann"]["TPU"] / 2)
+    new.check()

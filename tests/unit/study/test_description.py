@@ -34,7 +34,7 @@ def study_of(text: str, **files: str) -> Study:
     return read_study(tomllib.loads(text), lambda name: files[name].splitlines())
 
 
-def test_the_example_is_read() -> None:
+def test_example_description_is_read() -> None:
     study = study_of(EXAMPLE.read_text())
     assert study.seconds == 7 * 86_400.0
     assert [(kind.tpu_type, kind.count, kind.notice_s, kind.away_s) for kind in study.slices] == [
@@ -60,7 +60,7 @@ def test_policies_may_differ_in_who_gives_way() -> None:
     assert [(policy.name, policy.evictions) for policy in study.policies] == [("on", True), ("off", False)]
 
 
-def test_what_is_left_out_has_a_default() -> None:
+def test_omitted_fields_have_defaults() -> None:
     study = study_of(JOBS)
     assert [policy.name for policy in study.policies] == ["default"]
     (stream,) = study.streams
@@ -69,14 +69,14 @@ def test_what_is_left_out_has_a_default() -> None:
     )  # fmt: skip
 
 
-def test_flexible_slice_counts() -> None:
+def test_flexible_slice_counts_are_read() -> None:
     (stream,) = study_of(JOBS + "num_slices = [[1, 2], 4]").streams
     assert stream.num_slices == (((1, 2), 1.0), ((4,), 1.0))
     (stream,) = study_of(JOBS + 'num_slices = { "2,1" = 3, "4" = 1 }').streams
     assert stream.num_slices == (((1, 2), 3.0), ((4,), 1.0))
 
 
-def test_a_trace_is_read_from_its_file() -> None:
+def test_trace_is_read_from_its_file() -> None:
     study = study_of(LEAST + '[[traces]]\nfile = "jobs"\nformat = "csv"\ntype = "v4-16"', jobs=HELIOS)
     assert [(at, job.spec.job_id, job.spec.user, job.run_s) for at, job in study.traced] == [
         (0.0, "trace1-ann-0", "ann", 60.0), (30.0, "trace1-bob-30", "bob", 60.0),
@@ -118,12 +118,12 @@ def test_a_trace_is_read_from_its_file() -> None:
         (LEAST + "[[traces]]\nfile = 'jobs'\ntype = 'v4-16'\nformat = 'xml'", "format is 'xml'; give one of slurm"),
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_with_its_place(text: str, says: str) -> None:
+def test_senseless_value_is_refused_with_its_place(text: str, says: str) -> None:
     with pytest.raises(InvalidSimulationError, match=says):
         study_of(text, jobs=HELIOS)
 
 
 @pytest.mark.parametrize("value", [3, "x", [1], None])
-def test_a_description_that_is_no_table_is_refused(value: Any) -> None:
+def test_description_that_is_no_table_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSimulationError):
         read_study({"days": 1, "slices": [value]}, lambda _: [])

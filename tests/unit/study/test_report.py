@@ -37,7 +37,7 @@ def history() -> History:
     return History(jobs, attempts, [(0.0, {"TPU": 16.0}), (1000.0, {"TPU": 8.0})])
 
 
-def test_waits_count_jobs_that_still_wait() -> None:
+def test_waits_include_jobs_still_waiting() -> None:
     found = report(history(), until=2000.0)
     assert (found.waits.jobs, found.waits.waiting) == (4, 1)
     assert (found.waits.p50_s, found.waits.longest_s) == (300.0, 1500.0)  # of 0, 300, 700, 1,500
@@ -56,7 +56,7 @@ def test_use_adds_up_to_all_hosts() -> None:
     assert use.useful + use.lost + use.starting + use.spare + use.idle == pytest.approx(1.0)
 
 
-def test_shares_are_of_what_users_held_in_that_time() -> None:
+def test_shares_count_what_users_held_in_period() -> None:
     assert report(history(), until=2000.0, since=700.0).shares == {
         "ann": pytest.approx(10 / 1210),
         "bob": pytest.approx(1200 / 1210),
@@ -64,6 +64,6 @@ def test_shares_are_of_what_users_held_in_that_time() -> None:
 
 
 @pytest.mark.parametrize(("percent", "value"), [(0, 1.0), (50, 2.0), (51, 3.0), (90, 4.0), (100, 4.0)])
-def test_percentile(percent: float, value: float) -> None:
+def test_percentile_interpolates(percent: float, value: float) -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], percent) == value
     assert percentile([], percent) == 0.0

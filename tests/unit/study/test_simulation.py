@@ -1,5 +1,6 @@
 """What happens to jobs in virtual time, second by second."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state.events import WorkerDrainedEvent
 from iris_ray.study import Simulation
+from iris_ray.study.agenda import Agenda
 from tests.support.simulations import HOUR, TIMINGS, attempts, endless, gang, slices, tasks
 
 
@@ -25,7 +27,7 @@ def states(simulation: Simulation) -> dict[str, JobState]:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_launched_runs_and_leaves_its_slice() -> None:
+def test_job_is_launched_runs_and_leaves_slice() -> None:
     simulation = slices()
     simulation.submit(gang("one"), at=100.0)
     simulation.run_until(2 * HOUR)
@@ -38,7 +40,7 @@ def test_a_job_is_launched_runs_and_leaves_its_slice() -> None:
     assert record.size == 8.0
 
 
-def test_the_next_job_starts_when_the_slice_is_free() -> None:
+def test_next_job_starts_when_slice_is_free() -> None:
     simulation = slices()
     simulation.submit(gang("one"))
     simulation.submit(gang("two"))
@@ -48,7 +50,7 @@ def test_the_next_job_starts_when_the_slice_is_free() -> None:
     assert course(simulation, "two") == [("success", 3612.0, 3622.0, 7222.0, 7224.0)]
 
 
-def test_a_gang_on_half_of_its_slices_takes_twice_as_long() -> None:
+def test_gang_on_half_its_slices_takes_twice_as_long() -> None:
     simulation = slices()
     simulation.submit(gang("flexible", [1, 2]))
     simulation.run_until(3 * HOUR)
@@ -65,7 +67,7 @@ def test_tasks_without_tpu_run_one_by_one() -> None:
     assert simulation.history.jobs["tasks"].ended_at == 7222.0
 
 
-def test_slices_of_one_pool_are_warm_for_its_next_job_and_another_pool_reclaims_them() -> None:
+def test_warm_slices_serve_own_pool_and_others_reclaim_them() -> None:
     simulation = slices()
     simulation.submit(gang("one", owner="ann", keep_warm_s=600.0))
     simulation.submit(gang("two", owner="ann", keep_warm_s=600.0), at=3700.0)
@@ -76,7 +78,7 @@ def test_slices_of_one_pool_are_warm_for_its_next_job_and_another_pool_reclaims_
     assert not simulation.state.holders
 
 
-def test_a_cancelled_job_ends_and_frees_its_slice() -> None:
+def test_cancelled_job_frees_its_slice() -> None:
     simulation = slices()
     simulation.submit(gang("one"))
     simulation.cancel("one", at=1000.0)
@@ -85,7 +87,7 @@ def test_a_cancelled_job_ends_and_frees_its_slice() -> None:
     assert simulation.history.jobs["one"].state == "KILLED"
 
 
-def test_a_job_returns_when_it_is_told() -> None:
+def test_job_returns_when_told() -> None:
     simulation = slices()
     simulation.submit(gang("one", run_s=1e9))
     simulation.finish("one", at=500.0)
@@ -96,7 +98,7 @@ def test_a_job_returns_when_it_is_told() -> None:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_preempted_gang_goes_on_from_its_last_save() -> None:
+def test_preempted_gang_continues_from_last_save() -> None:
     simulation = slices(2)
     simulation.submit(gang("one", save_every_s=600.0))
     simulation.agenda.at(2000.0, simulation.hosts.preempt, "v4-16-0")
@@ -111,7 +113,7 @@ def test_a_preempted_gang_goes_on_from_its_last_save() -> None:
     assert simulation.state.jobs["one"].preemptions == 1
 
 
-def test_a_gang_that_heeds_its_notice_loses_nothing() -> None:
+def test_gang_heeding_its_notice_loses_nothing() -> None:
     simulation = slices(2)
     simulation.submit(gang("one", save_s=20.0))
     simulation.agenda.at(2000.0, simulation.hosts.preempt, "v4-16-0", 60.0)
@@ -125,7 +127,7 @@ def test_a_gang_that_heeds_its_notice_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("behaviour", [{"heeds_notices": False}, {"save_s": 90.0}], ids=["does not", "too slow"])
-def test_a_gang_that_does_not_heed_its_notice_loses_all_since_its_last_save(behaviour: dict[str, Any]) -> None:
+def test_gang_ignoring_its_notice_loses_unsaved_work(behaviour: dict[str, Any]) -> None:
     simulation = slices(2)
     simulation.submit(gang("one", **behaviour))
     simulation.agenda.at(2000.0, simulation.hosts.preempt, "v4-16-0", 60.0)
@@ -134,7 +136,7 @@ def test_a_gang_that_does_not_heed_its_notice_loses_all_since_its_last_save(beha
     assert attempts(simulation, "one")[0].lost_s == 2050.0
 
 
-def test_a_slice_that_lost_a_host_is_used_again_when_it_is_whole() -> None:
+def test_slice_is_reused_once_its_lost_host_is_back() -> None:
     simulation = slices()
     simulation.submit(gang("one"))
     simulation.agenda.at(1000.0, simulation.hosts.lose, ["v4-16-0-host-1"], "it died", 500.0)
@@ -150,7 +152,7 @@ def test_a_slice_that_lost_a_host_is_used_again_when_it_is_whole() -> None:
     ]  # fmt: skip
 
 
-def test_a_spare_takes_over_at_once() -> None:
+def test_spare_takes_over_at_once() -> None:
     simulation = slices(2)
     simulation.submit(gang("one", spares=1))
     simulation.agenda.at(2000.0, simulation.hosts.preempt, "v4-16-0")
@@ -159,7 +161,7 @@ def test_a_spare_takes_over_at_once() -> None:
     assert {one.outcome for one in simulation.history.attempts if one.spare} == {"dropped"}
 
 
-def test_a_spare_that_the_same_plan_places_and_drops_holds_nothing() -> None:
+def test_spare_placed_and_dropped_by_one_plan_holds_nothing() -> None:
     simulation = slices()
     simulation.submit(gang("one", spares=1, heeds_notices=False))
     simulation.run_until(100.0)
@@ -171,7 +173,7 @@ def test_a_spare_that_the_same_plan_places_and_drops_holds_nothing() -> None:
     assert [one.freed_at for one in attempts(simulation, "one/replacement-2")] == [100.0]
 
 
-def test_a_gang_on_few_slices_moves_to_more() -> None:
+def test_gang_on_few_slices_moves_to_more() -> None:
     simulation = slices(2)
     simulation.submit(gang("first", run_s=1000.0))
     simulation.submit(gang("grows", [1, 2], grow_after=100.0), at=1.0)
@@ -183,7 +185,7 @@ def test_a_gang_on_few_slices_moves_to_more() -> None:
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_fails_is_tried_as_often_as_it_may() -> None:
+def test_failing_job_is_retried_within_its_budget() -> None:
     simulation = slices()
     simulation.submit(gang("fails", fails_after_s=100.0, max_retries_failure=2))
     simulation.run_until(HOUR)
@@ -191,7 +193,7 @@ def test_a_job_that_fails_is_tried_as_often_as_it_may() -> None:
     assert simulation.history.jobs["fails"].state == "FAILED"
 
 
-def test_launches_that_fail_pause_and_come_again() -> None:
+def test_failed_launches_pause_and_retry() -> None:
     simulation = slices(look_again_s=1.0)
     simulation.submit(gang("hopeless", launch_fails=True))
     simulation.run_until(100.0)
@@ -200,7 +202,7 @@ def test_launches_that_fail_pause_and_come_again() -> None:
     assert found[1].assigned_at > found[0].assigned_at + TIMINGS.failed_launch
 
 
-def test_job_whose_launches_always_fail_ends_and_costs_others_next_to_nothing() -> None:
+def test_unlaunchable_job_ends_at_little_cost_to_others() -> None:
     """On two slices, with another user whose queue is endless. The limit of the row is ten."""
     simulation = slices(2, look_again_s=1.0)
     simulation.submit(gang("hopeless", 2, launch_fails=True, user="bob"))
@@ -212,7 +214,7 @@ def test_job_whose_launches_always_fail_ends_and_costs_others_next_to_nothing() 
     assert "hopeless" in {job_id for job_id, state in states(simulation).items() if state is JobState.UNSCHEDULABLE}
 
 
-def test_crashes_of_one_user_leave_the_only_slice_to_all_others() -> None:
+def test_one_users_crashes_leave_only_slice_to_others() -> None:
     simulation = slices(1)
     for number in range(4):
         crashing = gang(f"ann-{number}", user="ann", fails_after_s=60.0, crashes=True, max_retries_failure=0)
@@ -223,7 +225,7 @@ def test_crashes_of_one_user_leave_the_only_slice_to_all_others() -> None:
     assert attempts(simulation, "bob")[0].assigned_at == 500.0
 
 
-def test_job_leaves_a_host_on_which_no_launch_succeeds_at_the_second_try() -> None:
+def test_job_leaves_unlaunchable_host_at_second_try() -> None:
     simulation = slices(3)
     simulation.pools.bad_hosts.update(worker.node_id for worker in simulation.state.fleet.slice_workers("v4-16-0"))
     for number in range(3):
@@ -236,7 +238,7 @@ def test_job_leaves_a_host_on_which_no_launch_succeeds_at_the_second_try() -> No
 # -- many jobs ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_user_with_an_endless_queue_always_has_jobs_that_wait() -> None:
+def test_user_with_endless_queue_always_has_waiting_jobs() -> None:
     simulation = slices(2)
     simulation.keep_waiting(endless("ann", minutes=(10, 10)), waiting=3)
     simulation.run_until(HOUR)
@@ -244,22 +246,54 @@ def test_a_user_with_an_endless_queue_always_has_jobs_that_wait() -> None:
     assert len(simulation.history.attempts) == 2 * 6
 
 
-def test_jobs_of_a_trace_come_at_their_times() -> None:
+def test_traced_jobs_come_at_their_times() -> None:
     simulation = slices(3)
     simulation.submit_all((100.0 * number, one) for number, one in zip(range(3), endless("ann"), strict=False))
     simulation.run_until(HOUR)
     assert [one.assigned_at for one in simulation.history.attempts] == [0.0, 100.0, 200.0]
 
 
-def test_plans_at_intervals_only_start_jobs_later() -> None:
+def test_planning_at_intervals_only_delays_starts() -> None:
     simulation = slices(plan_every_s=60.0)
     simulation.submit(gang("one"), at=61.0)
     simulation.run_until(2 * HOUR)
     assert course(simulation, "one") == [("success", 120.0, 130.0, 3730.0, 3732.0)]
 
 
-def test_time_goes_on_where_a_multiple_of_the_interval_is_rounded_down() -> None:
+def test_time_advances_despite_rounded_interval() -> None:
     simulation = slices(plan_every_s=0.1)
     simulation.submit(gang("one"), at=0.9000000000000001)  # by 0.1 it is 9, and 9 * 0.1 is less
     simulation.run_until(2 * HOUR)
     assert states(simulation) == {"one": JobState.SUCCEEDED}
+
+
+# -- the virtual clock ------------------------------------------------------------------------------------------------
+
+
+def test_due_work_runs_by_time_then_planning_order() -> None:
+    agenda, done = Agenda(), list[tuple[float, str]]()
+
+    def note(what: str) -> None:
+        done.append((agenda.now, what))
+
+    agenda.at(5.0, note, "third")
+    agenda.at(2.0, note, "first")
+    agenda.after(2.0, note, "second")
+    agenda.at(9.0, note, "too late")
+    agenda.at(math.inf, note, "never")
+    agenda.run_until(8.0)
+    assert done == [(2.0, "first"), (2.0, "second"), (5.0, "third")]
+    assert (agenda.now, agenda.next_at) == (8.0, 9.0)
+
+
+def test_work_planned_meanwhile_runs_and_never_in_the_past() -> None:
+    agenda, done = Agenda(), list[float]()
+
+    def plan_more() -> None:
+        agenda.after(1.0, lambda: done.append(agenda.now))
+        agenda.at(0.0, lambda: done.append(agenda.now))
+
+    agenda.at(3.0, plan_more)
+    agenda.run_until(10.0)
+    assert done == [3.0, 4.0]
+    assert agenda.next_at == math.inf

@@ -58,7 +58,7 @@ POLICIES = (Policy(name="default"), Policy(name="one spare", spares=1), Policy(n
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_state_holds_whatever_happens(policy: Policy, seed: int) -> None:
+def test_state_holds_whatever_happens(policy: Policy, seed: int) -> None:
     simulation = simulated(small_study(seed), policy)
     simulation.state.check()
     found = report(simulation.history, 2 * DAY)
@@ -66,7 +66,7 @@ def test_the_state_holds_whatever_happens(policy: Policy, seed: int) -> None:
     assert found.preempted > 10
 
 
-def test_the_same_seed_is_the_same_history() -> None:
+def test_same_seed_gives_same_history() -> None:
     first, other = (simulated(small_study(seed), POLICIES[0]).history.attempts for seed in (0, 1))
     simulation = small_study(0).simulation(POLICIES[0])
     simulation.run_until(2 * DAY)
@@ -75,7 +75,7 @@ def test_the_same_seed_is_the_same_history() -> None:
     assert first != other
 
 
-def test_every_policy_meets_the_same_jobs_and_losses() -> None:
+def test_every_policy_meets_same_jobs_and_losses() -> None:
     histories = [simulated(small_study(), policy).history for policy in POLICIES]
     arrivals = [
         {name: job.submitted_at for name, job in history.jobs.items() if "kept" not in name} for history in histories
@@ -84,7 +84,7 @@ def test_every_policy_meets_the_same_jobs_and_losses() -> None:
     assert histories[0].capacity == histories[1].capacity == histories[2].capacity
 
 
-def test_gangs_that_heed_notices_lose_less() -> None:
+def test_gangs_heeding_notices_lose_less() -> None:
     default, _, ignored = (report(simulated(small_study(), policy).history, 2 * DAY) for policy in POLICIES)
     assert default.use.lost < ignored.use.lost
 
@@ -100,14 +100,14 @@ def test_planning_at_intervals_changes_little() -> None:
     assert coarse.shares == pytest.approx(exact.shares, abs=0.05)
 
 
-def test_run_times_have_their_median_and_their_ninetieth_percentile() -> None:
+def test_run_times_have_given_median_and_ninetieth_percentile() -> None:
     drawn = sorted(RunTimes(HOUR, 5 * HOUR).draw(chance) for chance in [Random(1)] for _ in range(4000))
     assert drawn[2000] == pytest.approx(HOUR, rel=0.1)
     assert drawn[3600] == pytest.approx(5 * HOUR, rel=0.1)
     assert RunTimes(HOUR, HOUR).draw(Random(1)) == HOUR
 
 
-def test_jobs_come_as_often_as_they_should() -> None:
+def test_jobs_arrive_at_given_rate() -> None:
     stream = replace(small_study().streams[0], per_day=500.0)
     arrivals = list(stream.arrivals(Random(1), 10 * DAY))
     assert len(arrivals) == pytest.approx(5000, rel=0.05)
@@ -116,7 +116,7 @@ def test_jobs_come_as_often_as_they_should() -> None:
     assert slices.count((1,)) == pytest.approx(3000, rel=0.05)
 
 
-def test_production_waits_less_if_it_takes_hosts_from_lower_bands() -> None:
+def test_production_waits_less_with_evictions() -> None:
     """The two policies side by side, on the same jobs and losses."""
     reports = []
     for policy in (Policy(name="default"), Policy(name="nobody gives way", evictions=False)):

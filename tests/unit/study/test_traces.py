@@ -24,7 +24,7 @@ def read(text: str, form: str) -> list[TracedJob]:
     return list(read_trace(text.splitlines(), form, "trace"))
 
 
-def test_slurm_accounting_is_read_without_steps_and_jobs_that_never_ran() -> None:
+def test_slurm_accounting_skips_steps_and_unstarted_jobs() -> None:
     ann, bob, typed = read(SLURM, "slurm")
     assert (ann.job_id, ann.user, ann.run_s, ann.accelerators, ann.cpus, ann.nodes) == (
         "101", "ann", 26 * 3600.0 + 30.0, 16, 64.0, 2,
@@ -40,7 +40,7 @@ def test_helios_csv_is_read() -> None:
     assert first.submitted_at - second.submitted_at == 30.0
 
 
-def test_traced_jobs_run_on_as_many_slices_as_have_their_chips() -> None:
+def test_traced_jobs_run_on_slices_with_enough_chips() -> None:
     rules = TraceRules(name="trace", tpu_type="v4-16", save_every_s=600.0, max_cpus=32.0)
     (at_bob, bob), (at_ann, ann), (_, typed) = arrivals(read(SLURM, "slurm"), rules)
     assert (at_bob, at_ann) == (0.0, 60.0)
@@ -52,7 +52,7 @@ def test_traced_jobs_run_on_as_many_slices_as_have_their_chips() -> None:
     assert typed.spec.coscheduling.num_groups == (1,)
 
 
-def test_jobs_that_no_host_has_room_for_are_left_out() -> None:
+def test_jobs_too_large_for_every_host_are_left_out() -> None:
     assert [job.spec.job_id for _, job in arrivals(read(SLURM, "slurm"), TraceRules(name="t", tpu_type="v4-16"))] == [
         "t-101", "t-104",
     ]  # fmt: skip
@@ -60,13 +60,13 @@ def test_jobs_that_no_host_has_room_for_are_left_out() -> None:
     assert [job.spec.job_id for _, job in arrivals(read(SLURM, "slurm"), few)] == ["t-104"]
 
 
-def test_jobs_of_one_user_and_second_are_several_jobs() -> None:
+def test_simultaneous_jobs_of_one_user_stay_separate() -> None:
     text = "user,gpu_num,submit_time,duration\n" + "ann,16,0,60\n" * 3
     found = arrivals(read(text, "csv"), TraceRules(name="t", tpu_type="v4-16"))
     assert [job.spec.job_id for _, job in found] == ["t-ann-0", "t-ann-0-2", "t-ann-0-3"]
 
 
-def test_quotes_in_a_slurm_column_are_part_of_it() -> None:
+def test_quotes_in_slurm_column_are_kept() -> None:
     named = SLURM.replace("|COMPLETED|", '|"one and|').replace("|FAILED|", '|"other|')
     assert [job.job_id for job in read(named, "slurm")] == ["101", "102", "104"]
 
@@ -81,7 +81,7 @@ def test_quotes_in_a_slurm_column_are_part_of_it() -> None:
     ],
     ids=["torn", "inf", "nan", "open quote"],
 )
-def test_odd_line_is_refused_with_its_number(line: str, says: str) -> None:
+def test_odd_line_is_refused_with_number(line: str, says: str) -> None:
     with pytest.raises(InvalidSimulationError, match=says):
         read(HELIOS + line, "csv")
 
@@ -95,6 +95,6 @@ def test_odd_line_is_refused_with_its_number(line: str, says: str) -> None:
         (SLURM.replace("2026-01-05T09:59:00", "yesterday"), "line 4: .*yesterday"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_place(text: str, says: str) -> None:
+def test_unreadable_trace_is_refused_with_place(text: str, says: str) -> None:
     with pytest.raises(InvalidSimulationError, match=says):
         read(text, "slurm")

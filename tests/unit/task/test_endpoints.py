@@ -53,7 +53,7 @@ def registered_by(world: World, task: JobInfo) -> None:
     register_endpoint("server", "10.0.0.9:80")
 
 
-def test_address_counts_for_as_long_as_its_task_runs(world: World) -> None:
+def test_address_counts_while_its_task_runs(world: World) -> None:
     registered_by(world, replace(ME, task_id="job/task-1", task_index=1))
     world.act_as(ME)
     assert lookup_endpoint("server") == "10.0.0.9:80"
@@ -63,7 +63,7 @@ def test_address_counts_for_as_long_as_its_task_runs(world: World) -> None:
     assert world.asked == [1, 1]
 
 
-def test_gang_that_has_moved_to_fewer_slices_finds_no_address_of_the_tasks_before(world: World) -> None:
+def test_shrunk_gang_finds_no_addresses_of_earlier_tasks(world: World) -> None:
     """The task that registered it exists no more, and the Controller would not know it."""
     registered_by(world, replace(ME, task_id="job/task-7", task_index=7, num_tasks=8))
     world.act_as(replace(ME, attempt=2))
@@ -72,7 +72,7 @@ def test_gang_that_has_moved_to_fewer_slices_finds_no_address_of_the_tasks_befor
     assert world.asked == [], "all tasks of a gang are of the same attempt"
 
 
-def test_tasks_by_themselves_find_each_other_whatever_attempt_each_is_of(world: World) -> None:
+def test_single_tasks_find_each_other_across_attempts(world: World) -> None:
     alone = replace(ME, coordinator_address="")
     registered_by(world, replace(alone, task_id="job/task-1", task_index=1))
     world.act_as(replace(alone, attempt=3))
@@ -89,7 +89,7 @@ class Address(str):
         return "no such name"
 
 
-def test_name_and_address_become_plain_so_that_every_process_can_read_them(world: World) -> None:
+def test_name_and_address_become_plain(world: World) -> None:
     world.act_as(ME)
     register_endpoint(Address("server"), Address("10.0.0.9:80"))
     found = lookup_endpoint("server")
@@ -99,14 +99,14 @@ def test_name_and_address_become_plain_so_that_every_process_can_read_them(world
 @pytest.mark.parametrize(
     ("name", "address"), [("half \udc80", "a"), ("a", "half \udc80"), ("a", "b" * 10_001), ("", "a")]
 )
-def test_what_can_not_be_stored_is_refused(world: World, name: str, address: str) -> None:
+def test_unstorable_endpoint_is_refused(world: World, name: str, address: str) -> None:
     world.act_as(ME)
     with pytest.raises(InvalidRequestError):
         register_endpoint(name, address)
     assert not world.stored
 
 
-def test_process_that_a_task_has_started_is_told_that_it_has_no_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_started_child_is_told_it_has_no_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the variables of the task, and no connection to the cluster."""
     for variable, value in ME.to_env().items():
         monkeypatch.setenv(variable, value)
@@ -118,7 +118,7 @@ def test_process_that_a_task_has_started_is_told_that_it_has_no_endpoints(monkey
 
 
 @pytest.mark.parametrize("timeout", [None, "5", float("nan"), True], ids=str)
-def test_timeout_that_is_no_number_is_refused(timeout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_timeout_is_refused(timeout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in ME.to_env().items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidRequestError, match=r"timeout is .*; give seconds"):
@@ -147,7 +147,7 @@ os._exit(refused)
 """
 
 
-def test_process_that_a_task_has_forked_is_told_so_and_does_not_wait_for_ray(tmp_path: Path) -> None:
+def test_forked_child_is_told_without_waiting_for_ray(tmp_path: Path) -> None:
     """Such as a worker of a data loader: it has the task's connection, which does not work there."""
     environ = {name: value for name, value in os.environ.items() if name != "IRIS_RAY_MODE"}
     done = subprocess.run(

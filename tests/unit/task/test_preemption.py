@@ -15,7 +15,7 @@ from tests.support.processes import NOTICE, PATIENCE_S
 from tests.support.waiting import wait_until
 
 
-def test_outside_a_task_there_is_no_notice_and_no_callback(own_host: Path) -> None:
+def test_notice_and_callback_are_absent_outside_a_task(own_host: Path) -> None:
     threads = threading.active_count()
     assert preemption_notice() is None
     on_preemption(lambda notice: None)
@@ -23,7 +23,7 @@ def test_outside_a_task_there_is_no_notice_and_no_callback(own_host: Path) -> No
     assert list((own_host / "tasks").iterdir()) == []
 
 
-def test_callback_that_nobody_could_call_is_refused_at_once_inside_a_task_and_outside(own_host: Path) -> None:
+def test_callback_that_is_not_callable_is_refused_at_once(own_host: Path) -> None:
     """Else the mistake shows when the hosts are being taken, and the state of the run is lost."""
     with pytest.raises(InvalidRequestError, match="callback is None; give a function"):
         on_preemption(None)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def test_callback_that_nobody_could_call_is_refused_at_once_inside_a_task_and_ou
         on_preemption(save)
 
 
-def test_notice_says_what_it_was_told_and_a_more_urgent_one_replaces_it(files: TaskFiles) -> None:
+def test_notice_is_as_told_and_replaced_by_urgent_one(files: TaskFiles) -> None:
     assert preemption_notice() is None
     files.write_notice(NOTICE)
     notice = preemption_notice()
@@ -47,7 +47,7 @@ def test_notice_says_what_it_was_told_and_a_more_urgent_one_replaces_it(files: T
     assert urgent.seconds_left < 0
 
 
-def test_callback_is_called_once_in_a_thread_of_its_own(files: TaskFiles) -> None:
+def test_callback_is_called_once_in_own_thread(files: TaskFiles) -> None:
     calls: list[tuple[PreemptionNotice, str]] = []
     on_preemption(lambda notice: calls.append((notice, threading.current_thread().name)))
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "iris_ray.on_preemption"]

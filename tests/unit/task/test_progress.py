@@ -26,7 +26,7 @@ def test_outside_a_task_nothing_is_written(own_host: Path) -> None:
     assert list((own_host / "tasks").iterdir()) == []
 
 
-def test_status_is_the_latest_and_one_line_of_bounded_length(files: TaskFiles) -> None:
+def test_status_is_latest_single_bounded_line(files: TaskFiles) -> None:
     assert files.read_status() is None
     report_status("warming up")
     report_status("loss 2.31,\n\tMFU 41 % \udc80")
@@ -35,12 +35,12 @@ def test_status_is_the_latest_and_one_line_of_bounded_length(files: TaskFiles) -
     assert files.read_status() == "ä" * STATUS_CHARACTERS
 
 
-def test_status_that_is_no_text_is_refused_inside_a_task_and_outside(own_host: Path) -> None:
+def test_status_that_is_no_text_is_refused_everywhere(own_host: Path) -> None:
     with pytest.raises(InvalidRequestError, match=r"the status is 2\.31; give a str"):
         report_status(2.31)  # type: ignore[arg-type]
 
 
-def test_heartbeat_says_the_step_and_when(files: TaskFiles) -> None:
+def test_heartbeat_records_step_and_time(files: TaskFiles) -> None:
     heartbeat()
     assert files.heartbeat.read_text() == ""
     heartbeat(7)
@@ -51,17 +51,13 @@ def test_heartbeat_says_the_step_and_when(files: TaskFiles) -> None:
 
 
 @pytest.mark.parametrize("step", [float("nan"), float("inf"), 2**63, -(10**20), "first", [1]])
-def test_step_that_is_no_whole_number_of_64_bits_is_refused_inside_a_task_and_outside(
-    own_host: Path, step: Any
-) -> None:
+def test_step_that_is_no_64_bit_integer_is_refused(own_host: Path, step: Any) -> None:
     with pytest.raises(InvalidRequestError, match="give an int"):
         heartbeat(step)
 
 
 @pytest.mark.parametrize("content", [str(10**20), str(2**63 - 1), "1e300", "nan", "no step"])
-def test_odd_content_of_a_tasks_files_keeps_no_report_of_its_end_from_the_controller(
-    files: TaskFiles, content: str
-) -> None:
+def test_odd_task_files_do_not_block_report_of_end(files: TaskFiles, content: str) -> None:
     """The Controller takes no larger numbers, and refused the whole report: the job never ended there."""
     files.started.touch()
     files.heartbeat.write_text(content)
@@ -75,7 +71,7 @@ def test_odd_content_of_a_tasks_files_keeps_no_report_of_its_end_from_the_contro
 
 @pytest.mark.parametrize("set_by", [-3600.0, 0.0, 3600.0])
 @pytest.mark.parametrize("is_seen_first", [True, False])
-def test_age_of_a_heartbeat_is_right_though_somebody_sets_the_wall_clock(
+def test_heartbeat_age_ignores_wall_clock_changes(
     files: TaskFiles, monkeypatch: pytest.MonkeyPatch, set_by: float, is_seen_first: bool
 ) -> None:
     """Else a gang that hangs would seem to go on, or the other way round."""
@@ -114,7 +110,7 @@ def beat(times: int) -> None:
         heartbeat(1234567890)
 
 
-def test_heartbeat_of_several_threads_and_processes_at_once_is_always_whole(files: TaskFiles) -> None:
+def test_concurrent_heartbeats_are_always_whole(files: TaskFiles) -> None:
     """The unfinished file of one was renamed by another of the same process."""
     heartbeat(1234567890)
     errors: list[threading.ExceptHookArgs] = []
@@ -138,7 +134,7 @@ def test_heartbeat_of_several_threads_and_processes_at_once_is_always_whole(file
     assert left == {files.heartbeat.name, files.first_steps.name}, "nothing is left over"
 
 
-def test_host_reads_when_the_first_steps_and_the_latest_began_and_what_was_marked(files: TaskFiles) -> None:
+def test_host_reads_first_and_latest_steps_and_marks(files: TaskFiles) -> None:
     files.started.touch()
     with unproductive("data_loading"), unproductive("tpu_init"):
         time.sleep(0.02)
@@ -157,7 +153,7 @@ def test_host_reads_when_the_first_steps_and_the_latest_began_and_what_was_marke
     assert marks.makes_sense
 
 
-def test_what_makes_no_sense_in_a_tasks_files_is_passed_over(files: TaskFiles) -> None:
+def test_senseless_task_file_content_is_ignored(files: TaskFiles) -> None:
     files.started.touch()
     heartbeat(1)
     files.first_steps.write_text("1 nan\nx y\n3\n2 1e9999\n")

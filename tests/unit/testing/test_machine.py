@@ -74,9 +74,7 @@ def test_machine_ends_with_its_command(tmp_path: Path, lifeline: tuple[int, int]
     machine.kill()  # closes the pipe to its supervisor
 
 
-def test_machine_whose_command_was_killed_lives_on_until_it_is_killed(
-    tmp_path: Path, lifeline: tuple[int, int]
-) -> None:
+def test_machine_whose_command_was_killed_lives_until_killed(tmp_path: Path, lifeline: tuple[int, int]) -> None:
     machine = a_machine(FAMILY, tmp_path, lifeline[1])
     wait_until(lambda: len(machine.pids()) == 2 and (tmp_path / "ready").exists())
     command, daemon = machine.pids()

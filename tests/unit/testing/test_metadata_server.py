@@ -24,7 +24,7 @@ def ask(host: HostMetadata, key: str, headers: dict[str, str] = FLAVOR, **query:
     return requests.get(f"http://{host.address}/computeMetadata/v1/{key}", query, headers=headers, timeout=10)
 
 
-def test_answers_carry_flavor_and_etag_and_the_etag_changes_with_the_value(host_metadata: HostMetadata) -> None:
+def test_answers_carry_flavor_and_changing_etag(host_metadata: HostMetadata) -> None:
     before, again = ask(host_metadata, PREEMPTED), ask(host_metadata, PREEMPTED)
     host_metadata.preempt()
     after = ask(host_metadata, PREEMPTED)
@@ -33,13 +33,13 @@ def test_answers_carry_flavor_and_etag_and_the_etag_changes_with_the_value(host_
     assert before.headers["ETag"] == again.headers["ETag"] != after.headers["ETag"]
 
 
-def test_questions_that_were_not_meant_for_it_are_refused(host_metadata: HostMetadata) -> None:
+def test_misdirected_questions_are_refused(host_metadata: HostMetadata) -> None:
     assert ask(host_metadata, PREEMPTED, {}).status_code == 403
     assert ask(host_metadata, PREEMPTED, FLAVOR | {"X-Forwarded-For": "10.0.0.1"}).status_code == 403
     assert requests.get(f"http://{host_metadata.address}/", timeout=10).headers["Metadata-Flavor"] == "Google"
 
 
-def test_what_there_is_not_is_404_and_no_maintenance_is_503_with_a_word(host_metadata: HostMetadata) -> None:
+def test_missing_path_is_404_and_no_maintenance_503(host_metadata: HostMetadata) -> None:
     assert ask(host_metadata, "instance/nothing").status_code == 404
     assert ask(host_metadata, "instance/service-accounts/default/token").status_code == 404
     none = ask(host_metadata, UPCOMING_MAINTENANCE, alt="json")
@@ -61,7 +61,7 @@ def test_long_poll_waits_for_a_change(host_metadata: HostMetadata) -> None:
         timer.join()
 
 
-def test_long_poll_answers_at_once_if_the_last_etag_is_an_old_one(host_metadata: HostMetadata) -> None:
+def test_long_poll_with_old_etag_answers_at_once(host_metadata: HostMetadata) -> None:
     etag = ask(host_metadata, PREEMPTED).headers["ETag"]
     host_metadata.preempt()
     assert ask(host_metadata, PREEMPTED, wait_for_change="true", last_etag=etag).text == "TRUE"
@@ -73,7 +73,7 @@ def test_long_poll_without_a_change_answers_after_its_timeout(host_metadata: Hos
     assert time.monotonic() - began >= 0.3
 
 
-def test_misbehaves_on_request(host_metadata: HostMetadata) -> None:
+def test_server_misbehaves_on_request(host_metadata: HostMetadata) -> None:
     host_metadata.misbehave(Fault.UNAVAILABLE)
     assert ask(host_metadata, PREEMPTED).status_code == 503
     host_metadata.misbehave(Fault.HANGS)
@@ -86,7 +86,7 @@ def test_misbehaves_on_request(host_metadata: HostMetadata) -> None:
     assert ask(host_metadata, PREEMPTED).text == "FALSE"
 
 
-def test_closing_does_not_wait_for_those_who_wait(capfd: pytest.CaptureFixture[str]) -> None:
+def test_closing_does_not_wait_for_long_polls(capfd: pytest.CaptureFixture[str]) -> None:
     servers = MetadataServers()
     host = servers.serve("127.0.0.1", {})
     failed: list[Exception] = []
@@ -107,7 +107,7 @@ def test_closing_does_not_wait_for_those_who_wait(capfd: pytest.CaptureFixture[s
     assert capfd.readouterr().err == ""
 
 
-def test_google_auth_finds_a_server_but_no_credentials(host_metadata: HostMetadata) -> None:
+def test_google_auth_finds_server_without_credentials(host_metadata: HostMetadata) -> None:
     script = """
         import google.auth.exceptions, google.auth.compute_engine._metadata as metadata, google.auth.transport.requests
         request = google.auth.transport.requests.Request()
@@ -119,13 +119,10 @@ def test_google_auth_finds_a_server_but_no_credentials(host_metadata: HostMetada
     """
     assert run_python(
         script, GCE_METADATA_HOST=host_metadata.address, GCE_METADATA_IP=host_metadata.address
-    ).splitlines() == [
-        "True my-project",
-        "no token",
-    ]
+    ).splitlines() == ["True my-project", "no token"]
 
 
-def test_ray_reads_the_same_from_the_metadata_as_from_the_environment(servers: MetadataServers) -> None:
+def test_ray_reads_the_same_from_metadata_and_environment(servers: MetadataServers) -> None:
     """Ray asks metadata.google.internal, so this server is its proxy. No environment variable helps it here."""
     script = """
         from ray._private.accelerators import TPUAcceleratorManager as manager

@@ -1,14 +1,21 @@
-"""SimulatedCluster: what it refuses at once, and what its hosts say about themselves."""
+"""SimulatedCluster: what it refuses at once, what its hosts say about themselves, and its directory."""
 
+import gc
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing import Preemption, SimulatedCluster
-from iris_ray.testing.tpu_host import TPUHost
+from iris_ray.testing import workspace as module
+from iris_ray.testing.tpu_host import TPUHost, checked_notice
+from iris_ray.testing.workspace import Workspace
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -62,7 +69,7 @@ def test_host_resources_head_resource_only_on_worker_0() -> None:
     assert a_host("v6e-8", 0).resources()["TPU"] == 8
 
 
-def test_host_describes_itself_as_ray_on_a_tpu_vm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_describes_itself_like_ray_on_tpu_vm(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same environment, read by Ray's own detection, gives the same labels and resources."""
     from ray._private.accelerators import TPUAcceleratorManager
 
@@ -78,7 +85,7 @@ def test_host_describes_itself_as_ray_on_a_tpu_vm_does(monkeypatch: pytest.Monke
         assert host.resources() == {"TPU": host.config.chips_per_vm, f"accelerator_type:{accelerator}": 1, **found}
 
 
-def test_host_environment_drops_what_describes_the_drivers_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_environment_drops_facts_of_drivers_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0")
     monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "elsewhere")
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere")
@@ -99,3 +106,36 @@ def test_preemption_cancelled_leaves_the_hosts() -> None:
     assert not killed
     assert not preemption.done
     assert not preemption.wait(0)
+
+
+# -- notices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("notice_s", [-1.0, float("nan"), float("inf"), 1e10, 10**100, True, "30"])
+def test_invalid_notice_time_is_refused(notice_s: object) -> None:
+    with pytest.raises(InvalidRequestError, match="notice_s must be a number of seconds from 0 to 31536000, not "):
+        checked_notice(notice_s)
+
+
+def test_some_hours_or_no_notice_are_accepted() -> None:
+    assert [checked_notice(notice_s) for notice_s in (None, 0, 7200)] == [0.0, 0.0, 7200.0]
+
+
+# -- the directory ----------------------------------------------------------------------------------------------------
+
+
+def test_slow_janitor_is_reaped_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_JANITOR_TIMEOUT_S", 0.1)
+    one = Workspace()
+    root, janitor, held = one.root, one._janitor.pid, os.dup(one._lifeline)
+    try:
+        one.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            del one
+            gc.collect()
+        assert root.exists()
+    finally:
+        os.close(held)
+    wait_until(lambda: not root.exists())
+    wait_until(lambda: not psutil.pid_exists(janitor))

@@ -10,7 +10,7 @@ from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 
 
 @pytest.mark.parametrize("ahead", [3600.0, 0.0, -3600.0])
-def test_notice_leaves_as_long_here_as_where_it_came_from(ahead: float) -> None:
+def test_notice_leaves_same_time_on_receivers_clock(ahead: float) -> None:
     """Were it an hour ahead, a task would believe that its time is up; an hour behind, that it has an hour."""
     sent_at = time.time() - ahead
     notice = Notice(NoticeKind.PREEMPTION, "the slice goes", sent_at + 20.0)
@@ -18,7 +18,7 @@ def test_notice_leaves_as_long_here_as_where_it_came_from(ahead: float) -> None:
 
 
 @pytest.mark.parametrize("ahead", [3600.0, 0.0, -3600.0])
-def test_moment_is_as_long_ago_here_as_where_it_came_from(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+def test_past_moment_keeps_its_age_on_receivers_clock(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
     """So the first of several ends on several hosts is known, whatever their clocks say."""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + ahead)
@@ -29,12 +29,12 @@ def test_moment_is_as_long_ago_here_as_where_it_came_from(monkeypatch: pytest.Mo
     assert received == pytest.approx(now - 20.0, abs=1e-3)
 
 
-def test_notice_that_is_sent_again_is_the_same_if_the_clocks_agree() -> None:
+def test_repeated_notice_stays_equal_if_clocks_agree() -> None:
     notice = Notice(NoticeKind.PREEMPTION, "the slice goes", 1795424195.25)
     assert by_this_clock(notice, time.time()) == by_this_clock(notice, time.time() - 0.3) == notice
 
 
-def test_preemption_that_a_host_announces_comes_by_this_clock_and_a_maintenance_by_googles() -> None:
+def test_preemption_uses_hosts_clock_and_maintenance_uses_googles() -> None:
     sent_at = time.time() + 3600.0
     preemption = HostNotice(NoticeKind.PREEMPTION, "it goes", sent_at + 30.0)
     assert by_this_clock(preemption, sent_at).deadline == pytest.approx(time.time() + 30.0, abs=1.0)

@@ -12,18 +12,14 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.errors import NoClusterError
 
 
-def test_a_process_that_has_left_its_cluster_is_told_so_and_starts_no_cluster_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_that_left_cluster_is_told_and_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "get_actor", lambda *_: pytest.fail("Ray would start a cluster here"))
     with pytest.raises(NoClusterError, match="has left it"):
         find_controller()
 
 
-def test_a_connection_that_is_asked_after_its_process_has_left_the_cluster_starts_none_either(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_connection_used_after_leaving_cluster_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = ControllerConnection.__new__(ControllerConnection)
     controller._patience_s = 0.0
     handle: Any = None
@@ -33,7 +29,7 @@ def test_a_connection_that_is_asked_after_its_process_has_left_the_cluster_start
         controller.ask(ControllerInterface.job_status, "train-1")
 
 
-def test_long_list_is_asked_for_page_by_page_until_one_is_not_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_list_is_read_until_page_is_not_full(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
 
     class Tasks(ControllerConnection):

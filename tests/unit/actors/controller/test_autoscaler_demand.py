@@ -52,7 +52,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 @pytest.mark.parametrize("what", ["make", "remove"])
-def test_nothing_is_asked_for_twice_after_a_call_that_failed(groups: Groups, what: str) -> None:
+def test_demand_is_not_requested_twice_after_failed_call(groups: Groups, what: str) -> None:
     demand = AutoscalerDemand()
     demand.update(MISSING, {})
     assert len(groups.there) == 2
@@ -70,7 +70,7 @@ def test_nothing_is_asked_for_twice_after_a_call_that_failed(groups: Groups, wha
     ("setting", "has_autoscaler", "shown"),
     [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
 )
-def test_demand_is_shown_as_the_setting_says_or_if_an_autoscaler_runs(
+def test_demand_is_shown_by_setting_or_running_autoscaler(
     setting: bool | None, has_autoscaler: bool, shown: bool
 ) -> None:
     assert AutoscalerDemand(has_autoscaler).is_shown(setting) is shown

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from iris_ray.actors.controller.clock import JUMPS_KEPT, MOST_AWAY_S, Clock
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state.events import WorkerDrainedEvent
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import VirtualCluster, played
 
 BEGAN = 1_700_000_000.0
 HOUR_S = 3600.0
@@ -38,7 +37,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watches]:
         yield found
 
 
-def test_clock_is_the_wall_clock_as_long_as_nobody_sets_it(watches: Watches) -> None:
+def test_clock_equals_wall_clock_until_it_jumps(watches: Watches) -> None:
     clock = Clock()
     watches.pass_by(7.0)
     clock.look()
@@ -47,7 +46,7 @@ def test_clock_is_the_wall_clock_as_long_as_nobody_sets_it(watches: Watches) -> 
 
 
 @pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
-def test_clock_goes_on_evenly_when_the_wall_clock_jumps_and_the_jump_is_named(
+def test_clock_is_steady_and_names_wall_clock_jumps(
     watches: Watches, jump: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
@@ -64,7 +63,7 @@ def test_clock_goes_on_evenly_when_the_wall_clock_jumps_and_the_jump_is_named(
 
 
 @pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
-def test_times_are_shown_as_the_wall_clock_stood_then(watches: Watches, jump: float) -> None:
+def test_past_times_are_shown_by_wall_clock_of_then(watches: Watches, jump: float) -> None:
     clock = Clock()
     watches.pass_by(10.0)
     watches.wall += jump
@@ -75,7 +74,7 @@ def test_times_are_shown_as_the_wall_clock_stood_then(watches: Watches, jump: fl
 
 
 @pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
-def test_deadlines_of_others_are_by_the_wall_clock(watches: Watches, jump: float) -> None:
+def test_foreign_deadlines_are_read_by_wall_clock(watches: Watches, jump: float) -> None:
     clock = Clock()
     watches.wall += jump
     heard = clock.heard(WorkerDrainedEvent("a", "spot", deadline=watches.wall + 30.0)).deadline
@@ -89,7 +88,7 @@ def test_deadlines_of_others_are_by_the_wall_clock(watches: Watches, jump: float
     [(0.0, 0.0), (20.0, 20.0), (MOST_AWAY_S + HOUR_S, MOST_AWAY_S), (-HOUR_S, 0.0)],
     ids=["at once", "soon", "long after, or set forward", "set back"],
 )
-def test_successor_goes_on_where_the_one_before_stood(watches: Watches, away: float, passed: float) -> None:
+def test_successors_clock_continues_where_predecessor_stopped(watches: Watches, away: float, passed: float) -> None:
     first = Clock()
     watches.wall -= HOUR_S
     first.look()
@@ -102,7 +101,7 @@ def test_successor_goes_on_where_the_one_before_stood(watches: Watches, away: fl
     assert len(clock.jumps) == (1 if away == passed else 2)
 
 
-def test_only_the_latest_jumps_are_kept(watches: Watches) -> None:
+def test_only_latest_clock_jumps_are_kept(watches: Watches) -> None:
     clock = Clock()
     for _ in range(3 * JUMPS_KEPT):
         watches.pass_by(100.0)
@@ -115,54 +114,45 @@ def test_only_the_latest_jumps_are_kept(watches: Watches) -> None:
 # -- whole jobs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(tmp_path, monkeypatch)
-
-
 def set_wall_clock(patch: pytest.MonkeyPatch, by: float) -> None:
     before = time.time
     patch.setattr(time, "time", lambda: before() + by)
 
 
+@played(slices=1)
 @pytest.mark.parametrize("restart", [False, True])
-def test_job_in_time_is_not_given_up_when_the_wall_clock_is_set_forward(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool
+async def test_job_timeout_ignores_wall_clock_set_forward(
+    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        with monkeypatch.context() as patch:
-            cluster.run("busy")
-            await cluster.started("busy", 2)
-            cluster.run("waits", scheduling_timeout=1800.0)
-            await asyncio.sleep(20.0)
-            submitted_at = (await cluster.status("waits")).submitted_at
-            set_wall_clock(patch, HOUR_S)
-            if restart:
-                cluster.restart_controller()
-            await asyncio.sleep(20.0)
-            status = await cluster.status("waits")
-            assert (status.state, status.submitted_at) == (JobState.PENDING, submitted_at)
-            assert ((await cluster.ask("about"))["clock_jumps"][-1][1]) == pytest.approx(HOUR_S, abs=MOST_AWAY_S + 20)
-
-    stage.play(story, slices=1)
+    with monkeypatch.context() as patch:
+        cluster.run("busy")
+        await cluster.started("busy", 2)
+        cluster.run("waits", scheduling_timeout=1800.0)
+        await asyncio.sleep(20.0)
+        submitted_at = (await cluster.status("waits")).submitted_at
+        set_wall_clock(patch, HOUR_S)
+        if restart:
+            cluster.restart_controller()
+        await asyncio.sleep(20.0)
+        status = await cluster.status("waits")
+        assert (status.state, status.submitted_at) == (JobState.PENDING, submitted_at)
+        assert ((await cluster.ask("about"))["clock_jumps"][-1][1]) == pytest.approx(HOUR_S, abs=MOST_AWAY_S + 20)
 
 
+@played(slices=1)
 @pytest.mark.parametrize("restart", [False, True])
-def test_pause_does_not_get_longer_when_the_wall_clock_is_set_back(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool
+async def test_pause_length_ignores_wall_clock_set_back(
+    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        with monkeypatch.context() as patch:
-            cluster.run("job", max_retries_failure=20)
-            for attempt in range(1, 5):  # quick ends: the next attempts pause
-                for task in await cluster.started("job", 2, attempt):
-                    task.end.set_exception(ValueError("at once"))
-            set_wall_clock(patch, -HOUR_S)
-            if restart:
-                await asyncio.sleep(1.0)
-                cluster.restart_controller()
-            began = time.monotonic()
-            await cluster.started("job", 2, attempt=5)
-            assert time.monotonic() - began < 60.0
-
-    stage.play(story, slices=1)
+    with monkeypatch.context() as patch:
+        cluster.run("job", max_retries_failure=20)
+        for attempt in range(1, 5):  # quick ends: the next attempts pause
+            for task in await cluster.started("job", 2, attempt):
+                task.end.set_exception(ValueError("at once"))
+        set_wall_clock(patch, -HOUR_S)
+        if restart:
+            await asyncio.sleep(1.0)
+            cluster.restart_controller()
+        began = time.monotonic()
+        await cluster.started("job", 2, attempt=5)
+        assert time.monotonic() - began < 60.0

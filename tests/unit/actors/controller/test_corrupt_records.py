@@ -68,13 +68,13 @@ DAMAGED: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
-def test_record_that_is_not_whole_is_refused(data: bytes) -> None:
+def test_incomplete_record_is_refused(data: bytes) -> None:
     with pytest.raises(Exception) as refused:  # noqa: PT011 — what is damaged raises anything
         require_whole(JobRecord.joined(data), "bad")
     assert not isinstance(refused.value, UnknownRecordError)
 
 
-def test_record_that_is_whole_is_taken() -> None:
+def test_complete_record_is_accepted() -> None:
     for make in (lambda w: w.submit("bad"), lambda w: w.start("bad"), lambda w: w.submit_tasks("bad")):
         world = World()
         world.add_slice("a")
@@ -120,7 +120,7 @@ def aside(world: ControllerInProcess) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("what", ["nothing", "what zlib refuses", "a job without some fields"])
-def test_others_come_back_and_the_loss_is_named(world: ControllerInProcess, what: str) -> None:
+def test_damaged_record_is_named_and_others_restored(world: ControllerInProcess, what: str) -> None:
     world.submit("bad", slices=(2,))
     damage(world, "job/1/bad", DAMAGED[what])
     restart(world)
@@ -136,7 +136,7 @@ def test_others_come_back_and_the_loss_is_named(world: ControllerInProcess, what
     world.succeed(world.start("later"))
 
 
-def test_every_later_controller_names_it_as_well(world: ControllerInProcess) -> None:
+def test_damaged_record_is_named_by_every_later_controller(world: ControllerInProcess) -> None:
     world.submit("bad", slices=(2,))
     damage(world, "job/1/bad", b"")
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_damaged_limits_are_left_out(world: ControllerInProcess) -> None:
         world.iris("limit", "ann", "--chips", "8")
 
 
-def test_damaged_settings_are_left_out_and_unknown_ones_ignored(world: ControllerInProcess) -> None:
+def test_damaged_settings_are_left_out_and_unknown_ignored(world: ControllerInProcess) -> None:
     world.iris("settings", "set", "evictions=off")
     for data in (b"{", b'[["evictions"]]', b'[["evictions", "no", "ann", 1]]', b'[["evictions", "off", 7, 1]]'):
         damage(world, "settings/", data)
@@ -178,7 +178,7 @@ def test_damaged_settings_are_left_out_and_unknown_ones_ignored(world: Controlle
     assert world.json("settings")["evictions"]["set_by"] == "ann"
 
 
-def test_odd_keys_in_the_store_do_no_harm(world: ControllerInProcess) -> None:
+def test_odd_keys_in_store_are_ignored(world: ControllerInProcess) -> None:
     log = "log/x", "log/1/x", "checkpoint/x", "checkpoint/1"
     for key in (*log, "epoch/x", "complete/", "taints/²", "job/", "aside/", "corrupt/odd"):
         world.store.values[key] = b"\xff"
@@ -188,7 +188,7 @@ def test_odd_keys_in_the_store_do_no_harm(world: ControllerInProcess) -> None:
 
 
 @pytest.mark.parametrize("entry", [b"\xff", pickle.dumps([1]), pickle.dumps({"job/1/good": 7})])
-def test_damaged_entry_of_the_log_is_left_out_and_named(world: ControllerInProcess, entry: bytes) -> None:
+def test_damaged_log_entry_is_left_out_and_named(world: ControllerInProcess, entry: bytes) -> None:
     restart(world)
     assert world.jobs() == ["good"]
     last = max(key for key in world.store.keys("log/2/"))
@@ -205,7 +205,7 @@ def test_record_of_another_version_is_still_refused(world: ControllerInProcess) 
         world.jobs()
 
 
-def test_record_that_can_not_be_restored_is_left_out_by_the_next_process(
+def test_unrestorable_record_is_left_out_by_next_process(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.submit("bad", slices=(2,))
@@ -229,7 +229,7 @@ def test_record_that_can_not_be_restored_is_left_out_by_the_next_process(
     assert not [key for key in world.store.values if key.startswith("unrestorable/")]
 
 
-def test_record_that_the_state_refuses_is_left_out_by_the_next_process(world: ControllerInProcess) -> None:
+def test_record_refused_by_state_is_left_out_by_next_process(world: ControllerInProcess) -> None:
     world.start("bad", max_retries_preemption=5)
     record = world._controllers[-1]._state.record("bad")
     assert record is not None
@@ -246,7 +246,7 @@ def test_record_that_the_state_refuses_is_left_out_by_the_next_process(world: Co
     assert "bad" in aside(world)
 
 
-def test_note_has_what_can_be_stored_of_an_error() -> None:
+def test_note_keeps_storable_part_of_error() -> None:
     """An error may name a file whose name is no Unicode."""
     store: Any = Store()
     for job_id in ("first", "second"):
@@ -255,7 +255,7 @@ def test_note_has_what_can_be_stored_of_an_error() -> None:
     assert found == dict.fromkeys(("first", "second"), "ValueError: no file \\udc80")
 
 
-def test_no_more_damaged_records_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_damaged_records_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = Store()
     monkeypatch.setattr(containment, "MOST_RECORDS", 3)
     for first in (0, 4):

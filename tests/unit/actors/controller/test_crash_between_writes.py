@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from iris_ray.errors import JobCancelledError
 from iris_ray.model.lifecycle import JobState
 from tests.support.hosts_in_process import Task
 from tests.support.ray_in_process import Handle
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import Stage, VirtualCluster, played
 from tests.support.worlds import gang_spec
 
 SETTLED_S = 5.0
@@ -27,11 +26,6 @@ WRITES_NEWEST_FIRST = 49
 """That it takes with checkpoints if the newest write comes first: more of them are one."""
 TAKE_OVER = 12
 """Writes of a Controller that takes over."""
-
-
-@pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(tmp_path, monkeypatch)
 
 
 class Crashes:
@@ -137,14 +131,12 @@ async def tell_with_crashes(cluster: VirtualCluster, *planned: int) -> None:
 
 
 @pytest.mark.parametrize("at", range(WRITES))
-def test_controller_may_die_before_any_write(stage: Stage, at: int) -> None:
+def test_controller_survives_death_before_any_write(stage: Stage, at: int) -> None:
     stage.play(lambda cluster: tell_with_crashes(cluster, at))
 
 
 @pytest.mark.parametrize("at", range(0, WRITES_NEWEST_FIRST, 2))
-def test_controller_may_die_before_a_write_of_a_checkpoint_and_so_may_the_next_one(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, at: int
-) -> None:
+def test_controllers_survive_deaths_during_checkpoints(stage: Stage, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 3)
 
     async def story(cluster: VirtualCluster) -> None:
@@ -155,7 +147,9 @@ def test_controller_may_die_before_a_write_of_a_checkpoint_and_so_may_the_next_o
 
 
 @pytest.mark.parametrize(("entries", "writes"), [(write_ahead_log.MOST_ENTRIES, WRITES), (3, WRITES_WITH_CHECKPOINTS)])
-def test_story_has_no_more_writes(stage: Stage, monkeypatch: pytest.MonkeyPatch, entries: int, writes: int) -> None:
+def test_story_has_no_more_writes_than_tested(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, entries: int, writes: int
+) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", entries)
 
     async def story(cluster: VirtualCluster) -> None:
@@ -167,21 +161,19 @@ def test_story_has_no_more_writes(stage: Stage, monkeypatch: pytest.MonkeyPatch,
     stage.play(story)
 
 
-def test_job_of_a_pool_that_the_next_controller_can_not_know_is_ended_and_holds_nothing(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job")
-        await cluster.started("job", 2)
-        crashes = Crashes(cluster, [])
-        crashes.crash(cluster.controller())
-        await asyncio.sleep(SETTLED_S)
-        (pool,) = cluster.store.keys("pool/")
-        cluster.store.values[pool] = b"not a handle"
-        crashes.crash(cluster.controller())
-        await asyncio.sleep(SETTLED_S)
-        assert (await cluster.status("job")).state is JobState.KILLED
-        assert not any(seen(cluster)["held"].values())
-        assert not cluster.reserved_nodes()
-        with pytest.raises(JobCancelledError, match="the process that called run_on_pod is gone"):
-            await results
-
-    stage.play(story)
+@played()
+async def test_job_of_unknowable_pool_is_ended_and_holds_nothing(cluster: VirtualCluster) -> None:
+    results = cluster.run("job")
+    await cluster.started("job", 2)
+    crashes = Crashes(cluster, [])
+    crashes.crash(cluster.controller())
+    await asyncio.sleep(SETTLED_S)
+    (pool,) = cluster.store.keys("pool/")
+    cluster.store.values[pool] = b"not a handle"
+    crashes.crash(cluster.controller())
+    await asyncio.sleep(SETTLED_S)
+    assert (await cluster.status("job")).state is JobState.KILLED
+    assert not any(seen(cluster)["held"].values())
+    assert not cluster.reserved_nodes()
+    with pytest.raises(JobCancelledError, match="the process that called run_on_pod is gone"):
+        await results

@@ -40,37 +40,34 @@ class LostPool:
         return Gone("the job's pool is gone (ActorDiedError)")
 
 
-def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() -> None:
-    async def dispatched() -> tuple[list[Event], list[BaseException]]:
-        errors: list[BaseException] = []
-        applied: list[Event] = []
-        pools = {"owner": Pool.here(cast(Any, LostPool()), "the job's pool")}
-        background = BackgroundTasks(errors.append)
+async def test_dispatch_fails_if_pool_is_forgotten_before_order() -> None:
+    errors: list[BaseException] = []
+    applied: list[Event] = []
+    pools = {"owner": Pool.here(cast(Any, LostPool()), "the job's pool")}
+    background = BackgroundTasks(errors.append)
 
-        def apply(events: Iterable[Event]) -> None:
-            applied.extend(events)
+    def apply(events: Iterable[Event]) -> None:
+        applied.extend(events)
 
-        dispatcher = Dispatcher(
-            SimpleNamespace(holds_capacity=lambda attempt: False, jobs={}),  # type: ignore[arg-type]
-            SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
-            pools,  # type: ignore[arg-type]
-            SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
-            apply,
-            background,
-        )
-        job = SimpleNamespace(spec=SimpleNamespace(owner="owner"))
-        dispatcher.dispatch(ORDER, Placement(job, SimpleNamespace(), []))  # type: ignore[arg-type]
-        del pools["owner"]
-        await background.all_ended()
-        return applied, errors
-
-    (failed,), errors = asyncio.run(dispatched())
+    dispatcher = Dispatcher(
+        SimpleNamespace(holds_capacity=lambda attempt: False, jobs={}),  # type: ignore[arg-type]
+        SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
+        pools,  # type: ignore[arg-type]
+        SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
+        apply,
+        background,
+    )
+    job = SimpleNamespace(spec=SimpleNamespace(owner="owner"))
+    dispatcher.dispatch(ORDER, Placement(job, SimpleNamespace(), []))  # type: ignore[arg-type]
+    del pools["owner"]
+    await background.all_ended()
+    (failed,), errors = applied, errors
     assert isinstance(failed, TaskDispatchFailedEvent)
     assert (failed.attempt, failed.error) == (ATTEMPT, "the job's pool is gone (ActorDiedError)")
     assert not errors
 
 
-def test_holders_of_warm_slices_are_asked_side_by_side() -> None:
+async def test_warm_slice_holders_are_asked_in_parallel() -> None:
     """One that hangs takes half a minute."""
     answered, applied = asyncio.Event(), list[Event]()
 
@@ -89,26 +86,23 @@ def test_holders_of_warm_slices_are_asked_side_by_side() -> None:
         async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
             pass
 
-    async def dispatched() -> None:
-        background = BackgroundTasks()
-        held = iter([True, False])
-        silent, busy, idle = Holder(Unreachable("no answer")), Holder(False), Holder(True)
-        pools: dict[str, Any] = {"owner": Owner(), "a": silent, "b": busy, "c": idle}
-        gang = SimpleNamespace(attempt=1, running_since=math.inf)
-        job = SimpleNamespace(spec=SimpleNamespace(owner="owner"), gangs=[gang])
-        dispatcher = Dispatcher(
-            SimpleNamespace(holds_capacity=lambda attempt: next(held, False), jobs={"job": job}),  # type: ignore[arg-type]
-            SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
-            {name: Pool.here(pool, name) for name, pool in pools.items()},  # type: ignore[arg-type]
-            SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
-            applied.extend,
-            background,
-        )
-        reclaim = [ReclaimSlice(f"slice-{holder}", holder) for holder in ("a", "b", "gone", "c")]
-        dispatcher.dispatch(ORDER, Placement(job, gang, reclaim))  # type: ignore[arg-type]
-        await asyncio.wait_for(background.all_ended(), 30.0)
-
-    asyncio.run(dispatched())
+    background = BackgroundTasks()
+    held = iter([True, False])
+    silent, busy, idle = Holder(Unreachable("no answer")), Holder(False), Holder(True)
+    pools: dict[str, Any] = {"owner": Owner(), "a": silent, "b": busy, "c": idle}
+    gang = SimpleNamespace(attempt=1, running_since=math.inf)
+    job = SimpleNamespace(spec=SimpleNamespace(owner="owner"), gangs=[gang])
+    dispatcher = Dispatcher(
+        SimpleNamespace(holds_capacity=lambda attempt: next(held, False), jobs={"job": job}),  # type: ignore[arg-type]
+        SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
+        {name: Pool.here(pool, name) for name, pool in pools.items()},  # type: ignore[arg-type]
+        SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
+        applied.extend,
+        background,
+    )
+    reclaim = [ReclaimSlice(f"slice-{holder}", holder) for holder in ("a", "b", "gone", "c")]
+    dispatcher.dispatch(ORDER, Placement(job, gang, reclaim))  # type: ignore[arg-type]
+    await asyncio.wait_for(background.all_ended(), 30.0)
     released, failed, ended = applied
     assert released == SliceReleasedEvent("slice-c", "c")
     assert isinstance(failed, TaskDispatchFailedEvent)
@@ -116,7 +110,7 @@ def test_holders_of_warm_slices_are_asked_side_by_side() -> None:
     assert ended == AttemptEndConfirmedEvent(ATTEMPT)
 
 
-def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_attempts_are_stopped_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each begins with a call, and nobody else is answered while calls are made."""
     monkeypatch.setattr(module, "CALLS_IN_A_TURN", 3)
     stopped: list[int] = []
@@ -126,28 +120,25 @@ def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.Monk
         async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
             stopped.append(attempt.gang)
 
-    async def stop_all() -> None:
-        background = BackgroundTasks()
-        job = SimpleNamespace(spec=SimpleNamespace(owner="owner"))
-        dispatcher = Dispatcher(
-            SimpleNamespace(holds_capacity=lambda attempt: attempt.gang not in stopped, jobs={"job": job}),  # type: ignore[arg-type]
-            SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
-            {"owner": Pool.here(cast(Any, Stopping()), "the job's pool")},  # type: ignore[arg-type]
-            SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
-            lambda events: None,
-            background,
-        )
-        dispatcher.carry_out(Instructions(stop=[StopAttempt(AttemptId("job", 1, i), "enough") for i in range(10)]))
-        while len(background):
-            turns.append(len(stopped))
-            await asyncio.sleep(0)
-
-    asyncio.run(stop_all())
+    background = BackgroundTasks()
+    job = SimpleNamespace(spec=SimpleNamespace(owner="owner"))
+    dispatcher = Dispatcher(
+        SimpleNamespace(holds_capacity=lambda attempt: attempt.gang not in stopped, jobs={"job": job}),  # type: ignore[arg-type]
+        SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
+        {"owner": Pool.here(cast(Any, Stopping()), "the job's pool")},  # type: ignore[arg-type]
+        SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
+        lambda events: None,
+        background,
+    )
+    dispatcher.carry_out(Instructions(stop=[StopAttempt(AttemptId("job", 1, i), "enough") for i in range(10)]))
+    while len(background):
+        turns.append(len(stopped))
+        await asyncio.sleep(0)
     assert stopped == list(range(10))
     assert max(after - before for before, after in pairwise(turns)) <= 3
 
 
-def test_very_many_orders_are_repeated_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_orders_are_repeated_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each begins with a call that is to be answered within seconds, and no answer is read while calls are made."""
     monkeypatch.setattr(recovery, "CALLS_IN_A_TURN", 3)
     world, given, turns = World(), list[int](), list[int]()
@@ -158,16 +149,12 @@ def test_very_many_orders_are_repeated_a_few_in_a_turn(monkeypatch: pytest.Monke
     dispatcher: Any = SimpleNamespace(
         order=lambda job, gang: gang.position, dispatch=lambda order, _: given.append(order)
     )
-
-    async def repeat() -> None:
-        record = world.state.record("job")
-        assert record is not None
-        repeating = recovery.repeat_orders([record], world.state, {job.spec.owner}, dispatcher, [])
-        repeated = asyncio.ensure_future(repeating)
-        while not repeated.done():
-            turns.append(len(given))
-            await asyncio.sleep(0)
-
-    asyncio.run(repeat())
+    record = world.state.record("job")
+    assert record is not None
+    repeating = recovery.repeat_orders([record], world.state, {job.spec.owner}, dispatcher, [])
+    repeated = asyncio.ensure_future(repeating)
+    while not repeated.done():
+        turns.append(len(given))
+        await asyncio.sleep(0)
     assert given == list(range(10))
     assert max(after - before for before, after in pairwise(turns)) <= 3

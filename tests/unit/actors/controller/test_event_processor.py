@@ -27,30 +27,26 @@ class SlowJournal:
         return {}
 
 
-def test_call_that_ray_cancels_ends_no_other_call() -> None:
+async def test_call_that_ray_cancels_ends_no_other_call() -> None:
     """Ray cancels the calls of a task that is cancelled; all calls of a moment share one writing."""
+    state, ended, journal = ControllerState(), list[int](), SlowJournal()
+    writes: Any = journal
+    dispatcher: Any = SimpleNamespace(carry_out=lambda instructions: None)
+    events = EventProcessor(state, Planner(state, 0.5), writes, BackgroundTasks(), lambda: ended.append(1))
+    events.begin(dispatcher)
 
-    async def story() -> None:
-        state, ended, journal = ControllerState(), list[int](), SlowJournal()
-        writes: Any = journal
-        dispatcher: Any = SimpleNamespace(carry_out=lambda instructions: None)
-        events = EventProcessor(state, Planner(state, 0.5), writes, BackgroundTasks(), lambda: ended.append(1))
-        events.begin(dispatcher)
+    async def call() -> str:
+        await events.recorded([])
+        return "acknowledged"
 
-        async def call() -> str:
-            await events.recorded([])
-            return "acknowledged"
-
-        calls = list[asyncio.Task[str]]()
-        for _ in range(2):  # what is being recorded, and what comes meanwhile
-            calls += [asyncio.ensure_future(call()), asyncio.ensure_future(call())]
-            await asyncio.sleep(0.01)
-        for cancelled in calls[::2]:
-            cancelled.cancel()
+    calls = list[asyncio.Task[str]]()
+    for _ in range(2):  # what is being recorded, and what comes meanwhile
+        calls += [asyncio.ensure_future(call()), asyncio.ensure_future(call())]
         await asyncio.sleep(0.01)
-        journal.may_end.set()
-        assert [await other for other in calls[1::2]] == ["acknowledged"] * 2
-        assert all(cancelled.cancelled() for cancelled in calls[::2])
-        assert (events.failed, ended) == (None, [])
-
-    asyncio.run(story())
+    for cancelled in calls[::2]:
+        cancelled.cancel()
+    await asyncio.sleep(0.01)
+    journal.may_end.set()
+    assert [await other for other in calls[1::2]] == ["acknowledged"] * 2
+    assert all(cancelled.cancelled() for cancelled in calls[::2])
+    assert (events.failed, ended) == (None, [])

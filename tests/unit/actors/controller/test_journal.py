@@ -82,7 +82,7 @@ def journal_on(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> Journal:
 
 @pytest.mark.parametrize("too_late", [False, True])
 @pytest.mark.parametrize("failures", [0, 1, 3])
-def test_writing_is_put_down_as_a_whole_and_once_however_often_the_store_fails(
+def test_write_is_stored_whole_and_once_despite_store_failures(
     world: World, monkeypatch: pytest.MonkeyPatch, failures: int, too_late: bool
 ) -> None:
     store = FailingStore(failures, too_late)
@@ -96,9 +96,7 @@ def test_writing_is_put_down_as_a_whole_and_once_however_often_the_store_fails(
     world.state.check()
 
 
-def test_what_changes_while_the_store_fails_comes_with_the_next_writing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changes_during_store_failure_come_with_next_write(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def meanwhile() -> None:
         world.schedule()
         journal.note_pool("me", None)
@@ -117,24 +115,18 @@ def test_what_changes_while_the_store_fails_comes_with_the_next_writing(
     world.state.check()
 
 
-def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_write_in_pieces_shows_one_moment(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a job could have the hosts that another one, by its older record, still has."""
     monkeypatch.setattr(record_collector, "TURN_S", 0.0)
     store = FailingStore(0)
     journal = journal_on(store, monkeypatch)
     first = world.start("first")
     second = world.submit("second")
-
-    async def write() -> None:
-        writing = asyncio.ensure_future(journal.write(world.state))
-        await asyncio.sleep(0)  # the record of the first is made
-        world.finish(first)
-        world.schedule()
-        await writing
-
-    asyncio.run(write())
+    writing = asyncio.ensure_future(journal.write(world.state))
+    await asyncio.sleep(0)  # the record of the first is made
+    world.finish(first)
+    world.schedule()
+    await writing
     assert second.state is JobState.RUNNING
     found = {key: JobRecord.joined(value) for key, value in store.writings[0].items() if value and "job/" in key}
     held = [node_id for record in found.values() for held in record.allocations.values() for node_id, _, _ in held]
@@ -142,9 +134,7 @@ def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
     world.state.check()
 
 
-def test_forgotten_jobs_add_up_by_the_day_of_their_end_by_the_wall_clock(
-    monkeypatch: pytest.MonkeyPatch, world: World
-) -> None:
+def test_forgotten_jobs_are_summed_by_wall_clock_day(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
     """The Controller's own clock stands still while there is none: a cluster's may be days behind."""
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
     journal = begun_on(SharedStore(), monkeypatch)
@@ -157,7 +147,7 @@ def test_forgotten_jobs_add_up_by_the_day_of_their_end_by_the_wall_clock(
     assert [(sums.day, sums.jobs) for sums in journal.user_times.since(0.0)] == [(3, 1)]
 
 
-def test_endpoints_of_forgotten_jobs_are_deleted_many_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoints_of_forgotten_jobs_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_collector, "FORGOTTEN_AT_ONCE", 2)
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 1)
     store, world = SharedStore(), World()
@@ -175,9 +165,7 @@ def test_endpoints_of_forgotten_jobs_are_deleted_many_together(monkeypatch: pyte
     assert store.keys("endpoint/") == ["endpoint/there:0"]
 
 
-def test_endpoints_of_jobs_that_an_earlier_controller_forgot_are_deleted_by_its_successor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_endpoints_of_jobs_forgotten_earlier_are_deleted_by_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 1)
     store, world = SharedStore(), World()
     names = "there", "there: too"
@@ -193,9 +181,7 @@ def test_endpoints_of_jobs_that_an_earlier_controller_forgot_are_deleted_by_its_
     assert store.keys("endpoint/") == [f"endpoint/{name}:0" for name in names]
 
 
-def test_checkpoint_puts_what_the_log_says_into_records_and_shortens_the_log(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoint_moves_log_into_records_and_shortens_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 3)
     store = FailingStore(0)
     journal = journal_on(store, monkeypatch)
@@ -304,7 +290,7 @@ def read_by(journal: Journal) -> list[str]:
 
 
 @pytest.mark.parametrize("entries", [1, 2, 500])
-def test_successor_reads_what_is_acknowledged_and_nothing_else_whenever_it_begins(
+def test_successor_reads_exactly_what_was_acknowledged_whenever_it_begins(
     monkeypatch: pytest.MonkeyPatch, entries: int
 ) -> None:
     """Before each of the operations of which some writings consist, and after the last."""
@@ -332,7 +318,7 @@ def test_successor_reads_what_is_acknowledged_and_nothing_else_whenever_it_begin
 
 
 @pytest.mark.parametrize("entries", [1, 2, 500])
-def test_successor_reads_what_is_acknowledged_and_nothing_else_whatever_is_written_while_it_reads(
+def test_successor_reads_exactly_what_was_acknowledged_during_writes(
     monkeypatch: pytest.MonkeyPatch, entries: int
 ) -> None:
     """The writings come before each of the operations of which the successor's beginning consists."""
@@ -363,7 +349,7 @@ def test_successor_reads_after_it_has_its_epoch(monkeypatch: pytest.MonkeyPatch)
     assert store.operations.index("put epoch/2") < store.operations.index("items job/1/")
 
 
-def test_two_that_begin_together_get_numbers_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journals_starting_together_get_consecutive_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     store = SharedStore()
     begun_on(store, monkeypatch)
     second, third = Journal(), Journal()
@@ -372,7 +358,7 @@ def test_two_that_begin_together_get_numbers_without_a_gap(monkeypatch: pytest.M
     assert (second.epoch, third.epoch) == (2, 3)
 
 
-def test_one_that_was_frozen_while_many_came_and_went_still_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_frozen_through_many_successors_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     store, world = SharedStore(), World()
     first = begun_on(store, monkeypatch)
     for _ in range(3):
@@ -387,7 +373,7 @@ def test_one_that_was_frozen_while_many_came_and_went_still_finds_out(monkeypatc
     assert len(store.keys("epoch/")) == EPOCHS_KEPT + 1  # they don't heap up for ever
 
 
-def test_a_start_costs_the_same_however_many_controllers_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_cost_does_not_depend_on_number_of_predecessors(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Controller looks only for what is there, once by kind, not once by earlier Controller."""
 
     def operations_of_a_start() -> int:
@@ -403,9 +389,7 @@ def test_a_start_costs_the_same_however_many_controllers_came_before(monkeypatch
     assert operations_of_a_start() == few
 
 
-def test_records_that_another_one_clears_away_while_they_are_read_are_found_in_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_records_cleared_by_rival_are_found_in_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     store, world = SharedStore(), World()
     first = begun_on(store, monkeypatch)
     world.submit()
@@ -424,7 +408,7 @@ def test_records_that_another_one_clears_away_while_they_are_read_are_found_in_i
     assert [record.job.spec.job_id for record in records] == ["job"]
 
 
-def test_successor_reads_what_users_have_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successor_reads_past_usage_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
     store, world = SharedStore(), World()
     first = begun_on(store, monkeypatch)
     world.add_slice("a")

@@ -16,7 +16,7 @@ from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import IDLE_S
 from iris_ray.actors.protocol.task_log import LastLines, LogPosition
-from tests.support.virtual_time import run
+from tests.support.virtual_time import in_virtual_time
 from tests.support.worlds import World
 
 
@@ -75,39 +75,33 @@ async def read_all(logs: LogService, world: World) -> list[bytes]:
     return [(await logs.fetch(standing, state.workers, LogPosition(), 100)).data for standing in standings]
 
 
-def test_reader_ends_once_it_is_idle_and_the_next_question_starts_another(world: World, readers: Readers) -> None:
-    async def story() -> None:
-        logs = LogService()
-        for _ in range(2):
-            assert await read_all(logs, world) == [b"loss 2.31\n"] * 2
-            assert len(readers.there) == 2
-            await asyncio.sleep(2 * IDLE_S)
-            assert not readers.there
-
-    run(story())
-
-
-def test_readers_end_though_ending_one_has_failed(
-    world: World, readers: Readers, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def story() -> None:
-        await read_all(LogService(), world)
-        readers.killing_fails = True
-        await asyncio.sleep(3 * IDLE_S)
+@in_virtual_time
+async def test_idle_reader_ends_and_next_question_starts_another(world: World, readers: Readers) -> None:
+    logs = LogService()
+    for _ in range(2):
+        assert await read_all(logs, world) == [b"loss 2.31\n"] * 2
+        assert len(readers.there) == 2
+        await asyncio.sleep(2 * IDLE_S)
         assert not readers.there
 
-    run(story())
+
+@in_virtual_time
+async def test_readers_end_although_one_end_fails(
+    world: World, readers: Readers, caplog: pytest.LogCaptureFixture
+) -> None:
+    await read_all(LogService(), world)
+    readers.killing_fails = True
+    await asyncio.sleep(3 * IDLE_S)
+    assert not readers.there
     assert "ending idle log readers failed" in caplog.text
 
 
-def test_log_on_a_faulty_disk_is_replaced_by_its_last_lines(world: World, readers: Readers) -> None:
-    async def story() -> None:
-        logs, job = LogService(), world.state.jobs["job"]
-        readers.error = OSError(errno.EIO, os.strerror(errno.EIO))
-        logs.note([LastLines("job", 0, 1, job.task(0).node_id or "", 10, b"loss 2.31\n")])
-        standing = log_standing(world.state, job, 0, None)
-        found = await logs.fetch(standing, world.state.workers, LogPosition(), 100)
-        assert found.data == b"loss 2.31\n"
-        assert "can't be read: [Errno 5] Input/output error; these are the last lines" in (found.note or "")
-
-    run(story())
+@in_virtual_time
+async def test_log_on_faulty_disk_is_replaced_by_last_lines(world: World, readers: Readers) -> None:
+    logs, job = LogService(), world.state.jobs["job"]
+    readers.error = OSError(errno.EIO, os.strerror(errno.EIO))
+    logs.note([LastLines("job", 0, 1, job.task(0).node_id or "", 10, b"loss 2.31\n")])
+    standing = log_standing(world.state, job, 0, None)
+    found = await logs.fetch(standing, world.state.workers, LogPosition(), 100)
+    assert found.data == b"loss 2.31\n"
+    assert "can't be read: [Errno 5] Input/output error; these are the last lines" in (found.note or "")

@@ -96,9 +96,7 @@ def others_go_on(world: ControllerInProcess) -> None:
     ],
     ids=lambda values: str(next(iter(values.items())))[:40],
 )
-def test_job_that_can_not_be_handled_is_refused_and_others_go_on(
-    world: ControllerInProcess, values: dict[str, Any]
-) -> None:
+def test_unmanageable_job_is_refused_and_others_go_on(world: ControllerInProcess, values: dict[str, Any]) -> None:
     (name,) = values
     spec = odd(tasks_spec(), **({"replicas": values["tasks"]} if name == "tasks" else values))
     with pytest.raises((InvalidMessageError, InvalidJobError), match=name):
@@ -107,7 +105,7 @@ def test_job_that_can_not_be_handled_is_refused_and_others_go_on(
     others_go_on(world)
 
 
-def test_another_job_of_the_same_id_is_refused_and_the_same_one_again_is_not(world: ControllerInProcess) -> None:
+def test_job_with_taken_id_is_refused_unless_identical(world: ControllerInProcess) -> None:
     spec = tasks_spec("taken", user="ann", constraints=(Constraint("colour", ConstraintOp.EQ, "red"),))
     again = pickle.loads(pickle.dumps(spec))
     for one in (spec, again):
@@ -122,7 +120,7 @@ def test_another_job_of_the_same_id_is_refused_and_the_same_one_again_is_not(wor
     others_go_on(world)
 
 
-def test_refused_job_does_not_end_the_job_that_has_its_id(world: ControllerInProcess) -> None:
+def test_refused_job_does_not_end_job_of_same_id(world: ControllerInProcess) -> None:
     world.start("mine")
     with pytest.raises(InvalidJobError, match="choose another id"):
         world.submit("mine", user="ben")
@@ -130,7 +128,7 @@ def test_refused_job_does_not_end_the_job_that_has_its_id(world: ControllerInPro
     world.succeed("mine")
 
 
-def test_job_with_a_value_of_a_users_own_class_is_taken_with_the_plain_value(world: ControllerInProcess) -> None:
+def test_job_with_values_of_user_classes_gets_plain_values(world: ControllerInProcess) -> None:
     spec = odd(tasks_spec("red"), constraints=odd_constraint(), user=Colour.RED)
     assert ask(world, "submit", spec, a_pool(world), 1) is JobState.PENDING
     record = next(value for key, value in world.recorded().items() if key.endswith("/red"))
@@ -153,13 +151,13 @@ def test_job_with_a_value_of_a_users_own_class_is_taken_with_the_plain_value(wor
     ],
     ids=lambda events: str(events)[:30],
 )
-def test_report_that_is_none_is_refused_and_others_go_on(world: ControllerInProcess, events: Any) -> None:
+def test_malformed_report_is_refused_and_others_go_on(world: ControllerInProcess, events: Any) -> None:
     with pytest.raises(InvalidMessageError, match="events"):
         ask(world, "report", "job", events)
     others_go_on(world)
 
 
-def test_report_of_an_error_that_is_no_unicode_arrives(world: ControllerInProcess) -> None:
+def test_report_with_error_that_is_no_unicode_arrives(world: ControllerInProcess) -> None:
     world.start("unlucky")
     failed = TaskStateChangedEvent(AttemptId("unlucky", 1), 0, TaskState.FAILED, f"no such file: {HALF_A_PAIR}")
     view = ask(world, "report", "unlucky", [failed], 0, pool_of(world, "unlucky"))
@@ -167,7 +165,7 @@ def test_report_of_an_error_that_is_no_unicode_arrives(world: ControllerInProces
     json.dumps(view.error).encode()
 
 
-def test_report_about_a_task_that_there_is_not_is_refused_by_name(world: ControllerInProcess) -> None:
+def test_report_about_missing_task_is_refused_by_name(world: ControllerInProcess) -> None:
     job_id = world.start("one-gang")
     for gang in (-1, 1):
         with pytest.raises(UnknownNameError, match=str(gang)):
@@ -197,7 +195,7 @@ def test_report_about_a_task_that_there_is_not_is_refused_by_name(world: Control
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
-def test_question_that_makes_no_sense_is_refused_and_others_go_on(
+def test_senseless_question_is_refused_and_others_go_on(
     world: ControllerInProcess, method: str, args: tuple[Any, ...]
 ) -> None:
     with pytest.raises(InvalidMessageError):
@@ -206,26 +204,24 @@ def test_question_that_makes_no_sense_is_refused_and_others_go_on(
 
 
 @pytest.mark.parametrize("pool", ["no actor", None, 7])
-def test_job_of_a_pool_that_is_none_is_refused(world: ControllerInProcess, pool: Any) -> None:
+def test_job_whose_pool_is_no_actor_is_refused(world: ControllerInProcess, pool: Any) -> None:
     with pytest.raises(InvalidJobError, match="is no SlicePoolManager"):
         ask(world, "submit", replace(tasks_spec("odd"), owner="odd"), pool, 1)
 
 
-def test_job_of_another_kind_of_actor_is_refused(world: ControllerInProcess) -> None:
+def test_job_whose_pool_is_another_actor_is_refused(world: ControllerInProcess) -> None:
     with pytest.raises(InvalidJobError, match="is no SlicePoolManager"):
         ask(world, "submit", replace(tasks_spec("odd"), owner="odd"), world.controller(), 1)
 
 
-def test_job_that_says_that_it_is_a_spare_is_refused(world: ControllerInProcess) -> None:
+def test_job_claiming_to_be_a_spare_is_refused(world: ControllerInProcess) -> None:
     spare = gang_spec("odd", user="eve", spare_for=SpareFor("job", SparePurpose.GROWTH))
     with pytest.raises(InvalidJobError, match="leave spare_for out"):
         ask(world, "submit", spare, a_pool(world), 1)
 
 
 @pytest.mark.parametrize("kind", [NoticeKind.EVICTION, NoticeKind.GROWTH])
-def test_notice_of_a_kind_that_only_the_controller_gives_is_refused(
-    world: ControllerInProcess, kind: NoticeKind
-) -> None:
+def test_notice_of_kind_reserved_to_controller_is_refused(world: ControllerInProcess, kind: NoticeKind) -> None:
     drained = WorkerDrainedEvent(world.node_id("v4-16-0", 0), "odd", kind, time.time() + 60.0)
     with pytest.raises(InvalidMessageError, match="preemption or maintenance only"):
         ask(world, "report", None, [drained])

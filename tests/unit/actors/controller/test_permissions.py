@@ -47,7 +47,7 @@ def pool_of(world: ControllerInProcess, job_id: str) -> str:
     return next(host.holder for host in ask(world, "list_workers") if host.slice_name == slice_name)
 
 
-def test_job_is_cancelled_by_its_user_and_by_operators_only(world: ControllerInProcess) -> None:
+def test_only_user_and_operators_may_cancel_a_job(world: ControllerInProcess) -> None:
     mine, other = world.start("mine"), world.start("other")
     refused = world.iris("cancel", mine, user="bob", code=FAILED).stderr
     assert "mine is a job of ann: only ann and operators may cancel it, and bob is neither" in refused
@@ -58,7 +58,7 @@ def test_job_is_cancelled_by_its_user_and_by_operators_only(world: ControllerInP
     assert {world.state(job) for job in (mine, other)} == {JobState.KILLED}
 
 
-def test_only_its_user_and_operators_say_that_a_job_yields(world: ControllerInProcess) -> None:
+def test_only_user_and_operators_may_let_a_job_yield(world: ControllerInProcess) -> None:
     mine = world.start("mine")
     with pytest.raises(NotPermittedError, match="may say that it yields, and bob is neither"):
         ask(world, "set_yielding", {mine: True}, "bob")
@@ -83,7 +83,7 @@ def test_only_its_user_and_operators_say_that_a_job_yields(world: ControllerInPr
     ],
     ids=" ".join,
 )
-def test_only_operators_drain_taint_set_limits_and_change_settings(
+def test_only_operators_may_drain_taint_and_change_settings(
     world: ControllerInProcess, command: tuple[str, ...]
 ) -> None:
     world.iris("drain", "v4-16-1", user="olga")
@@ -99,7 +99,7 @@ def test_only_operators_drain_taint_set_limits_and_change_settings(
     assert seen() != before
 
 
-def test_limits_are_shown_to_everybody(world: ControllerInProcess) -> None:
+def test_anybody_may_see_limits(world: ControllerInProcess) -> None:
     assert "everybody" in world.iris("limit", user="bob").stdout
 
 
@@ -116,14 +116,14 @@ ATTEMPT = AttemptId("theirs", 1)
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_report_about_the_job_of_another_pool_is_refused(world: ControllerInProcess, event: Any) -> None:
+def test_report_about_another_pools_job_is_refused(world: ControllerInProcess, event: Any) -> None:
     mine, theirs = world.start("mine"), world.start("theirs")
     with pytest.raises(NotPermittedError, match="theirs is not a job of pool"):
         report(world, pool_of(world, mine), mine, [event])
     assert (world.state(theirs), world.state(mine)) == (JobState.RUNNING, JobState.RUNNING)
 
 
-def test_questions_and_last_lines_about_the_job_of_another_pool_are_refused(world: ControllerInProcess) -> None:
+def test_questions_and_lines_about_another_pools_job_are_refused(world: ControllerInProcess) -> None:
     pool = pool_of(world, world.start("mine"))
     world.start("theirs")
     with pytest.raises(NotPermittedError, match="theirs is not a job"):
@@ -134,14 +134,14 @@ def test_questions_and_last_lines_about_the_job_of_another_pool_are_refused(worl
         ask(world, "note_progress", GangProgress(ATTEMPT, 0.0, 1, "forged"), PoolProcess(pool, 1))
 
 
-def test_report_without_a_sender_is_nobodys(world: ControllerInProcess) -> None:
+def test_report_without_sender_belongs_to_nobody(world: ControllerInProcess) -> None:
     mine = world.start("mine")
     with pytest.raises(NotPermittedError, match="mine is not a job of pool"):
         ask(world, "report", None, [JobCancelledEvent(mine, "why not")])
     assert world.state(mine) is JobState.RUNNING
 
 
-def test_pool_can_not_release_the_slice_of_another_pool(world: ControllerInProcess) -> None:
+def test_pool_may_not_release_another_pools_slice(world: ControllerInProcess) -> None:
     mine, theirs = world.start("mine"), world.start("theirs")
     (slice_name,) = world.status(theirs).groups
     with pytest.raises(NotPermittedError, match="can't release slices of another pool"):
@@ -149,7 +149,7 @@ def test_pool_can_not_release_the_slice_of_another_pool(world: ControllerInProce
     assert pool_of(world, theirs)
 
 
-def test_report_about_a_host_counts_only_from_a_pool_that_may_use_it(world: ControllerInProcess) -> None:
+def test_host_report_counts_only_from_pool_that_may_use_it(world: ControllerInProcess) -> None:
     mine, theirs = world.start("mine"), world.start("theirs")
     pools = {job: pool_of(world, job) for job in (mine, theirs)}
     (slice_name,) = world.status(theirs).groups
@@ -170,14 +170,14 @@ def test_report_about_a_host_counts_only_from_a_pool_that_may_use_it(world: Cont
     assert "a forged notice" in str(closed()[node_id])
 
 
-def test_anybody_may_report_about_a_host_that_nobody_uses(world: ControllerInProcess) -> None:
+def test_anybody_may_report_about_unused_host(world: ControllerInProcess) -> None:
     mine = world.start("mine")
     (free,) = (host for host in ask(world, "list_workers") if host.holder is None and host.host_index == 0)
     report(world, pool_of(world, mine), mine, [WorkerSuspectedEvent(free.node_id, "no answer", 0.0)])
     assert "no answer" in next(host.unavailable for host in ask(world, "list_workers") if host.node_id == free.node_id)
 
 
-def test_everybody_is_an_operator_where_none_is_set(world: ControllerInProcess) -> None:
+def test_everybody_is_operator_where_none_is_set(world: ControllerInProcess) -> None:
     world.iris("settings", "reset", "operators", user="olga")
     mine = world.start("mine")
     world.iris("drain", "v4-16-1", user="bob")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.containers import StandIn, a_stand_in
 from tests.support.processes import Child, Make, Nursery
 
 
@@ -23,6 +24,13 @@ def nursery() -> Iterator[Nursery]:
     nursery = Nursery()
     yield nursery
     nursery.clear()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[StandIn]:
+    """A container engine on this host, called docker."""
+    with a_stand_in(tmp_path) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def test_live_holder_blocks_libtpu_and_is_named(host: Host) -> None:
     assert runs(holder)
 
 
-def test_left_over_lock_file_does_not_block_and_stays(host: Host) -> None:
+def test_leftover_lock_file_neither_blocks_nor_disappears(host: Host) -> None:
     host.holder().end()
     before = host.devices.lock.stat()
     assert host.why_not() is None
@@ -109,13 +109,13 @@ def test_left_over_lock_file_does_not_block_and_stays(host: Host) -> None:
     assert host.holder().said == "holds"
 
 
-def test_asking_about_the_lock_does_not_take_it_from_its_holder(host: Host) -> None:
+def test_lock_query_does_not_take_lock_from_holder(host: Host) -> None:
     holder = host.holder()
     for _ in range(3):
         assert lock_holder(host.devices.lock) == holder.pid
 
 
-def test_lock_of_a_process_outside_our_container_is_seen_without_a_pid(host: Host) -> None:
+def test_lock_held_outside_container_is_seen_without_pid(host: Host) -> None:
     holder = host.holder(real=False)
     script = (
         "from iris_ray.actors.host.chips import *; import psutil\n"
@@ -129,7 +129,7 @@ def test_lock_of_a_process_outside_our_container_is_seen_without_a_pid(host: Hos
     assert lock_holder(host.devices.lock) == holder.pid
 
 
-def test_simulated_hosts_have_devices_of_their_own_and_real_ones_those_of_the_machine(host: Host) -> None:
+def test_simulated_hosts_have_own_devices(host: Host) -> None:
     assert host.devices == Devices(host.lock_directory / "libtpu_lockfile", (host.directory / "dev" / "accel0",))
     configured = {"IRIS_RAY_HOST_DIR": str(host.lock_directory)}  # a real host whose owner chose where our files go
     assert host_devices(configured).lock == Path("/tmp/libtpu_lockfile")
@@ -138,7 +138,7 @@ def test_simulated_hosts_have_devices_of_their_own_and_real_ones_those_of_the_ma
 # -- open chips --------------------------------------------------------------------------------------------------------
 
 
-def test_process_that_has_a_chip_open_holds_it_also_under_another_path(host: Host) -> None:
+def test_open_chip_is_held_also_under_another_path(host: Host) -> None:
     (chip,) = host.devices.chips
     elsewhere = host.directory / "container" / chip.name
     elsewhere.parent.mkdir()
@@ -150,7 +150,7 @@ def test_process_that_has_a_chip_open_holds_it_also_under_another_path(host: Hos
     assert host.why_not() is None
 
 
-def test_processes_of_other_users_that_can_not_be_checked_are_counted(host: Host, common: Path) -> None:
+def test_uncheckable_processes_of_other_users_are_counted(host: Host, common: Path) -> None:
     if os.geteuid() != 0:
         hidden = find_holders(host.devices).hidden
         assert hidden >= any(process.uids().real != os.getuid() for process in psutil.process_iter())
@@ -161,7 +161,7 @@ def test_processes_of_other_users_that_can_not_be_checked_are_counted(host: Host
         assert find_holders(Devices(common / "libtpu_lockfile", (chip,))).hidden > as_root
 
 
-def test_refusal_says_how_many_processes_could_not_be_checked(host: Host, common: Path) -> None:
+def test_refusal_says_how_many_processes_were_uncheckable(host: Host, common: Path) -> None:
     holder = ChipHolder(common, real=False)
     chip = common / "accel0"
     try:
@@ -196,7 +196,7 @@ def _soon_sure(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "wait_until_free", functools.partial(wait_until_free, timeout_s=SOON))
 
 
-def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
+def test_own_leftover_process_is_ended_for_next_task(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:
     holder = host.holder()
@@ -208,7 +208,7 @@ def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
 
 
 @pytest.mark.usefixtures("_soon_sure")
-def test_host_is_not_to_blame_if_a_task_that_shares_it_holds_the_chips(
+def test_host_is_not_blamed_for_chips_held_by_sharing_task(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:
     holder = host.holder()
@@ -221,7 +221,7 @@ def test_host_is_not_to_blame_if_a_task_that_shares_it_holds_the_chips(
     assert runs(holder)
 
 
-def test_child_that_left_the_process_group_is_ended_and_the_next_task_gets_the_chips(
+def test_child_outside_process_group_is_ended_for_next_task(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:
     """setsid starts it in a session of its own; its parent is not the task's process, which is gone."""
@@ -240,7 +240,7 @@ def test_child_that_left_the_process_group_is_ended_and_the_next_task_gets_the_c
 
 @pytest.mark.usefixtures("_soon_sure")
 @pytest.mark.parametrize("token", ["", "some other host's"])
-def test_foreign_holder_is_named_and_never_ended_and_the_host_is_good_once_it_is_gone(
+def test_foreign_holder_is_named_and_never_ended(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str
 ) -> None:
     holder = host.holder(IRIS_RAY_TASK_TOKEN=token)
@@ -254,7 +254,7 @@ def test_foreign_holder_is_named_and_never_ended_and_the_host_is_good_once_it_is
     assert adopted(host, actor, standby) is None
 
 
-def test_process_that_got_the_pid_of_a_task_is_not_ours(host: Host) -> None:
+def test_process_reusing_a_tasks_pid_is_not_ours(host: Host) -> None:
     holder = host.holder(real=False)
     host.ledger.record(tree(holder))
     entry = host.directory / "tasks" / f"{holder.pid}.json"
@@ -262,7 +262,7 @@ def test_process_that_got_the_pid_of_a_task_is_not_ours(host: Host) -> None:
     assert not find_holders(host.devices, host.ledger).seen[0].ours
 
 
-def test_standby_whose_pid_another_process_has_got_meanwhile_is_not_adopted(
+def test_standby_whose_pid_was_reused_is_not_adopted(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(RuntimeError, match=f"pid {standby.pid}, has ended"):
@@ -289,9 +289,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
     return asyncio.run(run())
 
 
-def test_end_is_confirmed_when_a_child_that_left_the_task_has_let_go_of_the_chips(
-    host: Host, actor: TPUHostActor
-) -> None:
+def test_end_is_confirmed_once_stray_child_releases_chips(host: Host, actor: TPUHostActor) -> None:
     end, child = stopped(host, actor, lambda: host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN=TOKEN))
     assert end is not None
     assert end.kind is EndKind.CRASHED
@@ -301,7 +299,7 @@ def test_end_is_confirmed_when_a_child_that_left_the_task_has_let_go_of_the_chip
 
 
 @pytest.mark.usefixtures("_soon_sure")
-def test_host_does_not_confirm_an_end_while_a_foreign_process_holds_the_chips(host: Host, actor: TPUHostActor) -> None:
+def test_end_is_not_confirmed_while_stranger_holds_chips(host: Host, actor: TPUHostActor) -> None:
     end, stranger = stopped(host, actor, host.holder)
     assert end is None
     assert runs(stranger)
@@ -324,7 +322,7 @@ def launch(function: Callable[[], Any], slice_name: str = "slice-a") -> TaskEnd:
         os.environ.update(before)
 
 
-def test_task_does_not_run_user_code_while_another_process_holds_the_chips(host: Host) -> None:
+def test_user_code_does_not_run_while_chips_are_held(host: Host) -> None:
     ran = host.directory / "ran"
     function = lambda path=str(ran): open(path, "x").close()  # noqa: E731
     holder = host.holder()
@@ -339,12 +337,12 @@ def test_task_does_not_run_user_code_while_another_process_holds_the_chips(host:
     assert ran.exists()
 
 
-def test_task_without_chips_runs_beside_a_process_that_holds_them(host: Host) -> None:
+def test_task_without_chips_runs_beside_chip_holder(host: Host) -> None:
     host.holder(real=False)
     assert launch(lambda: None, slice_name="").kind is EndKind.RETURNED
 
 
-def test_task_that_has_the_lock_from_a_preloaded_module_keeps_it(host: Host) -> None:
+def test_task_keeps_lock_taken_by_preloaded_module(host: Host) -> None:
     """Closing any descriptor of a file drops the process's own lock on it."""
     import fcntl
 
@@ -386,7 +384,7 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def test_stale_lock_file_that_libtpu_can_not_open_is_removed(common: Path) -> None:
+def test_stale_unopenable_lock_file_is_removed(common: Path) -> None:
     lock = common / "libtpu_lockfile"
     with without_privileges():
         assert blocks(lock)
@@ -394,7 +392,7 @@ def test_stale_lock_file_that_libtpu_can_not_open_is_removed(common: Path) -> No
         assert not lock.exists()
 
 
-def test_lock_file_that_is_held_is_never_removed_even_if_it_is_taken_at_the_last_moment(common: Path) -> None:
+def test_held_lock_file_survives_race_for_removal(common: Path) -> None:
     lock = common / "libtpu_lockfile"
     lock.chmod(0o666)
     holder = ChipHolder(common, real=False)
@@ -413,7 +411,7 @@ def test_lock_file_that_is_held_is_never_removed_even_if_it_is_taken_at_the_last
         holder.end()
 
 
-def test_pipe_in_the_place_of_the_lock_file_keeps_nobody_waiting(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipe_in_place_of_lock_file_blocks_nobody(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any user of the host can put one into /tmp. To open it for reading would wait for a writer, for ever."""
     os.mkfifo(host.devices.lock)
     opened = os.open
@@ -430,7 +428,7 @@ def test_pipe_in_the_place_of_the_lock_file_keeps_nobody_waiting(host: Host, mon
     assert not host.devices.lock.exists()
 
 
-def test_stale_lock_file_that_can_not_be_removed_is_reported_with_what_to_do(common: Path) -> None:
+def test_unremovable_stale_lock_file_is_reported_with_advice(common: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("the test acts as two users, which only root can")
     lock = common / "libtpu_lockfile"

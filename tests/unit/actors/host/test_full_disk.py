@@ -55,9 +55,7 @@ def adopts(standby: subprocess.Popen[bytes], times: int, between: Callable[[], N
     return asyncio.run(asked())
 
 
-def test_host_with_a_full_disk_says_so_and_takes_a_task_once_there_is_room(
-    directory: Path, standby: subprocess.Popen[bytes]
-) -> None:
+def test_full_disk_is_reported_until_there_is_room(directory: Path, standby: subprocess.Popen[bytes]) -> None:
     ProcessLedger(directory, exclusive=False)
     entry = directory / "shared-tasks" / f"{standby.pid}.json.{os.getpid()}"  # what `write_whole` writes first
     entry.symlink_to(FULL)
@@ -77,7 +75,7 @@ def test_host_with_a_full_disk_says_so_and_takes_a_task_once_there_is_room(
 
 
 @pytest.mark.parametrize("fails", ["mkfifo", "pipe"])
-def test_process_that_is_refused_again_and_again_costs_its_host_no_file_descriptor(
+def test_repeated_refusals_leak_no_descriptor(
     directory: Path, standby: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     """A host that tasks share asks for many, and its actor stays."""
@@ -98,14 +96,14 @@ def test_process_that_is_refused_again_and_again_costs_its_host_no_file_descript
     assert len(set(open_files)) == 1
 
 
-def test_host_whose_directory_cannot_be_made_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
+def test_host_without_directory_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
     directory.write_text("in the way")
     (refusal,) = adopts(standby, 1)
     assert isinstance(refusal, Unfit)
     assert "File exists" in refusal.why
 
 
-def test_host_whose_directory_others_may_write_to_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
+def test_host_with_directory_writable_by_others_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
     directory.mkdir()
     directory.chmod(0o777)
     (refusal,) = adopts(standby, 1)
@@ -113,7 +111,7 @@ def test_host_whose_directory_others_may_write_to_says_so(directory: Path, stand
     assert "can be written to by other users" in refusal.why
 
 
-def test_task_whose_start_cannot_be_noted_runs_no_user_code(directory: Path, tmp_path: Path) -> None:
+def test_task_that_cannot_be_recorded_runs_no_user_code(directory: Path, tmp_path: Path) -> None:
     ProcessLedger(directory)
     TaskFiles.of_process(directory, os.getpid()).started.symlink_to(FULL)
     ran = tmp_path / "ran"
@@ -122,7 +120,7 @@ def test_task_whose_start_cannot_be_noted_runs_no_user_code(directory: Path, tmp
     assert not ran.exists()
 
 
-def test_disk_error_of_user_code_is_told_from_other_errors(directory: Path) -> None:
+def test_disk_error_of_user_code_is_distinguished(directory: Path) -> None:
     ProcessLedger(directory)
 
     def fills_the_disk() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.host.chips import Devices, NotFree, host_devices
+from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
 
@@ -30,32 +30,24 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Devices:
     return host_devices()
 
 
-def test_preparation_that_fails_is_one_error_for_all_callers_and_is_tried_again(
+async def test_failed_preparation_is_shared_by_callers_and_retried(
     devices: Devices, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ledger = StubbornOnce(tmp_path)
-
-    async def main() -> None:
-        preparation = HostPreparation("slice-a host 1", ledger, devices, BackgroundTasks())
-        failures = await asyncio.gather(*(preparation.ensure() for _ in range(3)), return_exceptions=True)
-        assert [str(failure) for failure in failures] == [
-            "slice-a host 1: processes of an earlier task can't be ended: pid 7"
-        ] * 3
-        assert await preparation.ensure() is None
-        assert await preparation.ensure() is None
-
-    asyncio.run(main())
+    preparation = HostPreparation("slice-a host 1", ledger, devices, BackgroundTasks())
+    failures = await asyncio.gather(*(preparation.ensure() for _ in range(3)), return_exceptions=True)
+    assert [str(failure) for failure in failures] == [
+        "slice-a host 1: processes of an earlier task can't be ended: pid 7"
+    ] * 3
+    assert await preparation.ensure() is None
+    assert await preparation.ensure() is None
     assert ledger.tries == 2
     assert [record.getMessage() for record in caplog.records] == ["preparing slice-a host 1 failed"]
 
 
-def test_leftover_on_a_host_without_chips_is_logged_and_keeps_no_task_away(
+async def test_leftover_on_host_without_chips_is_logged_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
-
-    async def main() -> NotFree | None:
-        return await HostPreparation("cpu-1", StubbornOnce(tmp_path), None, BackgroundTasks()).ensure()
-
-    assert asyncio.run(main()) is None
+    assert (await HostPreparation("cpu-1", StubbornOnce(tmp_path), None, BackgroundTasks()).ensure()) is None
     assert "pid 7" in caplog.text

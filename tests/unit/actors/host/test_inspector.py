@@ -41,7 +41,7 @@ def test_stacks_and_profile_name_the_function_that_runs(task: int) -> None:
     assert profile_of(TASK, 1, "flamegraph", idle=True).lstrip().startswith(b"<?xml")
 
 
-def test_task_that_has_no_process_here_is_said_to_have_none(task: int) -> None:
+def test_inspecting_task_without_local_process_says_so(task: int) -> None:
     with pytest.raises(InspectionFailedError, match="task 4 of train has no process there"):
         stacks_of(TASK._replace(task_index=4))
     with pytest.raises(InspectionFailedError, match="has no process there"):
@@ -58,7 +58,7 @@ def test_task_that_has_no_process_here_is_said_to_have_none(task: int) -> None:
     ],
     ids=["permission", "error", "silent", "hangs"],
 )
-def test_failure_of_py_spy_says_what_to_do(
+def test_py_spy_failure_says_what_to_do(
     task: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
 ) -> None:
     program = tmp_path / "bin" / "py-spy"

@@ -68,51 +68,42 @@ async def asked(host: HostMetadata, key: str, times: int = 1) -> None:
     await asyncio.to_thread(wait_until, lambda: host.asked[key] >= times)
 
 
-def test_watch_tells_of_a_preemption_once_and_at_once(host_metadata: HostMetadata) -> None:
-    async def scenario() -> None:
-        async with watching(host_metadata.address) as watch:
-            await asked(host_metadata, PREEMPTED, 2)  # the second one waits for a change
-            await watch.hears_nothing(host_metadata)
-            began = time.time()
-            host_metadata.preempt()
-            notice = await watch.next()
-            assert notice.kind is NoticeKind.PREEMPTION
-            assert notice.deadline is not None
-            assert began <= notice.deadline - PREEMPTION_NOTICE_S <= time.time()
-            await watch.hears_nothing(host_metadata)
-        assert host_metadata.asked[PREEMPTED] <= 4
-
-    asyncio.run(scenario())
-
-
-def test_watch_that_begins_after_the_announcement_hears_of_it(host_metadata: HostMetadata) -> None:
-    async def scenario() -> None:
+async def test_watch_tells_preemption_once_and_at_once(host_metadata: HostMetadata) -> None:
+    async with watching(host_metadata.address) as watch:
+        await asked(host_metadata, PREEMPTED, 2)  # the second one waits for a change
+        await watch.hears_nothing(host_metadata)
+        began = time.time()
         host_metadata.preempt()
-        host_metadata.announce_maintenance(60)
-        async with watching(host_metadata.address) as watch:
-            both = {NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE}
-            assert {(await watch.next()).kind, (await watch.next()).kind} == both
-            await watch.hears_nothing(host_metadata)
+        notice = await watch.next()
+        assert notice.kind is NoticeKind.PREEMPTION
+        assert notice.deadline is not None
+        assert began <= notice.deadline - PREEMPTION_NOTICE_S <= time.time()
+        await watch.hears_nothing(host_metadata)
+    assert host_metadata.asked[PREEMPTED] <= 4
 
-    asyncio.run(scenario())
+
+async def test_watch_started_after_announcement_tells_it(host_metadata: HostMetadata) -> None:
+    host_metadata.preempt()
+    host_metadata.announce_maintenance(60)
+    async with watching(host_metadata.address) as watch:
+        both = {NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE}
+        assert {(await watch.next()).kind, (await watch.next()).kind} == both
+        await watch.hears_nothing(host_metadata)
 
 
-def test_watch_tells_of_maintenance_when_it_comes_near_and_again_when_it_is_moved(host_metadata: HostMetadata) -> None:
-    async def scenario() -> None:
-        async with watching(host_metadata.address) as watch:
-            host_metadata.announce_maintenance(7 * 86_400, "SCHEDULED")
-            await watch.hears_nothing(host_metadata)
-            for starts_in_s in (300, 60):
-                began = time.time()
-                host_metadata.announce_maintenance(starts_in_s)
-                notice = await watch.next()
-                assert notice.kind is NoticeKind.MAINTENANCE
-                assert "UNSCHEDULED" in notice.reason
-                assert notice.deadline is not None
-                assert began - 1 <= notice.deadline - starts_in_s <= time.time()  # it is told in whole seconds
-            await watch.hears_nothing(host_metadata)
-
-    asyncio.run(scenario())
+async def test_watch_tells_maintenance_when_near_and_when_moved(host_metadata: HostMetadata) -> None:
+    async with watching(host_metadata.address) as watch:
+        host_metadata.announce_maintenance(7 * 86_400, "SCHEDULED")
+        await watch.hears_nothing(host_metadata)
+        for starts_in_s in (300, 60):
+            began = time.time()
+            host_metadata.announce_maintenance(starts_in_s)
+            notice = await watch.next()
+            assert notice.kind is NoticeKind.MAINTENANCE
+            assert "UNSCHEDULED" in notice.reason
+            assert notice.deadline is not None
+            assert began - 1 <= notice.deadline - starts_in_s <= time.time()  # it is told in whole seconds
+        await watch.hears_nothing(host_metadata)
 
 
 WITHDRAWALS: dict[str, Callable[[HostMetadata], None]] = {
@@ -125,54 +116,41 @@ WITHDRAWALS: dict[str, Callable[[HostMetadata], None]] = {
 
 
 @pytest.mark.parametrize("way", WITHDRAWALS)
-def test_watch_tells_once_that_a_maintenance_is_called_off_and_of_the_next_one(
-    host_metadata: HostMetadata, way: str
-) -> None:
-    async def scenario() -> None:
-        async with watching(host_metadata.address) as watch:
+async def test_watch_tells_cancellation_once_and_next_maintenance(host_metadata: HostMetadata, way: str) -> None:
+    async with watching(host_metadata.address) as watch:
+        WITHDRAWALS[way](host_metadata)
+        await watch.hears_nothing(host_metadata)  # nothing was announced
+        for _ in range(2):
+            host_metadata.announce_maintenance(300)
+            assert (await watch.next()).kind is NoticeKind.MAINTENANCE
             WITHDRAWALS[way](host_metadata)
-            await watch.hears_nothing(host_metadata)  # nothing was announced
-            for _ in range(2):
-                host_metadata.announce_maintenance(300)
-                assert (await watch.next()).kind is NoticeKind.MAINTENANCE
-                WITHDRAWALS[way](host_metadata)
-                await watch.hears_that_it_is_called_off()
-                await watch.hears_nothing(host_metadata)
-
-    asyncio.run(scenario())
+            await watch.hears_that_it_is_called_off()
+            await watch.hears_nothing(host_metadata)
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_watch_does_not_take_silence_for_calling_off(host_metadata: HostMetadata, fault: Fault) -> None:
-    async def scenario() -> None:
-        times = WatchTimes(long_poll=0.5, answer=0.1, look=0.05, first_pause=0.05, longest_pause=0.1)
-        async with watching(host_metadata.address, times=times) as watch:
-            host_metadata.announce_maintenance(300)
-            await watch.next()
-            host_metadata.misbehave(fault)
-            await asked(host_metadata, UPCOMING_MAINTENANCE, host_metadata.asked[UPCOMING_MAINTENANCE] + 4)
-            host_metadata.misbehave(None)
-            await watch.hears_nothing(host_metadata)
-            host_metadata.call_off_maintenance()
-            await watch.hears_that_it_is_called_off()
-
-    asyncio.run(scenario())
-
-
-def test_watch_that_begins_later_tells_that_what_was_announced_before_is_called_off(
-    host_metadata: HostMetadata,
-) -> None:
-    async def scenario() -> None:
+async def test_watch_does_not_take_silence_for_cancellation(host_metadata: HostMetadata, fault: Fault) -> None:
+    times = WatchTimes(long_poll=0.5, answer=0.1, look=0.05, first_pause=0.05, longest_pause=0.1)
+    async with watching(host_metadata.address, times=times) as watch:
         host_metadata.announce_maintenance(300)
-        async with watching(host_metadata.address) as earlier:
-            announced = await earlier.next()
-        async with watching(host_metadata.address, announced=announced) as watch:
-            await watch.hears_nothing(host_metadata)
-            host_metadata.call_off_maintenance()
-            await watch.hears_that_it_is_called_off()
-            await watch.hears_nothing(host_metadata)
+        await watch.next()
+        host_metadata.misbehave(fault)
+        await asked(host_metadata, UPCOMING_MAINTENANCE, host_metadata.asked[UPCOMING_MAINTENANCE] + 4)
+        host_metadata.misbehave(None)
+        await watch.hears_nothing(host_metadata)
+        host_metadata.call_off_maintenance()
+        await watch.hears_that_it_is_called_off()
 
-    asyncio.run(scenario())
+
+async def test_later_watch_tells_cancellation_of_earlier_announcement(host_metadata: HostMetadata) -> None:
+    host_metadata.announce_maintenance(300)
+    async with watching(host_metadata.address) as earlier:
+        announced = await earlier.next()
+    async with watching(host_metadata.address, announced=announced) as watch:
+        await watch.hears_nothing(host_metadata)
+        host_metadata.call_off_maintenance()
+        await watch.hears_that_it_is_called_off()
+        await watch.hears_nothing(host_metadata)
 
 
 class Look(Enum):
@@ -200,9 +178,7 @@ P, N, STRANGE, SILENCE = Look
         ([N, N, STRANGE, P, N, SILENCE, STRANGE, P], None),
     ],
 )
-def test_watch_believes_two_looks_in_a_row_that_a_maintenance_is_called_off(
-    looks: list[Look], called_off_at: int | None
-) -> None:
+def test_watch_believes_cancellation_after_two_looks(looks: list[Look], called_off_at: int | None) -> None:
     """It looks again as soon as it can; the server knows which look it answers."""
 
     async def scenario(address: str) -> list[tuple[str, int]]:
@@ -265,31 +241,25 @@ def one_look_after_another(looks: Sequence[Look]) -> Iterator[tuple[str, Callabl
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_watch_outlasts_a_server_that_misbehaves(host_metadata: HostMetadata, fault: Fault) -> None:
-    async def scenario() -> None:
-        times = WatchTimes(long_poll=0.5, answer=0.2, at_least=0.05, look=0.05, first_pause=0.05, longest_pause=0.1)
-        async with watching(host_metadata.address, times=times) as watch:
-            await asked(host_metadata, PREEMPTED, 2)
-            host_metadata.misbehave(fault)
-            await watch.hears_nothing(host_metadata, 2)
-            host_metadata.preempt()
-            await watch.hears_nothing(host_metadata, 2)
-            host_metadata.misbehave(None)
-            assert (await watch.next()).kind is NoticeKind.PREEMPTION
-
-    asyncio.run(scenario())
-
-
-def test_watch_goes_on_to_the_next_address(host_metadata: HostMetadata) -> None:
-    async def scenario() -> None:
+async def test_watch_survives_misbehaving_server(host_metadata: HostMetadata, fault: Fault) -> None:
+    times = WatchTimes(long_poll=0.5, answer=0.2, at_least=0.05, look=0.05, first_pause=0.05, longest_pause=0.1)
+    async with watching(host_metadata.address, times=times) as watch:
+        await asked(host_metadata, PREEMPTED, 2)
+        host_metadata.misbehave(fault)
+        await watch.hears_nothing(host_metadata, 2)
         host_metadata.preempt()
-        async with watching("127.0.0.1:1", "no-such-host_metadata.invalid", host_metadata.address) as watch:
-            assert (await watch.next()).kind is NoticeKind.PREEMPTION
+        await watch.hears_nothing(host_metadata, 2)
+        host_metadata.misbehave(None)
+        assert (await watch.next()).kind is NoticeKind.PREEMPTION
 
-    asyncio.run(scenario())
+
+async def test_watch_moves_on_to_next_address(host_metadata: HostMetadata) -> None:
+    host_metadata.preempt()
+    async with watching("127.0.0.1:1", "no-such-host_metadata.invalid", host_metadata.address) as watch:
+        assert (await watch.next()).kind is NoticeKind.PREEMPTION
 
 
-def test_watch_that_finds_nobody_says_so_once_and_asks_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
+def test_watch_without_server_says_so_once_and_slows_down(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="iris_ray")
 
     async def scenario(address: str) -> None:
@@ -307,7 +277,7 @@ def test_watch_that_finds_nobody_says_so_once_and_asks_ever_more_seldom(caplog: 
     assert "no metadata server of Google's" in record.message
 
 
-def test_watch_does_not_believe_anybody_else() -> None:
+def test_watch_believes_no_other_server() -> None:
     """Other clouds have something at the same address."""
 
     async def scenario(address: str) -> None:
@@ -319,7 +289,7 @@ def test_watch_does_not_believe_anybody_else() -> None:
         asyncio.run(scenario(address))
 
 
-def test_watch_does_not_hurry_a_server_that_keeps_no_question() -> None:
+def test_watch_does_not_hurry_server_without_long_poll() -> None:
     async def scenario(address: str) -> None:
         times = WatchTimes(at_least=0.1, look=60)
         async with watching(address, times=times) as watch:

@@ -1,5 +1,9 @@
 """The environment of a task process."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,24 +43,24 @@ def megascale(env: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize("source", ["inherited", "user_env"])
 @pytest.mark.parametrize("name", ["NUM_SLICES", "COORDINATOR_ADDRESS", "SLICE_ID", "PORT", "DEBUG_PORT", "TRANSPORT"])
-def test_single_slice_leftover_megascale_variable_is_removed(source: str, name: str) -> None:
+def test_single_slice_removes_leftover_megascale_variables(source: str, name: str) -> None:
     """Only inherited variables of an earlier attempt or the provider hung a single-slice run (defect 12)."""
     variables: dict[str, Any] = {source: {f"MEGASCALE_{name}": "stale"}}
     assert megascale(environment(**variables)) == {}
 
 
 @pytest.mark.parametrize("source", ["inherited", "user_env"])
-def test_multislice_stale_identity_is_overwritten_whatever_its_source(source: str) -> None:
+def test_multislice_overwrites_stale_identity_of_any_source(source: str) -> None:
     variables: dict[str, Any] = {source: dict.fromkeys(SECOND_OF_TWO.to_env(), "stale")}
     assert megascale(environment(**variables, multislice=SECOND_OF_TWO)) == SECOND_OF_TWO.to_env()
 
 
-def test_multislice_users_tuning_of_megascale_is_kept() -> None:
+def test_multislice_keeps_users_megascale_tuning() -> None:
     env = environment(user_env={"MEGASCALE_GRPC_PREMAP_MEMORY_BYTES": "17"}, multislice=SECOND_OF_TWO)
     assert env["MEGASCALE_GRPC_PREMAP_MEMORY_BYTES"] == "17"
 
 
-def test_users_variables_win_over_defaults() -> None:
+def test_user_variables_win_over_defaults() -> None:
     env = environment({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "7", "TPU_VISIBLE_CHIPS": "0,1"}, num_cpus=4)
     assert (env["OMP_NUM_THREADS"], env["TPU_VISIBLE_CHIPS"]) == ("7", "0,1")
 
@@ -66,76 +70,73 @@ def test_inherited_chip_visibility_is_removed() -> None:
     assert not [name for name in env if name.startswith("TPU_")]
 
 
-def test_a_task_without_chips_is_told_that_there_are_none() -> None:
+def test_task_without_chips_is_told_so() -> None:
     env = environment(host_env={"TPU_VISIBLE_CHIPS": "0,1", "TPU_HOST_BOUNDS": "1,1,1"}, slice_name="")
     assert (env["TPU_VISIBLE_CHIPS"], env["TPU_VISIBLE_DEVICES"]) == ("", "")
     own = environment(user_env={"TPU_VISIBLE_CHIPS": "1"}, num_gpus=1.0, slice_name="")
     assert (own["TPU_VISIBLE_CHIPS"], own["TPU_VISIBLE_DEVICES"]) == ("1", "")
 
 
-def test_chip_visibility_of_the_raylet_replaces_what_ray_has_set() -> None:
+def test_raylets_chip_visibility_replaces_rays() -> None:
     env = environment({"TPU_VISIBLE_CHIPS": "0", "TPU_HOST_BOUNDS": "1,1,1"}, host_env={"TPU_VISIBLE_CHIPS": "2,3"})
     assert {name: env.get(name) for name in env if name.startswith("TPU_")} == {"TPU_VISIBLE_CHIPS": "2,3"}
 
 
-def test_task_without_gpus_sees_none_unless_its_user_says_otherwise() -> None:
+def test_task_without_gpus_sees_none_unless_user_decides() -> None:
     env = environment({"CUDA_VISIBLE_DEVICES": "0,1"})
     assert (env["CUDA_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"]) == ("", "")
     assert environment(user_env={"CUDA_VISIBLE_DEVICES": "1"})["CUDA_VISIBLE_DEVICES"] == "1"
 
 
-def test_task_with_gpus_sees_those_that_ray_has_given_to_its_process() -> None:
+def test_task_with_gpus_sees_those_assigned_by_ray() -> None:
     env = environment({"CUDA_VISIBLE_DEVICES": "1"}, num_gpus=1.0)
     assert (env["CUDA_VISIBLE_DEVICES"], "HIP_VISIBLE_DEVICES" in env) == ("1", False)
 
 
 @pytest.mark.parametrize("of_host", [{}, {"JAX_PLATFORMS": "tpu,cpu", "PJRT_DEVICE": "TPU"}])
-def test_task_without_accelerators_keeps_off_the_chips_of_its_host(of_host: dict[str, str]) -> None:
+def test_task_without_accelerators_keeps_off_host_chips(of_host: dict[str, str]) -> None:
     env = environment(of_host, host_env=of_host, slice_name="")
     assert (env["JAX_PLATFORMS"], env["PJRT_DEVICE"]) == ("cpu", "CPU")
 
 
 @pytest.mark.parametrize("source", ["inherited", "user_env"])
-def test_user_decides_what_jax_uses_in_a_task_without_accelerators(source: str) -> None:
+def test_user_may_set_jax_platform_without_accelerators(source: str) -> None:
     """The user's Ray job may have set the variable for all its processes, so that the raylet has another value."""
     variables: dict[str, Any] = {source: {"JAX_PLATFORMS": "tpu"}}
     assert environment(**variables, host_env={"JAX_PLATFORMS": "tpu,cpu"}, slice_name="")["JAX_PLATFORMS"] == "tpu"
 
 
 @pytest.mark.parametrize("of_task", [{"num_gpus": 1.0, "slice_name": ""}, {"slice_name": "slice-a"}])
-def test_task_with_accelerators_leaves_the_platform_to_jax(of_task: dict[str, Any]) -> None:
+def test_task_with_accelerators_leaves_platform_to_jax(of_task: dict[str, Any]) -> None:
     assert not {"JAX_PLATFORMS", "PJRT_DEVICE"} & environment(**of_task).keys()
 
 
 def test_unrelated_inherited_variable_is_kept() -> None:
     assert (
         environment({"PATH": "/bin", "IRIS_RAY_HOST_DIR": "/d"}).items()
-        >= {
-            "PATH": "/bin",
-            "IRIS_RAY_HOST_DIR": "/d",
-        }.items()
+        >= {"PATH": "/bin", "IRIS_RAY_HOST_DIR": "/d"}.items()
     )
 
 
 @pytest.mark.parametrize(("num_cpus", "threads"), [(None, None), (0.5, "1"), (1.0, "1"), (3.9, "3"), (8, "8")], ids=str)
-def test_thread_count_follows_the_claimed_cpus(num_cpus: float | None, threads: str | None) -> None:
+def test_thread_count_follows_claimed_cpus(num_cpus: float | None, threads: str | None) -> None:
     """Ray sets one thread for a process that claims no CPU, on a host that the task has to itself."""
     assert environment({"OMP_NUM_THREADS": "1"}, num_cpus=num_cpus).get("OMP_NUM_THREADS") == threads
 
 
-def test_identity_of_the_task_wins_over_everything() -> None:
+def test_task_identity_wins_over_everything() -> None:
     stale = dict.fromkeys(info().to_env(), "someone else")
     assert environment(stale, stale).items() >= info().to_env().items()
 
 
 @pytest.mark.parametrize("source", ["inherited", "user_env"])
-def test_variable_that_happens_to_start_with_iris_is_not_dropped(source: str) -> None:
+def test_variable_merely_starting_with_iris_is_kept(source: str) -> None:
     """What the user asks for is honoured or refused with a reason, never dropped."""
     variables: dict[str, Any] = {source: {"IRIS_DATASET": "iris.csv"}}
     assert environment(**variables).get("IRIS_DATASET") == "iris.csv"
 
 
-def test_split_by_start_separates_what_acts_when_a_process_starts() -> None:
+def test_split_by_start_separates_variables_acting_at_process_start() -> None:
     at_start = {
         "LD_PRELOAD": "libtcmalloc.so",
         "LD_LIBRARY_PATH": "/lib",
@@ -149,10 +150,31 @@ def test_split_by_start_separates_what_acts_when_a_process_starts() -> None:
     assert split_by_start(at_start | at_run) == (at_start, at_run)
 
 
-def test_options_of_jax_act_at_the_start_of_a_process_that_imports_modules_before_its_task() -> None:
+def test_jax_options_act_at_process_start_with_preload() -> None:
     env = {"JAX_ENABLE_X64": "1", "XLA_FLAGS": "--x", "WANDB_API_KEY": "secret"}
     assert split_by_start(env, ["jax"]) == ({"JAX_ENABLE_X64": "1"}, {"XLA_FLAGS": "--x", "WANDB_API_KEY": "secret"})
 
 
 def test_split_by_start_of_nothing_is_nothing() -> None:
     assert split_by_start({}) == ({}, {})
+
+
+# -- the environment of the raylet ------------------------------------------------------------------------------------
+
+
+START = "import os, subprocess, sys; del os.environ['OF_THE_HOST']; sys.exit(subprocess.call(sys.argv[1:]))"
+"""Starts a program without a variable of its own."""
+READ = (
+    "from iris_ray.actors.host.task_environment import raylet_environment;"
+    "print(raylet_environment().get('OF_THE_HOST'))"
+)
+
+
+@pytest.mark.parametrize("between", [[], [sys.executable, "-c", START.replace("del os.environ['OF_THE_HOST']; ", "")]])
+def test_worker_finds_raylet_behind_wrapper_program(tmp_path: Path, between: list[str]) -> None:
+    """A runtime environment may have Ray start its workers by ``uv run``."""
+    raylet = tmp_path / "raylet"
+    raylet.symlink_to(os.path.realpath(sys.executable))
+    command = [str(raylet), "-c", START, *between, sys.executable, "-c", READ]
+    environ = {**os.environ, "OF_THE_HOST": "chips"}
+    assert subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout == "chips\n"

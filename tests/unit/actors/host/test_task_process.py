@@ -80,27 +80,27 @@ def raises(error: BaseException | type[BaseException]) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("value", [None, 0, "text", {"a": [1, 2]}, (1, 2)], ids=repr)
-def test_run_result_comes_back_pickled(value: Any) -> None:
+def test_run_returns_pickled_result(value: Any) -> None:
     end = run(lambda: value)
     assert (end.kind, end.error) == (EndKind.RETURNED, "")
     assert cloudpickle.loads(end.payload) == value
 
 
 @pytest.mark.parametrize("make", [SystemExit, lambda: SystemExit(0), lambda: SystemExit(None)], ids=["()", "0", "None"])
-def test_run_sys_exit_zero_is_a_return_of_none(make: Callable[[], SystemExit]) -> None:
+def test_run_sys_exit_zero_returns_none(make: Callable[[], SystemExit]) -> None:
     end = run(raises(make()))
     assert end.kind is EndKind.RETURNED
     assert cloudpickle.loads(end.payload) is None
 
 
 @pytest.mark.parametrize("code", [3, -1, "out of luck"], ids=repr)
-def test_run_sys_exit_with_anything_else_is_an_exit(code: int | str) -> None:
+def test_run_sys_exit_nonzero_is_an_exit(code: int | str) -> None:
     end = run(raises(SystemExit(code)))
     assert (end.kind, end.payload) == (EndKind.EXITED, None)
     assert repr(code) in end.error
 
 
-def test_run_exception_comes_back_with_its_traceback() -> None:
+def test_run_exception_returns_with_traceback() -> None:
     end = run(raises(ValueError("timed out")))
     assert (end.kind, end.error) == (EndKind.RAISED, "ValueError: timed out")
     assert "in function" in end.traceback
@@ -108,14 +108,14 @@ def test_run_exception_comes_back_with_its_traceback() -> None:
     assert (type(rebuilt), rebuilt.args) == (ValueError, ("timed out",))
 
 
-def test_run_exception_that_can_not_be_pickled_is_reported_as_text() -> None:
+def test_run_unpicklable_exception_is_reported_as_text() -> None:
     end = run(raises(HoldsALock))
     assert (end.kind, end.payload) == (EndKind.RAISED, None)
     assert str(HoldsALock()) in end.error
     assert str(HoldsALock()) in end.traceback
 
 
-def test_run_exception_whose_constructor_takes_more_than_it_passes_on_is_still_pickled() -> None:
+def test_run_exception_with_odd_constructor_is_pickled() -> None:
     def function() -> None:
         raise TwoPartError("it broke", "of rust")
 
@@ -126,19 +126,19 @@ def test_run_exception_whose_constructor_takes_more_than_it_passes_on_is_still_p
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
-def test_run_base_exception_is_no_return_and_does_not_escape(error: type[BaseException]) -> None:
+def test_run_base_exception_is_contained_and_no_return(error: type[BaseException]) -> None:
     end = run(raises(error))
     assert (end.kind, end.payload) == (EndKind.RAISED, None)
     assert error.__name__ in end.error
 
 
-def test_run_exception_without_words_does_not_escape() -> None:
+def test_run_exception_without_text_is_contained() -> None:
     end = run(raises(BadString))
     assert end.kind is EndKind.RAISED
     assert "BadString" in end.error
 
 
-def test_run_result_that_can_not_be_pickled_is_a_typed_error() -> None:
+def test_run_unpicklable_result_is_a_typed_error() -> None:
     end = run(threading.Lock)
     assert end.kind is EndKind.RAISED
     rebuilt = cloudpickle.loads(end.payload)
@@ -146,7 +146,7 @@ def test_run_result_that_can_not_be_pickled_is_a_typed_error() -> None:
     assert "lock" in str(rebuilt)
 
 
-def test_run_result_that_is_too_large_is_a_typed_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_oversized_result_is_a_typed_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(user_code, "MOST_RESULT_BYTES", 3 << 20)
     assert user_code.returned(bytes(2 << 20)).kind is EndKind.RETURNED
     rebuilt = cloudpickle.loads(run(lambda: bytes(4 << 20)).payload)
@@ -154,20 +154,20 @@ def test_run_result_that_is_too_large_is_a_typed_error_that_says_what_to_do(monk
     assert "a bytes of 4 MiB, and the limit is 3 MiB; write it to files" in str(rebuilt)
 
 
-def test_run_exception_that_is_too_large_is_reported_as_text() -> None:
+def test_run_oversized_exception_is_reported_as_text() -> None:
     end = run(raises(ValueError("no room for", bytes(2 << 20))))
     assert (end.kind, end.payload) == (EndKind.RAISED, None)
     assert "no room for" in end.error
 
 
-def test_run_function_that_can_not_be_unpickled_here_is_an_error() -> None:
+def test_run_function_that_cannot_be_unpickled_is_an_error() -> None:
     launch = TaskLaunch(b"no pickle", {}, INFO, MultisliceInfo(HERE, 0, 1), None, "label")
     assert TaskProcess(HERE, (), ()).run(launch).kind is EndKind.RAISED
 
 
 @pytest.mark.parametrize("state", ["closed", "none", "broken"])
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_run_result_survives_what_user_code_does_to_its_output(
+def test_run_result_survives_user_code_changing_its_output(
     monkeypatch: pytest.MonkeyPatch, stream: str, state: str
 ) -> None:
     """An error while cleaning up replaced a successful result (defect 9)."""
@@ -192,7 +192,7 @@ def test_run_result_survives_what_user_code_does_to_its_output(
 # -- its environment ------------------------------------------------------------------------------------------------
 
 
-def test_run_sets_the_tasks_environment_before_user_code_is_loaded() -> None:
+def test_run_sets_environment_before_loading_user_code() -> None:
     os.environ["MEGASCALE_NUM_SLICES"] = "9"
     os.environ["TPU_VISIBLE_CHIPS"] = "0"
     end = run(lambda: dict(os.environ), {"MINE": "yes", "MEGASCALE_SLICE_ID": "7"})
@@ -216,7 +216,7 @@ def test_run_gives_user_code_the_calling_thread() -> None:
     assert cloudpickle.loads(run(lambda: threading.current_thread() is threading.main_thread()).payload)
 
 
-def test_standby_imports_what_it_is_told_to() -> None:
+def test_standby_imports_requested_modules() -> None:
     sys.modules.pop("colorsys", None)
     process = TaskProcess(HERE, (), ("colorsys",))
     assert "colorsys" in sys.modules
@@ -226,7 +226,7 @@ def test_standby_imports_what_it_is_told_to() -> None:
 # -- its ports ------------------------------------------------------------------------------------------------------
 
 
-def test_standby_holds_free_ports_until_its_task_starts() -> None:
+def test_standby_holds_free_ports_until_task_starts() -> None:
     process = TaskProcess(HERE, (), ())
     ready = process.ready()
     assert ready.pid == os.getpid()
@@ -245,7 +245,7 @@ def test_standby_holds_free_ports_until_its_task_starts() -> None:
     assert cloudpickle.loads(process.run(launch).payload) is True
 
 
-def test_hold_ports_avoids_what_earlier_attempts_used() -> None:
+def test_hold_ports_avoids_ports_of_earlier_attempts() -> None:
     few = range(32_700, 32_768)
     held = hold_ports(HERE, 3, frozenset(range(65_536)) - frozenset(few))
     try:
@@ -256,7 +256,7 @@ def test_hold_ports_avoids_what_earlier_attempts_used() -> None:
 
 
 @pytest.mark.timeout(2)
-def test_hold_ports_on_an_address_of_another_host_raises() -> None:
+def test_hold_ports_on_another_hosts_address_raises() -> None:
     with pytest.raises(OSError):  # noqa: PT011
         hold_ports("192.0.2.1", 1, ())  # reserved for documentation
 
@@ -273,7 +273,7 @@ class ForbiddenPorts(socket.socket):
 
 
 @pytest.mark.timeout(20)
-def test_hold_ports_tries_others_if_some_are_forbidden_and_raises_if_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_ports_skips_forbidden_ports_and_raises_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_environment, "socket", SimpleNamespace(socket=ForbiddenPorts))
     with pytest.raises(PermissionError):
         hold_ports(HERE, 1, ())

@@ -23,7 +23,7 @@ from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
-from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.model.outcomes import EndKind
 from tests.support.processes import NOTICE, PATIENCE_S, Child, Make, alive, started, watched
 
 SLEEP = "time.sleep(60)"
@@ -36,7 +36,7 @@ SAVE = """
 """
 
 
-def test_host_ends_what_a_task_has_named_with_it(make: Make, tmp_path: Path) -> None:
+def test_host_ends_processes_named_by_task(make: Make, tmp_path: Path) -> None:
     other = make("while True: time.sleep(60)")
 
     async def end(watch: TaskWatch) -> bool:
@@ -52,49 +52,45 @@ def test_host_ends_what_a_task_has_named_with_it(make: Make, tmp_path: Path) -> 
     assert watched(child, tmp_path, started(child, end)) is False
 
 
-def test_host_can_say_how_a_task_ended_though_standbys_that_it_adopted_later_have_ended(own_host: Path) -> None:
+async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -> None:
     """Several generations start at once, and are adopted in any order: one of the last to run may come first."""
     sleeps = [subprocess.Popen(["sleep", "60"]) for _ in range(MOST_STANDBYS + 1)]
     *ending, last = sleeps
+    actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, cast(Any, None))
+    standby: Any = SimpleNamespace()
 
-    async def adopt_all() -> TaskEnd:
-        actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, cast(Any, None))
-        standby: Any = SimpleNamespace()
+    async def adopt(process: subprocess.Popen[bytes]) -> None:
+        stat = stat_of(process.pid)
+        assert stat is not None
+        assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") is None
 
-        async def adopt(process: subprocess.Popen[bytes]) -> None:
-            stat = stat_of(process.pid)
-            assert stat is not None
-            assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") is None
-
-        for process in ending:
-            await adopt(process)
-        for process in ending:
-            process.kill()
-            await actor.how_it_ended(process.pid)
-        await adopt(last)
-        end = await actor.how_it_ended(ending[0].pid)
-        last.kill()
-        await actor.how_it_ended(last.pid)
-        await actor._forget(list(actor._watches))
-        return end
-
-    assert asyncio.run(adopt_all()).kind is EndKind.NEVER_STARTED
+    for process in ending:
+        await adopt(process)
+    for process in ending:
+        process.kill()
+        await actor.how_it_ended(process.pid)
+    await adopt(last)
+    end = await actor.how_it_ended(ending[0].pid)
+    last.kill()
+    await actor.how_it_ended(last.pid)
+    await actor._forget(list(actor._watches))
+    assert end.kind is EndKind.NEVER_STARTED
     for process in sleeps:
         process.wait()
 
 
-def test_host_tells_a_task_that_saves(make: Make, tmp_path: Path) -> None:
+def test_host_delivers_notice_to_task_that_saves(make: Make, tmp_path: Path) -> None:
     child = make(SAVE)
     assert watched(child, tmp_path, started(child, lambda watch: watch.notify(NOTICE))) is True
     child.says("maintenance")
 
 
-def test_host_that_tells_a_task_which_ends_without_having_saved_hears_that(make: Make, tmp_path: Path) -> None:
+def test_host_hears_of_task_ending_without_saving(make: Make, tmp_path: Path) -> None:
     child = make("import iris_ray\nwhile iris_ray.preemption_notice() is None: time.sleep(0.01)")
     assert watched(child, tmp_path, started(child, lambda watch: watch.notify(NOTICE))) is False
 
 
-def test_host_waits_with_its_signal_until_the_task_has_begun(make: Make, tmp_path: Path) -> None:
+def test_host_delays_signal_until_task_has_begun(make: Make, tmp_path: Path) -> None:
     """Whoever waits for a task has no handlers yet, and would die of either signal."""
     child = make(SAVE)
 
@@ -111,7 +107,7 @@ def test_host_waits_with_its_signal_until_the_task_has_begun(make: Make, tmp_pat
     assert "most recent call" not in child.clear()
 
 
-def test_notice_that_can_not_be_written_at_first_is_written_later(make: Make, tmp_path: Path) -> None:
+def test_unwritable_notice_is_written_later(make: Make, tmp_path: Path) -> None:
     """A disk may be full for a moment."""
     child = make(SAVE)
 
@@ -127,7 +123,7 @@ def test_notice_that_can_not_be_written_at_first_is_written_later(make: Make, tm
     assert watched(child, tmp_path, tell_on_a_faulty_disk) is True
 
 
-def test_host_asks_nobody_who_is_over(make: Make, tmp_path: Path) -> None:
+def test_host_asks_no_ended_task(make: Make, tmp_path: Path) -> None:
     child = make("")
 
     async def ask_late(watch: TaskWatch) -> bool:
@@ -139,7 +135,7 @@ def test_host_asks_nobody_who_is_over(make: Make, tmp_path: Path) -> None:
     assert watched(child, tmp_path, started(child, ask_late)) is False
 
 
-def test_host_asked_after_the_deadline_answers_in_bounded_time(
+def test_host_asked_after_deadline_answers_in_bounded_time(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that never saves is asked again and again: questions that stayed would keep its host from all others."""
@@ -158,7 +154,7 @@ def test_host_asked_after_the_deadline_answers_in_bounded_time(
     assert watched(child, tmp_path, started(child, ask_twice)) == [False, True]
 
 
-def test_host_tells_of_a_more_urgent_notice_without_a_second_signal(make: Make, tmp_path: Path) -> None:
+def test_host_tells_more_urgent_notice_without_second_signal(make: Make, tmp_path: Path) -> None:
     """The handler may be saving: it would be started once more, within itself."""
     child = make("""
         import iris_ray
@@ -185,7 +181,7 @@ def test_host_tells_of_a_more_urgent_notice_without_a_second_signal(make: Make, 
     assert watched(child, tmp_path, started(child, tell_twice)) == [False, True]
 
 
-def test_host_knows_how_far_a_task_is(make: Make, tmp_path: Path) -> None:
+def test_host_knows_a_tasks_progress(make: Make, tmp_path: Path) -> None:
     child = make("import iris_ray\niris_ray.heartbeat()\nprint(1, flush=True)\nsys.stdin.readline()\n"
                  "iris_ray.heartbeat(12)\niris_ray.report_status('loss')\nprint(2, flush=True)\n" + SLEEP)  # fmt: skip
 
@@ -215,9 +211,7 @@ def test_host_knows_how_far_a_task_is(make: Make, tmp_path: Path) -> None:
     ],
     ids=["sleeps", "spins in C", "without sys.stderr"],
 )
-def test_stacks_of_a_process_that_hangs_are_printed_with_those_of_its_threads(
-    make: Make, tmp_path: Path, script: str, where: str
-) -> None:
+def test_stacks_of_hanging_process_include_its_threads(make: Make, tmp_path: Path, script: str, where: str) -> None:
     child = make(f"""
         import threading
         def waiter():
@@ -279,7 +273,7 @@ async def ends_in_a_hurry(watch: TaskWatch) -> None:
 @pytest.mark.parametrize(
     ("end", "uploads"), [(ends_in_peace, True), (ends_in_a_moment, False), (ends_in_a_hurry, False)]
 )
-def test_task_that_has_returned_gets_its_grace_unless_somebody_is_in_a_hurry(
+def test_returned_task_gets_its_grace_unless_hurried(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Ending, uploads: bool
 ) -> None:
     monkeypatch.setattr(ray, "kill", lambda standby: standby.child.process.kill())
@@ -292,7 +286,7 @@ def test_task_that_has_returned_gets_its_grace_unless_somebody_is_in_a_hurry(
 
 
 @pytest.mark.parametrize("noted", [True, False])
-def test_children_of_a_task_that_crashes_are_ended_with_it(
+def test_children_of_crashed_task_are_ended(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bool
 ) -> None:
     """Forked ones, and those with an environment of their own: they hold memory and chips, and carry no token."""

@@ -1,4 +1,4 @@
-"""What becomes of an attempt while its tasks run: hangs, silence, and a Controller that is away."""
+"""What becomes of an attempt while its tasks run."""
 
 import asyncio
 import time
@@ -9,12 +9,18 @@ import pytest
 
 from iris_ray.actors.pool import notice_delivery, progress_watch
 from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.actors.pool.attempt_end import AttemptEnd
 from iris_ray.actors.pool.launch import Launch
 from iris_ray.actors.protocol.messages import Progress
 from iris_ray.model.notices import Notice, NoticeKind
-from iris_ray.model.outcomes import RunErrorKind, TpuPreempted, TpuRunError
+from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuRunError
 from iris_ray.model.verdict import Verdict
 from tests.support.attempts import Controller, Slices, new_attempt
+from tests.support.hosts_in_process import Crash, Task
+from tests.support.virtual_cluster import VirtualCluster, played
+
+# -- hangs, silence, and a Controller that is away --------------------------------------------------------------------
+
 
 LIMIT_S = 0.4
 
@@ -32,83 +38,166 @@ async def verdict_of(attempt: Attempt, story: Callable[[], Coroutine[Any, Any, N
     return (await asyncio.wait_for(running, 20)).verdict
 
 
-def test_task_that_returns_has_made_progress() -> None:
+async def test_returned_task_counts_as_progress() -> None:
     """Nobody else has ever called heartbeat(), and the last one may take its time to finish."""
 
-    async def run() -> Verdict:
-        slices = Slices(hosts=2)
-        attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
+    slices = Slices(hosts=2)
+    attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
 
-        async def story() -> None:
-            slices.steps[0] = Progress(0.0, 1)
-            await asyncio.sleep(2 * LIMIT_S)
-            del slices.steps[0]
-            await asyncio.sleep(LIMIT_S / 2)
-            slices.returns.set()
+    async def story() -> None:
+        slices.steps[0] = Progress(0.0, 1)
+        await asyncio.sleep(2 * LIMIT_S)
+        del slices.steps[0]
+        await asyncio.sleep(LIMIT_S / 2)
+        slices.returns.set()
 
-        return await verdict_of(attempt, story)
-
-    assert asyncio.run(run()).succeeded
+    assert (await verdict_of(attempt, story)).succeeded
 
 
-def test_gang_hangs_after_the_deadline_of_a_notice_as_before() -> None:
-    async def run() -> Verdict:
-        slices = Slices()
-        attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
+async def test_gang_hangs_normally_after_a_notices_deadline() -> None:
+    slices = Slices()
+    attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
 
-        async def story() -> None:
-            await asyncio.sleep(0.05)
-            attempt.notify(Notice(NoticeKind.MAINTENANCE, "maintenance", time.time() + 0.1))
+    async def story() -> None:
+        await asyncio.sleep(0.05)
+        attempt.notify(Notice(NoticeKind.MAINTENANCE, "maintenance", time.time() + 0.1))
 
-        return await verdict_of(attempt, story)
-
-    result = asyncio.run(run()).result
+    result = (await verdict_of(attempt, story)).result
     assert isinstance(result, TpuRunError)
     assert result.kind is RunErrorKind.HANG
 
 
-def test_tasks_that_wait_for_one_that_has_saved_do_not_hang() -> None:
-    async def run() -> Verdict:
-        slices = Slices(hosts=2)
-        attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
+async def test_tasks_waiting_for_saved_peer_do_not_hang() -> None:
+    slices = Slices(hosts=2)
+    attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
 
-        async def story() -> None:
-            await asyncio.sleep(0.05)
-            attempt.notify(Notice(NoticeKind.MAINTENANCE, "maintenance", time.time() + 60.0))
-            slices.steps[0] = Progress(None, None, saved=True)
-            await asyncio.sleep(3 * LIMIT_S)
-            slices.returns.set()
+    async def story() -> None:
+        await asyncio.sleep(0.05)
+        attempt.notify(Notice(NoticeKind.MAINTENANCE, "maintenance", time.time() + 60.0))
+        slices.steps[0] = Progress(None, None, saved=True)
+        await asyncio.sleep(3 * LIMIT_S)
+        slices.returns.set()
 
-        return await verdict_of(attempt, story)
-
-    assert asyncio.run(run()).succeeded
+    assert (await verdict_of(attempt, story)).succeeded
 
 
-def test_hosts_have_as_long_to_answer_as_the_user_allows_them() -> None:
-    async def run() -> list[float]:
-        slices = Slices()
+async def test_host_silence_is_what_the_user_allows() -> None:
+    slices = Slices()
 
-        async def story() -> None:
-            slices.crashes.set()
+    async def story() -> None:
+        slices.crashes.set()
 
-        await verdict_of(new_attempt(slices, Controller(), silence_s=37.0), story)
-        return slices.patience
-
-    assert asyncio.run(run()) == [37.0]
+    await verdict_of(new_attempt(slices, Controller(), silence_s=37.0), story)
+    assert slices.patience == [37.0]
 
 
-def test_verdict_waits_for_a_controller_that_is_coming_back() -> None:
+async def test_verdict_waits_for_returning_controller() -> None:
     """It knows that the host was to go: a task that ends there is no failure."""
 
-    async def run() -> Verdict:
-        slices, controller = Slices(), Controller(draining="it is being preempted")
-        controller.there = False
+    slices, controller = Slices(), Controller(draining="it is being preempted")
+    controller.there = False
 
-        async def story() -> None:
-            slices.crashes.set()
-            await asyncio.sleep(0.3)
-            controller.there = True
+    async def story() -> None:
+        slices.crashes.set()
+        await asyncio.sleep(0.3)
+        controller.there = True
 
-        return await verdict_of(new_attempt(slices, controller), story)
+    assert isinstance((await verdict_of(new_attempt(slices, controller), story)).result, TpuPreempted)
 
-    assert isinstance(asyncio.run(run()).result, TpuPreempted)
+
+# -- growth that is called off ----------------------------------------------------------------------------------------
+
+
+NOTICE_S = 0.3
+
+
+Story = Callable[[Slices, Attempt], Coroutine[Any, Any, None]]
+
+
+def told_to_grow(
+    is_to_grow: bool, meanwhile: Story | None = None, stall_timeout: float | None = None
+) -> tuple[AttemptEnd, Controller]:
+    """An attempt that hears right after its start that it is to grow; ``meanwhile`` begins with it."""
+
+    async def run() -> tuple[AttemptEnd, Controller]:
+        slices, controller = Slices(), Controller(is_to_grow)
+        attempt = new_attempt(slices, controller, stall_timeout)
+        running = asyncio.ensure_future(attempt.run(Launch({"a": []}), lambda: None))
+        await asyncio.sleep(0.05)
+        attempt.notify(Notice(NoticeKind.GROWTH, "2 slices are there for it instead of 1", time.time() + NOTICE_S))
+        if meanwhile is not None:
+            await meanwhile(slices, attempt)
+        return await asyncio.wait_for(running, 20), controller
+
+    return asyncio.run(run())
+
+
+def test_gang_grows_at_deadline_if_slices_are_there() -> None:
+    end, _ = told_to_grow(True)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert end.moved_for is not None
+
+
+def test_gang_stays_if_new_slices_are_gone_again() -> None:
+    async def returns_later(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(3 * NOTICE_S)
+        slices.returns.set()
+
+    end, controller = told_to_grow(False, returns_later)
+    assert (end.verdict.succeeded, end.moved_for, controller.asked) == (True, None, 1)
+
+
+def test_gang_that_has_saved_moves_despite_cancelled_growth() -> None:
+    """Its tasks wait, and nothing but a new attempt wakes them."""
+
+    async def saves_later(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(2 * NOTICE_S)
+        slices.saves = True
+
+    end, _ = told_to_grow(False, saves_later)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert end.moved_for is not None
+
+
+def test_gang_staying_after_cancelled_growth_may_hang() -> None:
+    end, _ = told_to_grow(False, stall_timeout=3 * NOTICE_S)
+    assert isinstance(end.verdict.result, TpuRunError)
+    assert end.verdict.result.kind is RunErrorKind.HANG
+
+
+def test_growth_after_cancelled_growth_is_told_again() -> None:
+    async def room_again(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(2 * NOTICE_S)
+        slices.saves = True
+        attempt.notify(Notice(NoticeKind.GROWTH, "4 slices are there for it instead of 1", time.time() + 60.0))
+
+    end, _ = told_to_grow(False, room_again)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert "4 slices" in end.verdict.result.error
+
+
+@played(slices=2)
+@pytest.mark.parametrize("after_s", [50.0, 70.0])
+async def test_task_ended_by_sigterm_of_cancelled_growth_costs_nothing(cluster: VirtualCluster, after_s: float) -> None:
+    async def work(task: Task) -> int:
+        if task.info.attempt == 2:
+            await task.told.wait()
+            assert task.notice is not None
+            assert task.notice.kind is NoticeKind.GROWTH
+            await asyncio.sleep(after_s)
+            if task.info.task_index == 0:
+                raise Crash("was killed by SIGTERM")
+        if task.info.attempt < 3:
+            await asyncio.sleep(10_000.0)
+        return task.info.attempt
+
+    results = cluster.run("job", (1, 2), work, max_retries_preemption=1)
+    first = await cluster.runs("job", 4)
+    cluster.kill_host(first[0].info.slice_name, 0)
+    second, _ = await cluster.runs("job", 2, attempt=2)
+    cluster.add_slice("later")
+    await asyncio.wait_for(second.told.wait(), 60.0)
+    await asyncio.sleep(20.0)
+    cluster.kill_host("later", 0)
+    assert await results == [3] * 2
+    assert await cluster.charged("job") == (0, 1)

@@ -19,7 +19,7 @@ from iris_ray.state.quarantine import QUARANTINE
 from tests.support import virtual_time
 from tests.support.hosts_in_process import Crash, OutOfMemory, Task, returns_at_once
 from tests.support.ray_in_process import Reference
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import VirtualCluster, played
 
 STRANGER = NotFree("its chips are held by pid 1 (python3)")
 NEIGHBOUR = NotFree("its chips are held by pid 1 (python3), which belongs to another task on it", ours=True)
@@ -36,9 +36,12 @@ ENDS: Ends = {
 }
 
 
+@played()
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize(("slices", "index"), [(1, 0), (1, 1), (2, 0), (2, 2), (2, 3)])
-def test_jobs_own_doing_costs_a_failure(stage: Stage, how: str, slices: int, index: int) -> None:
+async def test_failure_by_the_jobs_own_doing_costs_a_failure(
+    cluster: VirtualCluster, how: str, slices: int, index: int
+) -> None:
     end, kind, words = ENDS[how]
 
     async def work(task: Task) -> int:
@@ -48,19 +51,17 @@ def test_jobs_own_doing_costs_a_failure(stage: Stage, how: str, slices: int, ind
         await asyncio.sleep(10.0)
         return task.info.attempt
 
-    async def story(cluster: VirtualCluster) -> None:
-        assert await cluster.run("job", (slices,), work, max_retries_failure=2) == [3] * (2 * slices)
-        assert await cluster.charged("job") == (2, 0)
-        with pytest.raises(kind, match=words):
-            await cluster.run("fails", (slices,), work)
-        assert await cluster.charged("fails") == (1, 0)
-
-    stage.play(story)
+    assert await cluster.run("job", (slices,), work, max_retries_failure=2) == [3] * (2 * slices)
+    assert await cluster.charged("job") == (2, 0)
+    with pytest.raises(kind, match=words):
+        await cluster.run("fails", (slices,), work)
+    assert await cluster.charged("fails") == (1, 0)
 
 
+@played()
 @pytest.mark.parametrize("how", ENDS)
 @pytest.mark.parametrize("index", [0, 1])
-def test_single_task_is_charged_for_itself_alone(stage: Stage, how: str, index: int) -> None:
+async def test_single_task_is_charged_alone(cluster: VirtualCluster, how: str, index: int) -> None:
     end, kind, words = ENDS[how]
 
     async def work(task: Task) -> int:
@@ -69,21 +70,17 @@ def test_single_task_is_charged_for_itself_alone(stage: Stage, how: str, index: 
             raise end()
         return task.info.attempt
 
-    async def story(cluster: VirtualCluster) -> None:
-        expected = [1, 1]
-        expected[index] = 2
-        assert await cluster.run_tasks("job", 2, work, max_retries_failure=1) == expected
-        assert [await cluster.charged("job", i) for i in (0, 1)] == [(n - 1, 0) for n in expected]
-        with pytest.raises(kind, match=words):
-            await cluster.run_tasks("fails", 2, work)
-
-    stage.play(story)
+    expected = [1, 1]
+    expected[index] = 2
+    assert await cluster.run_tasks("job", 2, work, max_retries_failure=1) == expected
+    assert [await cluster.charged("job", i) for i in (0, 1)] == [(n - 1, 0) for n in expected]
+    with pytest.raises(kind, match=words):
+        await cluster.run_tasks("fails", 2, work)
 
 
+@played()
 @pytest.mark.parametrize("allowed", [0, 1])
-def test_results_of_the_other_tasks_come_back_if_the_job_survives_the_failure_of_one(
-    stage: Stage, allowed: int
-) -> None:
+async def test_surviving_tasks_results_return_after_tolerated_failure(cluster: VirtualCluster, allowed: int) -> None:
     """The error stands in the place of the result of the task that failed."""
 
     async def work(task: Task) -> int:
@@ -91,18 +88,15 @@ def test_results_of_the_other_tasks_come_back_if_the_job_survives_the_failure_of
             raise ZeroDivisionError("division by zero")
         return task.info.task_index
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run_tasks("job", 3, work, max_task_failures=allowed)
-        if not allowed:
-            with pytest.raises(ZeroDivisionError):
-                await results
-            return
-        first, error, last = await results
-        assert (first, last) == (0, 2)
-        assert isinstance(error.cause, ZeroDivisionError)
-        assert (await cluster.status("job")).state is JobState.SUCCEEDED
-
-    stage.play(story)
+    results = cluster.run_tasks("job", 3, work, max_task_failures=allowed)
+    if not allowed:
+        with pytest.raises(ZeroDivisionError):
+            await results
+        return
+    first, error, last = await results
+    assert (first, last) == (0, 2)
+    assert isinstance(error.cause, ZeroDivisionError)
+    assert (await cluster.status("job")).state is JobState.SUCCEEDED
 
 
 EXIT_CODES: dict[str, tuple[Callable[[], BaseException], int]] = {
@@ -112,8 +106,9 @@ EXIT_CODES: dict[str, tuple[Callable[[], BaseException], int]] = {
 }
 
 
+@played()
 @pytest.mark.parametrize("how", EXIT_CODES)
-def test_exit_codes_of_all_attempts_and_their_times_are_told(stage: Stage, how: str) -> None:
+async def test_exit_codes_and_times_of_all_attempts_are_told(cluster: VirtualCluster, how: str) -> None:
     end, code = EXIT_CODES[how]
 
     async def work(task: Task) -> None:
@@ -121,25 +116,25 @@ def test_exit_codes_of_all_attempts_and_their_times_are_told(stage: Stage, how: 
         if task.info.task_index == 1 and task.info.attempt == 1:
             raise end()
 
-    async def story(cluster: VirtualCluster) -> None:
-        await cluster.run("job", (1,), work, max_retries_failure=1)
-        for task in await cluster.ask("list_tasks", "job"):
-            first, second = task.attempts
-            was_cause = task.task_index == 1
-            assert first.exit_code == (code if was_cause else None)
-            assert first.state is (TaskState.FAILED if was_cause else TaskState.COSCHED_FAILED)
-            assert (second.state, second.exit_code) == (TaskState.SUCCEEDED, 0)
-            assert (task.exit_code, task.failures, task.preemptions) == (0, 1, 0)
-            for attempt in task.attempts:
-                assert 59.0 < attempt.ended_at - attempt.started_at < 62.0
-            assert first.ended_at <= second.started_at
-
-    stage.play(story)
+    await cluster.run("job", (1,), work, max_retries_failure=1)
+    for task in await cluster.ask("list_tasks", "job"):
+        first, second = task.attempts
+        was_cause = task.task_index == 1
+        assert first.exit_code == (code if was_cause else None)
+        assert first.state is (TaskState.FAILED if was_cause else TaskState.COSCHED_FAILED)
+        assert (second.state, second.exit_code) == (TaskState.SUCCEEDED, 0)
+        assert (task.exit_code, task.failures, task.preemptions) == (0, 1, 0)
+        for attempt in task.attempts:
+            assert 59.0 < attempt.ended_at - attempt.started_at < 62.0
+        assert first.ended_at <= second.started_at
 
 
+@played()
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("heartbeats", [0, 3])
-def test_gang_that_hangs_costs_a_failure_and_names_who_is_last(stage: Stage, slices: int, heartbeats: int) -> None:
+async def test_hanging_gang_costs_a_failure_and_names_last_task(
+    cluster: VirtualCluster, slices: int, heartbeats: int
+) -> None:
     """The others are a step further; without any heartbeat the first task is as good as any."""
     last = 2 * slices - 1
 
@@ -153,19 +148,17 @@ def test_gang_that_hangs_costs_a_failure_and_names_who_is_last(stage: Stage, sli
             await asyncio.sleep(10_000.0)
         return task.info.attempt
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (slices,), work, max_retries_failure=1, stall_timeout=20.0)
-        assert await results == [2] * (2 * slices)
-        assert await cluster.charged("job") == (1, 0)
-        worker = f"slice {slices - 1} .* worker 1, at step 2; the furthest is at step 3" if heartbeats else "worker 0"
-        with pytest.raises(TaskCrashedError, match=f"no task has made progress for .* the last is .*{worker}"):
-            await cluster.run("fails", (slices,), work, stall_timeout=20.0)
-
-    stage.play(story)
+    results = cluster.run("job", (slices,), work, max_retries_failure=1, stall_timeout=20.0)
+    assert await results == [2] * (2 * slices)
+    assert await cluster.charged("job") == (1, 0)
+    worker = f"slice {slices - 1} .* worker 1, at step 2; the furthest is at step 3" if heartbeats else "worker 0"
+    with pytest.raises(TaskCrashedError, match=f"no task has made progress for .* the last is .*{worker}"):
+        await cluster.run("fails", (slices,), work, stall_timeout=20.0)
 
 
+@played()
 @pytest.mark.parametrize("ahead", [3600.0, -3600.0])
-def test_gang_hangs_by_no_wall_clock(stage: Stage, ahead: float) -> None:
+async def test_hang_detection_ignores_wall_clock(cluster: VirtualCluster, ahead: float) -> None:
     """Somebody sets the clock before the first heartbeat."""
 
     async def work(task: Task) -> int:
@@ -177,140 +170,120 @@ def test_gang_hangs_by_no_wall_clock(stage: Stage, ahead: float) -> None:
             await asyncio.sleep(10_000.0)
         return 0
 
-    async def story(cluster: VirtualCluster) -> None:
-        assert await cluster.run("job", (1,), work, stall_timeout=20.0) == [0, 0]
-        assert await cluster.charged("job") == (0, 0)
-        began = virtual_time.now()
-        with pytest.raises(TaskCrashedError, match="no task has made progress"):
-            await cluster.run("hangs", (1,), work, stall_timeout=20.0)
-        assert 30.0 <= virtual_time.now() - began < 50.0
-
-    stage.play(story)
+    assert await cluster.run("job", (1,), work, stall_timeout=20.0) == [0, 0]
+    assert await cluster.charged("job") == (0, 0)
+    began = virtual_time.now()
+    with pytest.raises(TaskCrashedError, match="no task has made progress"):
+        await cluster.run("hangs", (1,), work, stall_timeout=20.0)
+    assert 30.0 <= virtual_time.now() - began < 50.0
 
 
+@played()
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
 @pytest.mark.parametrize(("slices", "slice_id", "host"), [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1)])
 @pytest.mark.parametrize("has_standby", [False, True], ids=["early", "with the next standby"])
-def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
-    stage: Stage, kind: type, slices: int, slice_id: int, host: int, has_standby: bool
+async def test_death_of_our_process_costs_a_preemption(
+    cluster: VirtualCluster, kind: type, slices: int, slice_id: int, host: int, has_standby: bool
 ) -> None:
     """The next attempt could begin at once, on a slice that is warm."""
     if kind is SliceActor:
         host = 0  # where a slice's actor is
-
-    async def story(cluster: VirtualCluster) -> None:
-        await cluster.run("before", (3,), returns_at_once, keep_warm=600.0)
-        results = cluster.run("job", (slices,), max_retries_preemption=1)
-        first = await cluster.runs("job", 2 * slices)
-        if has_standby:
-            await asyncio.sleep(10.0)
-        cluster.kill_actor(kind, first[2 * slice_id].info.slice_name, host)
-        second = await cluster.started("job", 2 * slices, attempt=2)
-        assert not any(map(cluster.is_running, first))
-        for task in second:
-            task.end.set_result(None)
-        await results
-        view = await cluster.view("job")
-        assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
-
-    stage.play(story)
+    await cluster.run("before", (3,), returns_at_once, keep_warm=600.0)
+    results = cluster.run("job", (slices,), max_retries_preemption=1)
+    first = await cluster.runs("job", 2 * slices)
+    if has_standby:
+        await asyncio.sleep(10.0)
+    cluster.kill_actor(kind, first[2 * slice_id].info.slice_name, host)
+    second = await cluster.started("job", 2 * slices, attempt=2)
+    assert not any(map(cluster.is_running, first))
+    for task in second:
+        task.end.set_result(None)
+    await results
+    view = await cluster.view("job")
+    assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
 
 
-def test_tasks_without_chips_share_what_watches_their_host_until_it_has_been_idle(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        async def one_after_another() -> None:
-            for n in range(3):
-                await cluster.run_tasks(f"job-{n}", 1, returns_at_once)
+@played(slices=0)
+async def test_tasks_without_chips_share_host_actor_until_idle(cluster: VirtualCluster) -> None:
+    async def one_after_another() -> None:
+        for n in range(3):
+            await cluster.run_tasks(f"job-{n}", 1, returns_at_once)
 
-        await asyncio.gather(one_after_another(), cluster.run_tasks("beside", 1, returns_at_once))
-        watchers = cluster.host_actors()
-        assert len(watchers) == 1
-        await asyncio.sleep(SHARED_IDLE_S + 1.0)
-        assert not cluster.ray.is_alive(watchers[0], TPUHostActor)
-        await cluster.run_tasks("later", 1, returns_at_once)
-        assert len(cluster.host_actors()) == 2
-
-    stage.play(story, slices=0)
+    await asyncio.gather(one_after_another(), cluster.run_tasks("beside", 1, returns_at_once))
+    watchers = cluster.host_actors()
+    assert len(watchers) == 1
+    await asyncio.sleep(SHARED_IDLE_S + 1.0)
+    assert not cluster.ray.is_alive(watchers[0], TPUHostActor)
+    await cluster.run_tasks("later", 1, returns_at_once)
+    assert len(cluster.host_actors()) == 2
 
 
-def test_tasks_that_share_their_host_end_with_our_process_before_their_next_attempts(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        results = {name: cluster.run_tasks(name, 1, max_retries_preemption=1) for name in ("one", "other")}
-        firsts = [task for name in results for task in await cluster.runs(name, 1)]
-        cluster.kill_host_actor_of(firsts[0])
-        for name in results:
-            (second,) = await cluster.started(name, 1, attempt=2)
-            assert not any(map(cluster.is_running, firsts))
-            second.end.set_result(second.info.attempt)
-        assert [await result for result in results.values()] == [[2], [2]]
-        assert [await cluster.charged(name) for name in results] == [(0, 1), (0, 1)]
-
-    stage.play(story, slices=0)
+@played(slices=0)
+async def test_tasks_sharing_host_end_with_our_process_before_retry(cluster: VirtualCluster) -> None:
+    results = {name: cluster.run_tasks(name, 1, max_retries_preemption=1) for name in ("one", "other")}
+    firsts = [task for name in results for task in await cluster.runs(name, 1)]
+    cluster.kill_host_actor_of(firsts[0])
+    for name in results:
+        (second,) = await cluster.started(name, 1, attempt=2)
+        assert not any(map(cluster.is_running, firsts))
+        second.end.set_result(second.info.attempt)
+    assert [await result for result in results.values()] == [[2], [2]]
+    assert [await cluster.charged(name) for name in results] == [(0, 1), (0, 1)]
 
 
+@played()
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
 @pytest.mark.parametrize("host", [0, 1])
-def test_warm_slice_that_broke_while_it_was_idle_costs_nothing(stage: Stage, kind: type, host: int) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        await cluster.run("before", (1,), returns_at_once, keep_warm=600.0)
-        warm = cluster.tasks[0].info.slice_name
-        await asyncio.sleep(1.0)
-        cluster.kill_actor(kind, warm, 0 if kind is SliceActor else host)
-        results = cluster.run("job")
-        tasks = await cluster.until(lambda: cluster.last_attempt("job", 2))
-        await asyncio.sleep(5.0)
-        tasks = cluster.last_attempt("job", 2)
-        for task in tasks:
-            task.end.set_result(task.info.attempt)
-        await results
-        assert await cluster.charged("job") == (0, 0)
-
-    stage.play(story)
+async def test_broken_idle_warm_slice_costs_nothing(cluster: VirtualCluster, kind: type, host: int) -> None:
+    await cluster.run("before", (1,), returns_at_once, keep_warm=600.0)
+    warm = cluster.tasks[0].info.slice_name
+    await asyncio.sleep(1.0)
+    cluster.kill_actor(kind, warm, 0 if kind is SliceActor else host)
+    results = cluster.run("job")
+    tasks = await cluster.until(lambda: cluster.last_attempt("job", 2))
+    await asyncio.sleep(5.0)
+    tasks = cluster.last_attempt("job", 2)
+    for task in tasks:
+        task.end.set_result(task.info.attempt)
+    await results
+    assert await cluster.charged("job") == (0, 0)
 
 
+@played()
 @pytest.mark.parametrize("host", [0, 1])
-def test_chips_that_another_process_holds_cost_nothing_and_the_gang_moves(stage: Stage, host: int) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        cluster.node(cluster.node_id("v4-16-0", host)).held_by = STRANGER
-        await ends_elsewhere(cluster, cluster.run("job"))
-
-    stage.play(story)
+async def test_chips_held_by_stranger_cost_nothing_and_gang_moves(cluster: VirtualCluster, host: int) -> None:
+    cluster.node(cluster.node_id("v4-16-0", host)).held_by = STRANGER
+    await ends_elsewhere(cluster, cluster.run("job"))
 
 
+@played(slices=1)
 @pytest.mark.parametrize("held_by", [STRANGER, NEIGHBOUR])
-def test_a_host_is_quarantined_for_a_stranger_on_its_chips_but_not_for_another_task_of_ours(
-    stage: Stage, held_by: NotFree
-) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        node = cluster.node(cluster.node_id("v4-16-0", 0))
-        node.held_by = held_by
-        cluster.run("job")
-        seen: set[bool] = set()
-        end = virtual_time.now() + 1800.0
-        while len(seen) < 2 and virtual_time.now() < end:
-            await asyncio.sleep(10.0)
-            (host,) = [worker for worker in await cluster.workers() if worker.node_id == node.node_id]
-            seen.add(QUARANTINE in str(host.attributes))
-        assert (True in seen) is not held_by.ours
-
-    stage.play(story, slices=1)
+async def test_host_is_quarantined_for_strangers_but_not_own_tasks(cluster: VirtualCluster, held_by: NotFree) -> None:
+    node = cluster.node(cluster.node_id("v4-16-0", 0))
+    node.held_by = held_by
+    cluster.run("job")
+    seen: set[bool] = set()
+    end = virtual_time.now() + 1800.0
+    while len(seen) < 2 and virtual_time.now() < end:
+        await asyncio.sleep(10.0)
+        (host,) = [worker for worker in await cluster.workers() if worker.node_id == node.node_id]
+        seen.add(QUARANTINE in str(host.attributes))
+    assert (True in seen) is not held_by.ours
 
 
-def test_a_gang_waits_for_as_long_as_another_task_of_ours_holds_its_chips(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        node = cluster.node(cluster.node_id("v4-16-0", 0))
-        node.held_by = NEIGHBOUR
-        results = cluster.run("job", work=returns_at_once)
-        said = []
-        for _ in range(360):
-            await asyncio.sleep(5.0)
-            said.append(str((await cluster.status("job")).waiting))
-        assert sum("belongs to another task" in words for words in said) > 180  # in between it is tried
-        node.held_by = None
-        await results
-        assert await cluster.charged("job") == (0, 0)
-
-    stage.play(story, slices=1)
+@played(slices=1)
+async def test_gang_waits_while_own_task_holds_its_chips(cluster: VirtualCluster) -> None:
+    node = cluster.node(cluster.node_id("v4-16-0", 0))
+    node.held_by = NEIGHBOUR
+    results = cluster.run("job", work=returns_at_once)
+    said = []
+    for _ in range(360):
+        await asyncio.sleep(5.0)
+        said.append(str((await cluster.status("job")).waiting))
+    assert sum("belongs to another task" in words for words in said) > 180  # in between it is tried
+    node.held_by = None
+    await results
+    assert await cluster.charged("job") == (0, 0)
 
 
 async def ends_elsewhere(cluster: VirtualCluster, results: Reference) -> None:
@@ -326,60 +299,53 @@ async def ends_elsewhere(cluster: VirtualCluster, results: Reference) -> None:
 NO_MODULE = "preload='levanter' can't be imported"
 
 
+@played()
 @pytest.mark.parametrize("host", [0, 1])
-def test_host_that_cannot_set_up_what_its_neighbour_can_is_at_fault_and_the_gang_moves(stage: Stage, host: int) -> None:
-    async def story(cluster: VirtualCluster) -> None:
+async def test_host_failing_set_up_alone_is_at_fault(cluster: VirtualCluster, host: int) -> None:
+    cluster.node(cluster.node_id("v4-16-0", host)).setup_error = NO_MODULE
+    await ends_elsewhere(cluster, cluster.run("job", process=ProcessSpec(preload=("levanter",))))
+
+
+@played()
+async def test_hosts_failing_proven_set_up_are_at_fault(cluster: VirtualCluster) -> None:
+    process = ProcessSpec(preload=("levanter",))
+    await cluster.run("before", (1,), returns_at_once, process=process)
+    await asyncio.sleep(5.0)
+    for host in (0, 1):
         cluster.node(cluster.node_id("v4-16-0", host)).setup_error = NO_MODULE
-        await ends_elsewhere(cluster, cluster.run("job", process=ProcessSpec(preload=("levanter",))))
-
-    stage.play(story)
+    await ends_elsewhere(cluster, cluster.run("job", process=process))
 
 
-def test_hosts_that_cannot_set_up_what_has_worked_before_are_at_fault(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        process = ProcessSpec(preload=("levanter",))
-        await cluster.run("before", (1,), returns_at_once, process=process)
-        await asyncio.sleep(5.0)
+@played()
+async def test_set_up_failing_everywhere_is_users_fault(cluster: VirtualCluster) -> None:
+    for name in ("v4-16-0", "v4-16-1", "v4-16-2"):
         for host in (0, 1):
-            cluster.node(cluster.node_id("v4-16-0", host)).setup_error = NO_MODULE
-        await ends_elsewhere(cluster, cluster.run("job", process=process))
-
-    stage.play(story)
-
-
-def test_what_no_host_can_set_up_is_the_users_fault(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        for name in ("v4-16-0", "v4-16-1", "v4-16-2"):
-            for host in (0, 1):
-                cluster.node(cluster.node_id(name, host)).setup_error = NO_MODULE
-        with pytest.raises(TaskSetupError, match="levanter"):
-            await cluster.run("job", process=ProcessSpec(preload=("levanter",)), max_retries_failure=5)
-        assert await cluster.charged("job") == (1, 0)
-
-    stage.play(story)
+            cluster.node(cluster.node_id(name, host)).setup_error = NO_MODULE
+    with pytest.raises(TaskSetupError, match="levanter"):
+        await cluster.run("job", process=ProcessSpec(preload=("levanter",)), max_retries_failure=5)
+    assert await cluster.charged("job") == (1, 0)
 
 
-def test_what_one_host_alone_can_not_set_up_is_tried_on_another_one_first(stage: Stage) -> None:
+@played()
+async def test_set_up_failing_on_one_host_is_retried_elsewhere(cluster: VirtualCluster) -> None:
     async def where(task: Task) -> str:
         return task.host.node_id
 
-    async def story(cluster: VirtualCluster) -> None:
-        process = ProcessSpec({"pip": ["levanter"]})
-        (first,) = await cluster.run_tasks("before", 1, where)
-        cluster.node(first).setup_error = NO_MODULE
-        assert await cluster.run_tasks("job", 1, where, process=process) != [first]
-        assert await cluster.charged("job") == (0, 0)
-        for name, host in product(("v4-16-0", "v4-16-1", "v4-16-2"), (0, 1)):
-            cluster.node(cluster.node_id(name, host)).setup_error = NO_MODULE
-        with pytest.raises(TaskSetupError, match="levanter"):
-            await cluster.run_tasks("fails", 1, where, process=ProcessSpec({"pip": ["another"]}))
-        assert await cluster.charged("fails") == (1, 0)
-
-    stage.play(story)
+    process = ProcessSpec({"pip": ["levanter"]})
+    (first,) = await cluster.run_tasks("before", 1, where)
+    cluster.node(first).setup_error = NO_MODULE
+    assert await cluster.run_tasks("job", 1, where, process=process) != [first]
+    assert await cluster.charged("job") == (0, 0)
+    for name, host in product(("v4-16-0", "v4-16-1", "v4-16-2"), (0, 1)):
+        cluster.node(cluster.node_id(name, host)).setup_error = NO_MODULE
+    with pytest.raises(TaskSetupError, match="levanter"):
+        await cluster.run_tasks("fails", 1, where, process=ProcessSpec({"pip": ["another"]}))
+    assert await cluster.charged("fails") == (1, 0)
 
 
+@played()
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_disk_error_in_user_code_costs_a_failure_and_the_gang_goes_elsewhere(stage: Stage, number: int) -> None:
+async def test_disk_error_in_user_code_costs_failure_and_moves(cluster: VirtualCluster, number: int) -> None:
     """Whether the user's own files have filled the disk, nobody knows; another host helps in either case."""
 
     async def work(task: Task) -> str:
@@ -389,10 +355,7 @@ def test_disk_error_in_user_code_costs_a_failure_and_the_gang_goes_elsewhere(sta
         await asyncio.sleep(1.0)
         return task.info.slice_name
 
-    async def story(cluster: VirtualCluster) -> None:
-        assert "v4-16-0" not in await cluster.run("job", (1,), work, max_retries_failure=1)
-        assert await cluster.charged("job") == (1, 0)
-        with pytest.raises(OSError, match=os.strerror(number)):
-            await cluster.run("fails", (3,), work, max_retries_failure=0)
-
-    stage.play(story)
+    assert "v4-16-0" not in await cluster.run("job", (1,), work, max_retries_failure=1)
+    assert await cluster.charged("job") == (1, 0)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        await cluster.run("fails", (3,), work, max_retries_failure=0)

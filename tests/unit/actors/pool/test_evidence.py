@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from iris_ray.actors.pool.attempt_end import ALONE_TIMEOUT_S, Evidence, gather_evidence
+from iris_ray.actors.pool.attempt_end import ALONE_TIMEOUT_S, gather_evidence
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.protocol.answers import KilledForMemory, Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import HostEvidence, TaskKey
 from tests.support.attempts import Controller, Slices
-from tests.support.virtual_time import run
+from tests.support.virtual_time import in_virtual_time
 
 
 class SilentController(Controller):
@@ -36,19 +36,16 @@ class SilentSlices(Slices):
         return {}
 
 
-def test_cancelled_gathering_gives_up_its_question_to_the_controller() -> None:
-    async def is_given_up() -> bool:
-        controller = SilentController()
-        order = AttemptOrder(AttemptId("job", 1), ((HostPlace("node", "10.0.0.1", "a", 0),),), {"TPU": 4.0}, 1, 1)
-        gathering = asyncio.ensure_future(
-            gather_evidence(AttemptPlace(order), SilentSlices(), controller, {}, 5.0)  # type: ignore[arg-type]
-        )
-        await asyncio.sleep(0.01)
-        gathering.cancel()
-        await asyncio.wait({gathering})
-        return controller.given_up
-
-    assert asyncio.run(is_given_up())
+async def test_cancelled_gathering_drops_question_to_controller() -> None:
+    controller = SilentController()
+    order = AttemptOrder(AttemptId("job", 1), ((HostPlace("node", "10.0.0.1", "a", 0),),), {"TPU": 4.0}, 1, 1)
+    gathering = asyncio.ensure_future(
+        gather_evidence(AttemptPlace(order), SilentSlices(), controller, {}, 5.0)  # type: ignore[arg-type]
+    )
+    await asyncio.sleep(0.01)
+    gathering.cancel()
+    await asyncio.wait({gathering})
+    assert controller.given_up
 
 
 class HungHosts:
@@ -59,19 +56,16 @@ class HungHosts:
         return {0: Unreachable(f"{name} host 0 did not answer")}
 
 
-def test_slices_whose_actors_are_silent_are_asked_side_by_side() -> None:
+@in_virtual_time
+async def test_silent_slice_actors_are_asked_in_parallel() -> None:
     """A gang that has lost half of its slices is not away for a minute longer."""
-
-    async def gathered() -> tuple[Evidence, float]:
-        names = [f"slice-{i}" for i in range(64)]
-        places = tuple((HostPlace(f"node of {name}", "10.0.0.1", name, 0),) for name in names)
-        order = AttemptOrder(AttemptId("job", 1), places, {"TPU": 4.0}, 1, 1)
-        silent = dict.fromkeys(names, "has not answered for 5 s")
-        began = time.monotonic()
-        found = await gather_evidence(AttemptPlace(order), HungHosts(), Controller(), silent, 5.0)  # type: ignore[arg-type]
-        return found, time.monotonic() - began
-
-    evidence, took = run(gathered())
+    names = [f"slice-{i}" for i in range(64)]
+    places = tuple((HostPlace(f"node of {name}", "10.0.0.1", name, 0),) for name in names)
+    order = AttemptOrder(AttemptId("job", 1), places, {"TPU": 4.0}, 1, 1)
+    silent = dict.fromkeys(names, "has not answered for 5 s")
+    began = time.monotonic()
+    found = await gather_evidence(AttemptPlace(order), HungHosts(), Controller(), silent, 5.0)  # type: ignore[arg-type]
+    evidence, took = found, time.monotonic() - began
     assert len(evidence.lost_without_notice) == 64
     assert took == pytest.approx(ALONE_TIMEOUT_S)
 
@@ -99,16 +93,13 @@ KILLED = KilledForMemory("Ray killed processes there")
     [(None, {0: None, 1: KILLED}, 1), (KILLED, {0: KILLED, 1: None}, 0), (KILLED, {0: None, 1: None}, 0)],
     ids=["a host's actor", "all that ran on host 0", "the slice's actor alone"],
 )
-def test_host_on_which_ray_killed_us_for_lack_of_memory_is_there_and_its_memory_was_used_up(
+async def test_memory_kill_by_ray_is_evidence_of_full_memory(
     actor: Unreachable | None, hosts: dict[int, Unreachable | None], victim: int
 ) -> None:
-    async def gathered() -> Evidence:
-        places = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in hosts)
-        order = AttemptOrder(AttemptId("job", 1), (places,), {"TPU": 4.0}, 1, 1)
-        slices = KilledSlices(actor, hosts)
-        return await gather_evidence(AttemptPlace(order), slices, Controller(), {}, 5.0)  # type: ignore[arg-type]
-
-    evidence = asyncio.run(gathered())
+    places = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in hosts)
+    order = AttemptOrder(AttemptId("job", 1), (places,), {"TPU": 4.0}, 1, 1)
+    slices = KilledSlices(actor, hosts)
+    evidence = await gather_evidence(AttemptPlace(order), slices, Controller(), {}, 5.0)  # type: ignore[arg-type]
     reasons = {key.host_index: host.out_of_memory for key, host in evidence.hosts.items()}
     assert reasons == {i: KILLED.reason if i == victim else None for i in hosts}
     assert (evidence.suspects, evidence.bad_slices) == ({}, {0})

@@ -13,7 +13,7 @@ from iris_ray.actors.protocol.payloads import INLINE_BYTES
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.hosts_in_process import Process, Task
 from tests.support.ray_in_process import Handle
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import VirtualCluster, played
 
 BUSY_AFTER_S, STALL_S = 18.0, 20.0
 
@@ -58,21 +58,20 @@ class DetailedError(ValueError):
     pass
 
 
+@played()
 @pytest.mark.parametrize("size", [1000, 2 * INLINE_BYTES])
-def test_users_exception_arrives_as_itself(stage: Stage, store: Any, size: int) -> None:
+async def test_large_user_exception_arrives_as_itself(cluster: VirtualCluster, store: Any, size: int) -> None:
     store(lambda _, end: len(end.payload or b"") > INLINE_BYTES)
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job")
-        first, _ = await cluster.runs("job", 2)
-        first.end.set_exception(DetailedError("bad batch", size * "x"))
-        with pytest.raises(DetailedError):
-            await results
-
-    stage.play(story)
+    results = cluster.run("job")
+    first, _ = await cluster.runs("job", 2)
+    first.end.set_exception(DetailedError("bad batch", size * "x"))
+    with pytest.raises(DetailedError):
+        await results
 
 
-def test_result_that_is_lost_with_its_process_is_made_again(stage: Stage, store: Any) -> None:
+@played()
+async def test_result_lost_with_its_process_is_computed_again(cluster: VirtualCluster, store: Any) -> None:
     def is_stored(launch: TaskLaunch, _: TaskEnd) -> bool | None:
         return None if (launch.info.attempt, launch.info.task_index) == (1, 1) else True
 
@@ -82,50 +81,43 @@ def test_result_that_is_lost_with_its_process_is_made_again(stage: Stage, store:
 
     store(is_stored)
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", work=work, max_retries_preemption=1)
-        assert await results == [2, 2]
-        assert await cluster.charged("job") == (0, 1)
-
-    stage.play(story)
+    results = cluster.run("job", work=work, max_retries_preemption=1)
+    assert await results == [2, 2]
+    assert await cluster.charged("job") == (0, 1)
 
 
+@played()
 @pytest.mark.parametrize("late_s", [None, 0.5])
-def test_results_that_come_while_a_hang_is_looked_into_are_made_again(
-    stage: Stage, store: Any, late_s: float | None
+async def test_results_lost_during_hang_inspection_are_computed_again(
+    cluster: VirtualCluster, store: Any, late_s: float | None
 ) -> None:
     store(lambda _, end: end.kind is EndKind.RETURNED)
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", stall_timeout=STALL_S, max_retries_failure=1)
-        tasks = await cluster.runs("job", 2)
-        if late_s is not None:
-            asks = cluster.ray.calls["evidence"]
-            await asyncio.sleep(BUSY_AFTER_S)
-            cluster.ray.freeze(cluster.controller())
-            await cluster.until(lambda: cluster.ray.calls["evidence"] > asks)
-            await asyncio.sleep(late_s)
-        for task in tasks:
-            task.end.set_result("large")
-        await asyncio.sleep(1.0)
-        cluster.ray.thaw(cluster.controller())
-        await asyncio.sleep(5.0)
-        for task in cluster.tasks_of("job", 2):
-            task.end.set_result("large")
-        assert await results == ["large", "large"]
-
-    stage.play(story)
+    results = cluster.run("job", stall_timeout=STALL_S, max_retries_failure=1)
+    tasks = await cluster.runs("job", 2)
+    if late_s is not None:
+        asks = cluster.ray.calls["evidence"]
+        await asyncio.sleep(BUSY_AFTER_S)
+        cluster.ray.freeze(cluster.controller())
+        await cluster.until(lambda: cluster.ray.calls["evidence"] > asks)
+        await asyncio.sleep(late_s)
+    for task in tasks:
+        task.end.set_result("large")
+    await asyncio.sleep(1.0)
+    cluster.ray.thaw(cluster.controller())
+    await asyncio.sleep(5.0)
+    for task in cluster.tasks_of("job", 2):
+        task.end.set_result("large")
+    assert await results == ["large", "large"]
 
 
-def test_users_exception_arrives_as_itself_if_all_tasks_raise_at_once(stage: Stage, store: Any) -> None:
+@played()
+async def test_large_exceptions_of_all_tasks_arrive_as_themselves(cluster: VirtualCluster, store: Any) -> None:
     store(lambda _, end: len(end.payload or b"") > INLINE_BYTES)
 
     async def work(task: Task) -> None:
         await asyncio.sleep(2.0)
         raise DetailedError("bad batch", 2 * INLINE_BYTES * "x")
 
-    async def story(cluster: VirtualCluster) -> None:
-        with pytest.raises(DetailedError):
-            await cluster.run("job", work=work)
-
-    stage.play(story)
+    with pytest.raises(DetailedError):
+        await cluster.run("job", work=work)

@@ -14,7 +14,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from tests.support import virtual_time
 from tests.support.hosts_in_process import Crash, Task
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import Stage, VirtualCluster, played
 
 
 def slices_of(tasks: list[Task]) -> set[str]:
@@ -33,36 +33,35 @@ async def saves_when_told(task: Task) -> int:
     return 1
 
 
+@played()
 @pytest.mark.parametrize(("slices", "doomed"), [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("notice_s", [30.0, 60.0])
-def test_gang_that_is_told_moves_as_soon_as_all_have_saved(
-    stage: Stage, slices: int, doomed: int, notice_s: float
+async def test_gang_with_notice_moves_once_all_have_saved(
+    cluster: VirtualCluster, slices: int, doomed: int, notice_s: float
 ) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (slices,), saves_when_told, max_retries_preemption=1)
-        first = await cluster.runs("job", 2 * slices)
-        names = [task.info.slice_name for task in first[::2]]
-        told = time.time()
-        cluster.drain(names[doomed], notice_s)
-        second = await cluster.started("job", 2 * slices, attempt=2)
-        for task in first:
-            assert task.notice is not None
-            assert task.notice.kind is NoticeKind.PREEMPTION
-            assert "Ray is draining it" in task.notice.reason
-            assert abs(task.notice.deadline - told - notice_s) < 1.0
-        assert virtual_time.now() < 10.0, "not at the deadline"
-        assert names[doomed] not in slices_of(second)
-        assert cluster.node_id(names[doomed], 0) not in cluster.reserved_nodes(), "it is given back at once"
-        assert set(names) - {names[doomed]} <= slices_of(second)
-        assert await results == [2] * (2 * slices)
-        assert await cluster.charged("job") == (0, 1)
-
-    stage.play(story)
+    results = cluster.run("job", (slices,), saves_when_told, max_retries_preemption=1)
+    first = await cluster.runs("job", 2 * slices)
+    names = [task.info.slice_name for task in first[::2]]
+    told = time.time()
+    cluster.drain(names[doomed], notice_s)
+    second = await cluster.started("job", 2 * slices, attempt=2)
+    for task in first:
+        assert task.notice is not None
+        assert task.notice.kind is NoticeKind.PREEMPTION
+        assert "Ray is draining it" in task.notice.reason
+        assert abs(task.notice.deadline - told - notice_s) < 1.0
+    assert virtual_time.now() < 10.0, "not at the deadline"
+    assert names[doomed] not in slices_of(second)
+    assert cluster.node_id(names[doomed], 0) not in cluster.reserved_nodes(), "it is given back at once"
+    assert set(names) - {names[doomed]} <= slices_of(second)
+    assert await results == [2] * (2 * slices)
+    assert await cluster.charged("job") == (0, 1)
 
 
+@played()
 @pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0])
 @pytest.mark.parametrize("saves", [0, 1])
-def test_gang_of_which_some_have_saved_moves_at_the_deadline(stage: Stage, saves: int, ahead: float) -> None:
+async def test_gang_partly_saved_moves_at_deadline(cluster: VirtualCluster, saves: int, ahead: float) -> None:
     """Though somebody sets the clock meanwhile."""
 
     async def work(task: Task) -> int:
@@ -73,53 +72,47 @@ def test_gang_of_which_some_have_saved_moves_at_the_deadline(stage: Stage, saves
             await asyncio.sleep(10_000.0)
         return task.info.attempt
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (1,), work, max_retries_preemption=1)
-        first = await cluster.runs("job", 2)
-        told = virtual_time.now()
-        cluster.drain(first[0].info.slice_name, notice_s=20.0)
-        await asyncio.wait_for(first[saves].told.wait(), 10.0)
-        virtual_time.set_wall_clock(ahead)
-        assert await results == [2, 2]
-        assert 19.0 <= virtual_time.now() - told <= 27.0
-        assert await cluster.charged("job") == (0, 1)
-
-    stage.play(story)
+    results = cluster.run("job", (1,), work, max_retries_preemption=1)
+    first = await cluster.runs("job", 2)
+    told = virtual_time.now()
+    cluster.drain(first[0].info.slice_name, notice_s=20.0)
+    await asyncio.wait_for(first[saves].told.wait(), 10.0)
+    virtual_time.set_wall_clock(ahead)
+    assert await results == [2, 2]
+    assert 19.0 <= virtual_time.now() - told <= 27.0
+    assert await cluster.charged("job") == (0, 1)
 
 
-def test_gang_that_saves_nothing_stays_until_its_host_goes(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", max_retries_preemption=1)
-        first = await cluster.runs("job", 2)
-        cluster.drain(first[0].info.slice_name, notice_s=30.0)
-        await asyncio.sleep(60.0)
-        assert all(map(cluster.is_running, first))
-        cluster.kill_host(first[0].info.slice_name, 0)
-        for task in await cluster.started("job", 2, attempt=2):
-            task.end.set_result(None)
-        await results
-        assert await cluster.charged("job") == (0, 1)
-
-    stage.play(story)
+@played()
+async def test_gang_saving_nothing_stays_until_host_goes(cluster: VirtualCluster) -> None:
+    results = cluster.run("job", max_retries_preemption=1)
+    first = await cluster.runs("job", 2)
+    cluster.drain(first[0].info.slice_name, notice_s=30.0)
+    await asyncio.sleep(60.0)
+    assert all(map(cluster.is_running, first))
+    cluster.kill_host(first[0].info.slice_name, 0)
+    for task in await cluster.started("job", 2, attempt=2):
+        task.end.set_result(None)
+    await results
+    assert await cluster.charged("job") == (0, 1)
 
 
+@played()
 @pytest.mark.parametrize("after_s", [5.0, 25.0])
-def test_gang_that_returns_before_the_deadline_does_not_move(stage: Stage, after_s: float) -> None:
+async def test_gang_returning_before_deadline_does_not_move(cluster: VirtualCluster, after_s: float) -> None:
     async def work(task: Task) -> str:
         await task.told.wait()
         await asyncio.sleep(after_s)
         return task.info.slice_name
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (1,), work)
-        first = await cluster.runs("job", 2)
-        cluster.drain(first[0].info.slice_name, notice_s=30.0)
-        assert await results == [first[0].info.slice_name] * 2
-        assert await cluster.charged("job") == (0, 0)
-
-    stage.play(story)
+    results = cluster.run("job", (1,), work)
+    first = await cluster.runs("job", 2)
+    cluster.drain(first[0].info.slice_name, notice_s=30.0)
+    assert await results == [first[0].info.slice_name] * 2
+    assert await cluster.charged("job") == (0, 0)
 
 
+@played()
 @pytest.mark.parametrize(
     "end",
     [lambda: Crash("was killed by SIGTERM"), lambda: Crash("exited with code 143"), lambda: SystemExit(143)],
@@ -127,8 +120,8 @@ def test_gang_that_returns_before_the_deadline_does_not_move(stage: Stage, after
 )
 @pytest.mark.parametrize("index", range(4))
 @pytest.mark.parametrize("doomed", [0, 1])
-def test_task_that_its_sigterm_ends_costs_no_failure_on_whichever_host(
-    stage: Stage, end: Callable[[], BaseException], index: int, doomed: int
+async def test_task_ended_by_notice_sigterm_costs_no_failure(
+    cluster: VirtualCluster, end: Callable[[], BaseException], index: int, doomed: int
 ) -> None:
     """Every task of the gang gets the signal, also on the slice that stays; it must not look like a crash."""
 
@@ -141,38 +134,32 @@ def test_task_that_its_sigterm_ends_costs_no_failure_on_whichever_host(
             await asyncio.sleep(10_000.0)
         return task.info.attempt
 
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", (2,), work, max_retries_preemption=1)
-        first = await cluster.runs("job", 4)
-        cluster.drain(first[2 * doomed].info.slice_name, notice_s=40.0)
-        assert await results == [2] * 4
-        assert await cluster.charged("job") == (0, 1)
-
-    stage.play(story)
+    results = cluster.run("job", (2,), work, max_retries_preemption=1)
+    first = await cluster.runs("job", 4)
+    cluster.drain(first[2 * doomed].info.slice_name, notice_s=40.0)
+    assert await results == [2] * 4
+    assert await cluster.charged("job") == (0, 1)
 
 
+@played(slices=4)
 @pytest.mark.parametrize("running", [True, False])
-def test_notice_before_the_start_moves_the_gang_as_one_after_it_does(stage: Stage, running: bool) -> None:
+async def test_notice_before_start_moves_gang_too(cluster: VirtualCluster, running: bool) -> None:
     """The other slice of the gang is not at fault, so it is used at once."""
-
-    async def story(cluster: VirtualCluster) -> None:
-        cluster.run("other")
-        await cluster.runs("other", 2)
-        cluster.process_start_s = 20.0
-        cluster.run("job", (2,), max_retries_preemption=5)
-        await cluster.until(lambda: len(cluster.reserved_nodes()) == 6)
-        if running:
-            for task in await cluster.runs("job", 4):
-                task.save()
-        began = virtual_time.now()
-        doomed = (await cluster.status("job")).groups[0]
-        cluster.drain(doomed, 600.0)
-        await cluster.started("job", 4, attempt=2)
-        assert virtual_time.now() - began < 3 * cluster.process_start_s
-        assert (await cluster.view("job")).failed_launches == 0
-        assert await cluster.charged("job") == (0, 0 if not running else 1)
-
-    stage.play(story, slices=4)
+    cluster.run("other")
+    await cluster.runs("other", 2)
+    cluster.process_start_s = 20.0
+    cluster.run("job", (2,), max_retries_preemption=5)
+    await cluster.until(lambda: len(cluster.reserved_nodes()) == 6)
+    if running:
+        for task in await cluster.runs("job", 4):
+            task.save()
+    began = virtual_time.now()
+    doomed = (await cluster.status("job")).groups[0]
+    cluster.drain(doomed, 600.0)
+    await cluster.started("job", 4, attempt=2)
+    assert virtual_time.now() - began < 3 * cluster.process_start_s
+    assert (await cluster.view("job")).failed_launches == 0
+    assert await cluster.charged("job") == (0, 0 if not running else 1)
 
 
 # -- spares ------------------------------------------------------------------------------------------------------------
@@ -184,58 +171,54 @@ async def spares(cluster: VirtualCluster, state: JobState = JobState.RUNNING) ->
     return [name for job in jobs if job.state is state for name in job.groups]
 
 
+@played(slices=4)
 @pytest.mark.parametrize("host", [0, 1])
 @pytest.mark.parametrize("slices", [1, 2])
-def test_spare_takes_over_with_all_its_processes_started(stage: Stage, host: int, slices: int) -> None:
+async def test_spare_takes_over_with_started_processes(cluster: VirtualCluster, host: int, slices: int) -> None:
     """The processes take five seconds to start, and the next attempt runs sooner."""
-
-    async def story(cluster: VirtualCluster) -> None:
-        cluster.process_start_s = 5.0
-        results = cluster.run("job", (slices,), max_retries_preemption=1, spares=1)
-        first = await cluster.runs("job", 2 * slices)
-        (spare,) = await cluster.until(lambda: spares(cluster))
-        await asyncio.sleep(20.0)
-        lost = first[0].info.slice_name
-        cluster.kill_host(lost, host)
-        at = virtual_time.now()
-        second = await cluster.started("job", 2 * slices, attempt=2)
-        assert slices_of(second) == slices_of(first) - {lost} | {spare}
-        assert virtual_time.now() - at < 5.0 + 3.0
-        for task in second:
-            task.end.set_result(None)
-        await results
-        await cluster.until(lambda: no_spares(cluster))
-
-    stage.play(story, slices=4)
+    cluster.process_start_s = 5.0
+    results = cluster.run("job", (slices,), max_retries_preemption=1, spares=1)
+    first = await cluster.runs("job", 2 * slices)
+    (spare,) = await cluster.until(lambda: spares(cluster))
+    await asyncio.sleep(20.0)
+    lost = first[0].info.slice_name
+    cluster.kill_host(lost, host)
+    at = virtual_time.now()
+    second = await cluster.started("job", 2 * slices, attempt=2)
+    assert slices_of(second) == slices_of(first) - {lost} | {spare}
+    assert virtual_time.now() - at < 5.0 + 3.0
+    for task in second:
+        task.end.set_result(None)
+    await results
+    await cluster.until(lambda: no_spares(cluster))
 
 
 async def no_spares(cluster: VirtualCluster) -> bool:
     return not [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
 
 
+@played()
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
-def test_spare_whose_slice_breaks_gets_another_attempt(stage: Stage, kind: type) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        results = cluster.run("job", spares=1)
-        first = await cluster.runs("job", 2)
-        (name,) = await cluster.until(lambda: spares(cluster))
-        (before,) = [job.attempt for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
-        cluster.kill_actor(kind, name, 0)
+async def test_spare_on_broken_slice_gets_another_attempt(cluster: VirtualCluster, kind: type) -> None:
+    results = cluster.run("job", spares=1)
+    first = await cluster.runs("job", 2)
+    (name,) = await cluster.until(lambda: spares(cluster))
+    (before,) = [job.attempt for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
+    cluster.kill_actor(kind, name, 0)
 
-        async def another() -> bool:
-            (job,) = [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
-            return job.attempt > before and job.state is JobState.RUNNING
+    async def another() -> bool:
+        (job,) = [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
+        return job.attempt > before and job.state is JobState.RUNNING
 
-        await cluster.until(another)
-        for task in first:
-            task.end.set_result(None)
-        await results
-
-    stage.play(story)
+    await cluster.until(another)
+    for task in first:
+        task.end.set_result(None)
+    await results
 
 
-def test_spare_that_can_not_be_held_by_an_unforeseen_error_gets_another_attempt(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+@played(slices=2)
+async def test_spare_failing_unexpectedly_gets_another_attempt(
+    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The Controller would take it for one that is just starting, and its slice would be nobody's."""
     reserve, errors = ReservedSlice.reserve, [RuntimeError("Ray says no")]
@@ -245,28 +228,25 @@ def test_spare_that_can_not_be_held_by_an_unforeseen_error_gets_another_attempt(
             raise errors.pop()
         return reserve(owner, hosts, *more)
 
-    async def story(cluster: VirtualCluster) -> None:
-        monkeypatch.setattr(ReservedSlice, "reserve", staticmethod(reserves))
-        results = cluster.run("job", spares=1)
-        tasks = await cluster.runs("job", 2)
+    monkeypatch.setattr(ReservedSlice, "reserve", staticmethod(reserves))
+    results = cluster.run("job", spares=1)
+    tasks = await cluster.runs("job", 2)
 
-        async def held_at_the_second_try() -> bool:
-            held = [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
-            return [(job.attempt, job.state, job.groups) for job in held] == [(2, JobState.RUNNING, ("v4-16-1",))]
+    async def held_at_the_second_try() -> bool:
+        held = [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
+        return [(job.attempt, job.state, job.groups) for job in held] == [(2, JobState.RUNNING, ("v4-16-1",))]
 
-        await cluster.until(held_at_the_second_try)
-        for task in tasks:
-            task.end.set_result(None)
-        await results
-
-    stage.play(story, slices=2)
+    await cluster.until(held_at_the_second_try)
+    for task in tasks:
+        task.end.set_result(None)
+    await results
 
 
 # -- growth ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (2, 3), (2, 4)])
-def test_gang_grows_back_when_slices_come_and_may_save_before(stage: Stage, counts: tuple[int, int]) -> None:
+def test_gang_grows_back_and_may_save_before(stage: Stage, counts: tuple[int, int]) -> None:
     few, many = counts
     kinds = []
 

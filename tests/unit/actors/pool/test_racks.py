@@ -9,7 +9,7 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
 from tests.support.hosts_in_process import Crash, Task
-from tests.support.virtual_cluster import Stage, VirtualCluster
+from tests.support.virtual_cluster import VirtualCluster, played
 
 BY_RACK = CoschedulingConfig("rack")
 
@@ -36,41 +36,37 @@ def end_all(tasks: Sequence[Task]) -> None:
         task.end.set_result((task.info.attempt, task.info.task_index))
 
 
-def test_gang_that_loses_a_host_starts_again_whole_on_another_rack(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        add_racks(cluster, a=3, b=2)
-        results = cluster.run_tasks("job", 3, coscheduling=BY_RACK, max_retries_preemption=1)
-        first = await cluster.runs("job", 3)
-        assert await rack_of(cluster, first) == "a"
-        add_racks(cluster, a=3, b=3)
-        cluster.kill_host("a", 1)
-        second = await cluster.started("job", 3, attempt=2)
-        assert await rack_of(cluster, second) == "b"
-        assert not any(map(cluster.is_running, first)), "the survivors were stopped before"
-        end_all(second)
-        assert await results == [(2, 0), (2, 1), (2, 2)]
-        assert await cluster.charged("job") == (0, 1)
-
-    stage.play(story, slices=0)
+@played(slices=0)
+async def test_gang_losing_a_host_restarts_whole_on_another_rack(cluster: VirtualCluster) -> None:
+    add_racks(cluster, a=3, b=2)
+    results = cluster.run_tasks("job", 3, coscheduling=BY_RACK, max_retries_preemption=1)
+    first = await cluster.runs("job", 3)
+    assert await rack_of(cluster, first) == "a"
+    add_racks(cluster, a=3, b=3)
+    cluster.kill_host("a", 1)
+    second = await cluster.started("job", 3, attempt=2)
+    assert await rack_of(cluster, second) == "b"
+    assert not any(map(cluster.is_running, first)), "the survivors were stopped before"
+    end_all(second)
+    assert await results == [(2, 0), (2, 1), (2, 2)]
+    assert await cluster.charged("job") == (0, 1)
 
 
-def test_gang_waits_while_no_rack_has_room_for_all_of_it(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        add_racks(cluster, a=2, b=2)
-        for rack in "ab":
-            here = (Constraint("rack", ConstraintOp.EQ, rack),)
-            cluster.run_tasks(rack, 1, constraints=here, resources={"CPU": 2.0})
-        (in_a,), (in_b,) = await cluster.started("a", 1), await cluster.started("b", 1)
-        gang = cluster.run_tasks("gang", 2, coscheduling=BY_RACK, resources={"CPU": 2.0})
-        await asyncio.sleep(1.0)
-        await cluster.until(lambda: _says(cluster, "gang", "waiting for 1 group by rack (any); 0 free; "))
-        end_all([in_b])
-        tasks = await cluster.started("gang", 2)
-        assert await rack_of(cluster, tasks) == "b"
-        end_all([*tasks, in_a])
-        assert await gang == [(1, 0), (1, 1)]
-
-    stage.play(story, slices=0)
+@played(slices=0)
+async def test_gang_waits_until_one_rack_has_room(cluster: VirtualCluster) -> None:
+    add_racks(cluster, a=2, b=2)
+    for rack in "ab":
+        here = (Constraint("rack", ConstraintOp.EQ, rack),)
+        cluster.run_tasks(rack, 1, constraints=here, resources={"CPU": 2.0})
+    (in_a,), (in_b,) = await cluster.started("a", 1), await cluster.started("b", 1)
+    gang = cluster.run_tasks("gang", 2, coscheduling=BY_RACK, resources={"CPU": 2.0})
+    await asyncio.sleep(1.0)
+    await cluster.until(lambda: _says(cluster, "gang", "waiting for 1 group by rack (any); 0 free; "))
+    end_all([in_b])
+    tasks = await cluster.started("gang", 2)
+    assert await rack_of(cluster, tasks) == "b"
+    end_all([*tasks, in_a])
+    assert await gang == [(1, 0), (1, 1)]
 
 
 async def _says(cluster: VirtualCluster, job_id: str, beginning: str) -> bool:
@@ -78,20 +74,19 @@ async def _says(cluster: VirtualCluster, job_id: str, beginning: str) -> bool:
     return waiting is not None and str(waiting).startswith(beginning)
 
 
-def test_gang_on_two_racks_has_the_tasks_of_each_rack_in_a_row_and_starts_together(stage: Stage) -> None:
-    async def story(cluster: VirtualCluster) -> None:
-        add_racks(cluster, a=2, b=2)
-        results = cluster.run_tasks("job", 2, coscheduling=CoschedulingConfig("rack", 2))
-        tasks = await cluster.started("job", 4)
-        assert {await rack_of(cluster, tasks[:2]), await rack_of(cluster, tasks[2:])} == {"a", "b"}
-        assert len({task.info.coordinator_address for task in tasks}) == 1
-        end_all(tasks)
-        assert await results == [(1, index) for index in range(4)]
-
-    stage.play(story, slices=0)
+@played(slices=0)
+async def test_two_rack_gang_numbers_tasks_by_rack(cluster: VirtualCluster) -> None:
+    add_racks(cluster, a=2, b=2)
+    results = cluster.run_tasks("job", 2, coscheduling=CoschedulingConfig("rack", 2))
+    tasks = await cluster.started("job", 4)
+    assert {await rack_of(cluster, tasks[:2]), await rack_of(cluster, tasks[2:])} == {"a", "b"}
+    assert len({task.info.coordinator_address for task in tasks}) == 1
+    end_all(tasks)
+    assert await results == [(1, index) for index in range(4)]
 
 
-def test_crash_of_one_task_ends_all_of_them_and_the_gang_is_tried_again(stage: Stage) -> None:
+@played(slices=0)
+async def test_crash_of_one_task_retries_whole_rack_gang(cluster: VirtualCluster) -> None:
     async def work(task: Task) -> int:
         if task.info.attempt == 1 and task.info.task_index == 1:
             raise Crash("was killed by SIGSEGV")
@@ -99,30 +94,24 @@ def test_crash_of_one_task_ends_all_of_them_and_the_gang_is_tried_again(stage: S
             await task.end
         return task.info.attempt
 
-    async def story(cluster: VirtualCluster) -> None:
-        add_racks(cluster, a=2)
-        assert await cluster.run_tasks("job", 2, work, coscheduling=BY_RACK, max_retries_failure=1) == [2, 2]
-        assert await cluster.charged("job") == (1, 0)
-        status = await cluster.status("job")
-        assert (status.error or "").startswith("task 1 on 10.9.0.")
-
-    stage.play(story, slices=0)
+    add_racks(cluster, a=2)
+    assert await cluster.run_tasks("job", 2, work, coscheduling=BY_RACK, max_retries_failure=1) == [2, 2]
+    assert await cluster.charged("job") == (1, 0)
+    status = await cluster.status("job")
+    assert (status.error or "").startswith("task 1 on 10.9.0.")
 
 
+@played(slices=0)
 @pytest.mark.parametrize("keep_warm", [0.0, 60.0])
-def test_rack_that_a_gang_has_left_is_reserved_by_nobody(stage: Stage, keep_warm: float) -> None:
+async def test_rack_left_by_gang_is_reserved_by_nobody(cluster: VirtualCluster, keep_warm: float) -> None:
     """Others share these hosts, so nothing there is kept warm."""
-
-    async def story(cluster: VirtualCluster) -> None:
-        add_racks(cluster, a=2)
-        results = cluster.run_tasks("job", 2, coscheduling=BY_RACK, keep_warm=keep_warm)
-        end_all(await cluster.started("job", 2))
-        await results
-        await cluster.until(lambda: not cluster.reserved_nodes())
-        assert (await cluster.status("job")).state is JobState.SUCCEEDED
-        assert [dict(worker.free) for worker in await cluster.workers() if worker.attributes.get("rack")] == [
-            {"CPU": 2.0},
-            {"CPU": 2.0},
-        ]
-
-    stage.play(story, slices=0)
+    add_racks(cluster, a=2)
+    results = cluster.run_tasks("job", 2, coscheduling=BY_RACK, keep_warm=keep_warm)
+    end_all(await cluster.started("job", 2))
+    await results
+    await cluster.until(lambda: not cluster.reserved_nodes())
+    assert (await cluster.status("job")).state is JobState.SUCCEEDED
+    assert [dict(worker.free) for worker in await cluster.workers() if worker.attributes.get("rack")] == [
+        {"CPU": 2.0},
+        {"CPU": 2.0},
+    ]

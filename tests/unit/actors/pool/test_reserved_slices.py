@@ -14,6 +14,7 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_br
 from iris_ray.actors.protocol.messages import HostPlace, ProcessSpec
 from iris_ray.state.events import SliceReleasedEvent
 from tests.support import virtual_time
+from tests.support.virtual_time import in_virtual_time
 
 
 async def never(*_: object) -> None:
@@ -31,16 +32,15 @@ def slices_with(ready: "asyncio.Future[Any]") -> ReservedSlices:
     return slices
 
 
-def test_idle_slice_whose_actor_is_silent_for_5_s_is_lost() -> None:
-    async def looked_at() -> tuple[tuple[str, ...], float]:
-        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        ready.set_result((1, 2, 3))
-        return await slices_with(ready).lost_while_idle(), virtual_time.now()
-
-    assert virtual_time.run(looked_at()) == (("a",), 5.0)
+@in_virtual_time
+async def test_idle_slice_with_silent_actor_is_lost() -> None:
+    ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    ready.set_result((1, 2, 3))
+    assert (await slices_with(ready).lost_while_idle(), virtual_time.now()) == (("a",), 5.0)
 
 
-def test_host_that_can_not_remove_the_files_of_a_job_only_says_so(caplog: pytest.LogCaptureFixture) -> None:
+@in_virtual_time
+async def test_host_failing_to_remove_job_files_only_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """Its pool would wait for the end of that job for ever."""
     told: list[str] = []
 
@@ -50,31 +50,26 @@ def test_host_that_can_not_remove_the_files_of_a_job_only_says_so(caplog: pytest
     async def has_a_faulty_disk(job_id: str) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    async def over() -> None:
-        slices = slices_with(asyncio.get_running_loop().create_future())
-        held = slices["a"]
-        held.used_by = "job-1"
-        removals = {"a host 0": has_a_faulty_disk, "a host 1": removes}
-        hosts = [Actor.here(SimpleNamespace(job_over=removal), name) for name, removal in removals.items()]
-        held.crew = cast(Any, SimpleNamespace(hosts=hosts))
-        await slices.job_over("job-1")
-
-    virtual_time.run(over())
+    slices = slices_with(asyncio.get_running_loop().create_future())
+    held = slices["a"]
+    held.used_by = "job-1"
+    removals = {"a host 0": has_a_faulty_disk, "a host 1": removes}
+    hosts = [Actor.here(SimpleNamespace(job_over=removal), name) for name, removal in removals.items()]
+    held.crew = cast(Any, SimpleNamespace(hosts=hosts))
+    await slices.job_over("job-1")
     assert told == ["job-1"]
     assert "a host 0: the files of job job-1 may stay there: [Errno 5] Input/output error" in caplog.text
 
 
-def test_slice_that_is_given_back_while_it_starts_says_so() -> None:
-    async def said() -> str:
-        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        answers = asyncio.ensure_future(slices_with(ready).all_ready(["a"], 5.0))
-        await asyncio.sleep(0.1)
-        ready.cancel()
-        found = await answers
-        assert all(map(is_broken, found.values()))
-        return in_words(found)
-
-    assert virtual_time.run(said()) == "a was given back while its processes started"
+@in_virtual_time
+async def test_slice_given_back_during_start_says_so() -> None:
+    ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    answers = asyncio.ensure_future(slices_with(ready).all_ready(["a"], 5.0))
+    await asyncio.sleep(0.1)
+    ready.cancel()
+    found = await answers
+    assert all(map(is_broken, found.values()))
+    assert in_words(found) == "a was given back while its processes started"
 
 
 class Unwilling:
@@ -90,30 +85,25 @@ class Unwilling:
             raise RuntimeError("the GCS does not answer")
 
 
-def test_slice_that_ray_does_not_take_back_is_given_back_again() -> None:
+@in_virtual_time
+async def test_slice_ray_does_not_take_is_given_back_again() -> None:
     """Its chips would stay reserved for as long as the pool lives."""
-
-    async def given_back() -> None:
-        slices = ReservedSlices("pool")
-        released, retired = Unwilling("a"), Unwilling("b")
-        slices._held |= cast(Any, {"a": released, "b": retired})
-        assert slices.retire(["b"]) == [SliceReleasedEvent("b", "pool")]
-        assert await slices.release_if(lambda _: True) == [SliceReleasedEvent("a", "pool")]
-        await asyncio.sleep(5.0)
-        assert (released.tries, retired.tries, len(slices)) == (2, 2, 0)
-
-    virtual_time.run(given_back())
+    slices = ReservedSlices("pool")
+    released, retired = Unwilling("a"), Unwilling("b")
+    slices._held |= cast(Any, {"a": released, "b": retired})
+    assert slices.retire(["b"]) == [SliceReleasedEvent("b", "pool")]
+    assert await slices.release_if(lambda _: True) == [SliceReleasedEvent("a", "pool")]
+    await asyncio.sleep(5.0)
+    assert (released.tries, retired.tries, len(slices)) == (2, 2, 0)
 
 
-def test_slice_has_left_when_all_that_ever_held_it_has() -> None:
-    async def given_back() -> None:
-        slices, releases = ReservedSlices("pool"), []
-        for ends_after_s in (9.0, 3.0):
-            slices._held |= cast(Any, {"a": Unwilling("a", ends_after_s)})
-            releases.append(asyncio.ensure_future(slices.release_if(lambda _: True)))
-            await asyncio.sleep(1.0)
-        await slices.left("a")
-        assert virtual_time.now() == 10.0
-        assert len(slices) == 0
-
-    virtual_time.run(given_back())
+@in_virtual_time
+async def test_slice_has_left_once_all_its_holders_have() -> None:
+    slices, releases = ReservedSlices("pool"), []
+    for ends_after_s in (9.0, 3.0):
+        slices._held |= cast(Any, {"a": Unwilling("a", ends_after_s)})
+        releases.append(asyncio.ensure_future(slices.release_if(lambda _: True)))
+        await asyncio.sleep(1.0)
+    await slices.left("a")
+    assert virtual_time.now() == 10.0
+    assert len(slices) == 0

@@ -15,7 +15,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
-from tests.support.virtual_time import run
+from tests.support.virtual_time import in_virtual_time
 
 PID = 7
 CRASHED = TaskEnd(EndKind.CRASHED, 1.0, error="the task process was killed by SIGKILL")
@@ -62,75 +62,68 @@ async def never(*_: object) -> None:
     await asyncio.Event().wait()
 
 
-def test_attempt_that_was_stopped_before_it_came_does_not_start() -> None:
-    async def scenario() -> tuple[dict[int, TaskEnd | None], Host]:
-        host = Host()
-        actor = slice_actor(host, never)
-        assert await actor.stop(AttemptId("job", 1), "not wanted any more") == {}
-        return await actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0), host
-
-    ends, host = run(scenario())
+@in_virtual_time
+async def test_attempt_stopped_before_arrival_does_not_start() -> None:
+    host = Host()
+    actor = slice_actor(host, never)
+    assert await actor.stop(AttemptId("job", 1), "not wanted any more") == {}
+    ends, host = await actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0), host
     assert ends[0] is not None
     assert (ends[0].kind, ends[0].error) == (EndKind.STOPPED, "not wanted any more")
     assert host.stopped == [(PID, "not wanted any more")], "the standby is of no use any more"
 
 
-def test_stop_of_an_earlier_attempt_does_not_keep_the_next_one_from_starting() -> None:
+@in_virtual_time
+async def test_stop_of_earlier_attempt_does_not_block_next() -> None:
     async def returns(_: TaskLaunch) -> TaskEnd:
         return RETURNED
 
-    async def scenario() -> dict[int, TaskEnd | None]:
-        actor = slice_actor(Host(), returns)
-        await actor.stop(AttemptId("job", 1), "not wanted any more")
-        return await actor.run_remote_fn(AttemptId("job", 2), 1, [launch(attempt=2)], 5.0)
-
-    assert run(scenario()) == {0: RETURNED}
+    actor = slice_actor(Host(), returns)
+    await actor.stop(AttemptId("job", 1), "not wanted any more")
+    assert (await actor.run_remote_fn(AttemptId("job", 2), 1, [launch(attempt=2)], 5.0)) == {0: RETURNED}
 
 
-def test_each_attempt_has_a_generation_of_standbys_and_earlier_ones_are_forgotten() -> None:
+@in_virtual_time
+async def test_each_attempt_has_own_generation_of_standbys() -> None:
     def returns(what: bytes) -> Callable[..., Coroutine[Any, Any, Any]]:
         async def run(_: TaskLaunch) -> TaskEnd:
             return TaskEnd(EndKind.RETURNED, 1.0, what)
 
         return run
 
-    async def scenario() -> None:
-        actor = SliceActor("a", [Host().actor])
-        actor._standbys = {n: [(handle(run=returns(b"%d" % n)), n)] for n in (1, 2, 3)}
-        assert await actor.run_remote_fn(AttemptId("job", 1), 2, [launch()], 5.0) == {
-            0: TaskEnd(EndKind.RETURNED, 1.0, b"2")
-        }
-        assert list(actor._standbys) == [3]
-
-    run(scenario())
+    actor = SliceActor("a", [Host().actor])
+    actor._standbys = {n: [(handle(run=returns(b"%d" % n)), n)] for n in (1, 2, 3)}
+    assert await actor.run_remote_fn(AttemptId("job", 1), 2, [launch()], 5.0) == {
+        0: TaskEnd(EndKind.RETURNED, 1.0, b"2")
+    }
+    assert list(actor._standbys) == [3]
 
 
-def test_task_whose_process_is_gone_has_ended_though_no_answer_comes() -> None:
-    async def scenario() -> dict[int, TaskEnd | None]:
-        host = Host()
-        asyncio.get_running_loop().call_later(30.0, host.gone.set)
-        return await slice_actor(host, never).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
-
-    assert run(scenario()) == {0: CRASHED}
+@in_virtual_time
+async def test_task_of_dead_process_ends_without_answer() -> None:
+    host = Host()
+    asyncio.get_running_loop().call_later(30.0, host.gone.set)
+    assert (await slice_actor(host, never).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)) == {0: CRASHED}
 
 
-def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> None:
-    async def scenario() -> dict[int, TaskEnd | None]:
-        host = Host()
+@in_virtual_time
+async def test_answer_shortly_after_process_end_counts() -> None:
+    host = Host()
 
-        async def returns_late(_: TaskLaunch) -> TaskEnd:
-            await host.gone.wait()
-            await asyncio.sleep(0.5)
-            return RETURNED
+    async def returns_late(_: TaskLaunch) -> TaskEnd:
+        await host.gone.wait()
+        await asyncio.sleep(0.5)
+        return RETURNED
 
-        asyncio.get_running_loop().call_later(30.0, host.gone.set)
-        return await slice_actor(host, returns_late).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
+    asyncio.get_running_loop().call_later(30.0, host.gone.set)
+    assert (await slice_actor(host, returns_late).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)) == {
+        0: RETURNED
+    }
 
-    assert run(scenario()) == {0: RETURNED}
 
-
+@in_virtual_time
 @pytest.mark.parametrize("kind", [EndKind.NEVER_STARTED, EndKind.CRASHED])
-def test_process_that_ray_has_killed_for_lack_of_memory_has_run_only_if_its_host_says_so(kind: EndKind) -> None:
+async def test_memory_killed_process_has_run_only_by_hosts_word(kind: EndKind) -> None:
     """Ray kills standbys first. A job that finds one dead has not used up any memory."""
 
     async def is_killed(_: TaskLaunch) -> TaskEnd:
@@ -139,12 +132,9 @@ def test_process_that_ray_has_killed_for_lack_of_memory_has_run_only_if_its_host
     async def how_it_ended(_: int) -> TaskEnd:
         return TaskEnd(kind, 1.0, error="was killed by SIGKILL")
 
-    async def scenario() -> dict[int, TaskEnd | None]:
-        host = Host()
-        host.actor.how_it_ended.remote = how_it_ended
-        return await slice_actor(host, is_killed).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
-
-    end = run(scenario())[0]
+    host = Host()
+    host.actor.how_it_ended.remote = how_it_ended
+    end = (await slice_actor(host, is_killed).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0))[0]
     assert end is not None
     assert end.kind is (kind if kind is EndKind.NEVER_STARTED else EndKind.OUT_OF_MEMORY)
     assert "killed by Ray, because the host's memory was nearly used up" in end.error
@@ -162,48 +152,43 @@ def asked_host() -> tuple[Host, list[float]]:
     return host, asked
 
 
-def test_host_whose_task_has_returned_is_asked_until_the_attempt_is_stopped() -> None:
+@in_virtual_time
+async def test_host_of_returned_task_is_asked_until_stop() -> None:
     """Other slices may run on for hours. A host that nobody asks ends itself, and what its task still writes."""
     host, asked = asked_host()
 
     async def returns(_: TaskLaunch) -> TaskEnd:
         return RETURNED
 
-    async def look() -> list[float]:
-        actor, now = slice_actor(host, returns), asyncio.get_running_loop().time
-        await actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
-        for _ in range(100):
-            await actor.ping()
-            await asyncio.sleep(1.0)
-        unasked = [now() - asked[-1]]
-        await actor.stop(AttemptId("job", 1), None, 0.0)
-        await asyncio.sleep(100.0)
-        return [*unasked, now() - asked[-1]]
-
-    meanwhile, afterwards = run(look())
+    actor, now = slice_actor(host, returns), asyncio.get_running_loop().time
+    await actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
+    for _ in range(100):
+        await actor.ping()
+        await asyncio.sleep(1.0)
+    unasked = [now() - asked[-1]]
+    await actor.stop(AttemptId("job", 1), None, 0.0)
+    await asyncio.sleep(100.0)
+    meanwhile, afterwards = [*unasked, now() - asked[-1]]
     assert meanwhile < 2.0
     assert afterwards > 98.0
 
 
-def test_slice_that_its_pool_no_longer_asks_does_not_ask_its_hosts() -> None:
+@in_virtual_time
+async def test_slice_not_asked_by_its_pool_stops_asking_hosts() -> None:
     """The pool may be gone. A host that nobody asks ends its task."""
     host, asked = asked_host()
-
-    async def look() -> tuple[float, float]:
-        actor, now = slice_actor(host, never), asyncio.get_running_loop().time
-        running = asyncio.ensure_future(actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0))
-        for _ in range(100):
-            await actor.ping()
-            await asyncio.sleep(1.0)
-        last, until = now(), asked[-1]
-        await asyncio.sleep(100.0)
-        silent = asked[-1] - last
+    actor, now = slice_actor(host, never), asyncio.get_running_loop().time
+    running = asyncio.ensure_future(actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0))
+    for _ in range(100):
         await actor.ping()
-        await asyncio.sleep(3.0)
-        running.cancel()
-        assert asked[-1] > now() - 3.0, "it asks again once it is asked"
-        return last - until, silent
-
-    until, silent = run(look())
+        await asyncio.sleep(1.0)
+    last, until = now(), asked[-1]
+    await asyncio.sleep(100.0)
+    silent = asked[-1] - last
+    await actor.ping()
+    await asyncio.sleep(3.0)
+    running.cancel()
+    assert asked[-1] > now() - 3.0, "it asks again once it is asked"
+    until, silent = last - until, silent
     assert until <= 1.1
     assert SLICE_UNASKED_S - 2.0 <= silent <= SLICE_UNASKED_S + 1.0

@@ -39,7 +39,7 @@ def types(controller: Controller, pool: SlicePoolManager, host: TPUHostActor, ta
 
 
 @pytest.mark.parametrize("name", ["list_jobs", "list_goodput", "list_tasks", "list_workers"])
-def test_page_of_a_list_begins_behind_an_attribute_that_its_items_have(name: str) -> None:
+def test_page_of_list_begins_after_attribute_of_items(name: str) -> None:
     method = getattr(ForPeople, name)
     (item,) = get_args(get_type_hints(method)["return"])
     assert hasattr(item, getattr(method, PAGES))

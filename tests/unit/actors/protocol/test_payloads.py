@@ -17,12 +17,12 @@ class TwoPartError(Exception):
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_pickled_becomes_itself_where_it_arrives(protocol: int) -> None:
+def test_pickled_value_becomes_itself_on_arrival(protocol: int) -> None:
     assert pickle.loads(pickle.dumps(Pickled(cloudpickle.dumps({"a": 1})), protocol)) == {"a": 1}
     assert pickle.loads(pickle.dumps([Pickled(cloudpickle.dumps(n)) for n in (1, 2)])) == [1, 2]
 
 
-def test_pickled_error_becomes_the_users_exception_where_it_arrives() -> None:
+def test_pickled_error_becomes_users_exception_on_arrival() -> None:
     arrived = pickle.loads(pickle.dumps(PickledError(cloudpickle.dumps(KeyError("k")))))
     assert (type(arrived), arrived.args) == (KeyError, ("k",))
 
@@ -37,5 +37,5 @@ def test_pickled_error_becomes_the_users_exception_where_it_arrives() -> None:
     ],
     ids=["garbage", "not rebuildable", "no exception", "base exception"],
 )
-def test_rebuild_error_that_can_not_be_rebuilt_gets_a_stand_in(payload: bytes) -> None:
+def test_unrebuildable_error_gets_a_stand_in(payload: bytes) -> None:
     assert isinstance(rebuild_error(payload), RemoteUserError)

@@ -38,15 +38,13 @@ def host(slice_name: str, number: int, **changes: Any) -> WorkerStatus:
         ([host("s-0", 0), host("s-0", 1, unavailable="host 1 is hot")], SliceState.CLOSED, "host 1 is hot"),
     ],
 )
-def test_slice_is_in_the_state_that_its_hosts_make(
-    hosts: list[WorkerStatus], state: SliceState, reason: str | None
-) -> None:
+def test_slice_state_follows_its_hosts(hosts: list[WorkerStatus], state: SliceState, reason: str | None) -> None:
     (view,) = slices_of(hosts)
     assert (view.state, view.reason) == (state, reason)
     assert view.jobs == (("a/b",) if state is SliceState.BUSY else ())
 
 
-def test_slices_are_sorted_as_people_count() -> None:
+def test_slices_are_sorted_naturally() -> None:
     assert sorted(["s-10", "s-9", "t"], key=natural) == ["s-9", "s-10", "t"]
 
 

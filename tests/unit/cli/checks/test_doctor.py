@@ -35,7 +35,7 @@ from iris_ray.model.containment import SetAside
 from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
 
 
-def test_doctor_knows_what_the_rest_of_the_project_says() -> None:
+def test_doctor_constants_agree_with_rest_of_project() -> None:
     from iris_ray.actors.host.task_environment import PORTS
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -44,7 +44,7 @@ def test_doctor_knows_what_the_rest_of_the_project_says() -> None:
     assert PORTS == machine.TASK_PORTS
 
 
-def test_doctor_without_a_cluster_still_looks_at_this_machine() -> None:
+def test_doctor_without_cluster_checks_this_machine() -> None:
     nobody = address_of_nobody()
     done = invoke("doctor", "--json", RAY_ADDRESS=nobody, GCE_METADATA_HOST=nobody, IRIS_USER="ann")
     assert done.exit_code == NO_CLUSTER
@@ -57,9 +57,7 @@ def test_doctor_without_a_cluster_still_looks_at_this_machine() -> None:
     ("status", "level", "found"),
     [(200, Level.OK, "this is Google Cloud"), (404, Level.INFO, "announces no preemptions")],
 )
-def test_doctor_asks_the_metadata_server_whether_it_announces_preemptions(
-    status: int, level: Level, found: str
-) -> None:
+def test_doctor_asks_metadata_server_about_preemptions(status: int, level: Level, found: str) -> None:
     with metadata_server(status) as address:
         finding = check_metadata({"GCE_METADATA_HOST": address})
     assert finding.level is level
@@ -83,7 +81,7 @@ def metadata_server(status: int) -> Iterator[str]:
         server.shutdown()
 
 
-def test_doctor_looks_for_the_metadata_server_where_the_hosts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_looks_for_metadata_server_where_hosts_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts have notices from the second place, too, such as in a container that can't resolve the name."""
     nobody = address_of_nobody()
     assert (host_look.METADATA_VARIABLES, host_look.METADATA_HOSTS) == (HOST_VARIABLES, WELL_KNOWN_HOSTS)
@@ -97,14 +95,12 @@ def test_doctor_looks_for_the_metadata_server_where_the_hosts_do(monkeypatch: py
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:none", "no host"])
-def test_doctor_finds_no_metadata_server_at_an_address_that_is_none(
-    host: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_finds_no_metadata_server_at_invalid_address(host: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_metadata({"GCE_METADATA_HOST": host}).level is Level.WARNING
     assert capsys.readouterr().err == ""
 
 
-def test_doctor_finds_no_metadata_server_where_something_else_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_ignores_other_service_at_metadata_address(capsys: pytest.CaptureFixture[str]) -> None:
     def answer(listener: socket.socket) -> None:
         with listener.accept()[0] as connection:
             connection.recv(4096)
@@ -118,7 +114,7 @@ def test_doctor_finds_no_metadata_server_where_something_else_answers(capsys: py
     assert (finding.level, capsys.readouterr().err) == (Level.WARNING, "")
 
 
-def test_doctor_warns_of_ports_that_the_kernel_gives_away() -> None:
+def test_doctor_warns_of_ports_in_ephemeral_range() -> None:
     assert check_ports((32_768, 60_999)).level is Level.OK
     finding = check_ports((15_000, 60_999))
     assert finding.level is Level.WARNING
@@ -129,11 +125,11 @@ def test_doctor_warns_of_ports_that_the_kernel_gives_away() -> None:
     ("environ", "user", "level"),
     [({"IRIS_USER": "ann"}, "ann", Level.OK), ({}, "ann", Level.OK), ({}, "root", Level.WARNING)],
 )
-def test_doctor_minds_users_who_are_all_called_the_same(environ: dict[str, str], user: str, level: Level) -> None:
+def test_doctor_warns_of_users_sharing_one_name(environ: dict[str, str], user: str, level: Level) -> None:
     assert check_user(environ, user).level is level
 
 
-def test_doctor_names_the_latest_jump_of_the_wall_clock_for_a_day() -> None:
+def test_doctor_names_latest_clock_jump_for_a_day() -> None:
     now = time.time()
     (found,) = check_clock({"clock_jumps": [(now - 7200.0, -30.0), (now - 60.0, 3600.0)]})
     assert found.level is Level.WARNING
@@ -142,14 +138,14 @@ def test_doctor_names_the_latest_jump_of_the_wall_clock_for_a_day() -> None:
     assert not list(check_clock({}))
 
 
-def test_doctor_compares_versions_with_the_controllers() -> None:
+def test_doctor_compares_versions_with_controller() -> None:
     assert check_controller(None, "", 0).level is Level.INFO
     other = check_controller({"version": "0.0.1"}, "epoch 1, iris_ray 0.0.1", 0)
     assert (other.level, "controller upgrade" in (other.advice or "")) == (Level.INFO, True)
     assert check_controller({"version": iris_ray.__version__}, "epoch 1", 4).found == "epoch 1; sees 4 hosts"
 
 
-def test_doctor_names_who_holds_the_chips(tmp_path: Path) -> None:
+def test_doctor_names_chip_holders(tmp_path: Path) -> None:
     (tmp_path / "dev" / "vfio").mkdir(parents=True)
     for chip in ("accel0", "vfio/1", "vfio/vfio"):
         (tmp_path / "dev" / chip).touch()
@@ -170,7 +166,7 @@ CREDENTIALS = {
 }
 
 
-def test_doctor_says_whose_credentials_there_are_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_credentials_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "credentials.json"
     path.write_text(json.dumps(CREDENTIALS))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
@@ -183,7 +179,7 @@ def test_doctor_says_whose_credentials_there_are_and_no_secret(tmp_path: Path, m
     assert (broken.level, broken.advice) == (Level.WARNING, "correct or unset GOOGLE_APPLICATION_CREDENTIALS")
 
 
-def test_doctor_without_credentials_says_who_needs_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_without_credentials_says_who_needs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     monkeypatch.setenv("GCE_METADATA_HOST", address_of_nobody())
@@ -203,7 +199,7 @@ def node(name: str | None, number: int, chips: float = 4.0, **changes: Any) -> d
     }
 
 
-def test_doctor_names_what_is_wrong_with_hosts_and_slices() -> None:
+def test_doctor_names_faulty_hosts_and_slices() -> None:
     from iris_ray.actors.controller.node_table import NodeTable
 
     nodes = (
@@ -254,20 +250,20 @@ def findings(*answers: Any, claimed: frozenset[str] = frozenset()) -> list[tuple
     return [(f.level, f.check, f.found) for f in check_answers(hosts, set(claimed), HERE)]
 
 
-def test_doctor_is_content_with_hosts_at_which_all_is_well() -> None:
+def test_doctor_accepts_healthy_hosts() -> None:
     found = findings(look(), look(), look())
     assert {level for level, _, _ in found} == {Level.OK}
     assert found[-1][2] == "the same on all: python 3.11.7, ray 2.60.0, iris_ray 0.1.0, jax 0.10.2"
     assert findings() == []
 
 
-def test_doctor_names_hosts_that_do_not_answer() -> None:
+def test_doctor_names_silent_hosts() -> None:
     found = findings(look(), "no answer within 30 s", look())
     assert found[0] == (Level.WARNING, "silent host", "s-0 host 1 (10.0.0.1): no answer within 30 s")
     assert [check for _, check, _ in findings("x", "x")] == ["silent host"] * 2
 
 
-def test_doctor_minds_holders_only_where_nobody_has_claimed_chips() -> None:
+def test_doctor_reports_holders_only_of_unclaimed_chips() -> None:
     held = look(holders=["pid 7 (python)"])
     (warning,) = [f for f in findings(held, held, claimed=frozenset({"node-0"})) if f[1] == "chips held"]
     assert warning[0] is Level.WARNING
@@ -278,24 +274,24 @@ def test_doctor_minds_holders_only_where_nobody_has_claimed_chips() -> None:
     assert (unsure[0], HOSTS[0].name in unsure[2]) == (Level.INFO, True)
 
 
-def test_doctor_minds_a_lock_file_that_ray_can_not_open() -> None:
+def test_doctor_reports_lock_file_ray_cannot_open() -> None:
     (found,) = [f for f in findings(look(foreign_lock="bob"), look()) if f[1] == "lock file"]
     assert (found[0], "belongs to bob" in found[2]) == (Level.WARNING, True)
 
 
-def test_doctor_names_hosts_whose_disks_are_full() -> None:
+def test_doctor_names_hosts_with_full_disks() -> None:
     found = findings(look(), look(disks=["0 MB are left in /tmp/ray", "/mnt/iris is read-only"]), look())
     said = "s-0 host 1 (10.0.0.1): 0 MB are left in /tmp/ray; /mnt/iris is read-only"
     assert [one for one in found if one[1] == "disks of hosts"] == [(Level.WARNING, "disks of hosts", said)]
 
 
-def test_disk_without_room_is_told_from_one_with_room(tmp_path: Path) -> None:
+def test_full_disk_is_distinguished_from_one_with_room(tmp_path: Path) -> None:
     assert host_look.disk_trouble(Path("/proc")) == "0 MB are left in /proc"
     assert "No such file" in (host_look.disk_trouble(tmp_path / "missing") or "")
     assert host_look.kept_in({"IRIS_RAY_HOST_DIR": str(tmp_path)}) == [tmp_path]
 
 
-def test_doctor_names_what_is_set_aside_with_its_times() -> None:
+def test_doctor_names_set_aside_jobs_with_times() -> None:
     now = time.time()
     aside = SetAside("poison", "a defect", now - 120.5, now + 480.5), SetAside("the taints", "damaged")
     found = [finding.found for finding in check_set_aside({"set_aside": aside})]
@@ -311,7 +307,7 @@ def test_doctor_names_quarantined_hosts() -> None:
     assert "iris-ray untaint n-1 quarantined" in finding.advice
 
 
-def test_doctor_expects_the_metadata_server_on_all_hosts_or_on_none() -> None:
+def test_doctor_expects_metadata_server_on_all_hosts_or_none() -> None:
     def levels(*answers: str) -> tuple[Level, str]:
         ((level, _, found),) = [f for f in findings(*(look(metadata=a) for a in answers)) if "metadata" in f[1]]
         return level, found
@@ -332,19 +328,19 @@ def test_doctor_expects_the_metadata_server_on_all_hosts_or_on_none() -> None:
         ([{}, {}, {"jax": None}], "jax is missing on s-0 host 2 (10.0.0.2), 0.10.2 on the others"),
     ],
 )
-def test_doctor_names_versions_that_differ(versions: list[dict[str, Any]], said: str) -> None:
+def test_doctor_names_differing_versions(versions: list[dict[str, Any]], said: str) -> None:
     answers = [look(versions=look()["versions"] | changes) for changes in versions]
     assert (Level.WARNING, "versions on hosts", said) in findings(*answers)
 
 
-def test_names_of_many_hosts_are_cut() -> None:
+def test_long_lists_of_hosts_are_cut() -> None:
     hosts = [Host(f"h{number}", "") for number in range(9)]
     assert named(hosts[:6], hosts) == "h0, h1, h2, h3 and 2 more"
     assert named(hosts, hosts) == "all 9 hosts"
     assert named(hosts[:1], hosts[:1]) == "h0"
 
 
-def test_look_around_needs_no_iris_ray_on_the_host() -> None:
+def test_host_check_needs_no_iris_ray_on_host() -> None:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(host_look)
@@ -363,7 +359,7 @@ def test_look_around_needs_no_iris_ray_on_the_host() -> None:
     assert seen["versions"]["python"] == host_look.versions()["python"]
 
 
-def test_devices_of_a_simulated_host_are_its_own(tmp_path: Path) -> None:
+def test_simulated_host_is_checked_with_own_devices(tmp_path: Path) -> None:
     real = (Path("/dev"), Path("/tmp/libtpu_lockfile"))
     assert device_places({}) == device_places({"IRIS_RAY_HOST_DIR": str(tmp_path)}) == real
     (tmp_path / "dev").mkdir()
@@ -373,7 +369,7 @@ def test_devices_of_a_simulated_host_are_its_own(tmp_path: Path) -> None:
     )
 
 
-def test_holder_whose_name_is_no_text_is_named_as_well_as_it_goes(tmp_path: Path) -> None:
+def test_holder_with_undecodable_name_is_named_approximately(tmp_path: Path) -> None:
     """The kernel cuts names off after 15 bytes, which may be in the middle of a character."""
     chip = tmp_path / "accel0"
     chip.touch()
@@ -391,7 +387,7 @@ def test_holder_whose_name_is_no_text_is_named_as_well_as_it_goes(tmp_path: Path
     assert found == [f"pid {holder.pid} (обучени\ufffd)"]
 
 
-def test_lock_file_that_cannot_be_opened_is_noticed() -> None:
+def test_unopenable_lock_file_is_noticed() -> None:
     with tempfile.NamedTemporaryFile(dir="/tmp") as lock:
         assert foreign_lock(Path(lock.name)) is None
         os.chmod(lock.name, 0o444)

@@ -47,7 +47,7 @@ def found_by(world: ControllerInProcess, **expected: int) -> dict[str, dict[str,
     return {finding["check"]: finding for finding in world.json("doctor", **expected)}
 
 
-def test_doctor_finds_all_hosts_and_slices_sound(world: ControllerInProcess, hosts: Hosts) -> None:
+def test_doctor_accepts_healthy_cluster(world: ControllerInProcess, hosts: Hosts) -> None:
     found = {(f["level"], f["check"]): f["found"] for f in world.json("doctor")}
     assert found["OK", "silent hosts"] == "none; all 6 TPU hosts answered"
     assert found["INFO", "metadata server of hosts"] == "answers on none of 6 hosts"
@@ -67,14 +67,14 @@ def test_doctor_starts_no_controller(bare_cluster: ControllerInProcess, hosts: H
     assert not bare_cluster.store.values
 
 
-def test_doctor_names_the_host_whose_idle_chips_a_process_holds(world: ControllerInProcess, hosts: Hosts) -> None:
+def test_doctor_names_host_whose_idle_chips_are_held(world: ControllerInProcess, hosts: Hosts) -> None:
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
     finding = found_by(world)["chips held"]
     assert finding["level"] == "WARNING"
     assert finding["found"].startswith("v4-16-1 host 1 (10.0.3.1): pid 7 (python), but no Ray task or actor has")
 
 
-def test_chips_that_are_claimed_may_be_held(world: ControllerInProcess, hosts: Hosts) -> None:
+def test_claimed_chips_may_be_held(world: ControllerInProcess, hosts: Hosts) -> None:
     assert claimed_nodes(NodeTable.read()) == set()
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
     world.start("train", slices=(2,))
@@ -97,7 +97,7 @@ def test_doctor_names_silent_hosts_and_incomplete_slices(world: ControllerInProc
     assert len(tpu_hosts(NodeTable.read())) == 5
 
 
-def test_controller_of_another_protocol_is_an_error_with_what_to_do(
+def test_doctor_reports_controller_of_other_protocol_with_advice(
     bare_cluster: ControllerInProcess, hosts: Hosts
 ) -> None:
     world = bare_cluster
@@ -107,9 +107,7 @@ def test_controller_of_another_protocol_is_an_error_with_what_to_do(
     assert (finding["level"], "controller upgrade" in finding["found"]) == ("ERROR", True)
 
 
-def test_doctor_advises_an_upgrade_of_a_controller_of_another_version(
-    bare_cluster: ControllerInProcess, hosts: Hosts
-) -> None:
+def test_doctor_advises_upgrade_of_controller_of_other_version(bare_cluster: ControllerInProcess, hosts: Hosts) -> None:
     world = bare_cluster
     world.makes_controller = lambda: world.controller_of("0.0.9")
     world.start_controller()

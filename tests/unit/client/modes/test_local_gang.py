@@ -59,7 +59,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         return run_on_pod(remote, "v4-16", num_slices=2, mode="simple")
 
 
-def test_each_task_has_a_process_of_its_own_and_knows_its_place(seen: list[dict[str, Any]]) -> None:
+def test_each_task_has_own_process_and_position(seen: list[dict[str, Any]]) -> None:
     me = [one["me"] for one in seen]
     assert [info.task_index for info in me] == [0, 1, 2, 3]
     assert [(info.slice_id, info.worker_id, info.slice_name) for info in me] == [
@@ -73,9 +73,7 @@ def test_each_task_has_a_process_of_its_own_and_knows_its_place(seen: list[dict[
     assert len({one["pid"] for one in seen} | {os.getpid()}) == 5
 
 
-def test_task_has_the_variables_of_a_multislice_run_and_the_users_own_and_keeps_off_accelerators(
-    seen: list[dict[str, Any]],
-) -> None:
+def test_task_has_multislice_and_user_variables_and_no_accelerators(seen: list[dict[str, Any]]) -> None:
     assert [one["env"]["MEGASCALE_SLICE_ID"] for one in seen] == ["0", "0", "1", "1"]
     for one in seen:
         assert one["env"]["MEGASCALE_NUM_SLICES"] == "2"
@@ -84,7 +82,7 @@ def test_task_has_the_variables_of_a_multislice_run_and_the_users_own_and_keeps_
         assert one["env"]["IRIS_RAY_MODE"] == "simple"
 
 
-def test_heartbeats_notices_endpoints_and_local_directories_work(seen: list[dict[str, Any]]) -> None:
+def test_heartbeats_notices_endpoints_and_directories_work_locally(seen: list[dict[str, Any]]) -> None:
     for one in seen:
         assert one["heartbeat"] == "7"
         assert one["notice"] is None
@@ -93,7 +91,7 @@ def test_heartbeats_notices_endpoints_and_local_directories_work(seen: list[dict
         assert not Path(one["me"].local_dir).exists(), "it goes with the run"
 
 
-def test_endpoint_of_a_task_that_has_ended_is_not_found(tmp_path: Path) -> None:
+def test_endpoint_of_ended_task_is_not_found(tmp_path: Path) -> None:
     def run() -> str:
         me, found = get_job_info(), tmp_path / "found"
         assert me is not None
@@ -121,7 +119,7 @@ class OwnError(Exception):
         self.number = number
 
 
-def test_first_error_ends_the_gang_and_is_raised_as_on_a_cluster(tmp_path: Path) -> None:
+def test_first_error_ends_local_gang_as_on_cluster(tmp_path: Path) -> None:
     def fail() -> None:
         me = get_job_info()
         assert me is not None
@@ -146,7 +144,7 @@ class UntravelledError(Exception):
         raise RuntimeError("not pickled")
 
 
-def test_error_that_can_not_be_pickled_has_a_stand_in_with_its_traceback() -> None:
+def test_unpicklable_error_has_stand_in_with_traceback() -> None:
     def fail() -> None:
         raise UntravelledError("the users own words")
 
@@ -154,18 +152,18 @@ def test_error_that_can_not_be_pickled_has_a_stand_in_with_its_traceback() -> No
         run_on_pod(fail, "v4-8", mode="simple")
 
 
-def test_process_that_ends_without_a_word_is_a_crash_with_its_exit_code() -> None:
+def test_process_ending_silently_is_a_crash_with_exit_code() -> None:
     with pytest.raises(TaskCrashedError, match=r"slice 0 \(v4-8-0\) worker 0: .* exited with code 7"):
         run_on_pod(lambda: os._exit(7), "v4-8", mode="simple")
 
 
-def test_exit_code_is_a_failure_and_exit_without_one_a_success() -> None:
+def test_exit_code_is_failure_and_bare_exit_success() -> None:
     assert run_on_pod(lambda: sys.exit(0), "v4-8", mode="simple") == [None]
     with pytest.raises(TaskCrashedError, match=r"sys.exit\(3\)"):
         run_on_pod(lambda: sys.exit(3), "v4-8", mode="simple")
 
 
-def test_thread_that_goes_on_after_the_function_has_its_time(tmp_path: Path) -> None:
+def test_thread_outliving_function_has_its_grace(tmp_path: Path) -> None:
     def upload_later() -> str:
         import threading
 
@@ -180,7 +178,7 @@ def test_thread_that_goes_on_after_the_function_has_its_time(tmp_path: Path) -> 
     assert (tmp_path / "uploaded").exists()
 
 
-def test_line_that_stdout_can_not_encode_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unencodable_line_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     def talk() -> str:
         for _ in range(100):
             os.write(1, b"caf\xc3\xa9 \xff\n")
@@ -194,7 +192,7 @@ def test_line_that_stdout_can_not_encode_ends_no_task(monkeypatch: pytest.Monkey
     assert stdout.read().count("café ?") == 100
 
 
-def test_lines_come_with_their_task_and_what_ray_would_set_up_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_labelled_and_rays_set_up_is_skipped(capfd: pytest.CaptureFixture[str]) -> None:
     def say() -> None:
         print("a line")
         print("no newline", end="", file=sys.stderr)
@@ -208,7 +206,7 @@ def test_lines_come_with_their_task_and_what_ray_would_set_up_is_left_out(capfd:
     assert "iris_ray: pip of the runtime_env left out" in err
 
 
-def test_validate_prints_the_plan_and_then_runs(capfd: pytest.CaptureFixture[str]) -> None:
+def test_validate_prints_plan_and_runs(capfd: pytest.CaptureFixture[str]) -> None:
     remote = ray.remote(num_cpus=2, runtime_env={"env_vars": {"TOKEN": "s3cret"}})(lambda: "ran")
     assert run_on_pod(remote, "v4-16", num_slices=[1, 2], mode="validate", preload=["json"]) == ["ran"] * 4
     err = capfd.readouterr().err
@@ -218,18 +216,18 @@ def test_validate_prints_the_plan_and_then_runs(capfd: pytest.CaptureFixture[str
     assert "s3cret" not in err
 
 
-def test_validate_refuses_a_module_to_preload_that_is_not_there() -> None:
+def test_validate_refuses_missing_preload_module() -> None:
     with pytest.raises(InvalidRequestError, match="there is no such module"):
         run_on_pod(lambda: None, "v4-8", mode="validate", preload=["no_such_module.at_all"])
 
 
-def test_module_of_preload_that_can_not_be_imported_is_an_error_of_the_setup() -> None:
+def test_failing_preload_import_is_a_set_up_error() -> None:
     with pytest.raises(TaskSetupError, match="preload='no_such_module' can't be imported"):
         run_on_pod(lambda: None, "v4-8", mode="simple", preload=["no_such_module"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-def test_local_processes_end_with_their_script(tmp_path: Path, number: signal.Signals) -> None:
+def test_local_processes_end_with_script(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, pathlib, sys, time\n"
@@ -258,7 +256,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.proof
-def test_processes_of_a_local_gang_make_one_jax_program() -> None:
+def test_local_gang_forms_one_jax_program() -> None:
     def count() -> tuple[int, int]:
         import jax
 
@@ -270,9 +268,7 @@ def test_processes_of_a_local_gang_make_one_jax_program() -> None:
     assert run_on_pod(count, "v4-16", mode="simple") == [(0, 2), (1, 2)]
 
 
-def test_task_finds_the_modules_of_its_script_wherever_these_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_imports_modules_beside_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in the directory in which Python itself is, as /usr/src/app, or beside a Path that Python leaves out."""
     (tmp_path / "beside_the_script.py").write_text("def answer():\n    return 42\n")
     odd: Any = Path("/nowhere")

@@ -32,7 +32,7 @@ def said_by(variable: str) -> dict[str, str]:
         ("cluster", "simple", ModeKind.CLUSTER),
     ],
 )
-def test_argument_wins_over_variable_and_without_both_it_is_the_cluster(
+def test_mode_argument_wins_over_variable_and_cluster_is_default(
     mode: str | None, variable: str, kind: ModeKind
 ) -> None:
     assert chosen_mode(mode, None, said_by(variable)) == Mode(kind)
@@ -47,7 +47,7 @@ def test_argument_wins_over_variable_and_without_both_it_is_the_cluster(
         (None, None, said_by("simulate:kill slice 0 after 0.5m")),
     ],
 )
-def test_faults_are_given_as_an_argument_or_behind_the_mode(given: Any) -> None:
+def test_faults_come_from_argument_or_mode_suffix(given: Any) -> None:
     mode = chosen_mode(*given)
     assert mode.kind is ModeKind.SIMULATE
     (fault,) = mode.faults
@@ -75,12 +75,12 @@ def test_faults_are_given_as_an_argument_or_behind_the_mode(given: Any) -> None:
         ((None, "preempt slice 0 after 1m with notice of 9s", {}), "'preempt slice 0 after 1m with 9s notice'"),
     ],
 )
-def test_bad_mode_or_fault_is_refused_with_the_nearest(given: Any, said: str) -> None:
+def test_invalid_mode_or_fault_is_refused_with_nearest(given: Any, said: str) -> None:
     with pytest.raises(InvalidModeError, match=said):
         chosen_mode(*given)
 
 
-def test_faults_are_sorted_by_time_and_every_form_can_be_written() -> None:
+def test_faults_are_sorted_and_parsed_in_every_form() -> None:
     values = {"SLICE": "1", "HOST": "0", "TIME": "2s", "NOTICE": "3s"}
     for form in FORMS:
         text = form
@@ -94,12 +94,12 @@ def test_faults_are_sorted_by_time_and_every_form_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("fault", ["kill slice 0 after 9000h", "preempt slice 0 after 1s with 10000000000s notice"])
-def test_fault_for_which_nobody_waits_is_refused(fault: str) -> None:
+def test_fault_too_late_to_await_is_refused(fault: str) -> None:
     with pytest.raises(InvalidModeError, match="has a time of more than a year"):
         parse_schedule("simulate", fault)
 
 
-def test_fault_of_a_slice_that_there_will_not_be_is_refused_but_not_of_one_that_replaces_another() -> None:
+def test_fault_of_missing_slice_is_refused_unless_replacement() -> None:
     first, second = parse_schedule("simulate", "kill slice 0 after 1s, kill slice 2 after 2s")
     require_possible([first, second], slices=2, hosts=2)
     with pytest.raises(InvalidModeError, match="'kill slice 2 after 2s': by then there are only the slices 0 to 1"):
@@ -108,18 +108,18 @@ def test_fault_of_a_slice_that_there_will_not_be_is_refused_but_not_of_one_that_
         require_possible([PlannedFault("kill host 2", "kill", 1.0, 0, 2)], slices=1, hosts=2)
 
 
-def test_fault_that_can_not_happen_is_refused_before_a_cluster_starts() -> None:
+def test_impossible_fault_is_refused_before_cluster_starts() -> None:
     with pytest.raises(InvalidModeError, match="only the slices 0 to 0"):
         run_on_pod(hello, "v4-16", simulate="kill slice 1 after 1s")
 
 
 @pytest.mark.parametrize(("mode", "limit"), [("simple", 64), ("simulate", 32)])
-def test_gang_that_is_too_large_for_one_machine_is_refused(mode: str, limit: int) -> None:
+def test_gang_too_large_for_one_machine_is_refused(mode: str, limit: int) -> None:
     with pytest.raises(InvalidJobError, match=rf"2 slices of v4-1024 have 256 hosts.* {limit} .*smaller type"):
         run_on_pod(hello, "v4-1024", num_slices=2, mode=mode)
 
 
-def test_client_of_a_cluster_is_refused_in_a_local_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_client_is_refused_in_local_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_RAY_MODE", "simple")
     with pytest.raises(InvalidModeError, match=r"IrisClient\.local"):
         IrisClient()

@@ -87,7 +87,7 @@ def leading(*calls: Callable[[Any], str | None]) -> Followers:
     return followers
 
 
-def test_the_others_make_each_call_and_one_call_comes_after_another() -> None:
+def test_all_hosts_make_each_call_one_after_another() -> None:
     heard: list[Any] = []
 
     def follow(payload: Any) -> None:
@@ -106,7 +106,7 @@ def test_the_others_make_each_call_and_one_call_comes_after_another() -> None:
     assert sorted(by_call) == [[n] * 3 for n in range(5)]
 
 
-def test_what_fails_on_another_host_only_is_an_error_of_the_call() -> None:
+def test_failure_on_other_host_only_is_an_error_of_the_call() -> None:
     followers = leading(lambda _: None, lambda _: "ValueError: no such token")
     with (
         pytest.raises(RemoteUserError, match="another host of its slot: ValueError: no such token"),
@@ -115,14 +115,14 @@ def test_what_fails_on_another_host_only_is_an_error_of_the_call() -> None:
         pass
 
 
-def test_what_fails_on_all_hosts_is_the_models_own_error() -> None:
+def test_failure_on_all_hosts_is_the_models_own_error() -> None:
     followers = leading(lambda _: "ZeroDivisionError")
     with pytest.raises(ZeroDivisionError), followers.calling((1,), REQUEST):
         raise ZeroDivisionError
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_slot_ends_if_a_host_goes_on_with_a_call_that_the_leader_has_ended(exits: threading.Event) -> None:
+def test_slot_ends_if_host_continues_call_leader_ended(exits: threading.Event) -> None:
     may_end = threading.Event()
     followers = leading(lambda _: None if may_end.wait(20) else "")
     with pytest.raises(Exited), followers.calling((1,), REQUEST):
@@ -132,15 +132,13 @@ def test_a_slot_ends_if_a_host_goes_on_with_a_call_that_the_leader_has_ended(exi
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_slot_ends_if_the_leader_goes_on_with_a_call_that_has_failed_elsewhere(exits: threading.Event) -> None:
+def test_slot_ends_if_leader_continues_call_failed_elsewhere(exits: threading.Event) -> None:
     followers = leading(lambda _: "OSError: the disk is full", lambda _: None)
     with pytest.raises((RemoteUserError, Exited)), followers.calling((1,), REQUEST):
         assert exits.wait(20)
 
 
-def test_no_call_begins_while_a_host_is_in_the_one_before_though_another_one_has_failed(
-    exits: threading.Event,
-) -> None:
+def test_no_call_begins_while_a_host_is_in_the_last(exits: threading.Event) -> None:
     ended: list[str] = []
 
     def slow(_: Any) -> None:
@@ -156,9 +154,7 @@ def test_no_call_begins_while_a_host_is_in_the_one_before_though_another_one_has
 
 @pytest.mark.parametrize("first", ["OSError: the disk is full", None])
 @pytest.mark.usefixtures("soon")
-def test_a_slot_ends_if_two_hosts_go_on_with_a_call_that_the_third_one_has_ended(
-    exits: threading.Event, first: str | None
-) -> None:
+def test_slot_ends_if_two_hosts_continue_call_third_ended(exits: threading.Event, first: str | None) -> None:
     """The leader and another host wait for what the third one does not take part in."""
     may_end = threading.Event()
     followers = leading(lambda _: first, lambda _: None if may_end.wait(20) else "")
@@ -168,7 +164,7 @@ def test_a_slot_ends_if_two_hosts_go_on_with_a_call_that_the_third_one_has_ended
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_call_whose_host_is_lost_has_no_answer_and_runs_again_with_the_slot(exits: threading.Event) -> None:
+def test_call_of_lost_host_runs_again_with_the_slot(exits: threading.Event) -> None:
     """It would be the model's fault otherwise, and the caller would not have it repeated."""
 
     def lost(_: Any) -> None:
@@ -179,7 +175,7 @@ def test_a_call_whose_host_is_lost_has_no_answer_and_runs_again_with_the_slot(ex
     assert exits.is_set()
 
 
-def test_a_payload_that_another_host_cannot_open_is_an_error_of_the_call(exits: threading.Event) -> None:
+def test_payload_other_host_cannot_open_is_error_of_call(exits: threading.Event) -> None:
     def unreadable(_: Any) -> None:
         raise RayTaskError("follow", "", ModuleNotFoundError("no module named 'tables'"))
 
@@ -209,7 +205,7 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> SlotActor:
 
 
 @pytest.mark.parametrize("payload", [Reference(), [1]])
-def test_every_host_gets_the_payload_as_the_first_one_does(actor: SlotActor, payload: Any) -> None:
+def test_every_host_gets_the_same_payload(actor: SlotActor, payload: Any) -> None:
     sent: list[Any] = []
     hosts = Hosts(lambda each: sent.append(each))
     actor.lead(hosts.actors)
@@ -228,7 +224,7 @@ def test_every_host_gets_the_payload_as_the_first_one_does(actor: SlotActor, pay
     assert [actor.follow(each, requests[0]) for each in sent] == [None] * 4
 
 
-def test_pieces_that_nobody_wants_are_made_all_the_same_if_others_make_them_too() -> None:
+def test_unwanted_pieces_are_made_if_others_make_them() -> None:
     made: list[int] = []
 
     def pieces() -> Iterator[int]:
@@ -245,7 +241,7 @@ def test_pieces_that_nobody_wants_are_made_all_the_same_if_others_make_them_too(
     assert list(leading(lambda _: None).in_full(pieces())) == [0, 1, 2, 3]
 
 
-def test_the_hosts_meet_at_a_free_port_of_the_leader() -> None:
+def test_hosts_meet_at_free_port_of_leader() -> None:
     address = Followers().lead(Hosts(lambda _: None).follow)
     assert address.startswith("127.0.0.1:")
     assert address != "127.0.0.1:1234"
@@ -269,7 +265,7 @@ class AsyncWords:
 @pytest.mark.parametrize("model", [Words, AsyncWords])
 @pytest.mark.parametrize("is_session", [False, True])
 @pytest.mark.usefixtures("soon")
-def test_a_reader_that_is_slow_ends_no_slot(
+def test_slow_reader_ends_no_slot(
     exits: threading.Event, monkeypatch: pytest.MonkeyPatch, model: type, is_session: bool
 ) -> None:
     """The other hosts have made their pieces at once: nobody reads these. The leader waits for its reader."""

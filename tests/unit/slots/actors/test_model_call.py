@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from iris_ray.slots.actors.messages import MOST_PIECES
+from iris_ray.slots.actors import messages
+from iris_ray.slots.actors.messages import MOST_PIECES, NotHeld, Reasons
 from iris_ray.slots.actors.model_call import ModelCall, RunningCalls, SlotRequest, StoppedError, slot_request
-from iris_ray.slots.actors.slot_actor import LoadedModel
+from iris_ray.slots.actors.slot_actor import HeldSessions, LoadedModel
 from tests.support.waiting import wait_until
+
+# -- calls ------------------------------------------------------------------------------------------------------------
 
 
 class Plain:
@@ -69,7 +72,7 @@ def test_all_kinds_of_models_answer_whole_and_in_pieces(model: type, payload: An
     assert list(made.pieces(payload, ModelCall(made.loop))) == pieces
 
 
-def test_what_a_model_raises_is_raised_and_a_load_says_why_it_failed() -> None:
+def test_models_exception_is_raised_and_failed_load_explained() -> None:
     made = loaded(Plain)
     with pytest.raises(TypeError, match="concatenate"):
         made.answer("text", ModelCall(made.loop))
@@ -91,7 +94,7 @@ class Cancels:
 
 
 @pytest.mark.parametrize("how", ["function", "coroutine", "pieces"])
-def test_a_model_that_cancels_itself_is_at_fault_and_was_not_stopped(how: str) -> None:
+def test_model_cancelling_itself_is_at_fault(how: str) -> None:
     made = loaded(Cancels)
     with (
         pytest.raises(RuntimeError, match="the model raised CancelledError"),
@@ -111,13 +114,13 @@ class OddError(Exception):
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), OddError()])
-def test_a_load_that_fails_in_an_odd_way_is_a_failed_load(error: BaseException) -> None:
+def test_odd_failure_of_a_load_is_a_failed_load(error: BaseException) -> None:
     why = LoadedModel().load(cloudpickle.dumps((FailsToLoad, {"error": error})))
     assert why is not None
     assert type(error).__name__ in why
 
 
-def test_a_coroutine_that_is_stopped_ends_and_so_does_one_that_was_stopped_before() -> None:
+def test_stopped_coroutine_ends_even_if_stopped_before_start() -> None:
     made = loaded(Coroutine)
     calls = RunningCalls(made.loop)
 
@@ -137,7 +140,7 @@ def test_a_coroutine_that_is_stopped_ends_and_so_does_one_that_was_stopped_befor
 
 
 @pytest.mark.parametrize("model", [Pieces, AsyncPieces])
-def test_a_stream_that_is_stopped_ends(model: type) -> None:
+def test_stopped_stream_ends(model: type) -> None:
     made = loaded(model)
     call = ModelCall(made.loop)
     pieces = made.pieces(10**6, call)
@@ -158,7 +161,7 @@ class Endless:
             yield self.made
 
 
-def test_an_asynchronous_generator_waits_until_its_pieces_are_taken() -> None:
+def test_asynchronous_generator_waits_for_its_reader() -> None:
     made = loaded(Endless)
     call = ModelCall(made.loop)
     pieces = made.pieces(None, call)
@@ -196,7 +199,7 @@ class Knows:
 
 
 @pytest.mark.parametrize("kind", ["function", "coroutine", "pieces", "async pieces"])
-def test_a_model_of_any_kind_knows_which_request_it_answers(kind: str) -> None:
+def test_model_of_any_kind_knows_its_request(kind: str) -> None:
     made = loaded(Knows)
     calls = RunningCalls(made.loop)
     for request in (SlotRequest("r", 1), SlotRequest("r", 2)):
@@ -205,3 +208,38 @@ def test_a_model_of_any_kind_knows_which_request_it_answers(kind: str) -> None:
             answer = made.answer(kind, call)
             assert answer in (request, [request, request])
     assert slot_request() is None
+
+
+# -- sessions that a slot holds ---------------------------------------------------------------------------------------
+
+
+def test_stopped_session_ends_after_its_current_call() -> None:
+    sessions = HeldSessions()
+    sessions.open("a")
+    assert sessions.begin_call("a") is None
+    with ThreadPoolExecutor() as threads:
+        over = threads.submit(sessions.stop, "a", "its runner goes")
+        assert sessions.begin_call("a") == NotHeld("its runner goes")
+        assert not over.done()
+        sessions.end_call("a")
+        over.result(10)
+    assert sessions.begin_call("a") == NotHeld("its runner goes")
+
+
+def test_session_stopped_before_opening_stays_closed() -> None:
+    sessions = HeldSessions()
+    sessions.stop("a", "it was closed")
+    sessions.open("a")
+    assert sessions.begin_call("a") == NotHeld("it was closed")
+    assert sessions.begin_call("nobody") == NotHeld("it has ended")
+
+
+def test_first_stop_reason_counts_and_oldest_are_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(messages, "MOST", 2)
+    known = Reasons()
+    known.note("a", "closed")
+    known.note("a", "idle")
+    assert known.of("a") == "closed"
+    known.note("b", "idle")
+    known.note("c", "idle")
+    assert [known.of(name) for name in "abc"] == ["it has ended", "idle", "idle"]

@@ -1,15 +1,83 @@
-"""Hosts for slots come and go."""
+"""Hosts for slots: what is asked of them, how they come and go, and what the Controller hears of them."""
 
 import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
+import pytest
 from ray.exceptions import RayError
 
-from iris_ray.slots.actors.runners import HostHere, Runners
+from iris_ray import SlotHosts
+from iris_ray.errors import InvalidSlotError, UnknownTPUTypeError
+from iris_ray.slots.actors import runners
+from iris_ray.slots.actors.runner_agent import RunnerAgent
+from iris_ray.slots.actors.runners import HostHere, Runners, Yielding, visible_devices
+from iris_ray.slots.actors.slot_actor import ProcessIdentity
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.events import RunnerJoined, RunnerLost
+from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.reconciler import Reconciler
 from tests.support.slots import host_here
+
+# -- what is asked of hosts -------------------------------------------------------------------------------------------
+
+
+def test_tpu_type_says_how_many_chips_hosts_have() -> None:
+    hosts = SlotHosts(2, tpu_type="v4-16")
+    assert (hosts.count, hosts.kind, hosts.devices) == (2, DeviceKind.TPU, 4)
+
+
+def test_host_is_one_cpu_device_or_one_per_accelerator() -> None:
+    assert len(SlotHosts(devices=8).runner.devices) == 1
+    assert len(SlotHosts(kind=DeviceKind.GPU, devices=8).runner.devices) == 8
+    assert len(SlotHosts(tpu_type="v4-8").runner.devices) == 4
+
+
+def test_whole_slice_is_one_runner_used_by_one_slot() -> None:
+    runner = SlotHosts(tpu_type="v4-16", whole_slices=True).runner
+    assert (len(runner.devices), list(runner.sets(8)), list(runner.sets(4))) == (8, [tuple(range(8))], [])
+    assert len(SlotHosts(tpu_type="v4-512", whole_slices=True).runner.devices) == 256
+    assert SlotHosts(tpu_type="v4-8", whole_slices=True).runner == SlotHosts(tpu_type="v4-8").runner
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"count": 0}, "count is 0"),
+        ({"memory": 1.5}, "memory is 1.5"),
+        ({"kind": "gpu"}, "give a DeviceKind"),
+        ({"kind": DeviceKind.TPU}, "say which slices"),
+        ({"whole_slices": True}, "needs a type of slices"),
+        ({"kind": DeviceKind.GPU, "tpu_type": "v4-8"}, "have no GPUs"),
+    ],
+)
+def test_senseless_hosts_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSlotError, match=said):
+        SlotHosts(**wrong)
+
+
+def test_unknown_type_is_refused_with_nearest() -> None:
+    with pytest.raises(UnknownTPUTypeError, match="v4-16"):
+        SlotHosts(tpu_type="v4-161")
+
+
+def test_runner_with_some_gpus_uses_the_hosts_names() -> None:
+    assert visible_devices(DeviceKind.GPU, (0, 1), 2, ("4", "6"))["CUDA_VISIBLE_DEVICES"] == "4,6"
+    assert visible_devices(DeviceKind.GPU, (1,), 2)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert visible_devices(DeviceKind.CPU, (0,), 1, ("4",))["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_partial_chips_are_a_rectangle() -> None:
+    some = visible_devices(DeviceKind.TPU, (2, 3), 4)
+    assert (some["TPU_VISIBLE_CHIPS"], some["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == ("2,3", "1,2,1")
+    assert "TPU_VISIBLE_CHIPS" not in visible_devices(DeviceKind.TPU, (0, 1, 2, 3), 4)
+
+
+# -- hosts that come and go -------------------------------------------------------------------------------------------
 
 
 class Agent:
@@ -27,17 +95,17 @@ class Agent:
 def kept(dies: bool) -> tuple[bool, list[type]]:
     async def keep() -> bool:
         here = host_here("a", Agent())
-        waits = asyncio.ensure_future(runners.keep(here))
+        waits = asyncio.ensure_future(made.keep(here))
         await asyncio.sleep(0)
-        here.agent.handle.dies.set() if dies else runners.close()
+        here.agent.handle.dies.set() if dies else made.close()
         return await waits
 
     heard: list[Any] = []
-    runners = Runners(heard.append)
+    made = Runners(heard.append)
     return asyncio.run(keep()), [type(event) for event in heard]
 
 
-def test_whoever_keeps_a_host_hears_whether_it_is_given_back_or_its_agent_is_gone() -> None:
+def test_host_holder_hears_of_return_or_lost_agent() -> None:
     assert kept(dies=True) == (False, [RunnerJoined, RunnerLost])
     assert kept(dies=False)[0] is True
 
@@ -67,37 +135,134 @@ class Slices:
         return found
 
 
-def test_a_runner_of_several_hosts_joins_with_the_last_one_and_is_lost_with_the_first() -> None:
-    async def story() -> None:
-        slices = Slices()
-        first = await slices.arrives(1)
-        assert slices.new() == []
-        second = await slices.arrives(0)
-        (joined,) = slices.heard
-        assert (joined.runner.kind, len(joined.runner.devices)) == (DeviceKind.TPU, 8)
-        assert joined.runner.legal_sets == (tuple(range(8)),)
-        assert list(joined.runner.attributes) == ["zone"]  # the hosts are different nodes
-        assert slices.runners.by_id["t"].hosts == (second, first)
-        slices.new()
-        await slices.goes(first)
-        assert slices.new() == [RunnerLost]
-        await slices.goes(second)
-        assert slices.new() == []
-
-    asyncio.run(story())
+async def test_runner_of_several_hosts_joins_and_leaves_whole() -> None:
+    slices = Slices()
+    first = await slices.arrives(1)
+    assert slices.new() == []
+    second = await slices.arrives(0)
+    (joined,) = slices.heard
+    assert (joined.runner.kind, len(joined.runner.devices)) == (DeviceKind.TPU, 8)
+    assert joined.runner.legal_sets == (tuple(range(8)),)
+    assert list(joined.runner.attributes) == ["zone"]  # the hosts are different nodes
+    assert slices.runners.by_id["t"].hosts == (second, first)
+    slices.new()
+    await slices.goes(first)
+    assert slices.new() == [RunnerLost]
+    await slices.goes(second)
+    assert slices.new() == []
 
 
-def test_hosts_of_different_attempts_make_no_runner_and_the_end_of_an_old_one_takes_nothing_from_the_new() -> None:
-    async def story() -> None:
-        slices = Slices()
-        old = await slices.arrives(0)
-        new = await slices.arrives(1, attempt=2)
-        assert slices.new() == []
-        await slices.arrives(0, attempt=2)
-        assert slices.new() == [RunnerJoined]
-        await slices.goes(old)
-        assert slices.new() == []
-        await slices.goes(new)
-        assert slices.new() == [RunnerLost]
+async def test_hosts_of_different_attempts_make_no_runner() -> None:
+    slices = Slices()
+    old = await slices.arrives(0)
+    new = await slices.arrives(1, attempt=2)
+    assert slices.new() == []
+    await slices.arrives(0, attempt=2)
+    assert slices.new() == [RunnerJoined]
+    await slices.goes(old)
+    assert slices.new() == []
+    await slices.goes(new)
+    assert slices.new() == [RunnerLost]
 
-    asyncio.run(story())
+
+# -- hosts that could be given to others ------------------------------------------------------------------------------
+
+
+class Told(Yielding):
+    """Remembers what it tells instead of telling it, and is told which jobs yield."""
+
+    found: Mapping[str, bool]
+    answers: bool = True
+
+    def __init__(self) -> None:
+        super().__init__(Reconciler(ServingPolicy(), lambda: "slot"), {}, ("job",), "me")
+        self.heard: dict[str, bool] = {}
+
+    async def _tell(self, changed: Mapping[str, bool]) -> None:
+        self.heard |= changed
+        if not self.answers:
+            raise TimeoutError("the answer came late")
+
+    def _found(self, now: float) -> dict[str, bool]:
+        return dict(self.found)
+
+
+def test_yielding_report_with_lost_answer_is_corrected() -> None:
+    told = Told()
+    for yields, answers in ((False, True), (True, False), (False, True)):
+        told.found, told.answers = {"job": yields}, answers
+        if answers:
+            asyncio.run(told.report_changes(0.0))
+        else:
+            with pytest.raises(TimeoutError):
+                asyncio.run(told.report_changes(0.0))
+        assert told.heard == {"job": yields}
+
+
+def test_unchanged_yielding_is_not_reported_again() -> None:
+    told = Told()
+    told.found = {"job": True}
+    asyncio.run(told.report_changes(0.0))
+    told.heard.clear()
+    asyncio.run(told.report_changes(1.0))
+    assert told.heard == {}
+
+
+class Deaf(Told):
+    """Tells a Controller that never answers."""
+
+    async def _tell(self, changed: Mapping[str, bool]) -> None:
+        await asyncio.sleep(3600)
+
+
+def test_warning_about_silent_controller_says_for_how_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runners, "LOOK_S", 0.0)
+    monkeypatch.setattr(runners, "ANSWER_S", 0.05)
+
+    async def until_it_warns() -> None:
+        deaf = Deaf()
+        deaf.found = {"job": True}
+        reports = asyncio.create_task(deaf.report(lambda: 0.0))
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
+        reports.cancel()
+
+    asyncio.run(asyncio.wait_for(until_it_warns(), 30))
+    assert caplog.messages[0].endswith("idle: it did not answer within 0.05 s")
+
+
+# -- agents -----------------------------------------------------------------------------------------------------------
+
+
+MB = 2**20
+TAKES_MEMORY = f"""
+import os
+if os.fork() == 0:
+    held = b"c" * (40 * {MB})
+else:
+    held = b"p" * (60 * {MB})
+print("holds it", flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[ProcessIdentity]:
+    """One that holds 60 MB, and its child 40 MB."""
+    with subprocess.Popen([sys.executable, "-c", TAKES_MEMORY], stdin=-1, stdout=-1, text=True) as made:
+        assert made.stdout is not None
+        for _ in range(2):
+            assert made.stdout.readline() == "holds it\n"
+        yield ProcessIdentity(made.pid, psutil.Process(made.pid).create_time())
+        made.communicate("\n\n")
+
+
+def test_memory_of_processes_includes_children(process: ProcessIdentity, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_ray.slots.actors.runner_agent.join_task", lambda: None)
+    agent = RunnerAgent({})
+    used = asyncio.run(agent.memory([process]))
+    assert 100 * MB < used < 150 * MB
+    gone = ProcessIdentity(process.pid, process.began - 100.0)
+    assert asyncio.run(agent.memory([process, gone])) < 150 * MB, "another process has its pid"

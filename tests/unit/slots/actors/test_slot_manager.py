@@ -1,163 +1,140 @@
 """What a SlotManager does when something goes wrong."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
 
-from iris_ray.errors import InvalidSlotError, JobCancelledError, SlotQueueFullError
-from iris_ray.slots.actors import slot_manager
+from iris_ray.errors import InvalidSlotError, JobCancelledError, RequestLostError, SlotQueueFullError
+from iris_ray.slots.actors import slot_manager, slot_processes
+from iris_ray.slots.actors.messages import MOST_PIECES, Ask, Grant, Piece
 from iris_ray.slots.actors.model_call import SlotRequest
+from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.actors.waiting import Clients
+from iris_ray.slots.core import converge, reconciler
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import WorkloadKind
-from tests.support.slot_processes import Method, Slots, all_of, ask, forever, manager_of, order, true, until
+from tests.support.slot_processes import Method, Slot, Slots, all_of, ask, forever, manager_of, order, true, until
 from tests.support.slots import host_here
 
-
-def test_a_slot_that_can_not_be_made_stops_no_other_and_not_the_clock(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a", "b")
-        await manager.register(order())
-        slots.fails = True
-        waits = asyncio.ensure_future(manager.submit(ask("r")))
-        await asyncio.sleep(0.05)
-        assert not waits.done()
-        slots.fails = False
-        await until(lambda: slots.made)  # after a pause: it is the timer that has it made
-        slots.made[0].may_answer.set()
-        assert (await waits).open() == 0
-
-    asyncio.run(story())
+# -- slots and requests -----------------------------------------------------------------------------------------------
 
 
-def test_a_runner_reports_the_slots_that_it_has_until_they_have_ended(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a", "b")
-        await manager.register(order())
-        answer = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: manager._core.active.by_id)
-        (slot,) = manager._core.fleet.slots.values()
-        home = slot.allocation.runner_id
-        alive = {
-            name: await manager._processes.alive_on(name, runner) for name, runner in manager._runners.by_id.items()
-        }
-        assert alive == {"a": {}, "b": {}} | {home: {slot.slot_id: slot.identity}}
-        slots.made[0].may_answer.set()
-        await answer
-        slots.made[0].killed.set()
-        await until(lambda: not manager._core.fleet.slots)
-        assert await manager._processes.alive_on(home, manager._runners.by_id[home]) == {}
-
-    asyncio.run(story())
+async def test_slot_that_cannot_be_made_blocks_nothing_else(slots: Slots) -> None:
+    manager = await manager_of("a", "b")
+    await manager.register(order())
+    slots.fails = True
+    waits = asyncio.ensure_future(manager.submit(ask("r")))
+    await asyncio.sleep(0.05)
+    assert not waits.done()
+    slots.fails = False
+    await until(lambda: slots.made)  # after a pause: it is the timer that has it made
+    slots.made[0].may_answer.set()
+    assert (await waits).open() == 0
 
 
-def test_a_name_that_is_registered_for_another_adapter_leaves_nothing_of_the_first(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a")
-        await manager.register(order(lora="v1"))
-        await manager.register(order(lora="v2"))
-        await manager.remove("m")
-        assert manager._core.models == {}
-        assert manager._orders == {}
-
-    asyncio.run(story())
-
-
-def test_a_request_that_is_refused_leaves_nothing_behind(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a")
-        await manager.register(order())
-        for _ in range(2):
-            with pytest.raises(InvalidSlotError, match=r"idle_s is 0\.0"):
-                (await manager.submit(ask("r", kind=WorkloadKind.SESSION, idle_s=0.0))).open()
-        assert manager._waiting == {}
-
-    asyncio.run(story())
+async def test_runner_reports_slots_until_they_have_ended(slots: Slots) -> None:
+    manager = await manager_of("a", "b")
+    await manager.register(order())
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: any(made.requests for made in slots.made))
+    (slot,) = manager._core.fleet.slots.values()
+    home = slot.allocation.runner_id
+    alive = {name: await manager._processes.alive_on(name, runner) for name, runner in manager._runners.by_id.items()}
+    assert alive == {"a": {}, "b": {}} | {home: {slot.slot_id: slot.identity}}
+    slots.made[0].may_answer.set()
+    await answer
+    slots.made[0].killed.set()
+    await until(lambda: not manager._core.fleet.slots)
+    assert await manager._processes.alive_on(home, manager._runners.by_id[home]) == {}
 
 
-def test_a_slot_is_told_which_attempt_of_a_request_it_is(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a")
-        await manager.register(order())
-        answer = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: slots.made and slots.made[0].requests)
-        slots.made[0].killed.set()
-        await until(lambda: len(slots.made) == 2)
-        slots.made[1].may_answer.set()
-        assert (await answer).open() == 1
-        assert [slot.requests for slot in slots.made] == [[SlotRequest("r", 1)], [SlotRequest("r", 2)]]
-
-    asyncio.run(story())
+async def test_name_registered_for_another_adapter_drops_the_first(slots: Slots) -> None:
+    manager = await manager_of("a")
+    await manager.register(order(lora="v1"))
+    await manager.register(order(lora="v2"))
+    await manager.remove("m")
+    assert (await manager.status()).models == ()
+    assert manager._orders == {}
 
 
-def test_the_requests_of_a_client_that_is_gone_are_given_up(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refused_request_leaves_nothing_behind(slots: Slots) -> None:
+    manager = await manager_of("a")
+    await manager.register(order())
+    for _ in range(2):
+        with pytest.raises(InvalidSlotError, match=r"idle_s is 0\.0"):
+            (await manager.submit(ask("r", kind=WorkloadKind.SESSION, idle_s=0.0))).open()
+    assert manager._waiting == {}
+
+
+async def test_slot_is_told_attempt_number_of_request(slots: Slots) -> None:
+    manager = await manager_of("a")
+    await manager.register(order())
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: slots.made and slots.made[0].requests)
+    slots.made[0].killed.set()
+    await until(lambda: len(slots.made) == 2)
+    slots.made[1].may_answer.set()
+    assert (await answer).open() == 1
+    assert [slot.requests for slot in slots.made] == [[SlotRequest("r", 1)], [SlotRequest("r", 2)]]
+
+
+async def test_requests_of_gone_client_are_given_up(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_manager, "CLIENTS_LOOK_S", 0.01)
+    manager = await manager_of("a", silence_s=0.1)
+    await manager.start((), ())
+    await manager.register(order(concurrency=3))
+    gone, stays, nobodys = (
+        asyncio.ensure_future(manager.submit(ask(name, client_id=client)))
+        for name, client in (("r", "gone"), ("s", "stays"), ("t", ""))
+    )
+    await until(lambda: slots.made and len(slots.made[0].requests) == 3)
+    while not gone.done():
+        await manager.renew("stays", {})
+        await asyncio.sleep(0.02)
+    with pytest.raises(JobCancelledError):
+        gone.result().open()
+    assert slots.made[0].stopped == ["r"]
+    slots.made[0].may_answer.set()
+    assert ((await stays).open(), (await nobodys).open()) == (0, 0)
 
-    async def story() -> None:
-        manager = await manager_of("a", silence_s=0.1)
-        await manager.start((), ())
-        await manager.register(order(concurrency=3))
-        gone, stays, nobodys = (
-            asyncio.ensure_future(manager.submit(ask(name, client_id=client)))
-            for name, client in (("r", "gone"), ("s", "stays"), ("t", ""))
-        )
-        await until(lambda: len(manager._core.active.by_id) == 3)
-        while not gone.done():
-            await manager.renew("stays", {})
-            await asyncio.sleep(0.02)
-        with pytest.raises(JobCancelledError):
-            gone.result().open()
-        assert slots.made[0].stopped == ["r"]
+
+async def test_request_arriving_after_its_cancellation_does_not_run(slots: Slots) -> None:
+    manager = await manager_of("a")
+    await manager.register(order())
+    await manager.cancel("large")
+    with pytest.raises(JobCancelledError):
+        (await manager.submit(ask("large"))).open()
+    assert [row.waiting for row in (await manager.status()).models] == [0]
+
+
+async def test_cancelling_finished_request_spares_next_of_same_id(slots: Slots) -> None:
+    manager = await manager_of("a")
+    await manager.register(order())
+    for _ in range(2):
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: slots.made)
         slots.made[0].may_answer.set()
-        assert ((await stays).open(), (await nobodys).open()) == (0, 0)
-
-    asyncio.run(story())
-
-
-def test_a_request_that_comes_after_its_cancelling_does_not_run(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a")
-        await manager.register(order())
-        await manager.cancel("large")
-        with pytest.raises(JobCancelledError):
-            (await manager.submit(ask("large"))).open()
-        assert len(manager._core.queue) == 0
-
-    asyncio.run(story())
+        assert (await answer).open() == 0
+        await manager.cancel("r")
 
 
-def test_cancelling_a_request_that_is_over_does_not_cancel_the_next_one_of_its_id(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a")
-        await manager.register(order())
-        for _ in range(2):
-            answer = asyncio.ensure_future(manager.submit(ask("r")))
-            await until(lambda: slots.made)
-            slots.made[0].may_answer.set()
-            assert (await answer).open() == 0
-            await manager.cancel("r")
-
-    asyncio.run(story())
+async def test_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
+    manager = await manager_of(most_waiting_bytes=10)
+    await manager.register(order())
+    waits = asyncio.ensure_future(manager.submit(replace(ask("r"), payload=b"12345678")))
+    await until(lambda: len(manager._core.queue) == 1)
+    with pytest.raises(SlotQueueFullError, match=r"8 bytes of requests wait already, and this one has 3"):
+        (await manager.submit(replace(ask("s"), payload=b"123"))).open()
+    waits.cancel()
 
 
-def test_a_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of(most_waiting_bytes=10)
-        await manager.register(order())
-        waits = asyncio.ensure_future(manager.submit(replace(ask("r"), payload=b"12345678")))
-        await until(lambda: len(manager._core.queue) == 1)
-        with pytest.raises(SlotQueueFullError, match=r"8 bytes of requests wait already, and this one has 3"):
-            (await manager.submit(replace(ask("s"), payload=b"123"))).open()
-        waits.cancel()
-
-    asyncio.run(story())
-
-
-def test_a_slot_that_uses_more_memory_than_its_model_said_raises_an_alarm_once_a_minute(
+async def test_slot_exceeding_its_memory_raises_alarm_once_a_minute(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[Sequence[Any]] = []
@@ -166,66 +143,184 @@ def test_a_slot_that_uses_more_memory_than_its_model_said_raises_an_alarm_once_a
         seen.append(processes)
         return 70 * 10**9
 
-    async def story() -> None:
-        manager = await manager_of()
-        watches = {"watch": Method(forever), "wait_gone": Method(lambda *_: true()), "alive": Method(all_of)}
-        agent = SimpleNamespace(**watches, memory=Method(memory))
-        here = host_here("c", agent, kind=DeviceKind.CPU)
-        manager._background.start(manager.keep_runner(here), "keeping a runner")
-        await until(lambda: seen == [[]])
-        await manager.register(order(kind=DeviceKind.CPU))
-        answer = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: slots.made and slots.made[0].requests)
-        await manager._report("c")
-        assert seen == [[]]
-        monkeypatch.setattr(slot_manager, "MEMORY_LOOK_S", 0.0)
-        caplog.clear()
-        await manager._report("c")
-        assert seen == [[], [0]]
-        slots.made[0].may_answer.set()
-        await answer
-
-    asyncio.run(story())
+    manager = await manager_of()
+    watches = {"watch": Method(forever), "wait_gone": Method(lambda *_: true()), "alive": Method(all_of)}
+    agent = SimpleNamespace(**watches, memory=Method(memory))
+    here = host_here("c", agent, kind=DeviceKind.CPU)
+    manager._background.start(manager.keep_runner(here), "keeping a runner")
+    await until(lambda: seen == [[]])
+    await manager.register(order(kind=DeviceKind.CPU))
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: slots.made and slots.made[0].requests)
+    await manager._report("c")
+    assert seen == [[]]
+    monkeypatch.setattr(slot_manager, "MEMORY_LOOK_S", 0.0)
+    caplog.clear()
+    await manager._report("c")
+    assert seen == [[], [0]]
+    slots.made[0].may_answer.set()
+    await answer
     (alarm,) = [record.message for record in caplog.records if "booked" in record.message]
     assert alarm == "runner c: device 0 uses 70,000,000,000 bytes, but slots have only 60,000,000,000 booked"
 
 
-def test_adapters_of_one_class_are_served_under_names_of_their_own(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a", "b")
-        await manager.register(order("llama+a", lora="/a"))
-        await manager.register(order("llama+b", lora="/b"))
-        answers = [asyncio.ensure_future(manager.submit(ask(name, name))) for name in ("llama+a", "llama+b")]
-        await until(lambda: len(slots.made) == 2)
-        for slot in slots.made:
-            slot.may_answer.set()
-        assert {(await answer).open() for answer in answers} == {0, 1}
-        served = {str(slot.identity) for slot in manager._core.fleet.slots.values()}
-        assert served == {"llama+a with /a", "llama+b with /b"}
-
-    asyncio.run(story())
+async def test_adapters_of_one_class_have_names_of_their_own(slots: Slots) -> None:
+    manager = await manager_of("a", "b")
+    await manager.register(order("llama+a", lora="/a"))
+    await manager.register(order("llama+b", lora="/b"))
+    answers = [asyncio.ensure_future(manager.submit(ask(name, name))) for name in ("llama+a", "llama+b")]
+    await until(lambda: len(slots.made) == 2)
+    for slot in slots.made:
+        slot.may_answer.set()
+    assert {(await answer).open() for answer in answers} == {0, 1}
+    assert {str(slot.identity) for slot in manager._core.fleet.slots.values()} == {"llama+a with /a", "llama+b with /b"}
 
 
-def test_a_request_is_not_forgotten_with_an_earlier_one_of_its_id(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of("a", drain_s=0.05)
-        await manager.register(order())
-        first = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: slots.made and slots.made[0].requests)
-        await manager.cancel("r")  # a function goes on all the same
-        with pytest.raises(JobCancelledError):
-            (await first).open()
-        (slot_id,) = manager._core.fleet.slots
-        await manager.evict(slot_id)
-        await asyncio.sleep(0.1)
-        manager._hear(ev.Tick())  # it has had its time: its end is ordered
-        second = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: "r" in manager._core.queue)
-        slots.made[0].may_answer.set()  # the first one ends while its process unloads
-        await asyncio.sleep(0.05)
-        slots.made[0].killed.set()
-        await until(lambda: len(slots.made) == 2)
-        slots.made[1].may_answer.set()
-        assert (await second).open() == 1
+async def test_reused_request_id_is_not_forgotten_with_the_earlier(slots: Slots) -> None:
+    manager = await manager_of("a", drain_s=0.05)
+    await manager.register(order())
+    first = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: slots.made and slots.made[0].requests)
+    await manager.cancel("r")  # a function goes on all the same
+    with pytest.raises(JobCancelledError):
+        (await first).open()
+    await manager.evict(*manager._core.fleet.slots)
+    await asyncio.sleep(0.1)
+    manager._hear(ev.Tick())  # it has had its time: its end is ordered
+    second = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: "r" in manager._core.queue)
+    slots.made[0].may_answer.set()  # the first one ends while its process unloads
+    await asyncio.sleep(0.05)
+    slots.made[0].killed.set()
+    await until(lambda: len(slots.made) == 2)
+    slots.made[1].may_answer.set()
+    assert (await second).open() == 1
 
-    asyncio.run(story())
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+async def open_session(manager: SlotManager, session_id: str) -> Grant:
+    asked = Ask(session_id, "m", b"", kind=WorkloadKind.SESSION, idle_s=60.0)
+    granted: Grant = (await manager.submit(asked)).open()
+    return granted
+
+
+async def test_closed_session_keeps_seat_until_its_call_ends(slots: Slots) -> None:
+    manager = await manager_of("a")
+    await manager.register(order())
+    granted = await open_session(manager, "s")
+    assert granted.slot_id in manager._core.fleet.slots
+    await manager.cancel("s")
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: slots.made[0].stopped == ["s"])
+    await asyncio.sleep(0.05)
+    assert not slots.made[0].requests
+    slots.made[0].may_answer.set()
+    assert (await answer).open() == 0
+    assert await manager.renew("", {"s": 0.0}) == {"s": "it was closed"}
+
+
+async def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
+    for module in (converge, reconciler):
+        monkeypatch.setattr(module, "CONVERGE_S", 0.02)
+    manager = await manager_of("a", ageing_s=0.05, drain_s=0.1)
+    await manager.register(order())
+    await open_session(manager, "s")
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: len(slots.made) == 2)
+    assert slots.made[0].killed.is_set()
+    assert slots.made[0].stopped == ["s"]
+    slots.made[1].may_answer.set()
+    assert (await answer).open() == 1
+    assert await manager.renew("", {"s": 0.0}) == {"s": "others have waited for m for 0.05 s"}
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+async def test_pieces_of_two_slots_are_never_mixed(slots: Slots) -> None:
+    manager = await manager_of("a", "b", drain_s=0.05)
+    await manager.register(order())
+
+    async def read() -> list[Any]:
+        return [piece.open() async for piece in manager.stream(ask("r"))]
+
+    reads = asyncio.ensure_future(read())
+    await until(lambda: slots.made)
+    await asyncio.sleep(0.05)
+    await manager.evict(*manager._core.fleet.slots)
+    await asyncio.sleep(0.06)
+    manager._hear(ev.Tick())  # it has overrun its time; the request is for another slot, and this one still runs
+    await until(lambda: len(slots.made) == 2)
+    await asyncio.sleep(0.05)
+    for slot in slots.made:
+        slot.may_answer.set()
+    assert await reads == [(1, 0), (1, 1), (1, 2)]
+
+
+async def stops_at(slot: Slot, pieces: int) -> None:
+    await until(lambda: slot.sent == pieces)
+    await asyncio.sleep(0.02)
+    assert slot.sent == pieces
+
+
+async def test_model_waits_for_slow_reader_but_not_for_gone_one(slots: Slots) -> None:
+    manager = await manager_of("a")
+    await manager.register(order())
+    pieces = manager.stream(ask("r"))
+    first = asyncio.ensure_future(anext(pieces))
+    await until(lambda: slots.made)
+    slots.made[0].pieces = 300
+    slots.made[0].may_answer.set()
+    await first
+    await stops_at(slots.made[0], MOST_PIECES + 1)
+    await manager.taken("r", 10)
+    await stops_at(slots.made[0], MOST_PIECES + 11)
+    await manager.cancel("r")
+    await until(lambda: slots.made[0].sent == 300)
+    assert slots.made[0].stopped == ["r"]
+    with pytest.raises(JobCancelledError):
+        [piece.open() async for piece in pieces]
+    await until(lambda: not manager._core.active.by_id)
+
+
+async def test_partly_delivered_stream_does_not_run_again(slots: Slots) -> None:
+    manager = await manager_of("a", "b")
+    await manager.register(replace(order(), replicas=2))
+    await until(lambda: [each.state.value for each in manager._core.fleet.slots.values()] == ["ready"] * 2)
+    ran: list[Slot] = []
+
+    def answers_until_killed(slot: Slot) -> None:
+        async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
+            ran.append(slot)  # as user code runs up to its first piece
+            yield slot._piece(0)
+            await slot.killed.wait()
+            raise RayError("killed")
+
+        vars(slot)["stream"] = Method(stream)
+
+    for slot in slots.made:
+        answers_until_killed(slot)
+    pieces = manager.stream(ask("r"))
+    (await anext(pieces)).open()
+    ran[0].killed.set()  # the other slot has a free seat
+    with pytest.raises(RequestLostError, match="cut off"):
+        (await anext(pieces)).open()
+    await asyncio.sleep(0.1)
+    assert len(ran) == 1
+
+
+# -- clients ----------------------------------------------------------------------------------------------------------
+
+
+def test_client_is_gone_after_enough_failed_searches() -> None:
+    clients = Clients(most_in_vain=2)
+    for name in ("gone", "stays", "idle"):
+        clients.heard(name)
+    both = {"gone", "stays", ""}
+    assert [clients.look(both), clients.look(both)] == [set(), set()]
+    clients.heard("stays")
+    assert clients.look(both) == {"gone"}
+    assert clients.look({"idle"}) == set(), "it had no requests when it was silent"

@@ -28,66 +28,56 @@ async def manager_of_a_slice() -> SlotManager:
     return manager
 
 
-def test_a_slot_of_a_slice_has_a_process_on_each_host_and_ends_with_one_of_them(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of_a_slice()
-        answer = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
-        assert [slot.meets_at for slot in slots.made] == ["10.0.0.1:1", "10.0.0.1:1"]
-        assert slots.made[0].leads == [slots.made[1]]
-        slots.made[1].killed.set()
-        await until(lambda: len(slots.made) == 4)
-        assert slots.made[0].killed.is_set()
-        slots.made[2].may_answer.set()
-        assert (await answer).open() == 2
-
-    asyncio.run(story())
+async def test_slice_slot_has_process_per_host_and_ends_whole(slots: Slots) -> None:
+    manager = await manager_of_a_slice()
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: len(slots.made) == 2 and any(made.requests for made in slots.made))
+    assert [slot.meets_at for slot in slots.made] == ["10.0.0.1:1", "10.0.0.1:1"]
+    assert slots.made[0].leads == [slots.made[1]]
+    slots.made[1].killed.set()
+    await until(lambda: len(slots.made) == 4)
+    assert slots.made[0].killed.is_set()
+    slots.made[2].may_answer.set()
+    assert (await answer).open() == 2
 
 
 @pytest.mark.parametrize(
     ("loads", "said"), [((HANGS, "no weights"), "no weights"), ((NO_PORT, None), f"its hosts can't meet: {NO_PORT}")]
 )
-def test_a_host_that_cannot_load_fails_the_slot_though_the_others_wait_for_it(
+async def test_host_failing_to_load_fails_the_slice_slot(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, loads: tuple[str | None, ...], said: str
 ) -> None:
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
-
-    async def story() -> None:
-        slots.loads = [*loads]
-        manager = await manager_of_a_slice()
-        answer = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: slots.made and slots.made[0].killed.is_set())
-        assert manager._core.models[manager._identity("m")].last_failure == said
-        answer.cancel()
-
-    asyncio.run(story())
+    slots.loads = [*loads]
+    manager = await manager_of_a_slice()
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: slots.made and slots.made[0].killed.is_set())
+    assert manager._core.models[manager._identity("m")].last_failure == said
+    answer.cancel()
 
 
-def test_an_unload_that_fails_on_one_host_cuts_off_no_other_hosts(slots: Slots) -> None:
-    async def story() -> None:
-        manager = await manager_of_a_slice()
-        answer = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
-        slots.made[0].may_answer.set()
-        await answer
-        unloaded: list[str] = []
+async def test_unload_failing_on_one_host_cuts_off_no_other(slots: Slots) -> None:
+    manager = await manager_of_a_slice()
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: len(slots.made) == 2 and any(made.requests for made in slots.made))
+    slots.made[0].may_answer.set()
+    await answer
+    unloaded: list[str] = []
 
-        async def fails() -> None:
-            raise RayTaskError("unload", "", OSError("the disk is full"))
+    async def fails() -> None:
+        raise RayTaskError("unload", "", OSError("the disk is full"))
 
-        async def unloads() -> None:
-            await asyncio.sleep(0.02)
-            unloaded.append("second")
+    async def unloads() -> None:
+        await asyncio.sleep(0.02)
+        unloaded.append("second")
 
-        slots.made[0].__dict__["unload"], slots.made[1].__dict__["unload"] = Method(fails), Method(unloads)
-        await manager.evict(*manager._core.fleet.slots)
-        await until(lambda: slots.made[1].killed.is_set())
-        assert unloaded == ["second"]
-
-    asyncio.run(story())
+    slots.made[0].__dict__["unload"], slots.made[1].__dict__["unload"] = Method(fails), Method(unloads)
+    await manager.evict(*manager._core.fleet.slots)
+    await until(lambda: slots.made[1].killed.is_set())
+    assert unloaded == ["second"]
 
 
-def test_a_slice_is_free_only_once_the_processes_on_all_of_its_hosts_are_gone(slots: Slots) -> None:
+async def test_slice_is_free_once_processes_on_all_hosts_are_gone(slots: Slots) -> None:
     gone = {0: False, 1: False}
 
     def agent_of(host: int) -> SimpleNamespace:
@@ -100,21 +90,18 @@ def test_a_slice_is_free_only_once_the_processes_on_all_of_its_hosts_are_gone(sl
 
         return SimpleNamespace(watch=Method(forever), wait_gone=Method(wait_gone), alive=Method(alive))
 
-    async def story() -> None:
-        manager = SlotManager(ServingPolicy(), MAKER)
-        for host in range(2):
-            here = host_here("t", agent_of(host), host=host, hosts=2)
-            manager._background.start(manager.keep_runner(here), "keeping a host")
-        await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
-        waits = asyncio.ensure_future(manager.submit(ask("r")))
-        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
-        gone[1] = True  # that on host 0 still holds its chips
-        slots.made[1].killed.set()
-        await manager._report("t")
-        await asyncio.sleep(0.2)
-        assert len(slots.made) == 2
-        gone[0] = True
-        await until(lambda: len(slots.made) == 4)
-        waits.cancel()
-
-    asyncio.run(story())
+    manager = SlotManager(ServingPolicy(), MAKER)
+    for host in range(2):
+        here = host_here("t", agent_of(host), host=host, hosts=2)
+        manager._background.start(manager.keep_runner(here), "keeping a host")
+    await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
+    waits = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: len(slots.made) == 2 and any(made.requests for made in slots.made))
+    gone[1] = True  # that on host 0 still holds its chips
+    slots.made[1].killed.set()
+    await manager._report("t")
+    await asyncio.sleep(0.2)
+    assert len(slots.made) == 2
+    gone[0] = True
+    await until(lambda: len(slots.made) == 4)
+    waits.cancel()

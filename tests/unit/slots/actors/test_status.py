@@ -37,14 +37,14 @@ def iris(world: SlotWorld, monkeypatch: pytest.MonkeyPatch):
     return lambda *arguments: CliRunner().invoke(command.slots, arguments, catch_exceptions=False).output
 
 
-def test_why_replicas_are_missing_is_shown_though_no_request_waits(world: SlotWorld, iris) -> None:
+def test_reason_for_missing_replicas_is_shown_without_requests(world: SlotWorld, iris) -> None:
     world.hear(ev.ModelRegistered(A, replicas=2))
     world.settle()
     assert iris("why", "a").startswith("a: 1 of 2 replicas is missing: all devices that could hold a are full")
     assert "all devices that could hold a are full" in iris("models")
 
 
-def test_nothing_is_shown_once_all_replicas_are_there(world: SlotWorld, iris) -> None:
+def test_reason_disappears_once_all_replicas_are_there(world: SlotWorld, iris) -> None:
     world.hear(ev.ModelRegistered(A, replicas=3))
     world.join(gpus("two", 2))
     world.settle()
@@ -52,7 +52,7 @@ def test_nothing_is_shown_once_all_replicas_are_there(world: SlotWorld, iris) ->
     assert "full" not in iris("models")
 
 
-def test_the_reason_of_a_request_that_no_longer_waits_is_not_shown(world: SlotWorld, iris) -> None:
+def test_reason_of_request_no_longer_waiting_is_not_shown(world: SlotWorld, iris) -> None:
     world.hear(ev.ModelRegistered(A))
     world.hear(ev.ModelRegistered(model("b", 60)))
     world.ask("a", A.identity)
@@ -63,7 +63,7 @@ def test_the_reason_of_a_request_that_no_longer_waits_is_not_shown(world: SlotWo
     assert iris("why", "b") == "b: nothing waits for it\n"
 
 
-def test_an_adapter_is_listed_under_the_name_by_which_it_is_asked_for(world: SlotWorld, iris) -> None:
+def test_adapter_is_listed_under_requested_name(world: SlotWorld, iris) -> None:
     world.hear(ev.ModelRegistered(model("llama+legal", 50, lora="/adapters/legal")))
     (row,) = status_of(world.reconciler, {}, world.now).models
     assert row.model == "llama+legal"

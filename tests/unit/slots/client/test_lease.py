@@ -17,7 +17,7 @@ def lease(actor: Any = None) -> Lease:
     return Lease("session-1", "llama", Grant("slot-1", actor))
 
 
-def test_it_is_idle_from_the_end_of_its_last_call() -> None:
+def test_lease_is_idle_from_end_of_last_call() -> None:
     seat = lease()
     with seat.calling(seat.line_up()):
         time.sleep(0.02)
@@ -25,7 +25,7 @@ def test_it_is_idle_from_the_end_of_its_last_call() -> None:
     assert 0.0 < seat.idle_s() < 10.0
 
 
-def test_answers_are_opened_and_what_a_model_raised_is_raised_as_it_was() -> None:
+def test_answers_are_unpickled_and_model_errors_raised_unchanged() -> None:
     seat = lease()
     assert seat.opened([1, 2]) == [1, 2]
     with pytest.raises(ZeroDivisionError, match="mine"):
@@ -33,7 +33,7 @@ def test_answers_are_opened_and_what_a_model_raised_is_raised_as_it_was() -> Non
     assert seat.over == ""
 
 
-def test_a_call_that_comes_too_late_has_not_run_and_says_what_to_do() -> None:
+def test_late_call_has_not_run_and_says_what_to_do() -> None:
     seat = lease()
     with pytest.raises(
         SessionEndedError, match=r"over: its runner goes. This call has not run; open the session again"
@@ -45,7 +45,7 @@ def test_a_call_that_comes_too_late_has_not_run_and_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("said_by_ray", [ActorDiedError(), OwnerDiedError("id", "address", "call site")])
-def test_a_call_whose_slot_is_gone_may_have_run(said_by_ray: RayError) -> None:
+def test_call_of_gone_slot_may_have_run(said_by_ray: RayError) -> None:
     """A large answer may have arrived as a reference when its host is lost."""
     seat = lease()
     with (
@@ -57,14 +57,14 @@ def test_a_call_whose_slot_is_gone_may_have_run(said_by_ray: RayError) -> None:
     assert seat.idle_s() > 0.0
 
 
-def test_a_model_may_raise_that_an_actor_of_its_own_is_gone() -> None:
+def test_model_may_raise_that_its_own_actor_is_gone() -> None:
     seat = lease()
     with pytest.raises(ActorDiedError), seat.calling(seat.line_up()):
         seat.opened(packed_error(ActorDiedError()))
     assert seat.over == ""
 
 
-def test_so_many_calls_may_wait_and_no_more() -> None:
+def test_waiting_calls_are_limited() -> None:
     seat = lease()
     turns = [seat.line_up() for _ in range(MOST_CALLS)]
     with pytest.raises(SlotQueueFullError, match="open more sessions"):
@@ -74,7 +74,7 @@ def test_so_many_calls_may_wait_and_no_more() -> None:
     seat.line_up()
 
 
-def test_calls_take_turns_and_one_that_is_given_up_holds_nobody_up() -> None:
+def test_calls_take_turns_and_abandoned_one_blocks_nobody() -> None:
     seat = lease()
     first, second, third = (seat.line_up() for _ in range(3))
     assert [turn.came.done() for turn in (first, second, third)] == [True, False, False]
@@ -86,7 +86,7 @@ def test_calls_take_turns_and_one_that_is_given_up_holds_nobody_up() -> None:
     assert third.came.done()
 
 
-def test_a_call_that_is_given_up_is_stopped_and_the_next_one_waits_for_its_end() -> None:
+def test_abandoned_call_is_stopped_before_next_begins() -> None:
     """It has the session's seat until then. Were the next one sent, it would take the seat of another session."""
     stopped: list[str] = []
     end: Future[None] = Future()
@@ -103,7 +103,7 @@ def test_a_call_that_is_given_up_is_stopped_and_the_next_one_waits_for_its_end()
     assert second.came.done()
 
 
-def test_a_call_that_is_given_up_before_it_was_sent_leaves_the_line_at_once() -> None:
+def test_abandoned_unsent_call_leaves_line_at_once() -> None:
     seat = lease()
     first, second, third = (seat.line_up() for _ in range(3))
     with pytest.raises(KeyboardInterrupt), seat.calling(second):
@@ -113,9 +113,7 @@ def test_a_call_that_is_given_up_before_it_was_sent_leaves_the_line_at_once() ->
     assert third.came.done()
 
 
-def test_a_call_that_is_given_up_once_this_process_has_left_the_cluster_asks_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_call_abandoned_after_leaving_cluster_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     seat = lease()
     turn = seat.line_up()
     turn.end = object()

@@ -52,18 +52,18 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @pytest.mark.parametrize("name", [None, "slots"])
-def test_who_is_the_first_makes_a_manager(world: World, name: str | None) -> None:
+def test_first_client_makes_the_manager(world: World, name: str | None) -> None:
     assert make_or_find(POLICY, name) == Found(NEW, True, True)
 
 
-def test_a_name_of_another_driver_is_refused_and_the_message_says_who_has_it(world: World) -> None:
+def test_name_of_another_driver_is_refused_with_its_holder(world: World) -> None:
     world.by_name["slots"] = Maker("ben", "02", "w2", "process 2 on 10.0.0.2")
     world.drivers.add("02")
     with pytest.raises(SlotNameTakenError, match=r"ben serves .*process 2 on 10.0.0.2, Ray job 02.*connect\('slots'\)"):
         make_or_find(POLICY, "slots")
 
 
-def test_processes_of_one_ray_job_share_a_name_and_the_one_that_made_it_ends_it(world: World) -> None:
+def test_ray_jobs_processes_share_name_ended_by_its_maker(world: World) -> None:
     world.by_name["slots"] = ME
     found = make_or_find(POLICY, "slots")
     assert (found.is_new, found.is_ours) == (False, True)
@@ -73,15 +73,13 @@ def test_processes_of_one_ray_job_share_a_name_and_the_one_that_made_it_ends_it(
 
 
 @pytest.mark.parametrize("maker", [Maker("ann", "00", "w0", "process 0 on 10.0.0.1"), None])
-def test_a_driver_that_is_started_again_waits_until_the_manager_before_is_gone(
-    world: World, maker: Maker | None
-) -> None:
+def test_restarted_driver_waits_for_earlier_manager_to_end(world: World, maker: Maker | None) -> None:
     world.by_name["slots"] = maker
     assert make_or_find(POLICY, "slots") == Found(NEW, True, True)
     assert world.looks == 4
 
 
-def test_of_two_processes_that_begin_at_once_one_attaches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_of_two_simultaneous_processes_attaches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(policy: Any, name: str, maker: Maker) -> Any:
         world.by_name[name] = Maker("ann", "01", "w2", "process 2 on 10.0.0.1")
         raise ValueError("the name is taken")
@@ -90,12 +88,12 @@ def test_of_two_processes_that_begin_at_once_one_attaches(world: World, monkeypa
     assert make_or_find(POLICY, "slots").is_new is False
 
 
-def test_a_name_that_is_none_is_refused(world: World) -> None:
+def test_invalid_name_is_refused(world: World) -> None:
     with pytest.raises(InvalidSlotError, match="name is ''"):
         make_or_find(POLICY, "")
 
 
-def test_a_client_that_is_attached_ends_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attached_client_ends_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     from iris_ray import SlotClient
 
     monkeypatch.setattr("ray.is_initialized", lambda: True)

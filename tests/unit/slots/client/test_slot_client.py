@@ -101,18 +101,13 @@ def client(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> SlotClient:
     return made
 
 
-def test_a_coroutine_that_is_cancelled_cancels_its_request(client: SlotClient, manager: Manager) -> None:
-    async def give_up() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(client.generate("m", 1, request_id="r"), 0.02)
-
-    asyncio.run(give_up())
+async def test_cancelled_coroutine_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.generate("m", 1, request_id="r"), 0.02)
     assert manager.cancelled == ["r"]
 
 
-def test_a_stream_that_is_left_cancels_its_request_and_one_that_is_read_says_so(
-    client: SlotClient, manager: Manager
-) -> None:
+def test_abandoned_stream_cancels_its_request(client: SlotClient, manager: Manager) -> None:
     pieces = client.stream("m", 1, request_id="r")
     for _ in range(50):
         assert next(pieces) == 0
@@ -122,19 +117,16 @@ def test_a_stream_that_is_left_cancels_its_request_and_one_that_is_read_says_so(
     assert manager.cancelled == ["r"]
 
 
-def test_a_stream_of_coroutines_that_is_left_cancels_its_request(client: SlotClient, manager: Manager) -> None:
-    async def leave() -> None:
-        pieces = client.astream("m", 1, request_id="r")
-        for _ in range(50):
-            assert await anext(pieces) == 0
-        assert manager.taken_pieces == 48
-        await pieces.aclose()
-
-    asyncio.run(leave())
+async def test_abandoned_async_stream_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    pieces = client.astream("m", 1, request_id="r")
+    for _ in range(50):
+        assert await anext(pieces) == 0
+    assert manager.taken_pieces == 48
+    await pieces.aclose()
     assert manager.cancelled == ["r"]
 
 
-def test_a_future_that_is_cancelled_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+def test_cancelled_future_cancels_its_request(client: SlotClient, manager: Manager) -> None:
     future = client.submit("m", 1, request_id="r")
     assert future.cancel()
     assert manager.cancelled == ["r"]
@@ -144,14 +136,14 @@ def test_a_future_that_is_cancelled_cancels_its_request(client: SlotClient, mana
         future.result()
 
 
-def test_an_answer_that_came_cancels_nothing(client: SlotClient, manager: Manager) -> None:
+def test_answered_request_is_not_cancelled(client: SlotClient, manager: Manager) -> None:
     manager.answer.set_result(packed("answer"))
     assert client.submit("m", 1).result(5) == "answer"
     assert asyncio.run(client.generate("m", 1)) == "answer"
     assert manager.cancelled == []
 
 
-def test_a_client_is_renewed_while_it_has_requests(
+def test_client_is_renewed_while_it_has_requests(
     client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_keeper, "RENEW_S", 0.01)
@@ -167,23 +159,21 @@ def test_a_client_is_renewed_while_it_has_requests(
 
 
 @pytest.mark.parametrize("timeout_s", ["5", math.nan, True], ids=str)
-def test_a_timeout_that_is_none_is_refused_before_anybody_is_asked(
-    client: SlotClient, manager: Manager, timeout_s: Any
-) -> None:
+def test_invalid_timeout_is_refused_before_asking(client: SlotClient, manager: Manager, timeout_s: Any) -> None:
     for ask in (client.submit, lambda *_, **how: client.session("Echo", **how).open()):
         with pytest.raises(InvalidSlotError, match="timeout_s is"):
             ask("Echo", 1, timeout_s=timeout_s)
     assert manager.asked == []
 
 
-def test_closing_what_is_closed_does_nothing(
-    client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_twice_does_nothing(client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: Future[Any] = Future()
     gone.set_exception(ActorDiedError())
-    manager.close = SimpleNamespace(remote=lambda: Reference(gone))
+    asked = iter([Reference(gone)])
+    manager.close = SimpleNamespace(remote=lambda: next(asked))
     client._is_ours = True
     client.close()
+    assert not list(asked)
 
 
 @pytest.fixture
@@ -194,9 +184,7 @@ def leave(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return there.clear
 
 
-def test_nobody_is_asked_once_this_process_has_left_the_cluster(
-    leave: Callable[[], None], client: SlotClient, manager: Manager
-) -> None:
+def test_nobody_is_asked_after_leaving_cluster(leave: Callable[[], None], client: SlotClient, manager: Manager) -> None:
     """A call of an actor would have Ray start a cluster on this machine."""
     client._is_ours = True
     future, pieces, session = client.submit("m", 1), client.stream("m", 1), client.session("m")
@@ -212,7 +200,7 @@ def test_nobody_is_asked_once_this_process_has_left_the_cluster(
     assert manager.cancelled == []
 
 
-def test_a_client_is_renewed_no_more_once_this_process_has_left_the_cluster(
+def test_client_is_not_renewed_after_leaving_cluster(
     leave: Callable[[], None], client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_keeper, "RENEW_S", 0.01)
@@ -237,7 +225,7 @@ def test_hosts_that_are_no_list_are_refused(hosts: Any) -> None:
         SlotClient(hosts)
 
 
-def test_a_policy_that_is_none_is_refused() -> None:
+def test_invalid_policy_is_refused() -> None:
     policy: Any = {"idle_s": 60}
     with pytest.raises(InvalidSlotError, match=r"policy is .*; give a ServingPolicy"):
         SlotClient(policy=policy)
@@ -260,9 +248,7 @@ class Echo:
     ],
     ids=["memory", "arguments", "lock"],
 )
-def test_a_model_that_can_not_be_served_as_written_is_refused_with_the_reason(
-    client: SlotClient, given: dict[str, Any], words: str
-) -> None:
+def test_unservable_model_is_refused_with_reason(client: SlotClient, given: dict[str, Any], words: str) -> None:
     client._kind = DeviceKind.CPU
     with pytest.raises(InvalidSlotError, match=words):
         client.register(Echo, **given)

@@ -51,13 +51,13 @@ def place(snapshot: Snapshot, spec: ModelSpec, policy: Policy = DEFAULT) -> tupl
     return decision.allocation.runner_id, decision.allocation.devices, set(decision.evict)
 
 
-def test_the_device_with_the_most_free_memory_is_taken() -> None:
+def test_device_with_most_free_memory_is_taken() -> None:
     assert place(world(slot("s", 10, 0), slot("t", 5, 1)), model()) == ("a", (1,), set())
     two = (gpus("a"), gpus("b", gigabytes=81))
     assert place(world(runners=two), model()) == ("b", (0,), set())
 
 
-def test_a_model_is_split_only_if_one_device_is_not_enough() -> None:
+def test_model_is_split_only_if_one_device_is_too_small() -> None:
     spec = model(memory={1: 60 * GB, 2: 35 * GB})
     assert place(world(), spec) == ("a", (0,), set())
     busy = world(slot("s", 30, 0), slot("t", 30, 1))
@@ -65,18 +65,18 @@ def test_a_model_is_split_only_if_one_device_is_not_enough() -> None:
     assert decision == Place(Allocation("a", (0, 1), (35 * GB, 35 * GB)))
 
 
-def test_the_memory_of_each_degree_is_what_is_given_and_not_a_share() -> None:
+def test_memory_of_each_degree_is_as_given() -> None:
     assert place(world(runners=(gpus(count=4),)), model(memory={3: 70 * GB})) == ("a", (0, 1, 2), set())
     full = decide(world(runners=(gpus(count=2),)), Requirement(model(memory={3: 70 * GB})), Policy(), NOW)
     assert isinstance(full, Never)
 
 
-def test_any_set_of_devices_that_fits_will_do() -> None:
+def test_any_fitting_set_of_gpus_is_used() -> None:
     snapshot = world(slot("s", 50, 0), slot("t", 50, 2), runners=(gpus(count=4),))
     assert place(snapshot, model(memory={2: 40 * GB})) == ("a", (1, 3), set())
 
 
-def test_chips_are_exclusive_and_only_neighbours_go_together() -> None:
+def test_chips_are_exclusive_and_combined_as_neighbours() -> None:
     held = world(slot("s", 16, 1, runner="t"), runners=(chips(),))
     assert place(held, model(gigabytes=1, kind=DeviceKind.TPU)) == ("t", (0,), set())
     assert place(held, model(memory={2: GB}, kind=DeviceKind.TPU)) == ("t", (2, 3), set())
@@ -85,20 +85,20 @@ def test_chips_are_exclusive_and_only_neighbours_go_together() -> None:
     assert decision.allocation.bytes_each == (16 * GB, 16 * GB)
 
 
-def test_free_devices_come_before_an_eviction_unless_the_switch_is_off() -> None:
+def test_free_devices_come_before_eviction_unless_switched_off() -> None:
     snapshot = world(slot("s", 45, 0), slot("t", 45, 1))
     spec = model(memory={1: 60 * GB, 2: 35 * GB})
     assert place(snapshot, spec) == ("a", (0, 1), set())
     assert place(snapshot, spec, Policy(spread_before_evicting=False)) == ("a", (0,), {"s"})
 
 
-def test_the_cheapest_to_load_again_is_evicted_then_the_smallest_then_the_stalest() -> None:
+def test_cheapest_then_smallest_then_stalest_slot_is_evicted() -> None:
     assert place(world(slot("s", 60, 0), slot("t", 70, 1), s=5, t=4), model())[2] == {"t"}
     assert place(world(slot("s", 60, 0), slot("t", 70, 1), s=5, t=5), model())[2] == {"s"}
     assert place(world(slot("s", 60, 0, last_activity=9.0), slot("t", 60, 1)), model())[2] == {"t"}
 
 
-def test_two_small_slots_are_evicted_rather_than_one_that_is_dear() -> None:
+def test_two_small_slots_are_evicted_before_one_dear() -> None:
     snapshot = world(slot("s", 30, 0), slot("t", 30, 0), slot("u", 80, 1), s=3, t=4, u=8)
     assert place(snapshot, model(gigabytes=70))[2] == {"s", "t"}
 
@@ -120,35 +120,35 @@ def test_no_more_is_evicted_than_needed() -> None:
     ],
     ids=["loading", "active", "claimed", "just ready", "just used", "of the same identity"],
 )
-def test_some_slots_are_never_evicted(kept) -> None:
+def test_protected_slots_are_never_evicted(kept) -> None:
     name = "model of s" if "of" not in kept else "m"
     snapshot = world(slot("s", 60, 0, **kept), runners=(gpus(count=1),))
     assert isinstance(decide(snapshot, Requirement(model("m")), Policy(), NOW), Full), name
 
 
-def test_nothing_is_evicted_if_that_would_not_be_enough() -> None:
+def test_nothing_is_evicted_if_insufficient() -> None:
     snapshot = world(slot("s", 40, 0), slot("t", 40, 0, active={"r"}), runners=(gpus(count=1),))
     assert isinstance(decide(snapshot, Requirement(model(gigabytes=60)), Policy(), NOW), Full)
 
 
-def test_memory_that_is_about_to_be_free_is_waited_for_rather_than_evicting_more() -> None:
+def test_memory_soon_free_is_preferred_to_more_evictions() -> None:
     snapshot = world(slot("s", 60, 0, state=SlotState.DRAINING), slot("t", 60, 1))
     assert place(snapshot, model(gigabytes=70)) == ("a", (0,), set())
 
 
-def test_a_model_that_fits_on_no_empty_host_is_refused_with_numbers() -> None:
+def test_model_fitting_no_empty_host_is_refused_with_numbers() -> None:
     decision = decide(world(), Requirement(model(memory={1: 90 * GB, 4: 30 * GB})), Policy(), NOW)
     assert isinstance(decision, Never)
     assert "90,000,000,000 bytes on each of 1" in decision.reason
     assert "80,000,000,000" in decision.reason
 
 
-def test_without_any_runner_of_that_kind_the_answer_is_not_final() -> None:
+def test_answer_without_any_matching_runner_is_not_final() -> None:
     decision = decide(world(), Requirement(model(kind=DeviceKind.CPU)), Policy(), NOW)
     assert decision == Full("no runner with cpu devices satisfies the constraints of m")
 
 
-def test_closed_and_avoided_and_unsuitable_runners_get_nothing() -> None:
+def test_closed_avoided_and_unsuitable_runners_get_nothing() -> None:
     labelled = Runner("l", (Device(DeviceKind.GPU, 80 * GB),), {"zone": AttributeValue("us-a")})
     spec = model(constraints=(Constraint("zone", ConstraintOp.EQ, "us-a"),))
     assert place(world(runners=(gpus(), labelled)), spec)[0] == "l"
@@ -159,7 +159,7 @@ def test_closed_and_avoided_and_unsuitable_runners_get_nothing() -> None:
     assert avoiding.allocation.runner_id == "b"
 
 
-def test_a_plan_for_a_queue_takes_each_decision_into_account() -> None:
+def test_plan_for_queue_includes_each_earlier_decision() -> None:
     queue = [Requirement(model(f"m{number}", 50)) for number in range(3)]
     first, second, third = plan(world(), queue, Policy(), NOW)
     assert isinstance(first, Place)
@@ -168,19 +168,19 @@ def test_a_plan_for_a_queue_takes_each_decision_into_account() -> None:
     assert isinstance(third, Full)
 
 
-def test_a_decision_changes_nothing_in_the_snapshot() -> None:
+def test_decision_leaves_snapshot_unchanged() -> None:
     old = slot("s", 60, 0)
     list(plan(world(old, runners=(gpus(count=1),)), [Requirement(model())], Policy(), NOW))
     assert old.state is SlotState.READY
 
 
-def test_time_alone_makes_a_slot_evictable() -> None:
+def test_slot_becomes_evictable_by_time_alone() -> None:
     allocator = Allocator(fleet_of(world(slot("s", 60, 0, ready_at=95.0), runners=(gpus(count=1),))), Policy())
     assert isinstance(allocator.decide(Requirement(model()), 100.0), Full)
     assert isinstance(allocator.decide(Requirement(model()), 105.0), Place)
 
 
-def test_a_model_is_split_over_devices_of_a_host_with_very_many() -> None:
+def test_model_is_split_over_many_devices_of_a_host() -> None:
     """There are 5 × 10^14 sets of 16 among 64 devices."""
     runner = gpus(count=64)
     slots = [slot(f"s{number}", 60, number, **{"of": f"m{number % 40}"}) for number in range(64)]
@@ -191,7 +191,7 @@ def test_a_model_is_split_over_devices_of_a_host_with_very_many() -> None:
     assert isinstance(decide(snapshot, Requirement(model(memory={16: 90 * GB})), DEFAULT, NOW), Never)
 
 
-def test_models_of_many_sizes_share_indexes_and_get_the_same_plans() -> None:
+def test_models_sharing_indexes_get_unchanged_plans() -> None:
     chance = random.Random(5)
     runners = tuple(gpus(f"r{number}") for number in range(40))
     slots = [
@@ -221,7 +221,7 @@ def test_models_of_many_sizes_share_indexes_and_get_the_same_plans() -> None:
     assert evicting > 50
 
 
-def test_equal_slots_on_very_many_devices_are_not_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_slots_on_many_devices_are_not_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after an idle time, when nothing is in demand. The search would take seconds."""
     searches: list[EvictionSearch] = []
     try_devices = EvictionSearch.try_devices
@@ -294,7 +294,7 @@ def requirements(draw, kind: DeviceKind) -> Requirement:
 
 @settings(max_examples=60 * EXAMPLES)
 @given(st.data(), snapshots(), st.booleans())
-def test_no_plan_is_better_than_the_one_that_is_chosen(data, snapshot: Snapshot, spread: bool) -> None:
+def test_chosen_plan_is_the_best_of_all(data, snapshot: Snapshot, spread: bool) -> None:
     policy = Policy(spread_before_evicting=spread)
     requirement = data.draw(requirements(snapshot.runners[0].kind))
     decision = decide(snapshot, requirement, policy, NOW)
@@ -306,7 +306,7 @@ def test_no_plan_is_better_than_the_one_that_is_chosen(data, snapshot: Snapshot,
         assert score_of(decision, snapshot, requirement, policy, NOW) == best
 
 
-def test_a_runner_that_is_there_again_with_fewer_devices_gets_what_fits() -> None:
+def test_runner_returning_with_fewer_devices_gets_what_fits() -> None:
     fleet = SlotFleet()
     allocator = Allocator(fleet, Policy())
     fleet.add_runner(gpus("a", 2))
@@ -321,7 +321,7 @@ def test_a_runner_that_is_there_again_with_fewer_devices_gets_what_fits() -> Non
         assert decision.allocation.devices == (0,)
 
 
-def test_a_runner_that_is_expected_changes_nothing_for_those_that_are_there() -> None:
+def test_expected_runner_changes_nothing_for_present_ones() -> None:
     pair = Requirement(model("pair", memory={2: 30 * GB}))
     fleet = fleet_of(world(slot("x", 60, 0), slot("y", 60, 1), runners=(gpus(count=2),)))
     allocator = Allocator(fleet, DEFAULT)
@@ -334,7 +334,7 @@ def test_a_runner_that_is_expected_changes_nothing_for_those_that_are_there() ->
 
 @settings(max_examples=40 * EXAMPLES)
 @given(st.data(), snapshots())
-def test_an_allocator_that_remembers_decides_as_a_new_one(data, snapshot: Snapshot) -> None:
+def test_remembering_allocator_decides_as_a_new_one(data, snapshot: Snapshot) -> None:
     fleet = fleet_of(snapshot)
     policy = Policy(stale_at=IdleFor(5.0))
     allocator = Allocator(fleet, policy)

@@ -1,4 +1,4 @@
-"""A defect of iris_ray that shows with one model keeps no other model waiting."""
+"""A defect of iris_ray, or of a policy's rule, stops no other model."""
 
 from collections.abc import Callable, Iterator
 from inspect import isgeneratorfunction
@@ -10,12 +10,15 @@ from iris_ray.slots.actors.slot_processes import status_of
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator, Requirement
 from iris_ray.slots.core.fleet import SlotFleet
-from iris_ray.slots.core.instructions import Instruction
-from iris_ray.slots.core.models import SlotIdentity
+from iris_ray.slots.core.instructions import AskRunner, Instruction, RaiseAlarm
+from iris_ray.slots.core.models import Request, SlotIdentity
+from iris_ray.slots.core.policy import Policy, ServingPolicy
 from iris_ray.slots.core.request_queue import ActiveRequests
 from iris_ray.slots.core.slot import Slot
 from tests.support.slot_world import A, B, SlotWorld, serving_world
 from tests.support.slots import gpus
+
+# -- defects ----------------------------------------------------------------------------------------------------------
 
 
 def put_in(patch: pytest.MonkeyPatch, where: type, name: str, identity: SlotIdentity) -> None:
@@ -46,9 +49,7 @@ def waiting_world() -> SlotWorld:
 
 
 @pytest.mark.parametrize(("where", "name"), [(Allocator, "decide"), (ActiveRequests, "dispatch"), (SlotFleet, "start")])
-def test_one_model_that_cannot_be_served_keeps_no_other_one_waiting(
-    monkeypatch: pytest.MonkeyPatch, where: type, name: str
-) -> None:
+def test_unservable_model_blocks_no_other(monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
     w = waiting_world()
     with monkeypatch.context() as patch:
         put_in(patch, where, name, A.identity)
@@ -64,7 +65,7 @@ def test_one_model_that_cannot_be_served_keeps_no_other_one_waiting(
     assert w.answered == {"a": 1, "b": 1}
 
 
-def test_a_slot_that_cannot_be_ended_keeps_no_other_one_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_that_cannot_be_ended_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     w = serving_world(A, B, gpus_each=2)
     for name, identity in (("a", A.identity), ("b", B.identity)):
         w.ask(name, identity)
@@ -80,9 +81,7 @@ def test_a_slot_that_cannot_be_ended_keeps_no_other_one_from_ending(monkeypatch:
     assert w.answered == {"a": 1, "b": 1}
 
 
-def test_a_lost_runner_has_all_requests_run_again_but_those_of_a_model_with_a_defect(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lost_runner_reruns_requests_except_those_of_defective_model(monkeypatch: pytest.MonkeyPatch) -> None:
     w = serving_world(A, B, gpus_each=2)
     for name, identity in (("a", A.identity), ("b", B.identity)):
         w.ask(name, identity)
@@ -100,3 +99,51 @@ def test_a_lost_runner_has_all_requests_run_again_but_those_of_a_model_with_a_de
     w.lose("a")
     assert [request.request_id for request in w.requeued] == ["a", "b"]
     assert len(w.alarms) == 1
+
+
+# -- rules of staleness that fail -------------------------------------------------------------------------------------
+
+
+def raises(runner_id: str, last_activity: float) -> float:
+    raise KeyError(runner_id)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (raises, "raised KeyError: 'a'"),
+        (lambda runner_id, last_activity: None, "raised TypeError"),
+        (lambda runner_id, last_activity: float("nan"), "returned NaN"),
+    ],
+)
+def test_failing_staleness_rule_makes_nothing_stale_and_is_reported(rule: Any, said: str) -> None:
+    w = serving_world(A, B, policy=ServingPolicy(placement=Policy(stale_at=rule)))
+    w.ask("a", A.identity)
+    w.settle()
+    w.now += 20.0
+    heard = w.reconciler.handle(ev.RequestArrived(Request("b", B.identity, w.now)), w.now)
+    (alarm,) = (each for each in heard if isinstance(each, RaiseAlarm))
+    assert f"Policy.stale_at {said}" in alarm.text
+    assert any(isinstance(each, AskRunner) for each in heard), "what else is to be done is not lost"
+    assert "b" in w.reconciler.queue
+    assert w.ready("a")
+    assert not any(isinstance(each, RaiseAlarm) for each in w.reconciler.handle(ev.Tick(), w.now + 5.0))
+    w.run(40)
+    assert w.answered == {"a": 1, "b": 1}, "who has waited for long is served"
+
+
+def test_failed_staleness_rule_is_asked_again() -> None:
+    broken = [True]
+
+    def rule(runner_id: str, last_activity: float) -> float:
+        return last_activity + (1 / 0 if broken else 10.0)
+
+    w = serving_world(A, B, policy=ServingPolicy(placement=Policy(stale_at=rule), ageing_s=1000.0))
+    w.ask("a", A.identity)
+    w.settle()
+    w.ask("b", B.identity)
+    w.run(60)
+    assert "b" not in w.answered
+    broken.clear()
+    w.run(40)
+    assert w.answered["b"] == 1

@@ -32,7 +32,7 @@ def ready(fleet: SlotFleet, name: str, spec: ModelSpec, *devices: int) -> Slot:
 # -- what runs where -----------------------------------------------------------------------------------------------
 
 
-def test_a_process_can_use_one_two_or_all_of_four_chips_and_neighbours_only() -> None:
+def test_process_uses_one_two_or_four_neighbouring_chips() -> None:
     assert list(chips(count=4).sets(1)) == [(0,), (1,), (2,), (3,)]
     assert list(chips(count=4).sets(2)) == [(0, 1), (2, 3)]
     assert list(chips(count=4).sets(3)) == []
@@ -40,11 +40,11 @@ def test_a_process_can_use_one_two_or_all_of_four_chips_and_neighbours_only() ->
     assert tpu_sets(1) == ((0,),)
 
 
-def test_gpus_can_be_combined_at_will() -> None:
+def test_gpus_combine_freely() -> None:
     assert list(gpus(count=3).sets(2)) == [(0, 1), (0, 2), (1, 2)]
 
 
-def test_a_chip_is_charged_whole_and_a_gpu_by_the_byte() -> None:
+def test_chip_is_charged_whole_and_gpu_by_byte() -> None:
     assert Device(DeviceKind.TPU, 16 * GB).charge(3 * GB) == 16 * GB
     assert Device(DeviceKind.GPU, 16 * GB).charge(3 * GB) == 3 * GB
 
@@ -52,13 +52,11 @@ def test_a_chip_is_charged_whole_and_a_gpu_by_the_byte() -> None:
 @pytest.mark.parametrize(
     ("runtime", "concurrency", "seats"), [("vllm", None, 256), ("ollama", None, 2), ("actor", None, 1), ("vllm", 8, 8)]
 )
-def test_concurrency_comes_from_the_runtime_unless_it_is_given(
-    runtime: str, concurrency: int | None, seats: int
-) -> None:
+def test_concurrency_comes_from_runtime_by_default(runtime: str, concurrency: int | None, seats: int) -> None:
     assert model(runtime=runtime, concurrency=concurrency).requests_at_a_time == seats
 
 
-def test_a_model_crosses_processes() -> None:
+def test_model_survives_pickling() -> None:
     spec = model(memory={2: 9 * GB, 1: 16 * GB})
     assert pickle.loads(pickle.dumps(spec)) == spec
     assert list(spec.memory) == [1, 2]
@@ -67,19 +65,19 @@ def test_a_model_crosses_processes() -> None:
 @pytest.mark.parametrize(
     ("name", "memory", "concurrency"), [("", {1: 1}, None), ("m", {}, None), ("m", {1: 0}, None), ("m", {1: 1}, 0)]
 )
-def test_a_model_that_makes_no_sense_is_refused(name: str, memory: dict[int, int], concurrency: int | None) -> None:
+def test_senseless_model_is_refused(name: str, memory: dict[int, int], concurrency: int | None) -> None:
     with pytest.raises(InvalidSlotError, match=r"give|no int"):
         ModelSpec(name, memory, concurrency=concurrency)
 
 
-def test_a_runner_of_two_kinds_and_a_set_of_missing_devices_are_refused() -> None:
+def test_mixed_runner_and_missing_devices_are_refused() -> None:
     with pytest.raises(InvalidSlotError, match="all of one kind"):
         Runner("a", (Device(DeviceKind.GPU, 1), Device(DeviceKind.CPU, 1)))
     with pytest.raises(InvalidSlotError, match="are not devices"):
         Runner("a", (Device(DeviceKind.GPU, 1),), legal_sets=((0, 1),))
 
 
-def test_a_constraint_that_cannot_be_evaluated_is_not_satisfied() -> None:
+def test_unevaluable_constraint_is_not_satisfied() -> None:
     runner = Runner("a", (Device(DeviceKind.CPU, 1),), {"zone": AttributeValue("us-a")})
     assert runner.satisfies([Constraint("zone", ConstraintOp.EQ, "us-a")])
     assert not runner.satisfies([Constraint("zone", ConstraintOp.GT, 4)])
@@ -89,7 +87,7 @@ def test_a_constraint_that_cannot_be_evaluated_is_not_satisfied() -> None:
 
 
 @pytest.mark.parametrize("state", SlotState)
-def test_a_slot_changes_as_the_table_says_and_not_otherwise(state: SlotState) -> None:
+def test_slot_changes_only_as_table_allows(state: SlotState) -> None:
     for to in SlotState:
         slot = Slot("s", model(), Allocation("a", (0,), (1,)), 0.0, state)
         if to in SLOT_TRANSITIONS[state]:
@@ -100,7 +98,7 @@ def test_a_slot_changes_as_the_table_says_and_not_otherwise(state: SlotState) ->
                 slot.move_to(to)
 
 
-def test_memory_is_promised_before_a_slot_exists_and_free_when_its_end_is_confirmed() -> None:
+def test_memory_is_promised_early_and_freed_at_confirmed_end() -> None:
     fleet = fleet_of(gpus(count=1))
     ready(fleet, "s", model(gigabytes=50), 0)
     assert fleet.ledger.free_now("a") == [30 * GB]
@@ -112,7 +110,7 @@ def test_memory_is_promised_before_a_slot_exists_and_free_when_its_end_is_confir
     fleet.check()
 
 
-def test_a_slot_starts_when_the_one_that_it_replaces_is_gone_and_not_before() -> None:
+def test_replacing_slot_starts_only_when_the_replaced_is_gone() -> None:
     fleet = fleet_of(gpus(count=1))
     ready(fleet, "old", model(gigabytes=50), 0)
     fleet.retire("old", SlotState.DRAINING)
@@ -131,7 +129,7 @@ def test_nothing_is_promised_twice() -> None:
         fleet.plan("t", model("n", 60), Allocation("a", (0,), (60 * GB,)), now=2.0)
 
 
-def test_a_planned_slot_that_is_retired_is_gone_at_once() -> None:
+def test_retired_planned_slot_is_gone_at_once() -> None:
     fleet = fleet_of(gpus(count=1))
     fleet.plan("s", model(), Allocation("a", (0,), (40 * GB,)), now=0.0)
     fleet.retire("s", SlotState.DRAINING)
@@ -139,7 +137,7 @@ def test_a_planned_slot_that_is_retired_is_gone_at_once() -> None:
     fleet.check()
 
 
-def test_a_lost_runner_takes_its_slots_and_its_books_along() -> None:
+def test_lost_runner_takes_its_slots_and_memory_along() -> None:
     fleet = fleet_of(gpus("a"), gpus("b"))
     slot = ready(fleet, "s", model(memory={2: 40 * GB}), 0, 1)
     assert fleet.remove_runner("a") == [slot]
@@ -151,7 +149,7 @@ def test_a_lost_runner_takes_its_slots_and_its_books_along() -> None:
     fleet.check()
 
 
-def test_a_request_needs_a_seat() -> None:
+def test_request_needs_a_seat() -> None:
     fleet = fleet_of(gpus())
     ready(fleet, "s", model(concurrency=1), 0)
     fleet.begin_request("s", "r", now=2.0)
@@ -161,7 +159,7 @@ def test_a_request_needs_a_seat() -> None:
     fleet.begin_request("s", "q", now=4.0)
 
 
-def test_readers_hear_of_every_device_that_changed() -> None:
+def test_readers_hear_of_every_changed_device() -> None:
     fleet = fleet_of(gpus("a"), gpus("b"))
     assert fleet.changes.since(0) == set(fleet.devices())
     before = fleet.changes.end
@@ -170,7 +168,7 @@ def test_readers_hear_of_every_device_that_changed() -> None:
     assert fleet.changes.since(fleet.changes.end) == set()
 
 
-def test_a_reader_that_was_away_for_long_has_to_look_at_everything() -> None:
+def test_reader_away_for_long_looks_at_everything() -> None:
     fleet = fleet_of(gpus("a"), gpus("b"))
     for number in range(2 * KEPT):
         fleet.set_open("ab"[number % 2], False)
@@ -178,7 +176,7 @@ def test_a_reader_that_was_away_for_long_has_to_look_at_everything() -> None:
     assert fleet.changes.since(fleet.changes.end - 2) == {("b", 0), ("b", 1)}
 
 
-def test_a_device_that_changes_again_and_again_is_noted_anew_only_after_somebody_has_looked() -> None:
+def test_changing_device_is_noted_again_only_after_reading() -> None:
     fleet = fleet_of(gpus("a"))
     end = fleet.changes.end
     ready(fleet, "s", model(), 1)

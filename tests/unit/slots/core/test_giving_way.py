@@ -1,12 +1,18 @@
-"""A slot in use gives way to a model that has waited for long, and cuts no request off for it."""
+"""Slots and runners that give way to others, and what is not cut off for it."""
+
+import pytest
 
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.reconciler import idle_runners, needs_room
 from iris_ray.slots.core.slot import SlotState
 from tests.support.slot_world import A, B, SlotWorld, serving_world
+from tests.support.slots import gpus, model
+
+# -- slots ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_model_in_constant_use_gives_way_after_a_while() -> None:
+def test_model_in_constant_use_gives_way_after_a_while() -> None:
     policy = ServingPolicy(placement=Policy(stale_at=IdleFor(10.0), min_residency_s=5.0), ageing_s=20.0)
     w = serving_world(A, B, policy=policy)
     w.ask("a0", A.identity)
@@ -35,7 +41,7 @@ def in_contention() -> SlotWorld:
     return w
 
 
-def test_a_request_that_takes_long_is_done_beside_another_model_in_constant_use() -> None:
+def test_long_request_completes_beside_busy_model() -> None:
     w = in_contention()
     for second in range(600):
         w.ask(f"b{second + 1}", B.identity)
@@ -50,7 +56,7 @@ def test_a_request_that_takes_long_is_done_beside_another_model_in_constant_use(
     assert not w.refused
 
 
-def test_a_cancelled_request_that_goes_on_does_not_keep_a_slot_that_has_to_give_way() -> None:
+def test_cancelled_running_request_does_not_protect_yielding_slot() -> None:
     w = in_contention()
     for request_id in w.processes["slot-1"].requests:
         w.reconciler.handle(ev.RequestCancelled(request_id), w.now)  # a thread that nobody can stop
@@ -58,7 +64,7 @@ def test_a_cancelled_request_that_goes_on_does_not_keep_a_slot_that_has_to_give_
     assert (w.ready("a"), w.ready("b")) == ([], ["slot-2"])
 
 
-def test_a_runner_that_has_to_go_cuts_off_what_an_eviction_would_have_waited_for() -> None:
+def test_leaving_runner_cuts_off_what_eviction_would_await() -> None:
     w = in_contention()
     w.hear(ev.RunnerClosed("a", reason="its host has to go"))
     w.run(50, serve=False)
@@ -68,7 +74,7 @@ def test_a_runner_that_has_to_go_cuts_off_what_an_eviction_would_have_waited_for
     assert w.deleted == [("slot-1", "its host has to go")]
 
 
-def test_request_that_is_cut_off_goes_to_a_warm_slot_at_once() -> None:
+def test_cut_off_request_goes_to_warm_slot_at_once() -> None:
     w = serving_world(A, runners=2, replicas=2, policy=ServingPolicy(drain_s=1.0))
     w.tick()
     first, second = w.ready("a")
@@ -81,7 +87,7 @@ def test_request_that_is_cut_off_goes_to_a_warm_slot_at_once() -> None:
     assert w.reconciler.fleet.slots[free].active == {"r"}
 
 
-def test_a_cancelled_request_that_goes_on_does_not_keep_the_only_seat_of_its_own_model() -> None:
+def test_cancelled_running_request_does_not_keep_only_seat() -> None:
     w = serving_world(A, policy=ServingPolicy())
     w.ask("hangs", A.identity)
     w.settle(serve=False)
@@ -89,3 +95,90 @@ def test_a_cancelled_request_that_goes_on_does_not_keep_the_only_seat_of_its_own
     w.ask("r", A.identity)
     w.run(75, serve=False)
     assert [process.requests for process in w.processes.values()] == [{"r"}]
+
+
+# -- runners ----------------------------------------------------------------------------------------------------------
+
+
+M = model("a", 50)
+STALE_S = 10.0
+
+
+@pytest.fixture
+def world() -> SlotWorld:
+    """Two runners, each with room for one slot of the model."""
+    world = SlotWorld(ServingPolicy(placement=Policy(stale_at=IdleFor(STALE_S), min_residency_s=0.0)))
+    for name in ("one", "two"):
+        world.join(gpus(name, 1))
+    world.hear(ev.ModelRegistered(M))
+    world.settle()
+    return world
+
+
+def idle(world: SlotWorld) -> set[str]:
+    return idle_runners(world.reconciler, world.now)
+
+
+def runner_of(world: SlotWorld, slot_id: str) -> str:
+    return world.reconciler.fleet.slots[slot_id].allocation.runner_id
+
+
+def test_runners_without_slots_are_idle(world: SlotWorld) -> None:
+    assert idle(world) == {"one", "two"}
+    assert not needs_room(world.reconciler)
+
+
+def test_runner_is_idle_once_its_slots_are_stale(world: SlotWorld) -> None:
+    world.ask("r", M.identity)
+    busy = runner_of(world, "slot-1")
+    assert idle(world) == {"one", "two"} - {busy}, "it loads"
+    world.settle()
+    assert idle(world) == {"one", "two"} - {busy}, "it has just answered"
+    world.tick(STALE_S)
+    assert idle(world) == {"one", "two"}
+
+
+def test_serving_slot_keeps_its_runner_however_long(world: SlotWorld) -> None:
+    world.ask("r", M.identity)
+    world.settle(serve=False)
+    world.tick(10 * STALE_S)
+    assert idle(world) == {"one", "two"} - {runner_of(world, "slot-1")}
+
+
+def test_kept_slots_keep_runners_and_missing_ones_need_room(world: SlotWorld) -> None:
+    world.hear(ev.ModelRegistered(M, replicas=1))
+    world.settle()
+    world.tick(10 * STALE_S)
+    assert len(idle(world)) == 1
+    world.hear(ev.ModelRegistered(M, replicas=3))
+    assert needs_room(world.reconciler)
+
+
+def test_waiting_requests_need_room(world: SlotWorld) -> None:
+    for name in ("one", "two"):
+        world.lose(name)
+    world.ask("r", M.identity)
+    assert needs_room(world.reconciler)
+
+
+def test_closed_runner_is_idle_when_its_requests_have_ended(world: SlotWorld) -> None:
+    world.ask("r", M.identity)
+    world.settle(serve=False)
+    runner = runner_of(world, "slot-1")
+    world.hear(ev.RunnerClosed(runner))
+    assert runner not in idle(world)
+    world.end_request("r", "slot-1")
+    assert runner in idle(world)
+
+
+def test_failing_rule_keeps_runners_with_slots(world: SlotWorld) -> None:
+    world.ask("r", M.identity)
+    world.settle()
+    busy = runner_of(world, "slot-1")
+
+    def fails(runner_id: str, last_activity: float) -> float:
+        raise KeyError(runner_id)
+
+    world.reconciler.allocator.staleness.policy = Policy(stale_at=fails)
+    world.tick(10 * STALE_S)
+    assert idle(world) == {"one", "two"} - {busy}

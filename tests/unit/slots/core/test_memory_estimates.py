@@ -55,21 +55,21 @@ def model(path: Path) -> GGUFModel:
         return read_gguf(file, path.stat().st_size)
 
 
-def test_the_head_says_what_the_writer_was_told(model: GGUFModel) -> None:
+def test_gguf_header_reads_as_it_was_written(model: GGUFModel) -> None:
     assert model.architecture == "llama"
     assert (model.number("block_count"), model.number("attention.head_count_kv")) == (LAYERS, KV_HEADS)
     assert model.vocabulary == TOKENS
     assert model.facts["general.small"] is True
 
 
-def test_tensors_are_as_large_as_the_other_reader_finds(path: Path, model: GGUFModel) -> None:
+def test_tensor_sizes_agree_with_gguf_library(path: Path, model: GGUFModel) -> None:
     theirs = {tensor.name: int(tensor.n_bytes) for tensor in GGUFReader(path).tensors}
     assert model.tensors.keys() == theirs.keys()
     for name, size in theirs.items():
         assert size <= model.tensors[name] < size + 32
 
 
-def test_need_is_layers_cache_work_and_process(model: GGUFModel) -> None:
+def test_estimate_adds_layers_cache_buffers_and_process(model: GGUFModel) -> None:
     weights = EMBEDDING * EMBEDDING * 2 + EMBEDDING * FEED_FORWARD * 34 // 32
     cache = KV_HEADS * (16 + 16) * 2
     work = BATCH * WORK_BYTES * (4 * EMBEDDING + max(1000 * HEADS, 2 * FEED_FORWARD, TOKENS))
@@ -82,16 +82,16 @@ def test_need_is_layers_cache_work_and_process(model: GGUFModel) -> None:
     }
 
 
-def test_degrees_may_come_one_by_one(model: GGUFModel) -> None:
+def test_degrees_may_be_given_singly(model: GGUFModel) -> None:
     assert gguf_memory(model, context=100, degrees=iter([1, 2])) == gguf_memory(model, context=100, degrees=[1, 2])
 
 
-def test_a_context_beyond_what_the_model_knows_costs_nothing(model: GGUFModel) -> None:
+def test_context_beyond_models_limit_costs_nothing(model: GGUFModel) -> None:
     assert gguf_memory(model, context=10**6) == gguf_memory(model, context=4096)
 
 
 @pytest.mark.parametrize("cut", [3, 10, 40, 300, -12_000])
-def test_a_file_that_is_cut_off_is_refused(path: Path, cut: int) -> None:
+def test_truncated_file_is_refused(path: Path, cut: int) -> None:
     data = path.read_bytes()[:cut]
     with pytest.raises(InvalidSlotError, match=r"cut off|no GGUF"):
         read_gguf(BytesIO(data), len(data))
@@ -106,30 +106,30 @@ def test_a_file_that_is_cut_off_is_refused(path: Path, cut: int) -> None:
         (struct.pack("<4sIQQQ17sII", b"GGUF", 3, 0, 1, 17, b"general.alignment", 4, 0), "aligned to 0 bytes"),
     ],
 )
-def test_what_is_no_gguf_file_is_refused_in_words(data: bytes, why: str) -> None:
+def test_file_that_is_no_gguf_is_refused_in_words(data: bytes, why: str) -> None:
     with pytest.raises(InvalidSlotError, match=why):
         read_gguf(BytesIO(data), len(data))
 
 
-def test_a_missing_number_is_named(model: GGUFModel) -> None:
+def test_missing_number_is_named(model: GGUFModel) -> None:
     bare = GGUFModel({"general.architecture": "odd"}, {}, {})
     with pytest.raises(InvalidSlotError, match=r"odd\.block_count"):
         gguf_memory(bare, context=10)
 
 
 @pytest.mark.parametrize("kw", [{"context": 0}, {"context": 8, "concurrency": 0}, {"context": 8, "degrees": [0]}])
-def test_numbers_that_make_no_sense_are_refused(model: GGUFModel, kw) -> None:
+def test_senseless_numbers_are_refused(model: GGUFModel, kw) -> None:
     with pytest.raises(InvalidSlotError, match="1 or more"):
         gguf_memory(model, **kw)
 
 
-def test_vllm_takes_its_share_of_each_device_whatever_the_model() -> None:
+def test_vllm_takes_its_share_of_each_device() -> None:
     assert vllm_memory(80 * 10**9, 0.9, [1, 2]) == {1: 72 * 10**9, 2: 72 * 10**9}
     with pytest.raises(InvalidSlotError, match="utilisation"):
         vllm_memory(80 * 10**9, 1.5)
 
 
-def test_one_of_several_parts_of_a_model_does_not_tell_what_the_model_needs(tmp_path: Path) -> None:
+def test_one_part_of_split_model_gives_no_estimate(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=1)
     writer.add_block_count(2)
     writer.add_embedding_length(EMBEDDING)

@@ -28,17 +28,17 @@ HERE = Constraint("zone", ConstraintOp.EQ, "z")
         ({"constraints": ["zone=z"]}, "give a list of Constraint"),
     ],
 )
-def test_a_value_that_can_not_work_is_refused(wrong: dict[str, Any], said: str) -> None:
+def test_impossible_value_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSlotError, match=said):
         ModelSpec(**{"name": "m", "memory": {1: 10**9}, **wrong})
 
 
 @pytest.mark.parametrize("constraints", [[HERE], (HERE,), HERE])
-def test_constraints_may_be_a_list_as_elsewhere(constraints: Any) -> None:
+def test_constraints_may_be_a_list(constraints: Any) -> None:
     assert ModelSpec("m", {1: 1}, constraints=constraints).constraints == (HERE,)
 
 
 @pytest.mark.parametrize("replicas", [None, -1, 1.5, "2"])
-def test_replicas_that_are_no_number_are_refused(replicas: Any) -> None:
+def test_invalid_replicas_are_refused(replicas: Any) -> None:
     with pytest.raises(InvalidSlotError, match=r"replicas is .*; give an int of 0 or more"):
         ModelOrder(ModelSpec("m", {1: 1}), b"", replicas)

@@ -14,7 +14,7 @@ from tests.support.slot_world import QUICK, A, B, C, SlotWorld, serving_world
 from tests.support.slots import GB, chips, gpus, model
 
 
-def test_a_request_gets_a_slot_and_an_answer() -> None:
+def test_request_gets_slot_and_answer() -> None:
     w = serving_world(A)
     w.ask("r", A.identity)
     w.settle()
@@ -22,7 +22,7 @@ def test_a_request_gets_a_slot_and_an_answer() -> None:
     assert w.ready("a") == ["slot-1"]
 
 
-def test_a_warm_slot_serves_again_without_another_load() -> None:
+def test_warm_slot_serves_again_without_load() -> None:
     w = serving_world(A)
     for number in range(5):
         w.ask(f"r{number}", A.identity)
@@ -30,7 +30,7 @@ def test_a_warm_slot_serves_again_without_another_load() -> None:
     assert w.created == ["slot-1"]
 
 
-def test_as_many_slots_are_made_as_the_queue_fills_and_those_that_start_count() -> None:
+def test_queue_fills_slots_and_starting_ones_count() -> None:
     spec = model("a", 10, concurrency=2)
     w = serving_world(spec, gpus_each=2)
     for number in range(5):
@@ -40,7 +40,7 @@ def test_as_many_slots_are_made_as_the_queue_fills_and_those_that_start_count() 
     assert len(w.reconciler.fleet.slots) == 3
 
 
-def test_a_slot_is_evicted_for_another_model_and_comes_back_when_it_is_asked_for() -> None:
+def test_evicted_model_returns_when_requested() -> None:
     w = serving_world(A, B)
     for number, spec in enumerate([A, B, A]):
         w.ask(f"r{number}", spec.identity)
@@ -50,7 +50,7 @@ def test_a_slot_is_evicted_for_another_model_and_comes_back_when_it_is_asked_for
     assert [reason for _, reason in w.deleted] == ["its memory is needed for b", "its memory is needed for a"]
 
 
-def test_the_requests_of_a_lost_runner_run_again_and_are_marked() -> None:
+def test_requests_of_lost_runner_rerun_marked() -> None:
     w = serving_world(A, runners=2)
     w.ask("r", A.identity)
     w.ask("once", A.identity, retriable=False)
@@ -67,7 +67,7 @@ def test_the_requests_of_a_lost_runner_run_again_and_are_marked() -> None:
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_what_ends_late_or_twice_changes_nothing(twice: bool) -> None:
+def test_late_or_repeated_ends_change_nothing(twice: bool) -> None:
     w = serving_world(A)
     w.ask("r", A.identity)
     w.settle(serve=False)
@@ -88,7 +88,7 @@ def test_what_ends_late_or_twice_changes_nothing(twice: bool) -> None:
 # -- refused ---------------------------------------------------------------------------------------------------------
 
 
-def test_refusals_leave_no_trace() -> None:
+def test_refused_requests_leave_no_trace() -> None:
     w = serving_world(A, policy=ServingPolicy(most_waiting=1))
     w.stuck.add("a")
     w.ask("r", A.identity, deadline=50.0)
@@ -107,7 +107,7 @@ def test_refusals_leave_no_trace() -> None:
     assert len(w.reconciler.queue) == 0
 
 
-def test_a_cancelled_request_leaves_the_queue_or_its_slot() -> None:
+def test_cancelled_request_leaves_queue_or_slot() -> None:
     w = serving_world(A)
     w.ask("waits", A.identity)
     w.hear(ev.RequestCancelled("waits"))
@@ -120,7 +120,7 @@ def test_a_cancelled_request_leaves_the_queue_or_its_slot() -> None:
     assert w.answered == {}
 
 
-def test_a_cancelled_request_does_not_come_back_when_its_runner_is_lost() -> None:
+def test_cancelled_request_does_not_return_with_lost_runner() -> None:
     w = serving_world(A)
     w.ask("r", A.identity)
     w.settle(serve=False)
@@ -133,7 +133,7 @@ def test_a_cancelled_request_does_not_come_back_when_its_runner_is_lost() -> Non
 # -- what is there and should not be, and the other way round --------------------------------------------------------
 
 
-def test_orphans_and_duplicates_and_mismatches_end() -> None:
+def test_orphaned_duplicate_and_mismatched_slots_end() -> None:
     w = serving_world(A, runners=2)
     w.ask("r", A.identity)
     w.settle()
@@ -151,7 +151,7 @@ def test_orphans_and_duplicates_and_mismatches_end() -> None:
     assert (slot.slot_id, "it serves b instead of a") in w.deleted
 
 
-def test_a_runner_gets_no_slots_before_it_has_reported_that_it_is_empty() -> None:
+def test_runner_gets_slots_only_after_reporting_empty() -> None:
     w = SlotWorld(QUICK)
     w.join(gpus("a", 1))
     w.hear(ev.ModelRegistered(A))
@@ -162,7 +162,7 @@ def test_a_runner_gets_no_slots_before_it_has_reported_that_it_is_empty() -> Non
     assert w.reconciler.fleet.slots
 
 
-def test_a_slot_that_vanished_is_made_again() -> None:
+def test_vanished_slot_is_made_again() -> None:
     w = serving_world(A)
     w.hear(ev.ModelRegistered(A, replicas=1))
     w.settle()
@@ -171,7 +171,7 @@ def test_a_slot_that_vanished_is_made_again() -> None:
     assert w.ready("a") == ["slot-2"]
 
 
-def test_reports_are_asked_for_every_five_seconds_and_observed_memory_raises_an_alarm() -> None:
+def test_reports_are_requested_every_five_seconds() -> None:
     w = serving_world(A)
     asked = [w.reconciler.handle(ev.Tick(), second).count(AskRunner("a")) for second in (3.0, 5.0, 9.0, 11.0)]
     assert asked == [0, 1, 0, 1]
@@ -194,7 +194,7 @@ def test_replicas_are_kept_and_never_evicted() -> None:
     assert w.answered == {"r": 1}
 
 
-def test_new_runners_are_prewarmed_if_there_is_room_and_nothing_is_evicted_for_it() -> None:
+def test_new_runner_is_prewarmed_without_evictions() -> None:
     w = serving_world(A, prewarm=True, runners=2)
     assert len(w.ready("a")) == 2
     w.hear(ev.ModelRegistered(B, prewarm=True))
@@ -206,14 +206,14 @@ def test_new_runners_are_prewarmed_if_there_is_room_and_nothing_is_evicted_for_i
 
 
 @pytest.mark.parametrize("gpus_each", [1, 2])
-def test_a_model_that_is_registered_anew_is_prewarmed_where_its_slots_end(gpus_each: int) -> None:
+def test_reregistered_model_is_prewarmed_where_its_slots_end(gpus_each: int) -> None:
     w = serving_world(A, prewarm=True, runners=2, gpus_each=gpus_each)
     w.hear(ev.ModelRegistered(model("a", 50, concurrency=2), prewarm=True))
     w.settle()
     assert w.ready("a") == ["slot-3", "slot-4"]
 
 
-def test_slots_that_are_idle_for_long_end() -> None:
+def test_long_idle_slots_end() -> None:
     w = serving_world(A, policy=ServingPolicy(idle_s=60.0))
     w.ask("r", A.identity)
     w.run(50)
@@ -222,7 +222,7 @@ def test_slots_that_are_idle_for_long_end() -> None:
     assert not w.ready("a")
 
 
-def test_a_closed_runner_finishes_its_requests_and_gets_no_more() -> None:
+def test_closed_runner_finishes_requests_and_gets_no_more() -> None:
     w = serving_world(A, runners=2)
     w.ask("r", A.identity)
     w.settle(serve=False)
@@ -240,7 +240,7 @@ def test_a_closed_runner_finishes_its_requests_and_gets_no_more() -> None:
     assert slot.allocation.runner_id != home
 
 
-def test_an_operator_can_evict_a_slot_and_a_model_can_be_removed() -> None:
+def test_operator_evicts_slot_and_removes_model() -> None:
     w = serving_world(A, B, gpus_each=2)
     w.ask("r", A.identity)
     w.ask("s", B.identity)
@@ -251,7 +251,7 @@ def test_an_operator_can_evict_a_slot_and_a_model_can_be_removed() -> None:
     assert w.processes == {}
 
 
-def test_a_slot_of_a_raised_concurrency_fills_while_the_one_before_still_ends() -> None:
+def test_slot_of_raised_concurrency_fills_while_old_one_ends() -> None:
     w = serving_world(model("a", 40), gpus_each=2)
     w.ask("old", A.identity)
     w.settle(serve=False)
@@ -263,7 +263,7 @@ def test_a_slot_of_a_raised_concurrency_fills_while_the_one_before_still_ends() 
     assert [len(process.requests) for process in w.processes.values()] == [1, 4]
 
 
-def test_a_model_that_is_registered_anew_with_other_memory_is_loaded_anew() -> None:
+def test_model_reregistered_with_other_memory_is_reloaded() -> None:
     w = serving_world(A, replicas=1)
     w.hear(ev.ModelRegistered(model("a", 30), replicas=1))
     w.settle()
@@ -271,7 +271,7 @@ def test_a_model_that_is_registered_anew_with_other_memory_is_loaded_anew() -> N
     assert w.processes["slot-2"].allocation.bytes_each == (30 * GB,)
 
 
-def test_the_next_tick_is_due_at_the_next_deadline_and_else_after_five_seconds() -> None:
+def test_next_tick_is_next_deadline_or_five_seconds() -> None:
     w = serving_world(A)
     assert w.reconciler.wakeup() == w.now + 5.0
     w.stuck.add("a")
@@ -282,7 +282,7 @@ def test_the_next_tick_is_due_at_the_next_deadline_and_else_after_five_seconds()
 # -- defects of other systems ----------------------------------------------------------------------------------------
 
 
-def test_eviction_and_revival_do_not_wait_for_each_other() -> None:
+def test_eviction_and_revival_do_not_block_each_other() -> None:
     """Two models that fit only alternately, both asked for all the time: everybody gets answers."""
     w = serving_world(A, B)
     for number in range(20):
@@ -293,7 +293,7 @@ def test_eviction_and_revival_do_not_wait_for_each_other() -> None:
     assert len(w.answered) == 40
 
 
-def test_nothing_is_evicted_for_a_model_that_can_never_fit() -> None:
+def test_model_that_never_fits_evicts_nothing() -> None:
     huge = model("huge", 90)
     w = serving_world(A, huge)
     w.ask("r", A.identity)
@@ -304,14 +304,14 @@ def test_nothing_is_evicted_for_a_model_that_can_never_fit() -> None:
     assert not w.deleted
 
 
-def test_models_load_side_by_side() -> None:
+def test_models_load_concurrently() -> None:
     w = serving_world(A, B, C, gpus_each=3)
     for spec in (A, B, C):
         w.ask(f"for {spec.name}", spec.identity)
     assert [slot.state for slot in w.reconciler.fleet.slots.values()] == [SlotState.STARTING] * 3
 
 
-def test_a_model_in_demand_gets_more_than_one_slot() -> None:
+def test_model_in_demand_gets_several_slots() -> None:
     w = serving_world(A, runners=3)
     for number in range(9):
         w.ask(f"r{number}", A.identity)
@@ -319,7 +319,7 @@ def test_a_model_in_demand_gets_more_than_one_slot() -> None:
     assert len(w.ready("a")) == 3
 
 
-def test_reports_do_not_make_slots_twice() -> None:
+def test_reports_make_no_duplicate_slots() -> None:
     """The reconciler's own books count; a report that does not know a new slot yet changes nothing."""
     w = serving_world(A, runners=3)
     before = w.now
@@ -331,7 +331,7 @@ def test_reports_do_not_make_slots_twice() -> None:
     assert len(w.reconciler.fleet.slots) == 1
 
 
-def test_a_model_that_loads_holds_nobody_up() -> None:
+def test_loading_model_blocks_nobody() -> None:
     w = serving_world(A, B, gpus_each=2)
     w.ask("warm", B.identity)
     w.settle()
@@ -341,7 +341,7 @@ def test_a_model_that_loads_holds_nobody_up() -> None:
     assert orders == ["next"]
 
 
-def test_a_model_that_fits_only_on_a_runner_without_a_host_waits_for_it_and_what_fits_on_none_is_refused() -> None:
+def test_model_fitting_only_hostless_runner_waits_for_it() -> None:
     w = serving_world(A, model("large", 70), model("huge", 90))
     w.lose("a")
     w.join(gpus("small", 1, gigabytes=60))
@@ -356,7 +356,7 @@ def test_a_model_that_fits_only_on_a_runner_without_a_host_waits_for_it_and_what
     assert w.answered == {"waits": 1}
 
 
-def test_what_is_due_is_done_though_events_leave_no_pause_for_a_tick() -> None:
+def test_due_work_is_done_despite_constant_events() -> None:
     w = serving_world(A)
     asked = 0
     for second in range(60):
@@ -368,7 +368,7 @@ def test_what_is_due_is_done_though_events_leave_no_pause_for_a_tick() -> None:
 
 
 @pytest.mark.parametrize("runner", [gpus, chips])
-def test_runner_that_comes_back_with_fewer_devices_is_used_as_it_is(runner: Callable[..., Runner]) -> None:
+def test_runner_returning_with_fewer_devices_is_used(runner: Callable[..., Runner]) -> None:
     """A GPU has fallen off the bus; and nobody has looked between the two."""
     spec = model("m", 10, kind=runner().kind)
     w = serving_world()

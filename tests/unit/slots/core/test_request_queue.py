@@ -29,7 +29,7 @@ def order(queue: RequestQueue) -> list[str]:
     return [each.request_id for each in queue]
 
 
-def test_bytes_that_wait_are_limited_and_one_request_may_always_wait() -> None:
+def test_waiting_bytes_are_limited_except_for_one_request() -> None:
     queue = queue_of(request("large", size=1000), most_bytes=100)
     with pytest.raises(SlotQueueFullError, match=r"1,000 bytes of requests wait already.*has 1; the limit is 100"):
         queue.add(request("small", size=1))
@@ -44,19 +44,19 @@ def test_bytes_that_wait_are_limited_and_one_request_may_always_wait() -> None:
         queue.add(request("d", size=1))
 
 
-def test_first_come_is_first_served_and_priority_goes_before() -> None:
+def test_first_come_first_served_within_priority() -> None:
     queue = queue_of(request("a"), request("b"), request("c", priority=True), request("d", priority=True))
     assert order(queue) == ["c", "d", "a", "b"]
     assert queue.take(M)[0].request_id == "c"
 
 
-def test_models_come_in_the_order_of_their_first_requests() -> None:
+def test_models_are_ordered_by_first_request() -> None:
     queue = queue_of(request("a"), request("b", N), request("c"), request("d", N, priority=True))
     assert queue.in_turn([M, N]) == [N, M]
     assert queue.waiting(M) == queue.waiting(N) == 2
 
 
-def test_a_full_queue_and_a_duplicate_are_refused_and_leave_nothing_behind() -> None:
+def test_full_queue_and_duplicate_are_refused_without_trace() -> None:
     queue = queue_of(request("a"), most=2)
     with pytest.raises(InvalidSlotError, match="waits already"):
         queue.add(request("a", N))
@@ -67,7 +67,7 @@ def test_a_full_queue_and_a_duplicate_are_refused_and_leave_nothing_behind() -> 
     assert queue.in_turn([N, M]) == [M, N]
 
 
-def test_a_request_that_is_put_back_has_its_old_turn_even_if_the_queue_is_full() -> None:
+def test_request_put_back_keeps_its_turn_in_full_queue() -> None:
     queue = queue_of(request("a"), request("b"), most=2)
     first, turn = queue.take(M)
     queue.add(request("c"))
@@ -82,14 +82,14 @@ def test_expired_requests_leave_and_others_stay() -> None:
     assert order(queue) == ["b", "c"]
 
 
-def test_an_id_can_be_used_again_and_the_old_deadline_does_not_count_then() -> None:
+def test_reused_id_has_no_old_deadline() -> None:
     queue = queue_of(request("a", deadline=5.0))
     queue.remove("a")
     queue.add(request("a", deadline=50.0))
     assert queue.expired(6.0) == []
 
 
-def test_the_longest_waiting_may_be_one_without_priority() -> None:
+def test_longest_waiting_request_may_lack_priority() -> None:
     queue = queue_of(request("a", at=1.0), request("b", at=2.0, priority=True))
     assert queue.oldest(M) == 1.0
     assert queue.oldest(N) == float("inf")
@@ -97,7 +97,7 @@ def test_the_longest_waiting_may_be_one_without_priority() -> None:
 
 @settings(max_examples=100 * EXAMPLES)
 @given(st.lists(st.tuples(st.sampled_from(["add", "front", "take", "back", "remove", "expire"]), st.integers(0, 9))))
-def test_the_queue_does_what_a_sorted_list_does(steps: list[tuple[str, int]]) -> None:
+def test_queue_agrees_with_sorted_list(steps: list[tuple[str, int]]) -> None:
     queue, plain, taken = RequestQueue(most=6), {}, []  # type: ignore[var-annotated]
     for number, (step, n) in enumerate(steps):
         identity = (M, N)[n % 2]
@@ -144,7 +144,7 @@ def slot(name: str, runner: str = "a", active: int = 0, used: float = 0.0, **kw)
     ],
     ids=["fewest own requests", "the less busy runner", "used most recently", "none has a seat", "one that drains"],
 )
-def test_the_slot_that_serves_is(slots: list[Slot], chosen: str | None) -> None:
+def test_request_goes_to_serving_slot(slots: list[Slot], chosen: str | None) -> None:
     found = choose_warm_slot(slots, 8, {"a": 0, "busy": 5, "idle": 1}.__getitem__)
     assert (found and found.slot_id) == chosen
 
@@ -152,11 +152,11 @@ def test_the_slot_that_serves_is(slots: list[Slot], chosen: str | None) -> None:
 @pytest.mark.parametrize(
     ("waiting", "free", "wanted"), [(0, 0, 0), (1, 0, 1), (4, 0, 1), (5, 0, 2), (5, 4, 1), (3, 4, 0)]
 )
-def test_wanted_are_as_many_slots_as_those_that_wait_fill(waiting: int, free: int, wanted: int) -> None:
+def test_wanted_slots_are_those_waiting_requests_fill(waiting: int, free: int, wanted: int) -> None:
     assert slots_wanted(waiting, free, model(concurrency=4)) == wanted
 
 
-def test_slots_that_start_count_unless_they_are_late() -> None:
+def test_starting_slots_count_unless_late() -> None:
     slots = [slot("s", active=3), slot("t", state=SlotState.STARTING), slot("u", state=SlotState.DRAINING)]
     assert seats(slots, 8, late=lambda each: False) == 5
     assert seats(slots, 8, late=lambda each: True) == 1

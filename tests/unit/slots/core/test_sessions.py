@@ -24,7 +24,7 @@ def run(w: SlotWorld, seconds: int, *sessions: str) -> None:
         w.run(1)
 
 
-def test_a_session_keeps_its_slot_while_it_is_used_and_its_runner_is_not_idle() -> None:
+def test_used_session_keeps_slot_and_runner() -> None:
     w = serving_world(A, B, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
@@ -34,7 +34,7 @@ def test_a_session_keeps_its_slot_while_it_is_used_and_its_runner_is_not_idle() 
     assert idle_runners(w.reconciler, w.now) == set()
 
 
-def test_a_session_takes_one_seat_and_requests_take_the_others() -> None:
+def test_session_takes_one_seat_and_requests_the_others() -> None:
     w = serving_world(PAIR, policy=POLICY)
     w.open("s", PAIR.identity)
     w.ask("r1", PAIR.identity)
@@ -45,7 +45,7 @@ def test_a_session_takes_one_seat_and_requests_take_the_others() -> None:
     assert sorted(w.answered) == ["r1", "r2"]
 
 
-def test_a_session_that_is_closed_ends_after_its_call_and_then_its_slot_can_be_evicted() -> None:
+def test_closed_session_frees_slot_after_its_call() -> None:
     w = serving_world(A, B, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
@@ -63,7 +63,7 @@ def test_a_session_that_is_closed_ends_after_its_call_and_then_its_slot_can_be_e
 @pytest.mark.parametrize(
     ("ago", "reason"), [(None, "its client was silent for 30 s"), (0.0, ""), (50.0, "it was not used for 40 s")]
 )
-def test_a_session_ends_if_it_is_idle_or_its_client_is_silent(ago: float | None, reason: str) -> None:
+def test_session_ends_when_idle_or_client_silent(ago: float | None, reason: str) -> None:
     w = serving_world(A, policy=POLICY)
     w.open("s", A.identity, idle_s=40.0)
     w.settle()
@@ -75,7 +75,7 @@ def test_a_session_ends_if_it_is_idle_or_its_client_is_silent(ago: float | None,
     assert bool(w.reconciler.active.by_id) is (not reason)
 
 
-def test_a_session_that_waits_has_a_deadline_and_a_full_queue_refuses_it() -> None:
+def test_waiting_session_has_deadline_and_full_queue_refuses_it() -> None:
     w = serving_world(A, policy=ServingPolicy(most_waiting=1))
     w.stuck.add("a")
     w.open("late", A.identity, deadline=5.0)
@@ -85,7 +85,7 @@ def test_a_session_that_waits_has_a_deadline_and_a_full_queue_refuses_it() -> No
     assert w.refused["one too many"].refusal is Refusal.QUEUE_FULL
 
 
-def test_a_lost_slot_ends_its_sessions_which_are_not_begun_again() -> None:
+def test_lost_slot_ends_its_sessions_for_good() -> None:
     w = serving_world(A, runners=2, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
@@ -101,7 +101,7 @@ def test_a_lost_slot_ends_its_sessions_which_are_not_begun_again() -> None:
     assert list(w.open_sessions()) == ["again"]
 
 
-def test_a_session_whose_slot_is_lost_before_its_client_has_it_waits_again() -> None:
+def test_undelivered_session_waits_again_after_lost_slot() -> None:
     w = serving_world(A, runners=2, policy=POLICY)
     w.open("s", A.identity)
     while not w.reconciler.active.by_id:
@@ -124,7 +124,7 @@ def with_a_session_that_its_client_has_not_got() -> SlotWorld:
     return w
 
 
-def test_a_session_that_was_stopped_before_its_client_had_it_waits_again_if_its_slot_is_lost() -> None:
+def test_undelivered_stopped_session_waits_again_after_lost_slot() -> None:
     w = with_a_session_that_its_client_has_not_got()
     w.lose("a")
     assert [each.request_id for each in w.requeued] == ["s"]
@@ -133,14 +133,14 @@ def test_a_session_that_was_stopped_before_its_client_had_it_waits_again_if_its_
     assert list(w.open_sessions()) == ["s"]
 
 
-def test_a_session_that_its_client_gave_up_before_it_had_it_does_not_wait_again() -> None:
+def test_undelivered_session_given_up_does_not_wait_again() -> None:
     w = with_a_session_that_its_client_has_not_got()
     w.hear(ev.RequestCancelled("s"))
     w.lose("a")
     assert (w.requeued, w.refused) == ([], {})
 
 
-def test_a_runner_that_has_to_go_stops_its_sessions_and_waits_for_their_calls() -> None:
+def test_leaving_runner_stops_sessions_and_waits_for_calls() -> None:
     w = serving_world(A, policy=POLICY)
     w.open("busy", A.identity)
     w.settle()
@@ -154,7 +154,7 @@ def test_a_runner_that_has_to_go_stops_its_sessions_and_waits_for_their_calls() 
     assert not w.processes
 
 
-def test_a_call_that_takes_longer_than_the_grace_is_cut_off() -> None:
+def test_call_exceeding_grace_is_cut_off() -> None:
     w = serving_world(A, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
@@ -167,7 +167,7 @@ def test_a_call_that_takes_longer_than_the_grace_is_cut_off() -> None:
     assert not w.reconciler.active.by_id
 
 
-def test_another_model_gets_the_memory_of_a_busy_session_after_a_while() -> None:
+def test_other_model_gets_busy_sessions_memory_after_a_while() -> None:
     w = serving_world(A, B, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
@@ -179,7 +179,7 @@ def test_another_model_gets_the_memory_of_a_busy_session_after_a_while() -> None
     assert w.answered == {"r": 1}
 
 
-def test_sessions_of_one_model_take_turns_one_by_one_when_others_wait() -> None:
+def test_sessions_of_one_model_take_turns_when_others_wait() -> None:
     w = serving_world(PAIR, policy=POLICY)
     for name in "abcd":
         w.open(name, PAIR.identity, idle_s=1000.0)
@@ -202,12 +202,12 @@ def test_sessions_of_one_model_take_turns_one_by_one_when_others_wait() -> None:
 
 
 @pytest.mark.parametrize("idle_s", [None, 0, -1.0, float("nan"), float("inf"), "60"])
-def test_a_limit_that_makes_no_sense_is_refused(idle_s) -> None:
+def test_senseless_limit_is_refused(idle_s) -> None:
     with pytest.raises(InvalidSlotError, match="idle_s"):
         Request("s", A.identity, 0.0, kind=WorkloadKind.SESSION, idle_s=idle_s)
 
 
-def test_a_session_whose_call_does_not_end_keeps_no_other_one_from_being_called_back() -> None:
+def test_session_with_endless_call_does_not_delay_others() -> None:
     w = serving_world(PAIR, policy=POLICY)
     w.open("parked", PAIR.identity)
     w.open("idle", PAIR.identity)
@@ -233,7 +233,7 @@ def with_a_call_that_never_ends(load_s: float = 1.0) -> SlotWorld:
     return w
 
 
-def test_a_call_that_never_ends_keeps_its_models_only_seat_no_longer_than_a_minute_from_others() -> None:
+def test_endless_call_keeps_only_seat_a_minute_at_most() -> None:
     w = with_a_call_that_never_ends()
     run(w, 65, "s")
     assert w.ended["s"] == "others have waited for a for 10 s"
@@ -244,7 +244,7 @@ def test_a_call_that_never_ends_keeps_its_models_only_seat_no_longer_than_a_minu
     assert not w.reconciler.models[A.identity].crashes
 
 
-def test_a_call_may_go_on_for_as_long_as_a_new_slot_would_take_to_load() -> None:
+def test_call_may_last_as_long_as_a_new_load() -> None:
     w = with_a_call_that_never_ends(load_s=200.0)
     run(w, 200, "s")
     assert not w.deleted
@@ -252,7 +252,7 @@ def test_a_call_may_go_on_for_as_long_as_a_new_slot_would_take_to_load() -> None
     assert w.answered == {"r": 1}
 
 
-def test_a_call_that_never_ends_goes_on_while_nobody_waits_for_its_seat() -> None:
+def test_endless_call_goes_on_while_nobody_waits() -> None:
     w = with_a_call_that_never_ends()
     w.hear(ev.RequestCancelled("r"))
     w.hear(ev.RequestCancelled("s"))
@@ -260,7 +260,7 @@ def test_a_call_that_never_ends_goes_on_while_nobody_waits_for_its_seat() -> Non
     assert not w.deleted
 
 
-def test_a_slot_on_which_others_are_served_does_not_end_for_a_call_that_never_does() -> None:
+def test_slot_serving_others_survives_an_endless_call() -> None:
     w = serving_world(PAIR, policy=POLICY)
     w.open("s", PAIR.identity)
     w.ask("long", PAIR.identity)

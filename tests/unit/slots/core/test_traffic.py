@@ -21,7 +21,7 @@ def models(number: int) -> list[ModelSpec]:
 @pytest.mark.parametrize("policy", [EAGER, USUAL], ids=["eager", "usual"])
 @pytest.mark.parametrize("per_second", [0.2, 1.0, 5.0])
 @pytest.mark.parametrize(("room", "number"), [(8, 16), (8, 40), (2, 3)])
-def test_zipf_traffic_takes_at_most_twice_the_loads_of_the_offline_optimum(
+def test_zipf_traffic_needs_at_most_twice_the_optimal_loads(
     room: int, number: int, per_second: float, policy: ServingPolicy
 ) -> None:
     specs = models(number)
@@ -32,7 +32,7 @@ def test_zipf_traffic_takes_at_most_twice_the_loads_of_the_offline_optimum(
 
 
 @pytest.mark.parametrize(("number", "most"), [(3, 60), (16, 450)])
-def test_models_that_take_turns_are_kept_for_a_while_instead_of_thrashing(number: int, most: int) -> None:
+def test_alternating_models_are_kept_instead_of_thrashing(number: int, most: int) -> None:
     """One more than fits, or twice as many: the one that was used last is needed last. Who evicts that loads always."""
     specs = models(number)
     turns: list[Arrival] = [(float(second), specs[second % number].name) for second in range(1_000)]
@@ -42,7 +42,7 @@ def test_models_that_take_turns_are_kept_for_a_while_instead_of_thrashing(number
     assert max(played.waits) < 60
 
 
-def test_the_offline_optimum_is_what_trying_everything_finds() -> None:
+def test_offline_optimum_equals_exhaustive_search() -> None:
     for asked in product("abcd", repeat=6):
         assert least_loads(asked, 2) == fewest(asked, frozenset(), 2)
 

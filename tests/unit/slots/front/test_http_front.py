@@ -84,7 +84,7 @@ def asked(prompt: str, **more: Any) -> bytes:
     return json.dumps({"model": "m", "prompt": prompt, **more}).encode()
 
 
-def test_a_body_that_is_too_large_says_so(front: HttpFront) -> None:
+def test_oversized_body_is_refused(front: HttpFront) -> None:
     status, _, body = post(front, asked("a" * http_front.MOST_BODY))
     assert status == 413
     assert "more than 67,108,864 bytes" in json.loads(body)["error"]["message"]
@@ -98,13 +98,13 @@ def test_a_body_that_is_too_large_says_so(front: HttpFront) -> None:
         (b"\xff", "application/json"),
     ],
 )
-def test_a_body_that_can_not_be_read_is_the_callers_mistake(front: HttpFront, body: bytes, kind: str) -> None:
+def test_unreadable_body_is_callers_mistake(front: HttpFront, body: bytes, kind: str) -> None:
     status, _, answer = post(front, body, kind)
     assert status == 400
     assert "no JSON object" in json.loads(answer)["error"]["message"]
 
 
-def test_a_body_that_is_not_as_its_encoding_says_is_the_callers_mistake(front: HttpFront) -> None:
+def test_body_contradicting_its_encoding_is_callers_mistake(front: HttpFront) -> None:
     connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
     connection.request("POST", "/v1/completions", asked("a"), {"Content-Encoding": "gzip"})
     answer = connection.getresponse()
@@ -113,7 +113,7 @@ def test_a_body_that_is_not_as_its_encoding_says_is_the_callers_mistake(front: H
     connection.close()
 
 
-def test_models_that_nobody_serves_any_more_may_come_back(front: HttpFront) -> None:
+def test_unserved_models_may_come_back(front: HttpFront) -> None:
     status, headers, body = post(front, asked("dead"))
     assert (status, headers["Retry-After"]) == (503, "10")
     assert "the process that served the models is gone" in json.loads(body)["error"]["message"]
@@ -124,7 +124,7 @@ def test_models_that_nobody_serves_any_more_may_come_back(front: HttpFront) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_connection_error_of_the_model_is_an_error_like_any_other(front: HttpFront, stream: bool) -> None:
+def test_models_connection_error_is_an_ordinary_error(front: HttpFront, stream: bool) -> None:
     status, _, body = post(front, asked("reset", stream=stream))
     assert status == 500
     assert "the model raised ConnectionResetError" in json.loads(body)["error"]["message"]
@@ -136,7 +136,7 @@ def test_a_connection_error_of_the_model_is_an_error_like_any_other(front: HttpF
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_caller_who_goes_away_cancels_the_request(front: HttpFront, client: Client, stream: bool) -> None:
+def test_disconnecting_caller_cancels_request(front: HttpFront, client: Client, stream: bool) -> None:
     with socket.create_connection(("127.0.0.1", int(front.url.rsplit(":", 1)[1]))) as caller:
         body = asked("a wait", stream=stream)
         caller.sendall(
@@ -148,25 +148,25 @@ def test_a_caller_who_goes_away_cancels_the_request(front: HttpFront, client: Cl
 
 
 @pytest.mark.parametrize("port", [99999, -1, "80", True])
-def test_a_port_that_is_none_is_refused_at_once(client: Any, port: Any) -> None:
+def test_invalid_port_is_refused_at_once(client: Any, port: Any) -> None:
     with pytest.raises(InvalidSlotError, match="port is"):
         HttpFront(client, port=port)
 
 
 @pytest.mark.parametrize("timeout_s", ["300", -1.0, float("nan"), True], ids=str)
-def test_a_timeout_that_is_none_is_refused_at_once(client: Any, timeout_s: Any) -> None:
+def test_invalid_timeout_is_refused_at_once(client: Any, timeout_s: Any) -> None:
     with pytest.raises(InvalidSlotError, match="timeout_s is"):
         HttpFront(client, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_its_url_is_one_that_a_caller_can_use(client: Any, host: str) -> None:
+def test_url_is_usable_by_callers(client: Any, host: str) -> None:
     with HttpFront(client, host=host) as front:
         assert urllib.parse.urlsplit(front.url).hostname == host
         assert post(front, asked("a"))[0] == 200
 
 
-def test_closing_what_is_closed_or_was_never_open_does_nothing(client: Any) -> None:
+def test_closing_closed_or_unopened_front_does_nothing(client: Any) -> None:
     with HttpFront(client) as front:
         front.close()
     with pytest.raises(OSError, match="assign requested address"):
@@ -177,7 +177,7 @@ def test_closing_what_is_closed_or_was_never_open_does_nothing(client: Any) -> N
         print(idle.url)
 
 
-def test_an_address_that_is_none_is_an_error_and_start_returns(client: Any) -> None:
+def test_invalid_address_is_an_error_and_start_returns(client: Any) -> None:
     with pytest.raises(UnicodeError):
         HttpFront(client, host="a" * 70 + ".example").start()
 
@@ -198,7 +198,7 @@ def test_closing_waits_for_no_request_for_long(client: Client, monkeypatch: pyte
     caller.close()
 
 
-def test_a_charset_that_takes_long_to_decode_is_refused_and_stops_nobody(front: HttpFront) -> None:
+def test_slow_charset_is_refused_without_blocking_others(front: HttpFront) -> None:
     status, _, said = post(front, b"a" * 100_000, "application/json; charset=punycode")
     assert status == 400
     assert "JSON" in said
@@ -207,7 +207,7 @@ def test_a_charset_that_takes_long_to_decode_is_refused_and_stops_nobody(front: 
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:3000"])
-def test_a_web_page_can_not_use_the_models(front: HttpFront, origin: str) -> None:
+def test_web_page_cannot_use_models(front: HttpFront, origin: str) -> None:
     status, said = status_for(front, "POST", "/v1/completions", {"Content-Type": "text/plain", "Origin": origin})
     assert status == 403
     assert f"a web page of '{origin}'" in json.loads(said)["error"]["message"]
@@ -215,7 +215,7 @@ def test_a_web_page_can_not_use_the_models(front: HttpFront, origin: str) -> Non
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("host", ["evil.example:80", "evil.example", "[", "localhost.evil.example", "0.0.0.0"])
-def test_a_name_that_was_made_to_lead_here_is_refused(front: HttpFront, method: str, host: str) -> None:
+def test_rebound_foreign_name_is_refused(front: HttpFront, method: str, host: str) -> None:
     path = "/v1/models" if method == "GET" else "/v1/completions"
     status, said = status_for(front, method, path, {"Host": host})
     assert status == 403
@@ -223,11 +223,11 @@ def test_a_name_that_was_made_to_lead_here_is_refused(front: HttpFront, method: 
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost:80", "127.0.0.1:8000", "[::1]:80", "127.1.2.3"])
-def test_names_of_this_machine_are_right(front: HttpFront, host: str) -> None:
+def test_names_of_this_machine_are_accepted(front: HttpFront, host: str) -> None:
     assert status_for(front, "POST", "/v1/completions", {"Host": host})[0] == 200
 
 
-def test_a_front_for_other_machines_is_asked_under_any_name(client: Any) -> None:
+def test_front_for_other_machines_accepts_any_name(client: Any) -> None:
     with HttpFront(client, host="0.0.0.0") as front:
         assert status_for(front, "POST", "/v1/completions", {"Host": "models.example"})[0] == 200
         assert status_for(front, "POST", "/v1/completions", {"Origin": "http://models.example"})[0] == 403

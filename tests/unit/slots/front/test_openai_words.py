@@ -24,7 +24,7 @@ from iris_ray.slots.front.openai_words import BodyTooLargeError, error_answer, q
         (False, {"model": "m", "prompt": "a", "n": 2}, "only one answer"),
     ],
 )
-def test_a_request_that_makes_no_sense_is_refused_in_words(chat: bool, body: object, why: str) -> None:
+def test_senseless_request_is_refused_in_words(chat: bool, body: object, why: str) -> None:
     with pytest.raises(InvalidSlotError, match=why):
         question(body, chat=chat, request_id="r", created=1)
 
@@ -43,12 +43,12 @@ def test_a_request_that_makes_no_sense_is_refused_in_words(chat: bool, body: obj
         (KeyError("x"), 500, None),
     ],
 )
-def test_errors_have_a_status_and_say_when_to_try_again(error: Exception, status: int, retry: str | None) -> None:
+def test_errors_have_status_and_retry_time(error: Exception, status: int, retry: str | None) -> None:
     found, headers, body = error_answer(error)
     assert (found, headers.get("Retry-After")) == (status, retry)
     assert "x" in body["error"]["message"]
 
 
-def test_pieces_of_text_are_one_text() -> None:
+def test_text_pieces_are_joined() -> None:
     assert text_of(["a", "b"]) == text_of("ab") == "ab"
     assert text_of(3) == "3"

@@ -8,7 +8,7 @@ def throttle(rate: float = 10.0, burst: float = 20.0) -> LineThrottle:
     return LineThrottle(rate, burst, "the file")
 
 
-def test_lines_come_as_they_are_and_a_partial_one_when_it_ends() -> None:
+def test_lines_pass_unchanged_with_partial_one_at_end() -> None:
     one = throttle()
     assert one.feed(b"a\nb", 0.0) == ["a"]
     assert one.feed(b"c\n\nd", 0.1) == ["bc", ""]
@@ -17,7 +17,7 @@ def test_lines_come_as_they_are_and_a_partial_one_when_it_ends() -> None:
     assert not one.holds_something
 
 
-def test_repeats_are_folded_and_counted_when_something_else_comes() -> None:
+def test_repeats_are_folded_and_counted_at_next_line() -> None:
     one = throttle()
     assert one.feed(b"x\n" * 42 + b"y\n", 0.0) == ["x", "… repeated 41 times", "y"]
     assert one.feed(b"y\nz\n", 0.1) == ["y", "z"]
@@ -25,7 +25,7 @@ def test_repeats_are_folded_and_counted_when_something_else_comes() -> None:
     assert one.flush(1.0) == ["… repeated 2 times"]
 
 
-def test_repeats_without_an_end_are_counted_every_few_seconds() -> None:
+def test_endless_repeats_are_counted_every_few_seconds() -> None:
     one = throttle()
     shown = [line for second in range(60) for line in one.feed(b"same\n", float(second))]
     assert shown[0] == "same"
@@ -33,7 +33,7 @@ def test_repeats_without_an_end_are_counted_every_few_seconds() -> None:
     assert 10 <= len(shown) <= 13
 
 
-def test_rate_is_bounded_and_what_is_left_out_is_counted() -> None:
+def test_line_rate_is_bounded_and_omissions_are_counted() -> None:
     one = throttle(rate=10.0, burst=20.0)
     lines = b"".join(b"line %d\n" % n for n in range(1000))
     shown = one.feed(lines, 0.0)
@@ -73,7 +73,7 @@ E1123 08:13:59.518546   20174 coordination_service_agent.cc:289] Polled an error
 """What it says before that report."""
 
 
-def test_survivor_of_a_lost_slice_says_one_line() -> None:
+def test_survivor_of_lost_slice_prints_one_line() -> None:
     one = throttle()
     assert one.feed(b"step 7\n" + SURVIVOR.encode(), 0.0) == ["step 7"]
     assert one.feed(NATIVE_REPORT.encode(), 0.1) == []
@@ -83,14 +83,14 @@ def test_survivor_of_a_lost_slice_says_one_line() -> None:
     assert not one.holds_something
 
 
-def test_survivor_that_is_stopped_before_its_last_word_says_how_much_it_left_out() -> None:
+def test_survivor_stopped_before_last_word_counts_omissions() -> None:
     one = throttle()
     one.feed(SURVIVOR.encode(), 0.0)
     one.leave_out(NATIVE_REPORT.encode())
     assert one.flush(0.5) == ["… 18 lines left out here; see the file"]
 
 
-def test_warnings_and_errors_of_libraries_that_no_last_word_follows_are_shown() -> None:
+def test_library_warnings_without_last_word_are_shown() -> None:
     one = throttle()
     one.feed(SURVIVOR.encode(), 0.0)
     shown = one.feed(b"step 8\n", 0.1)
@@ -99,7 +99,7 @@ def test_warnings_and_errors_of_libraries_that_no_last_word_follows_are_shown() 
     assert one.flush(0.7)[-1].startswith("W1123")
 
 
-def test_task_whose_child_ended_itself_is_shown_again() -> None:
+def test_task_whose_child_aborted_is_shown_again() -> None:
     one = throttle()
     assert one.feed(b"F1123 04:46:21.393090   27545 client.h:80] bad\nlost\n", 0.0) == []
     shown = [line for n in range(30) for line in one.feed(b"step %d\n" % n, 0.1 * n)]
@@ -108,7 +108,7 @@ def test_task_whose_child_ended_itself_is_shown_again() -> None:
     assert len(shown) < 12
 
 
-def test_native_stacks_are_left_out_and_counted_and_frames_of_python_stay() -> None:
+def test_native_stacks_are_counted_and_python_frames_shown() -> None:
     one = throttle()
     shown = one.feed(NATIVE_REPORT.partition("\n")[2].encode(), 0.0)
     assert [line.split(" ")[0] for line in shown] == ["…", "Fatal", "…", "Current", ""]
@@ -119,7 +119,7 @@ def test_native_stacks_are_left_out_and_counted_and_frames_of_python_stay() -> N
     assert shown[-1] == '  File "train.py", line 7 in step'
 
 
-def test_tasks_of_a_large_gang_share_what_a_terminal_can_take() -> None:
+def test_tasks_of_large_gang_share_terminal_rate() -> None:
     much = b"".join(b"%d\n" % n for n in range(1000))
     whole = sum(len(LineThrottle.for_task_of(256, "").feed(much, 0.0)) for _ in range(256))
     assert whole <= 256 * 20
@@ -129,7 +129,7 @@ def test_tasks_of_a_large_gang_share_what_a_terminal_can_take() -> None:
     assert sum(len(one.feed(much, 10.0 + n)) for n in range(10) for one in later) <= 256 * 2 * 21 + 256 * 20 * 2
 
 
-def test_line_without_an_end_is_cut_and_takes_no_memory() -> None:
+def test_endless_line_is_cut_and_takes_no_memory() -> None:
     one = throttle()
     for _ in range(100):
         assert one.feed(b"x" * 100_000, 0.0) == []
@@ -141,7 +141,7 @@ def test_line_without_an_end_is_cut_and_takes_no_memory() -> None:
     assert shown.endswith("(cut)")
 
 
-def test_binary_is_escaped() -> None:
+def test_binary_output_is_escaped() -> None:
     (shown,) = throttle().feed(b"\x00\xff\xfe \x07caf\xc3\xa9 \x1b[31mred\n", 0.0)
     assert shown == "\\x00\\xff\\xfe \\x07café \x1b[31mred"
     assert all(c.isprintable() or c == "\x1b" for c in shown)

@@ -29,7 +29,7 @@ def read_all(log: AttemptLog, offset: int = 0, limit: int = 7) -> tuple[int, byt
     return begin, data
 
 
-def test_files_are_bounded_and_offsets_go_on_counting(log: AttemptLog) -> None:
+def test_log_files_are_bounded_and_offsets_go_on(log: AttemptLog) -> None:
     writer = LogWriter(log, file_bytes=10, files_kept=3)
     whole = b""
     for number in range(40):
@@ -52,7 +52,7 @@ def test_files_are_bounded_and_offsets_go_on_counting(log: AttemptLog) -> None:
     assert (past_the_end.offset, past_the_end.data, past_the_end.end) == (len(whole), b"", len(whole))
 
 
-def test_reader_continues_where_it_stopped_while_the_log_is_written(log: AttemptLog) -> None:
+def test_reader_continues_while_log_is_written(log: AttemptLog) -> None:
     writer = LogWriter(log, file_bytes=64, files_kept=100)
     seen, written = b"", b""
     for number in range(100):
@@ -88,7 +88,7 @@ def test_tail_of_one_huge_line_is_bounded(log: AttemptLog) -> None:
     assert len(piece.data) == 1000
 
 
-def test_log_that_does_not_exist_is_none_and_an_empty_one_is_empty(log: AttemptLog) -> None:
+def test_missing_log_is_none_and_empty_log_is_empty(log: AttemptLog) -> None:
     assert log.read(0, 10) is None
     assert log.tail(1, 10) is None
     writer = LogWriter(log)
@@ -99,7 +99,7 @@ def test_log_that_does_not_exist_is_none_and_an_empty_one_is_empty(log: AttemptL
     assert (piece.data, piece.end) == (b"", 0)
 
 
-def test_files_are_private_whatever_the_jobs_name(tmp_path: Path) -> None:
+def test_log_files_are_private_whatever_the_job_name(tmp_path: Path) -> None:
     for job_id in ("../../etc", "a/b", "..", "x" * 1000):
         log = AttemptLog(tmp_path / "logs", job_id, 0, 1)
         writer = LogWriter(log)
@@ -128,9 +128,7 @@ def test_full_disk_raises_nothing_and_later_output_is_kept(log: AttemptLog) -> N
     assert piece.end == 4 + (1 << 20) + 4
 
 
-def test_error_that_a_disk_tells_at_the_close_of_a_file_costs_no_later_line(
-    log: AttemptLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_error_at_close_loses_no_later_line(log: AttemptLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """As NFS does; the kernel has closed the descriptor all the same."""
     close = os.close
 
@@ -149,7 +147,7 @@ def test_error_that_a_disk_tells_at_the_close_of_a_file_costs_no_later_line(
     assert read_all(log) == (0, b"one\ntwo\nmore")
 
 
-def test_full_disk_costs_no_line_that_was_kept_before(log: AttemptLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_loses_no_earlier_line(log: AttemptLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a disk still lets files be created. These are empty, and push out none that has something to say."""
 
     def refuse(*_: object) -> int:
@@ -171,7 +169,7 @@ def test_full_disk_costs_no_line_that_was_kept_before(log: AttemptLog, monkeypat
     assert then.data == b"y" * 100
 
 
-def test_output_of_a_task_whose_log_was_deleted_is_kept_from_then_on(log: AttemptLog) -> None:
+def test_output_continues_in_new_file_after_log_deletion(log: AttemptLog) -> None:
     """Other tasks of a shared host print so much that the file of a quiet one is the oldest."""
     quiet = LogWriter(log)
     quiet.write(b"step 1\n")
@@ -189,7 +187,7 @@ def test_output_of_a_task_whose_log_was_deleted_is_kept_from_then_on(log: Attemp
     assert (piece.offset, piece.data, piece.end) == (7, b"step 2\nstep 3\n", 21)
 
 
-def test_hole_that_a_full_disk_left_is_skipped(log: AttemptLog) -> None:
+def test_hole_left_by_full_disk_is_skipped(log: AttemptLog) -> None:
     for offset, data in ((0, b"before"), (100, b"behind")):
         writer = LogWriter(log)
         writer.end = writer._next_file = offset
@@ -203,7 +201,7 @@ def test_hole_that_a_full_disk_left_is_skipped(log: AttemptLog) -> None:
     assert (then.offset, then.data) == (100, b"behind")
 
 
-def test_prune_deletes_the_old_and_then_the_oldest_and_never_the_newest(tmp_path: Path) -> None:
+def test_prune_deletes_old_then_oldest_never_newest(tmp_path: Path) -> None:
     now = 1_000_000.0
     for number, age in enumerate((900.0, 50.0, 40.0, 30.0, 0.0)):
         log = AttemptLog(tmp_path, f"job-{number}", 0, 1)
@@ -222,7 +220,7 @@ def test_prune_deletes_the_old_and_then_the_oldest_and_never_the_newest(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job-6", "job-7"]
 
 
-def test_prune_keeps_the_newest_however_large(tmp_path: Path) -> None:
+def test_prune_keeps_newest_log_however_large(tmp_path: Path) -> None:
     now = 1_000_000.0
     for number in (3, 4):
         log = AttemptLog(tmp_path, f"job-{number}", 0, 1)
@@ -234,15 +232,18 @@ def test_prune_keeps_the_newest_however_large(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job-4"]
 
 
-def test_jobs_with_long_names_have_logs_of_their_own(tmp_path: Path) -> None:
+def test_jobs_with_long_names_have_separate_logs(tmp_path: Path) -> None:
     """Ids differ at their end, behind a name of up to 100 characters; each may take nine bytes in a file name."""
     names = {AttemptLog(tmp_path, "世" * 100 + end, 0, 1).directory.name for end in ("-1a2b", "-3c4d")}
     assert len(names) == 2
     assert all(len(name) <= 255 for name in names)
 
 
-def test_prune_goes_on_while_others_remove_what_it_looks_at(tmp_path: Path) -> None:
+def test_prune_tolerates_concurrent_removals(tmp_path: Path) -> None:
     """All tasks of a gang prune when they begin their files, and remove empty directories of jobs."""
+    writer = LogWriter(AttemptLog(tmp_path, "kept", 0, 1))
+    writer.write(b"a line")
+    writer.close()
     over = threading.Event()
 
     def make_and_remove(name: str) -> None:
@@ -261,3 +262,4 @@ def test_prune_goes_on_while_others_remove_what_it_looks_at(tmp_path: Path) -> N
         over.set()
         for other in others:
             other.join()
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("job-")] == ["kept"]

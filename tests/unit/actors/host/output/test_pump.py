@@ -49,7 +49,7 @@ def pumped(tmp_path: Path) -> Iterator[Pumped]:
     one.pump.close()
 
 
-def test_pump_keeps_all_that_a_killed_process_wrote_and_closing_waits_for_it(pumped: Pumped) -> None:
+def test_pump_keeps_all_output_of_killed_process(pumped: Pumped) -> None:
     script = "import os, signal\nos.write(1, b'x' * 3_000_000 + b'end')\nos.kill(os.getpid(), signal.SIGKILL)"
     assert pumped.run(script).returncode == -9
     pumped.pump.close()
@@ -59,9 +59,7 @@ def test_pump_keeps_all_that_a_killed_process_wrote_and_closing_waits_for_it(pum
     assert not pumped.pipe.exists()
 
 
-def test_all_that_was_printed_before_closing_is_kept_however_late_the_host_is(
-    pumped: Pumped, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_before_closing_is_kept_on_slow_host(pumped: Pumped, monkeypatch: pytest.MonkeyPatch) -> None:
     hours, has_printed = itertools.count(step=3600.0), threading.Event()
     closer = threading.Thread(target=pumped.pump.close)
     take = TaskOutput.take
@@ -83,7 +81,7 @@ def test_all_that_was_printed_before_closing_is_kept_however_late_the_host_is(
     assert piece.end == 30_000
 
 
-def test_pump_reports_the_last_lines_while_it_goes_on_and_at_the_end(pumped: Pumped) -> None:
+def test_pump_reports_last_lines_during_run_and_at_end(pumped: Pumped) -> None:
     with pumped.pipe.open("wb", buffering=0) as output:
         output.write(b"first\n")
         wait_until(lambda: pumped.reports)
@@ -96,7 +94,7 @@ def test_pump_reports_the_last_lines_while_it_goes_on_and_at_the_end(pumped: Pum
 
 
 @pytest.mark.parametrize("size", [1, 1000, LAST_BYTES, 100_000])
-def test_last_bytes_are_exact_and_take_little_memory(size: int) -> None:
+def test_last_bytes_are_exact_in_little_memory(size: int) -> None:
     last, whole = LastBytes(), b""
     for number in range(20):
         piece = bytes([number]) * size
@@ -106,7 +104,7 @@ def test_last_bytes_are_exact_and_take_little_memory(size: int) -> None:
         assert last.held < 2 * LAST_BYTES
 
 
-def test_pump_of_a_task_that_prints_nothing_reports_nothing_and_leaves_an_empty_log(pumped: Pumped) -> None:
+def test_silent_task_reports_nothing_and_leaves_empty_log(pumped: Pumped) -> None:
     pumped.pump.close()
     piece = pumped.log.read(0, 10)
     assert piece is not None
@@ -114,7 +112,7 @@ def test_pump_of_a_task_that_prints_nothing_reports_nothing_and_leaves_an_empty_
     assert pumped.reports == []
 
 
-def test_pump_of_a_process_that_never_started_leaves_nothing(tmp_path: Path) -> None:
+def test_pump_of_unstarted_process_leaves_nothing(tmp_path: Path) -> None:
     one = Pumped(tmp_path)
     TaskFiles.of_process(tmp_path, 7).started.unlink()
     one.pump.close()
@@ -122,9 +120,7 @@ def test_pump_of_a_process_that_never_started_leaves_nothing(tmp_path: Path) -> 
     assert one.log.read(0, 10) is None
 
 
-def test_pump_on_a_disk_that_has_become_read_only_gives_its_file_descriptors_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pump_on_read_only_disk_closes_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, missing_ok: bool = False) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -137,7 +133,7 @@ def test_pump_on_a_disk_that_has_become_read_only_gives_its_file_descriptors_bac
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_pump_shows_little_of_much(pumped: Pumped, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pump_shows_small_part_of_much_output(pumped: Pumped, capsys: pytest.CaptureFixture[str]) -> None:
     pumped.run("import sys\nsys.stdout.write(''.join(f'line {n}\\n' for n in range(300_000)))")
     pumped.pump.close()
     printed = capsys.readouterr().out.splitlines()
@@ -150,9 +146,7 @@ def test_pump_shows_little_of_much(pumped: Pumped, capsys: pytest.CaptureFixture
     assert piece.data == b"line 299999\n"
 
 
-def test_tasks_that_share_a_host_have_their_lines_shown_under_their_own_labels(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tasks_sharing_host_are_shown_under_own_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = (StartedTask("job-1", index, 1, 2, f"train task={index}") for index in range(2))
     one, other = (TaskOutput(task, tmp_path, "node", lambda last: None) for task in tasks)
     one.take(b"from 0\n", is_stopped=False)
@@ -170,7 +164,7 @@ def test_tasks_that_share_a_host_have_their_lines_shown_under_their_own_labels(
     assert shown == expected
 
 
-def test_task_goes_on_printing_if_its_output_can_not_be_kept(
+def test_task_goes_on_printing_if_output_cannot_be_kept(
     pumped: Pumped, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
@@ -181,9 +175,7 @@ def test_task_goes_on_printing_if_its_output_can_not_be_kept(
     assert "the output of process 7 can no longer be kept" in caplog.text
 
 
-def test_output_is_kept_though_the_disk_with_rays_own_logs_is_full(
-    pumped: Pumped, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_is_kept_although_rays_log_disk_is_full(pumped: Pumped, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's directory may be on another disk, and what the driver's terminal shows goes through Ray's logs."""
     with contextlib.suppress(OSError), open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
@@ -195,9 +187,7 @@ def test_output_is_kept_though_the_disk_with_rays_own_logs_is_full(
     assert [report.data for report in pumped.reports] == [b"step 1\n"]
 
 
-def test_pump_of_a_task_that_is_stopped_shows_one_line_more_and_keeps_everything(
-    pumped: Pumped, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pump_of_stopped_task_shows_one_more_line(pumped: Pumped, capsys: pytest.CaptureFixture[str]) -> None:
     """Peers of a lost slice print native stacks of a hundred lines each, which would hide the cause."""
     pumped.run("print('step 7')")
     wait_until(lambda: pumped.log.read(0, 10))

@@ -22,7 +22,7 @@ def last(index: int, data: bytes, end: int = 100, job_id: str = "job") -> LastLi
     return LastLines(job_id, index, 1, f"node-{index}", end, data)
 
 
-def test_memory_is_bounded_and_forgets_the_oldest() -> None:
+def test_line_memory_is_bounded_and_forgets_oldest() -> None:
     memory = LogMemory(most_bytes=50_000)
     for index in range(1000):
         memory.remember(last(index, b"x" * 100))
@@ -35,7 +35,7 @@ def test_memory_is_bounded_and_forgets_the_oldest() -> None:
 
 
 @pytest.mark.parametrize(("jobs", "tasks"), [(1, 5000), (50, 100), (2000, 1)])
-def test_memory_counts_what_it_really_takes(jobs: int, tasks: int) -> None:
+def test_line_memory_counts_its_real_size(jobs: int, tasks: int) -> None:
     """Each message comes from another process and shares nothing with others."""
     memory = LogMemory(1 << 40)
     tracemalloc.start()
@@ -49,7 +49,7 @@ def test_memory_counts_what_it_really_takes(jobs: int, tasks: int) -> None:
     assert taken <= memory.held_bytes <= 2 * taken
 
 
-def test_job_with_very_many_tasks_does_not_make_the_memory_forget_others() -> None:
+def test_job_with_many_tasks_does_not_displace_others_lines() -> None:
     memory = LogMemory(most_bytes=50_000)
     for index in range(10):
         memory.remember(last(index, b"few", job_id="small"))
@@ -59,7 +59,7 @@ def test_job_with_very_many_tasks_does_not_make_the_memory_forget_others() -> No
     assert memory.last_lines(LogId("large", 9_999, 1))
 
 
-def test_very_many_jobs_forget_the_oldest_of_them() -> None:
+def test_many_jobs_displace_the_oldest() -> None:
     memory = LogMemory(most_bytes=50_000)
     for number in range(1000):
         memory.remember(last(0, b"x", job_id=f"job-{number}"))
@@ -68,7 +68,7 @@ def test_very_many_jobs_forget_the_oldest_of_them() -> None:
     assert memory.held_bytes <= 50_000
 
 
-def test_memory_knows_where_an_attempt_ran_before_it_prints_and_afterwards() -> None:
+def test_line_memory_knows_host_of_silent_and_past_attempts() -> None:
     memory, key = LogMemory(), LogId("job", 0, 1)
     memory.placed(key, "there")
     assert memory.node_of(key) == "there"
@@ -78,7 +78,7 @@ def test_memory_knows_where_an_attempt_ran_before_it_prints_and_afterwards() -> 
     assert memory.last_lines(key) == LastLines(*key, "there", 5, b"hello")
 
 
-def test_memory_keeps_the_newer_of_two_that_overtook_each_other() -> None:
+def test_line_memory_keeps_newer_of_two_out_of_order() -> None:
     memory = LogMemory()
     memory.remember(last(0, b"new", end=200))
     memory.remember(last(0, b"old", end=100))
@@ -142,7 +142,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: pause(min(seconds, 0.05)))
 
 
-def test_following_goes_through_all_attempts_and_says_so() -> None:
+def test_following_announces_and_reads_every_attempt() -> None:
     story = Story([[[b"one\ntw", b"o\n", b"no end"]], [[b"again\n"]]])
     found = list(stream_logs(story, "job", 0))
     assert [(line.attempt, line.data) for line in found if not line.note] == [
@@ -157,12 +157,12 @@ def test_following_all_tasks_marks_every_line() -> None:
     assert sorted((line.task_index, line.data) for line in found) == [(0, b"a"), (0, b"b"), (1, b"c")]
 
 
-def test_one_attempt_alone_ends_with_it() -> None:
+def test_following_one_attempt_ends_with_it() -> None:
     story = Story([[[b"one\n"]], [[b"two\n"]]])
     assert [line.data for line in stream_logs(story, "job", 0, attempt=1)] == [b"one"]
 
 
-def test_logs_of_very_many_tasks_are_asked_for_a_few_tasks_at_a_time() -> None:
+def test_logs_of_many_tasks_are_read_in_batches() -> None:
     count = 3 * MOST_LOGS + 1
     story = Story([[[b"one\n", b"two\n"]] * count])
     asked: list[int] = []
@@ -178,12 +178,12 @@ def test_logs_of_very_many_tasks_are_asked_for_a_few_tasks_at_a_time() -> None:
     assert {line.task_index for line in found if not line.note} == set(range(count))
 
 
-def test_without_following_what_is_there_is_given_and_no_more() -> None:
+def test_logs_without_following_end_with_existing_output() -> None:
     story = Story([[[b"one\n" * 10, b"two\n"]]])
     assert [line.data for line in stream_logs(story, "job", 0, follow=False)] == [b"one"] * 10
 
 
-def test_task_that_prints_too_much_is_taken_up_near_its_end_beside_others() -> None:
+def test_verbose_task_is_resumed_near_its_end_beside_others() -> None:
     much = b"".join(b"%070d\n" % n for n in range(300_000))
     story = Story([[[much], [b"other\n"]]])
     found = list(stream_logs(story, "job"))
@@ -193,7 +193,7 @@ def test_task_that_prints_too_much_is_taken_up_near_its_end_beside_others() -> N
 
 
 @pytest.mark.parametrize("tasks", [16, 256])
-def test_tasks_of_a_large_job_share_what_a_terminal_can_take_while_they_are_followed(tasks: int) -> None:
+def test_followed_tasks_of_large_job_share_terminal_rate(tasks: int) -> None:
     """All print at once: what each may show at first, and then 500 lines a second in all."""
     story = Story([[[b"".join(b"%d\n" % n for n in range(5000))] * 2 for _ in range(tasks)]])
     began = time.monotonic()
@@ -230,7 +230,7 @@ class Queued(Story):
 
 @pytest.mark.parametrize("task_index", [None, 1])
 @pytest.mark.parametrize(("waits_s", "words"), [(1.5, 0), (20.0, 1), (75.0, 3)])
-def test_following_says_after_two_seconds_and_then_every_half_minute_why_the_job_waits(
+def test_following_waiting_job_says_why_at_intervals(
     monkeypatch: pytest.MonkeyPatch, waits_s: float, words: int, task_index: int | None
 ) -> None:
     story = Queued([[[b"zero\n"], [b"one\n"]]], waits_s, monkeypatch)

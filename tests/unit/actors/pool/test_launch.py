@@ -1,0 +1,105 @@
+"""What each host of an attempt is told to run, and how many standbys wait there for the next ones."""
+
+import pytest
+
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.launch import FEW_CORES, launch_plan, refill
+from iris_ray.actors.pool.reserved_slices import Refill
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest, SliceReady
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.outcomes import TaskKey
+from tests.support.worlds import gang_spec, tasks_spec
+
+PORTS = (1001, 1002, 1003)
+
+
+def request(spec: JobSpec) -> RunRequest:
+    return RunRequest(spec, b"function", {"A": "1"}, ProcessSpec(), 60.0)
+
+
+def place(attempt: AttemptId, *names: str, hosts: int = 2, chips: bool = True) -> AttemptPlace:
+    slices = tuple(
+        tuple(HostPlace(f"{name}-{i}", f"10.0.{number}.{i}", name, i) for i in range(hosts))
+        for number, name in enumerate(names)
+    )
+    return AttemptPlace(AttemptOrder(attempt, slices, {"TPU": 4.0} if chips else {"CPU": 1.0}, 1, 1))
+
+
+def test_tasks_of_a_gang_are_numbered_slice_by_slice() -> None:
+    launches = launch_plan(request(gang_spec("job")), place(AttemptId("job", 3), "a", "b"), PORTS)
+    assert {name: [launch.info.task_index for launch in of_slice] for name, of_slice in launches.items()} == {
+        "a": [0, 1],
+        "b": [2, 3],
+    }
+    last = launches["b"][1].info
+    assert (last.task_id, last.slice_id, last.worker_id, last.slice_name) == ("job/task-3", 1, 1, "b")
+    assert (last.num_tasks, last.num_slices, last.attempt) == (4, 2, 3)
+
+
+def test_tasks_share_first_hosts_address_with_own_ports() -> None:
+    launches = launch_plan(request(gang_spec("job")), place(AttemptId("job", 1), "a", "b"), PORTS)
+    for slice_id, of_slice in enumerate(launches.values()):
+        for launch in of_slice:
+            assert launch.info.coordinator_address == "10.0.0.0:1003"
+            megascale = launch.multislice.to_env()
+            assert megascale["MEGASCALE_COORDINATOR_ADDRESS"] == "10.0.0.0:1001"
+            assert megascale["MEGASCALE_SLICE_ID"] == str(slice_id)
+
+
+def test_rack_tasks_are_numbered_by_rack_without_slice_variables() -> None:
+    spec = tasks_spec("job", 2, coscheduling=CoschedulingConfig("rack", 2), resources={"CPU": 1.0})
+    where = place(AttemptId("job", 1), "job/task-0", "job/task-2", chips=False)
+    launches = [launch for group in launch_plan(request(spec), where, PORTS).values() for launch in group]
+    assert [(launch.info.slice_id, launch.info.worker_id) for launch in launches] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {(launch.info.num_tasks, launch.info.num_slices, launch.info.slice_name) for launch in launches} == {
+        (4, 2, "")
+    }
+    assert not any(launch.multislice.to_env() for launch in launches)
+    assert launches[3].label == f"{spec.name} task=3"
+    assert where.in_words(TaskKey(1, 1)) == "task 3 on 10.0.1.1"
+    assert str(where) == "10.0.0.0, 10.0.0.1, 10.0.1.0, 10.0.1.1 (4 hosts)"
+
+
+def test_task_knows_its_claimed_gpus() -> None:
+    spec = tasks_spec("job", 1, resources={"GPU": 2.0})
+    ((launch,),) = launch_plan(request(spec), place(AttemptId("job", 1), "job/task-0", hosts=1), PORTS).values()
+    assert launch.num_gpus == 2.0
+
+
+def test_single_task_has_own_index_and_no_slice() -> None:
+    spec = tasks_spec("job", 5)
+    where = place(AttemptId("job", 1, 3), "job/task-3", hosts=1, chips=False)
+    ((launch,),) = launch_plan(request(spec), where, PORTS).values()
+    assert (launch.info.task_index, launch.info.num_tasks, launch.info.slice_name) == (3, 5, "")
+    assert launch.label == f"{spec.name} task=3"
+    assert where.in_words(TaskKey(0, 0)) == "task 3 on 10.0.0.0"
+
+
+def test_only_tasks_of_a_gang_have_a_coordinator() -> None:
+    """Each of several tasks by themselves is the first of its attempt: the others would never find it."""
+    alone, single = place(AttemptId("job", 1, 3), "a", hosts=1), place(AttemptId("job", 1), "a", hosts=1)
+    found = {
+        (replicas, launch.info.coordinator_address, launch.info.in_gang)
+        for replicas, where in ((5, alone), (1, single))
+        for launches in launch_plan(request(tasks_spec("job", replicas)), where, PORTS).values()
+        for launch in launches
+    }
+    assert found == {(5, "", False), (1, "10.0.0.0:1003", True)}
+
+
+@pytest.mark.parametrize(
+    ("cores", "free_gib", "hosts", "wanted", "expected"),
+    [
+        (240, 300, 8, None, Refill(0.0, 3)),
+        (240, 300, 64, None, Refill(0.0, 1)),
+        (240, 300, 64, 2, Refill(0.0, 2)),
+        (240, 8, 8, None, Refill(0.0, 1)),
+        (8, 300, 8, None, FEW_CORES),
+        (8, 300, 8, 5, FEW_CORES._replace(standbys=5)),
+    ],
+)
+def test_small_gangs_on_roomy_hosts_keep_several_standbys(
+    cores: int, free_gib: int, hosts: int, wanted: int | None, expected: Refill
+) -> None:
+    assert refill(SliceReady((), cores, free_gib << 30), hosts, wanted) == expected

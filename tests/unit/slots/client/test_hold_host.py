@@ -1,0 +1,117 @@
+"""Jobs that keep hosts for slots: how they are submitted, and how they end. Ray and the Controller stand aside."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayError
+
+from iris_ray import SlotHosts
+from iris_ray.actors.calls.asking import Actor
+from iris_ray.errors import ControllerUnavailableError
+from iris_ray.slots.client import hold_host
+from iris_ray.slots.client import hold_host as keeping
+
+
+def test_failed_submission_leaves_no_runner_job_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[str] = []
+    cancelled: list[str] = []
+
+    def launch(request: Any, detached: bool) -> SimpleNamespace:
+        if len(launched) == 2:
+            raise ControllerUnavailableError("no answer for 30 s")
+        launched.append(request.spec.job_id)
+        return SimpleNamespace(job_id=request.spec.job_id)
+
+    monkeypatch.setattr(hold_host, "launch", launch)
+    monkeypatch.setattr(hold_host, "cancel_runners", cancelled.extend)
+    no_actor: Any = None
+    with pytest.raises(ControllerUnavailableError):
+        hold_host.submit_runners(Actor(no_actor), [SlotHosts(count=3)], None)
+    assert len(launched) == 2
+    assert cancelled == launched
+
+
+class Calls:
+    """Calls of actors by name, of which some have been answered. An answer that is an error is raised."""
+
+    def __init__(self, **answered: Any) -> None:
+        self.answered = answered
+        self.killed: list[Any] = []
+        self.agent: Any = SimpleNamespace(watch=self._call("agent gone"))
+        self.manager: Any = SimpleNamespace(keep_runner=self._call("kept"), empty_runner=self._call("empty"))
+
+    def _call(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda *_: name.replace(" ", "_"))
+
+    def wait(self, refs: list[str], timeout: float | None = None) -> tuple[list[str], list[str]]:
+        """As Ray does, give one that is ready, the first in the list."""
+        ready = [ref for ref in refs if ref in self.answered][:1]
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def get(self, ref: str) -> Any:
+        if isinstance(self.answered[ref], Exception):
+            raise self.answered[ref]
+        return self.answered[ref]
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
+
+
+class Notice:
+    reason = "its host is to go"
+    was_saved = False
+
+    def saved(self) -> None:
+        self.was_saved = True
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = None) -> None:
+    here = SimpleNamespace(agent=Actor(calls.agent), runner_id="slots-0")
+    monkeypatch.setattr(keeping, "ray", calls)
+    monkeypatch.setattr(keeping, "_here", lambda *_: here)
+    monkeypatch.setattr(keeping, "preemption_notice", lambda: notice)
+    keeping.keep_runner(Actor(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
+
+
+@pytest.mark.parametrize("answered", [{"agent_gone": None}, {"kept": False}, {"kept": False, "agent_gone": None}])
+def test_runner_job_without_agent_fails_to_be_retried(
+    monkeypatch: pytest.MonkeyPatch, answered: dict[str, Any]
+) -> None:
+    with pytest.raises(RuntimeError, match="agent of runner slots-0 is gone"):
+        keep(monkeypatch, Calls(**answered))
+
+
+@pytest.mark.parametrize("answer", [True, RayError("the manager is gone")])
+def test_unneeded_runner_job_ends_with_its_agent(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    calls = Calls(kept=answer, agent_gone=None)
+    keep(monkeypatch, calls)
+    assert calls.killed == [calls.agent]
+
+
+def test_noticed_runner_job_moves_with_or_without_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    for calls in (Calls(empty=None), Calls(kept=False)):
+        notice = Notice()
+        keep(monkeypatch, calls, notice)
+        assert notice.was_saved
+
+
+def test_models_see_host_attributes_as_jobs_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {
+        "ray.io/tpu-slice-name": "pod-a",
+        "ray.io/tpu-worker-id": "1",
+        "ray.io/tpu-pod-type": "v4-16",
+        "iris/disk-gb": "500",
+    }
+    node = {"NodeID": "n1", "NodeManagerAddress": "10.0.0.7", "Labels": labels, "Resources": {"TPU": 4.0}}
+    ray = SimpleNamespace(nodes=lambda: [node], get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "n1"))
+    monkeypatch.setattr(keeping, "ray", ray)
+    found = {name: value.value for name, value in keeping._attributes().items()}
+    expected = {"disk-gb": 500, "tpu-name": "pod-a", "tpu-topology": "v4-16", "tpu-worker-id": 1, "node-id": "n1"}
+    assert expected.items() <= found.items()
+
+
+def test_unneeded_runner_job_ends_at_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    notice = Notice()
+    keep(monkeypatch, Calls(kept=True), notice)
+    assert not notice.was_saved

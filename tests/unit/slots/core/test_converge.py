@@ -1,0 +1,130 @@
+"""Which models are looked at for a place, and when."""
+
+import pytest
+
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.allocator import Decision, Requirement
+from iris_ray.slots.core.converge import Agenda
+from iris_ray.slots.core.policy import ServingPolicy
+from tests.support.slot_world import A, B, C, SlotWorld, serving_world
+from tests.support.slots import model
+
+# -- the agenda -------------------------------------------------------------------------------------------------------
+
+
+FIRST, SECOND = model("a").identity, model("b").identity
+
+
+def test_agenda_gives_each_entry_once_in_order() -> None:
+    agenda = Agenda()
+    agenda.note([SECOND, FIRST])
+    agenda.note([SECOND])
+    assert agenda.take(0.0) == [SECOND, FIRST]
+    assert agenda.take(0.0) == []
+
+
+def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
+    agenda = Agenda()
+    agenda.look_again(FIRST, 5.0)
+    for when in (9.0, float("inf")):
+        agenda.look_again(FIRST, when)
+    assert agenda.next_time() == 5.0
+    assert agenda.take(4.9) == []
+    agenda.look_again(FIRST, 3.0)
+    assert agenda.take(5.0) == [FIRST]
+    assert agenda.next_time() == float("inf")
+
+
+@pytest.mark.parametrize("events", [1_000])
+def test_moved_times_leave_nothing_behind(events: int) -> None:
+    agenda = Agenda()
+    for number in range(events):
+        agenda.look_again(FIRST, 30.0 + number)
+        agenda.take(number / events)
+    assert agenda.next_time() == 30.0
+    assert agenda.take(30.0) == [FIRST]
+    assert agenda.next_time() == float("inf")
+
+
+def test_entry_waiting_for_room_stays_until_looked_at() -> None:
+    agenda = Agenda()
+    agenda.wait_for_room(FIRST)
+    assert agenda.take(0.0) == []
+    agenda.note(agenda.waits_for_room)
+    assert agenda.take(0.0) == [FIRST]
+    assert not agenda.waits_for_room
+
+
+# -- searches ---------------------------------------------------------------------------------------------------------
+
+
+def decisions_of(w: SlotWorld) -> list[str]:
+    """The models for which a place is looked for from now on."""
+    seen: list[str] = []
+    decide = w.reconciler.allocator.decide
+
+    def noted(requirement: Requirement, now: float) -> Decision:
+        seen.append(requirement.spec.name)
+        return decide(requirement, now)
+
+    w.reconciler.allocator.decide = noted  # type: ignore[method-assign]
+    return seen
+
+
+def test_place_is_searched_again_only_after_more_room() -> None:
+    w = serving_world(A, B, C, gpus_each=2, policy=ServingPolicy())
+    w.ask("a", A.identity)
+    w.ask("c", C.identity)
+    w.settle()
+    w.ask("b", B.identity)
+    w.tick()
+    seen = decisions_of(w)
+    for number in range(20):
+        w.now += 0.1
+        w.ask(f"a{number}", A.identity)
+        w.settle()
+    assert seen == []
+    w.hear(ev.SlotEviction(w.ready("c")[0]))
+    w.hear(ev.Tick())
+    assert seen == ["b"]
+    w.settle()
+    assert w.answered["b"] == 1
+
+
+def test_place_is_searched_when_slot_becomes_stale() -> None:
+    w = serving_world(A, B, policy=ServingPolicy())
+    w.ask("a", A.identity)
+    w.settle()
+    w.ask("b", B.identity)
+    w.now = w.reconciler.wakeup()
+    while "b" not in w.answered and w.now < 20.0:
+        w.hear(ev.Tick())
+        w.settle()
+        w.now = w.reconciler.wakeup()
+    assert w.answered["b"] == 1
+    assert w.reconciler.fleet.slots["slot-2"].created_at == pytest.approx(10.0)
+
+
+def test_starving_request_is_looked_at_when_its_time_comes() -> None:
+    w = serving_world(A, B, policy=ServingPolicy(ageing_s=33.3))
+    w.ask("a", A.identity)
+    w.settle(serve=False)
+    w.ask("b", B.identity)
+    while w.now < 40.0:
+        w.now = w.reconciler.wakeup()
+        w.hear(ev.Tick())
+    assert w.reconciler.fleet.slots["slot-2"].created_at == pytest.approx(33.3)
+
+
+def test_place_is_searched_when_runner_opens() -> None:
+    w = serving_world(A)
+    w.hear(ev.RunnerClosed("a"))
+    w.ask("r", A.identity)
+    w.tick()
+    seen = decisions_of(w)
+    w.tick()
+    assert seen == []
+    w.hear(ev.RunnerClosed("a", closed=False))
+    assert seen == ["a"]
+    w.settle()
+    assert w.answered == {"r": 1}
