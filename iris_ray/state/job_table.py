@@ -378,7 +378,7 @@ def _in_words(event: Event) -> str:
 
 
 # -- job times ---------------------------------------------------------------------------------------------------------
-# `iris_ray.model.goodput` works out what the time of coscheduled jobs went into.
+# `model/goodput.py` works out what the time of coscheduled jobs went into.
 
 
 def note_assigned(job: Job, allocation: Allocation, now: float) -> None:
