@@ -18,7 +18,6 @@ from iris_ray.cli.options import FiniteRange
 from iris_ray.client.connection import AUTO, current_user
 from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
-from iris_ray.cloud.history import History
 from iris_ray.cloud.provisioning import (
     HEAD_MARK,
     OWNER_LABEL,
@@ -34,6 +33,7 @@ from iris_ray.cloud.provisioning import (
     plan,
     request_id,
 )
+from iris_ray.cloud.provisioning_history import ProvisioningHistory
 from iris_ray.errors import (
     ControllerUnavailableError,
     InvalidRequestError,
@@ -212,7 +212,7 @@ class Provisioner:
         self._jobs = jobs
         self._template = template
         self._dry_run = dry_run
-        self._history = History()
+        self._history = ProvisioningHistory()
         self._closed: set[str] = set()  # slices with our taint
         self._said: set[str] = set()
         self._said_before: set[str] = set()

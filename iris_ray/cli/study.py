@@ -23,7 +23,7 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.study.description import read_study
 from iris_ray.study.history import History
 from iris_ray.study.report import Report, Waits, report
-from iris_ray.study.study import Policy, Study
+from iris_ray.study.study import Study, StudyPolicy
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 # Tables of what simulations show.
@@ -206,7 +206,7 @@ def _read(path: Path) -> Study:
         raise InvalidSimulationError(f"{path}: {error}") from None
 
 
-def _chosen(policies: Sequence[Policy], names: Sequence[str]) -> tuple[Policy, ...]:
+def _chosen(policies: Sequence[StudyPolicy], names: Sequence[str]) -> tuple[StudyPolicy, ...]:
     by_name = {policy.name: policy for policy in policies}
     for name in names:
         if name not in by_name:
@@ -214,7 +214,7 @@ def _chosen(policies: Sequence[Policy], names: Sequence[str]) -> tuple[Policy, .
     return tuple(by_name[name] for name in names) or tuple(policies)
 
 
-def _simulate(study: Study, policy: Policy) -> Outcome:
+def _simulate(study: Study, policy: StudyPolicy) -> Outcome:
     with _quiet(), _progress(policy.name) as show:
         simulation = study.simulation(policy)
         gc.collect()

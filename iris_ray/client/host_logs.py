@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from iris_ray.actors.calls.asking import remote_method
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.host.output.log_files import Piece
+from iris_ray.actors.host.output.log_files import LogPiece
 from iris_ray.actors.host.output.log_reader import (
     IDLE_S,
     READ_TIMEOUT_S,
@@ -82,7 +82,7 @@ class HostLogs:
 
     def _read(
         self, places: Mapping[int, LogPlace], wanted: Mapping[int, LogPosition], max_bytes: int
-    ) -> Iterator[tuple[int, Piece | None]]:
+    ) -> Iterator[tuple[int, LogPiece | None]]:
         """Yield what the hosts have of these tasks, by task index. All are asked at once; some may not answer."""
         by_host: dict[Host, list[int]] = defaultdict(list)
         for index, place in places.items():

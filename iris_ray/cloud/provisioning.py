@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from iris_ray.cloud.demand import ARRIVAL_S
-from iris_ray.cloud.history import History
+from iris_ray.cloud.provisioning_history import ProvisioningHistory
 from iris_ray.model.topology import TPUConfig
 
 # -- queued slices -----------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def plan(
     demand: Sequence[int] | None,
     found: Sequence[QueuedSlice],
     joined: Mapping[str, Joined],
-    history: History,
+    history: ProvisioningHistory,
     now: float,
     date: float,
 ) -> list[Action]:
@@ -210,7 +210,7 @@ def _sort_out(
     demand: Sequence[int] | None,
     ours: Mapping[str, QueuedSlice],
     joined: Mapping[str, Joined],
-    history: History,
+    history: ProvisioningHistory,
     now: float,
 ) -> tuple[list[Action], list[QueuedSlice], list[QueuedSlice]]:
     """Return deletions of failed, suspended and broken slices; the slices that are coming; those that are there."""
@@ -235,7 +235,9 @@ def _sort_out(
     return deletions, coming, present
 
 
-def _deletion(one: QueuedSlice, has_lost_hosts: bool, absent_s: float, history: History, now: float) -> Delete | None:
+def _deletion(
+    one: QueuedSlice, has_lost_hosts: bool, absent_s: float, history: ProvisioningHistory, now: float
+) -> Delete | None:
     """Return the deletion of a slice that has failed, was suspended, is broken or never joined; otherwise None."""
     if one.state is QueuedState.FAILED:
         history.failed_once(one.name, now, f"{one.name}: {one.error or 'it has failed'}")
@@ -259,7 +261,7 @@ def _release(
     coming: Sequence[QueuedSlice],
     present: Sequence[QueuedSlice],
     joined: Mapping[str, Joined],
-    history: History,
+    history: ProvisioningHistory,
     now: float,
 ) -> list[Action]:
     """Give back what no job can use, down to the least number: requests first, then the slices idle the longest.
@@ -285,7 +287,7 @@ def _useful(demand: Iterable[int], present: Iterable[Joined], most: int) -> int:
 
 
 def _unneeded_requests(
-    coming: Sequence[QueuedSlice], most: int, idle_s: float, history: History, now: float
+    coming: Sequence[QueuedSlice], most: int, idle_s: float, history: ProvisioningHistory, now: float
 ) -> list[Action]:
     """Return deletions of the first requests, of so many at most, that no job has waited for, for long enough."""
     deletions: list[Action] = []
@@ -297,7 +299,7 @@ def _unneeded_requests(
 
 
 def _idle_slices(
-    names: Sequence[str], unused: Collection[str], idle_s: float, history: History, now: float
+    names: Sequence[str], unused: Collection[str], idle_s: float, history: ProvisioningHistory, now: float
 ) -> list[Action]:
     """Return deletions of the slices that have been unused for long enough, the longest first."""
     unused_s = {name: history.lasting("idle", name, name in unused, now) for name in names}
@@ -314,7 +316,7 @@ def _obtain(
     held: int,
     coming: int,
     present: int,
-    history: History,
+    history: ProvisioningHistory,
     now: float,
     date: float,
 ) -> list[Action]:

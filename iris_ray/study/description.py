@@ -17,7 +17,7 @@ from iris_ray.study.agenda import Timings
 from iris_ray.study.hosts import CPUS
 from iris_ray.study.jobs import Arrival, JobStream, RunTimes, merged
 from iris_ray.study.simulation import LOOK_AGAIN_S
-from iris_ray.study.study import Backlog, HostKind, Policy, SliceKind, Study
+from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy
 from iris_ray.study.traces import FORMATS, TraceRules, arrivals, read_trace
 
 # -- sections ----------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
     jobs = whole.tables("jobs", _JOBS)
     streams = [(one, _stream(one, number)) for number, one in enumerate(jobs)]
     traces = whole.tables("traces", _TRACES)
-    policies = tuple(map(_policy, whole.tables("policies", _POLICIES))) or (Policy(name="default"),)
+    policies = tuple(map(_policy, whole.tables("policies", _POLICIES))) or (StudyPolicy(name="default"),)
     begins = [stream.name for _, stream in streams] + [_trace_name(one, number) for number, one in enumerate(traces)]
     _require_own_names(begins, "[[jobs]] and [[traces]]")
     _require_own_names([policy.name for policy in policies], "[[policies]]")
@@ -293,8 +293,8 @@ def _require_own_names(names: Iterable[str], of: str) -> None:
             raise InvalidSimulationError(f"{count} of {of} have the name {name!r}; give each a name of its own")
 
 
-def _policy(one: Section) -> Policy:
-    return Policy(
+def _policy(one: Section) -> StudyPolicy:
+    return StudyPolicy(
         name=one.text("name"),
         spares=one.integer("spares", 0),
         heed_notices=one.flag("heed_notices", True),

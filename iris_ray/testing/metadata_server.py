@@ -31,7 +31,7 @@ _IMMINENT_S = 3600.0
 T = TypeVar("T")
 
 
-class Fault(Enum):
+class MetadataFault(Enum):
     """How a metadata server can misbehave."""
 
     UNAVAILABLE = "answers 503 to every request, as the real one does during maintenance"
@@ -73,7 +73,7 @@ class HostMetadata:
             UPCOMING_MAINTENANCE: NO_MAINTENANCE,
             **{key: Value(text) for key, text in values.items()},
         }
-        self._fault: Fault | None = None
+        self._fault: MetadataFault | None = None
         self._changed = asyncio.Condition()
 
     def set(self, key: str, value: Value | None) -> None:
@@ -116,7 +116,7 @@ class HostMetadata:
         self.set(MAINTENANCE_EVENT, Value("NONE"))
         self.set(UPCOMING_MAINTENANCE, NO_MAINTENANCE)
 
-    def misbehave(self, fault: Fault | None) -> None:
+    def misbehave(self, fault: MetadataFault | None) -> None:
         """Misbehave from now on; None ends that."""
 
         def change() -> None:
@@ -134,9 +134,9 @@ class HostMetadata:
         key = request.path.removeprefix(_PREFIX) if request.path.startswith(_PREFIX) else ""
         if self._fault is None and request.query.get("wait_for_change", "").lower() == "true":
             await self._until_changed(key, request.query)
-        if self._fault is Fault.HANGS:
+        if self._fault is MetadataFault.HANGS:
             await asyncio.Event().wait()
-        if self._fault is Fault.HANGS_UP:
+        if self._fault is MetadataFault.HANGS_UP:
             assert request.transport is not None
             request.transport.abort()
         if self._fault is not None:

@@ -16,7 +16,7 @@ from iris_ray.errors import SessionEndedError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.eviction_costs import GRACE_S
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris
 from tests.support.gangs import Trace, alive, result_of, the_controller
@@ -24,8 +24,8 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
 GB = 2**30
-EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
-PATIENT = ServingPolicy(placement=Policy(stale_at=IdleFor(600.0)))
+EAGER = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+PATIENT = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(600.0)))
 WHOLE_SLICE = SlotHosts(tpu_type="v4-16", memory=16 * GB)
 LEAST_RUN_S = 120.0
 """So long an attempt of the lowest band runs before a higher one may take its hosts."""

@@ -170,7 +170,7 @@ class SharedCrew:
         self._owner = owner
         self._shared = shared
         self.speaker = SliceStub(self._slice, name)
-        self.hosts = tuple(self._slice.members().values())
+        self.hosts = tuple(self._slice.hosts.values())
 
     def end(self) -> None:
         """End what the place has on its hosts. Return at once."""

@@ -12,7 +12,6 @@ from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, NotReserved, SetupFai
 from iris_ray.actors.calls.background import BackgroundTasks, repeat
 from iris_ray.actors.calls.liveness import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice, SharedHosts
-from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
@@ -52,7 +51,7 @@ class Refill(NamedTuple):
     standbys: int
 
 
-class ReservedSlices(ResourcePoolManager[str, SliceStub]):
+class ReservedSlices:
     """Slices by name. What it gives back it also says, as events for the Controller.
 
     Args:
@@ -76,9 +75,6 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
 
     def __len__(self) -> int:
         return len(self._held) + len(self._leaving)
-
-    def members(self) -> Mapping[str, SliceStub]:
-        return {name: held.stub for name, held in self._held.items()}
 
     def stub(self, name: str) -> SliceStub:
         """Return the SliceActor of a slice that is held."""

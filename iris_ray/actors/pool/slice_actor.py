@@ -18,7 +18,6 @@ from iris_ray.actors.calls.clocks import Moment, by_this_clock
 from iris_ray.actors.calls.host_stub import HostStub
 from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
 from iris_ray.actors.calls.standby_stub import StandbyStub
-from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.model.lifecycle import AttemptId
@@ -67,7 +66,7 @@ async def _fetched(end: TaskEnd) -> TaskEnd | None:
         return None
 
 
-class SliceActor(ResourcePoolManager[int, HostStub]):
+class SliceActor:
     """The hosts of one slice, by host index.
 
     Args:
@@ -87,7 +86,9 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
         self._watch: HostWatch | None = None
 
-    def members(self) -> Mapping[int, HostStub]:
+    @property
+    def hosts(self) -> Mapping[int, HostStub]:
+        """The hosts, by index."""
         return self._hosts
 
     async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
@@ -328,7 +329,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
 
     async def teardown(self) -> None:
         """End everything on the slice before its actors are ended."""
-        await self.ask_all(lambda host: host.teardown())
+        await asyncio.gather(*(host.teardown() for host in self._hosts.values()))
 
     def close(self) -> None:
         """Stop asking the hosts, where this object lives longer than what it speaks for."""

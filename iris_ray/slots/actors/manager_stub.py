@@ -30,7 +30,7 @@ class ManagerStub:
         self.evict = remote_method(handle, SlotManager.evict)
         self.prewarm = remote_method(handle, SlotManager.prewarm)
         self.status = remote_method(handle, SlotManager.status)
-        self.keep_runner = remote_method(handle, SlotManager.keep_runner)
+        self.hold_host = remote_method(handle, SlotManager.hold_host)
         self.empty_runner = remote_method(handle, SlotManager.empty_runner)
 
     def stream(self, ask: Ask) -> Any:

@@ -244,7 +244,7 @@ TAKEN_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A part of an answer, or all of it, or the exception that a model raised.
 
     Attributes:
@@ -263,19 +263,19 @@ class Piece:
         return value
 
 
-def packed(value: Any) -> Piece:
+def packed(value: Any) -> AnswerPiece:
     """Return a value as it travels."""
-    return Piece(cloudpickle.dumps(value))
+    return AnswerPiece(cloudpickle.dumps(value))
 
 
-def packed_error(error: BaseException) -> Piece:
+def packed_error(error: BaseException) -> AnswerPiece:
     """Return an exception as it travels; one that can't be pickled becomes a `RemoteUserError` with its traceback."""
     try:
         data = cloudpickle.dumps(error)
         cloudpickle.loads(data)
     except Exception:
         data = cloudpickle.dumps(RemoteUserError("".join(traceback.format_exception(error))))
-    return Piece(data, raised=True)
+    return AnswerPiece(data, raised=True)
 
 
 # -- reasons -----------------------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def visible_devices(
 
 @dataclass(frozen=True, slots=True)
 class HostHere:
-    """What the task that keeps a host for slots says of it.
+    """What the task that holds a host for slots says of it.
 
     Attributes:
         runner_id: of the runner that the host is, or is a part of; the same in every attempt of its job.
@@ -128,7 +128,7 @@ class Runners:
     _hosts: dict[tuple[str, int], dict[int, HostHere]] = field(default_factory=dict)  # by runner and attempt
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def keep(self, here: HostHere) -> bool:
+    async def hold(self, here: HostHere) -> bool:
         """Use a host until its agent is gone, or all hosts are given back; return whether they are."""
         self._arrived(here)
         waits = {asyncio.ensure_future(_until_gone(here.agent)), asyncio.ensure_future(self._closed.wait())}

@@ -18,7 +18,7 @@ from iris_ray.actors.calls.asking import remote_method
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
-from iris_ray.slots.actors.messages import NotHeld, Piece, Reasons, packed, packed_error
+from iris_ray.slots.actors.messages import AnswerPiece, NotHeld, Reasons, packed, packed_error
 from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls, SlotRequest, StoppedError
 
 # -- loaded model ------------------------------------------------------------------------------------------------------
@@ -201,11 +201,11 @@ class SlotActor:
     # -- requests, which the SlotManager passes on ------------------------------------------------
 
     @_runs_user_code
-    def serve(self, request: SlotRequest, payload: bytes) -> Piece | None:
+    def serve(self, request: SlotRequest, payload: bytes) -> AnswerPiece | None:
         """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request) as call, self._followers.calling(Piece(payload), request):
+            with self._calls.running(request) as call, self._followers.calling(AnswerPiece(payload), request):
                 return packed(self._model.answer(value, call))
         except StoppedError:
             return None
@@ -213,11 +213,11 @@ class SlotActor:
             return packed_error(error)
 
     @_runs_user_code
-    def stream(self, request: SlotRequest, payload: bytes) -> Iterator[Piece]:
+    def stream(self, request: SlotRequest, payload: bytes) -> Iterator[AnswerPiece]:
         """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request) as call, self._followers.calling(Piece(payload), request):
+            with self._calls.running(request) as call, self._followers.calling(AnswerPiece(payload), request):
                 for piece in self._followers.in_full(self._model.pieces(value, call)):
                     yield packed(piece)
         except StoppedError:
@@ -255,7 +255,7 @@ class SlotActor:
 
     @_runs_user_code
     def call(self, session_id: str, call_id: str, payload: Any) -> Any:
-        """Return the answer to a call of a session: the value, `NotHeld`, or a `Piece` with what the model raised."""
+        """Return the answer to a call of a session: the value, `NotHeld`, or the model's error as an `AnswerPiece`."""
         if (refused := self._sessions.begin_call(session_id)) is not None:
             return refused
         request = SlotRequest(call_id)

@@ -7,7 +7,7 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.calls.asking import Reference, remote_method
 from iris_ray.actors.calls.ray_internals import STREAM
-from iris_ray.slots.actors.messages import Piece
+from iris_ray.slots.actors.messages import AnswerPiece
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.slot_actor import SlotActor
 
@@ -32,9 +32,9 @@ class SlotStub:
         self.end_session = remote_method(handle, SlotActor.end_session)
         self.call = remote_method(handle, SlotActor.call)
 
-    def stream(self, request: SlotRequest, payload: bytes) -> AsyncIterator[Reference[Piece]]:
+    def stream(self, request: SlotRequest, payload: bytes) -> AsyncIterator[Reference[AnswerPiece]]:
         """Return references to the pieces of an answer, as they come; see `SlotActor.stream`."""
-        pieces: AsyncIterator[Reference[Piece]] = self.handle.stream.options(**STREAM).remote(request, payload)
+        pieces: AsyncIterator[Reference[AnswerPiece]] = self.handle.stream.options(**STREAM).remote(request, payload)
         return pieces
 
     def call_in_pieces(self, session_id: str, call_id: str, payload: Any) -> Any:

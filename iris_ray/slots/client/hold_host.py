@@ -1,4 +1,4 @@
-"""Hosts for slots: each belongs to a job like any other, which keeps a host, or a slice, for a SlotManager."""
+"""Hosts for slots: each belongs to a job like any other, which holds a host, or a slice, for a SlotManager."""
 
 import functools
 import os
@@ -35,16 +35,16 @@ from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import POLL_S, PreemptionNotice, preemption_notice
 
-# -- keep runner -------------------------------------------------------------------------------------------------------
-# What the task of a runner's job does: it keeps its host for slots until somebody else is to have it.
+# -- hold host ---------------------------------------------------------------------------------------------------------
+# What the task of a runner's job does: it holds its host for slots until somebody else is to have it.
 
 _Agent = ray.remote(RunnerAgent)
 
 
-def keep_runner(
+def hold_host(
     manager: ManagerStub, runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
 ) -> None:
-    """Keep this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
+    """Hold this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
 
     At a notice the slots end first, with their requests; then the gang moves.
 
@@ -58,32 +58,32 @@ def keep_runner(
         RuntimeError: the host's agent is gone; the job is tried again.
     """
     here = _here(runner, kind, devices, memory, whole_slice)
-    kept, agent_gone = manager.keep_runner(here), here.agent.watch()
+    held, agent_gone = manager.hold_host(here), here.agent.watch()
     try:
         while (notice := preemption_notice()) is None:
-            done, _ = ray.wait([kept, agent_gone], timeout=POLL_S)
-            if kept in done and _is_unwanted(kept):
+            done, _ = ray.wait([held, agent_gone], timeout=POLL_S)
+            if held in done and _is_unwanted(held):
                 return
             if done:
                 raise RuntimeError(f"the agent of runner {here.runner_id} is gone")
-        _leave(notice, manager, here, kept)
+        _leave(notice, manager, here, held)
     finally:
         ray.kill(here.agent.handle)  # Ray's worker does not exit before all calls that it has made have ended
 
 
-def _leave(notice: PreemptionNotice, manager: ManagerStub, here: HostHere, kept: Reference[bool]) -> None:
+def _leave(notice: PreemptionNotice, manager: ManagerStub, here: HostHere, held: Reference[bool]) -> None:
     print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
     empty = manager.empty_runner(here.runner_id, notice.reason)
-    done, _ = ray.wait([empty, kept])
-    if kept in done and _is_unwanted(kept):
+    done, _ = ray.wait([empty, held])
+    if held in done and _is_unwanted(held):
         return
     notice.saved()
 
 
-def _is_unwanted(kept: Reference[bool]) -> bool:
+def _is_unwanted(held: Reference[bool]) -> bool:
     """Return whether the manager has no use for the host any more, or is gone; else the host's agent is."""
     try:
-        unwanted: bool = ray.get(kept)
+        unwanted: bool = ray.get(held)
     except RayError:
         return True
     return unwanted
@@ -171,7 +171,7 @@ def _requests(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str) -> It
         runner = f"{each.kind.value}-{number}"
         request = make_request(
             functools.partial(
-                keep_runner, manager, runner, each.kind, len(each.runner.devices), each.memory, each.whole_slices
+                hold_host, manager, runner, each.kind, len(each.runner.devices), each.memory, each.whole_slices
             ),
             _placement(each),
             f"{name}-{runner}",

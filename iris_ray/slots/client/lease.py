@@ -19,7 +19,7 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 from iris_ray.client.connection import this_connection
 from iris_ray.errors import NoClusterError, RequestLostError, SessionEndedError, SlotQueueFullError
 from iris_ray.slots.actors.manager_stub import ManagerStub
-from iris_ray.slots.actors.messages import Grant, NotHeld, Piece
+from iris_ray.slots.actors.messages import AnswerPiece, Grant, NotHeld
 from iris_ray.slots.actors.slot_stub import SlotStub
 
 MOST_CALLS = 32
@@ -149,7 +149,7 @@ class Lease:
 
     def opened(self, answer: Any) -> Any:
         """Return what a slot answered to a call, or raise what it says."""
-        if isinstance(answer, Piece):
+        if isinstance(answer, AnswerPiece):
             try:
                 return answer.open()
             except Exception as error:

@@ -6,7 +6,7 @@ The order of preference:
 2. the cheapest eviction, on any runner, for any number of devices. What it costs is the time to load again what is
    evicted, times the demand for it.
 
-If `Policy.spread_before_evicting` is off, evicting for one device comes before using two free ones, and so on.
+If `PlacementPolicy.spread_before_evicting` is off, evicting for one device comes before using two free ones, and so on.
 Nothing is evicted unless the slot has a place then.
 """
 
@@ -20,14 +20,14 @@ from iris_ray.slots.core.eviction import EvictableSlots, EvictionPlan
 from iris_ray.slots.core.eviction_indexes import EvictionIndexes
 from iris_ray.slots.core.fleet import FreeIndex, Pool, SlotFleet
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
-from iris_ray.slots.core.policy import Policy, Staleness
+from iris_ray.slots.core.policy import PlacementPolicy, Staleness
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
 # What the allocator is asked, and what it answers.
 
 
-class Requirement(NamedTuple):
+class SlotRequirement(NamedTuple):
     """One more slot of a model is needed.
 
     Attributes:
@@ -84,7 +84,7 @@ class Snapshot:
 class Allocator:
     """Decides on a fleet that others change. It remembers what it has seen, and looks again at what has changed."""
 
-    def __init__(self, fleet: SlotFleet, policy: Policy) -> None:
+    def __init__(self, fleet: SlotFleet, policy: PlacementPolicy) -> None:
         self.fleet = fleet
         self.policy = policy
         self.staleness = Staleness(policy)
@@ -94,7 +94,7 @@ class Allocator:
         self._pools: dict[Pool, _Indexes] = {}
         self._runner_changes = 0
 
-    def decide(self, requirement: Requirement, now: float) -> Decision:
+    def decide(self, requirement: SlotRequirement, now: float) -> Decision:
         """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
         self.evictable.refresh(now)
         if requirement.starving:
@@ -172,7 +172,7 @@ class _Indexes:
     busy_too: EvictionIndexes
 
 
-def _free_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> Place | None:
+def _free_place(requirement: SlotRequirement, by_degree: Iterable[_Indexes]) -> Place | None:
     spec = requirement.spec
     for indexes in by_degree:
         if found := indexes.free.find(spec.memory[indexes.degree], requirement.avoid):
@@ -180,7 +180,7 @@ def _free_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> Plac
     return None
 
 
-def _evicting_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> Place | None:
+def _evicting_place(requirement: SlotRequirement, by_degree: Iterable[_Indexes]) -> Place | None:
     spec = requirement.spec
     best: tuple[Runner, EvictionPlan] | None = None
     for indexes in by_degree:
@@ -194,12 +194,14 @@ def _evicting_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> 
     return Place(_allocation(runner, plan.devices, spec), tuple([slot.slot_id for slot in plan.evict]))
 
 
-def decide(snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Decision:
+def decide(snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> Decision:
     """Return where one more slot goes."""
     return next(plan(snapshot, [requirement], policy, now))
 
 
-def plan(snapshot: Snapshot, queue: Iterable[Requirement], policy: Policy, now: float) -> Iterator[Decision]:
+def plan(
+    snapshot: Snapshot, queue: Iterable[SlotRequirement], policy: PlacementPolicy, now: float
+) -> Iterator[Decision]:
     """Yield a decision for each requirement, each one as if those before it had been carried out."""
     allocator = Allocator(fleet_of(snapshot), policy)
     for number, requirement in enumerate(queue):

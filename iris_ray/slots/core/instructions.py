@@ -103,7 +103,7 @@ KEPT, MOST = 20_000, 40_000
 
 
 @dataclass(slots=True)
-class ChangeLog:
+class DeviceChangeLog:
     """The most recent changes, in order. Readers remember how far they have read.
 
     Attributes:

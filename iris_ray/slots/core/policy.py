@@ -24,7 +24,7 @@ class IdleFor:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PlacementPolicy:
     """How slots are placed and evicted.
 
     Args:
@@ -47,7 +47,7 @@ class Policy:
 
 REPORT_S: Final = 5.0
 """How often runners are asked what is there."""
-CONVERGE_S: Final = 5.0
+RECHECK_S: Final = 5.0
 """How often the queue is looked at, and slots are created, started and deleted anew, although nothing was heard."""
 ACTIVITY_S: Final = 30.0
 """How often idle slots are looked for, and demand is counted."""
@@ -78,7 +78,7 @@ class ServingPolicy:
         silence_s: how long nothing may be heard of a client before its requests and sessions end.
     """
 
-    placement: Policy = field(default_factory=Policy)
+    placement: PlacementPolicy = field(default_factory=PlacementPolicy)
     most_waiting: int = 10_000
     most_waiting_bytes: int = 2**30
     ageing_s: float = 30.0
@@ -104,13 +104,13 @@ class ServingPolicy:
 
 @dataclass(slots=True, eq=False)
 class Staleness:
-    """Asks `Policy.stale_at`, a function of users, which may raise or return what is no time.
+    """Asks `PlacementPolicy.stale_at`, a function of users, which may raise or return what is no time.
 
     Attributes:
         problem: what was wrong last, or "".
     """
 
-    policy: Policy
+    policy: PlacementPolicy
     problem: str = ""
 
     def evictable_at(self, slot: Slot) -> float:
@@ -136,8 +136,8 @@ class Staleness:
 
     def _note(self, runner_id: str, what: str) -> None:
         self.problem = (
-            f"Policy.stale_at {what}, for a slot on runner {runner_id}. The slot is not stale until the function "
-            f"returns a time. Only a request that has waited for long evicts it."
+            f"PlacementPolicy.stale_at {what}, for a slot on runner {runner_id}. The slot is not stale until the"
+            f" function returns a time. Only a request that has waited for long evicts it."
         )
 
     def take_problem(self) -> str:

@@ -115,29 +115,29 @@ def _still(until: dict[str, float], now: float) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """Something that is not as it should be."""
 
     slot_id: str
     reason: str
 
 
-def strangers(fleet: SlotFleet, report: RunnerReported) -> Iterator[Finding]:
+def strangers(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]:
     """Yield the processes that should not be there: nobody knows them, or they belong to another runner."""
     for slot_id in report.slots:
         slot = fleet.slots.get(slot_id)
         if slot is None:
-            yield Finding(slot_id, "no slot of this id is wanted")
+            yield Discrepancy(slot_id, "no slot of this id is wanted")
         elif slot.allocation.runner_id != report.runner_id:
-            yield Finding(slot_id, f"the slot of this id belongs to runner {slot.allocation.runner_id}")
+            yield Discrepancy(slot_id, f"the slot of this id belongs to runner {slot.allocation.runner_id}")
 
 
-def mismatches(fleet: SlotFleet, report: RunnerReported) -> Iterator[Finding]:
+def mismatches(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]:
     """Yield the slots that serve something else than they should."""
     for slot_id, identity in report.slots.items():
         slot = fleet.slots.get(slot_id)
         if slot is not None and slot.allocation.runner_id == report.runner_id and slot.identity != identity:
-            yield Finding(slot_id, f"it serves {identity} instead of {slot.identity}")
+            yield Discrepancy(slot_id, f"it serves {identity} instead of {slot.identity}")
 
 
 def vanished(fleet: SlotFleet, report: RunnerReported) -> Iterator[str]:

@@ -10,7 +10,7 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.study import Simulation
 from iris_ray.study.jobs import JobStream, RunTimes
 from iris_ray.study.report import report
-from iris_ray.study.study import Backlog, HostKind, Policy, SliceKind, Study
+from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy
 
 HOUR, DAY = 3600.0, 86_400.0
 TWO_USERS = (("ann", 1.0), ("bob", 1.0))
@@ -46,19 +46,23 @@ def small_study(seed: int = 0) -> Study:
 
 
 @cache
-def simulated(study: Study, policy: Policy) -> Simulation:
+def simulated(study: Study, policy: StudyPolicy) -> Simulation:
     """The end of a simulation, whose state was checked on the way."""
     simulation = study.simulation(policy, check_every=17)
     simulation.run_until(study.seconds)
     return simulation
 
 
-POLICIES = (Policy(name="default"), Policy(name="one spare", spares=1), Policy(name="ignored", heed_notices=False))
+POLICIES = (
+    StudyPolicy(name="default"),
+    StudyPolicy(name="one spare", spares=1),
+    StudyPolicy(name="ignored", heed_notices=False),
+)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_state_holds_whatever_happens(policy: Policy, seed: int) -> None:
+def test_the_state_holds_whatever_happens(policy: StudyPolicy, seed: int) -> None:
     simulation = simulated(small_study(seed), policy)
     simulation.state.check()
     found = report(simulation.history, 2 * DAY)
@@ -119,7 +123,7 @@ def test_jobs_come_as_often_as_they_should() -> None:
 def test_production_waits_less_if_it_takes_hosts_from_lower_bands() -> None:
     """The two policies side by side, on the same jobs and losses."""
     reports = []
-    for policy in (Policy(name="default"), Policy(name="nobody gives way", evictions=False)):
+    for policy in (StudyPolicy(name="default"), StudyPolicy(name="nobody gives way", evictions=False)):
         simulation = replace(small_study(), seconds=DAY).simulation(policy)
         simulation.run_until(DAY)
         reports.append(report(simulation.history, DAY))

@@ -24,7 +24,7 @@ def logs_directory(host_directory: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """A piece of an attempt's output.
 
     Attributes:
@@ -66,7 +66,7 @@ class AttemptLog:
         paths = self.directory.glob(f"task-{self.task_index}.attempt-{self.attempt}.*.log")
         return sorted((int(path.name.split(".")[-2]), path) for path in paths)
 
-    def read(self, offset: int, limit: int) -> Piece | None:
+    def read(self, offset: int, limit: int) -> LogPiece | None:
         """Return up to ``limit`` bytes from ``offset`` on, or from the first byte behind it that is still there.
 
         Returns None if the attempt has no files. The attempt may still be writing.
@@ -87,9 +87,9 @@ class AttemptLog:
                 with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                     file.seek(offset + len(data) - start)
                     data += file.read(min(limit - len(data), stop - offset - len(data)))
-        return Piece(offset, bytes(data), end)
+        return LogPiece(offset, bytes(data), end)
 
-    def tail(self, lines: int, limit: int) -> Piece | None:
+    def tail(self, lines: int, limit: int) -> LogPiece | None:
         """Return the last lines, at most ``limit`` bytes of them; None if the attempt has no files."""
         found = self.read(_FAR, 0)
         if found is None:
@@ -102,7 +102,7 @@ class AttemptLog:
             if at < 0:
                 return piece
         start = at + 1 if lines > 0 else len(data)
-        return Piece(piece.offset + start, data[start:], piece.end)
+        return LogPiece(piece.offset + start, data[start:], piece.end)
 
 
 def _size(path: Path) -> int:

@@ -17,7 +17,7 @@ from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.scheduler.planner import Placement
+from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
@@ -58,7 +58,7 @@ def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() ->
             background,
         )
         job = SimpleNamespace(spec=SimpleNamespace(owner="owner"))
-        dispatcher.dispatch(ORDER, Placement(job, SimpleNamespace(), []))  # type: ignore[arg-type]
+        dispatcher.dispatch(ORDER, PlacedGang(job, SimpleNamespace(), []))  # type: ignore[arg-type]
         del pools["owner"]
         await background.all_ended()
         return applied, errors
@@ -102,7 +102,7 @@ def test_holders_of_warm_slices_are_asked_side_by_side() -> None:
             background,
         )
         reclaim = [ReclaimSlice(f"slice-{holder}", holder) for holder in ("a", "b", "gone", "c")]
-        dispatcher.dispatch(ORDER, Placement(job, gang, reclaim))  # type: ignore[arg-type]
+        dispatcher.dispatch(ORDER, PlacedGang(job, gang, reclaim))  # type: ignore[arg-type]
         await asyncio.wait_for(background.all_ended(), 30.0)
 
     asyncio.run(dispatched())

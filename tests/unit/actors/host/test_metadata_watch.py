@@ -18,7 +18,7 @@ import pytest
 
 from iris_ray.actors.host.metadata import PREEMPTION_NOTICE_S, UPCOMING_MAINTENANCE, MetadataWatch, WatchTimes
 from iris_ray.model.notices import HostNotice, NoticeKind
-from iris_ray.testing.metadata_server import PREEMPTED, Fault, HostMetadata, Value
+from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, Value
 from tests.support.metadata import FLAVOR
 from tests.support.waiting import wait_until
 
@@ -143,8 +143,8 @@ def test_watch_tells_once_that_a_maintenance_is_called_off_and_of_the_next_one(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_watch_does_not_take_silence_for_calling_off(host_metadata: HostMetadata, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", MetadataFault)
+def test_watch_does_not_take_silence_for_calling_off(host_metadata: HostMetadata, fault: MetadataFault) -> None:
     async def scenario() -> None:
         times = WatchTimes(long_poll=0.5, answer=0.1, look=0.05, first_pause=0.05, longest_pause=0.1)
         async with watching(host_metadata.address, times=times) as watch:
@@ -265,8 +265,8 @@ def one_look_after_another(looks: Sequence[Look]) -> Iterator[tuple[str, Callabl
         thread.join()
 
 
-@pytest.mark.parametrize("fault", Fault)
-def test_watch_outlasts_a_server_that_misbehaves(host_metadata: HostMetadata, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", MetadataFault)
+def test_watch_outlasts_a_server_that_misbehaves(host_metadata: HostMetadata, fault: MetadataFault) -> None:
     async def scenario() -> None:
         times = WatchTimes(long_poll=0.5, answer=0.2, at_least=0.05, look=0.05, first_pause=0.05, longest_pause=0.1)
         async with watching(host_metadata.address, times=times) as watch:

@@ -171,7 +171,7 @@ def test_a_slot_that_uses_more_memory_than_its_model_said_raises_an_alarm_once_a
         watches = {"watch": Method(forever), "wait_gone": Method(lambda *_: true()), "alive": Method(all_of)}
         agent = SimpleNamespace(**watches, memory=Method(memory))
         here = host_here("c", agent, kind=DeviceKind.CPU)
-        manager._background.start(manager.keep_runner(here), "keeping a runner")
+        manager._background.start(manager.hold_host(here), "holding a host")
         await until(lambda: seen == [[]])
         await manager.register(order(kind=DeviceKind.CPU))
         answer = asyncio.ensure_future(manager.submit(ask("r")))

@@ -7,7 +7,7 @@ import pytest
 from iris_ray.slots.actors import slot_processes
 from iris_ray.slots.actors.messages import Ask, Grant
 from iris_ray.slots.actors.slot_manager import SlotManager
-from iris_ray.slots.core import converge, reconciler
+from iris_ray.slots.core import reconciler, slot_planner
 from iris_ray.slots.core.models import WorkloadKind
 from tests.support.slot_processes import Slots, ask, manager_of, order, until
 
@@ -40,8 +40,8 @@ def test_a_slot_whose_only_call_never_ends_is_killed_for_those_who_wait(
     slots: Slots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
-    for module in (converge, reconciler):
-        monkeypatch.setattr(module, "CONVERGE_S", 0.02)
+    for module in (slot_planner, reconciler):
+        monkeypatch.setattr(module, "RECHECK_S", 0.02)
 
     async def story() -> None:
         manager = await manager_of("a", ageing_s=0.05, drain_s=0.1)

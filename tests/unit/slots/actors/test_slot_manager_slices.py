@@ -23,7 +23,7 @@ async def manager_of_a_slice() -> SlotManager:
         agent = SimpleNamespace(
             watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
         )
-        manager._background.start(manager.keep_runner(host_here("t", agent, host=host, hosts=2)), "keeping a host")
+        manager._background.start(manager.hold_host(host_here("t", agent, host=host, hosts=2)), "holding a host")
     await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
     return manager
 
@@ -104,7 +104,7 @@ def test_a_slice_is_free_only_once_the_processes_on_all_of_its_hosts_are_gone(sl
         manager = SlotManager(ServingPolicy(), MAKER)
         for host in range(2):
             here = host_here("t", agent_of(host), host=host, hosts=2)
-            manager._background.start(manager.keep_runner(here), "keeping a host")
+            manager._background.start(manager.hold_host(here), "holding a host")
         await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
         waits = asyncio.ensure_future(manager.submit(ask("r")))
         await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)

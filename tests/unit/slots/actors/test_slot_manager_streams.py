@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayError
 
 from iris_ray.errors import JobCancelledError, RequestLostError
-from iris_ray.slots.actors.messages import MOST_PIECES, Piece
+from iris_ray.slots.actors.messages import MOST_PIECES, AnswerPiece
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.core import events as ev
 from tests.support.slot_processes import Method, Slot, Slots, ask, manager_of, order, until
@@ -76,7 +76,7 @@ def test_a_stream_of_which_the_caller_has_had_a_part_does_not_run_again(slots: S
         ran: list[Slot] = []
 
         def answers_until_killed(slot: Slot) -> None:
-            async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
+            async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[AnswerPiece]]:
                 ran.append(slot)  # as user code runs up to its first piece
                 yield slot._piece(0)
                 await slot.killed.wait()

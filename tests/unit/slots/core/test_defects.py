@@ -8,7 +8,7 @@ import pytest
 
 from iris_ray.slots.actors.slot_processes import status_of
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.allocator import Allocator, Requirement
+from iris_ray.slots.core.allocator import Allocator, SlotRequirement
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import Instruction
 from iris_ray.slots.core.models import SlotIdentity
@@ -28,7 +28,7 @@ def put_in(patch: pytest.MonkeyPatch, where: type, name: str, identity: SlotIden
 
     def defective(self: Any, about: Any, *arguments: Any, **named: Any) -> Any:
         found = self.slots[about] if isinstance(self, SlotFleet) and isinstance(about, str) else about
-        if isinstance(found, Requirement):
+        if isinstance(found, SlotRequirement):
             found = found.spec
         if (found if isinstance(found, SlotIdentity) else found.identity) == identity:
             return fails() if isgeneratorfunction(method) else next(fails())

@@ -1,13 +1,13 @@
 """A slot in use gives way to a model that has waited for long, and cuts no request off for it."""
 
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.slot import SlotState
 from tests.support.slot_world import A, B, SlotWorld, serving_world
 
 
 def test_a_model_in_constant_use_gives_way_after_a_while() -> None:
-    policy = ServingPolicy(placement=Policy(stale_at=IdleFor(10.0), min_residency_s=5.0), ageing_s=20.0)
+    policy = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(10.0), min_residency_s=5.0), ageing_s=20.0)
     w = serving_world(A, B, policy=policy)
     w.ask("a0", A.identity)
     w.settle(serve=False)

@@ -3,7 +3,7 @@
 import pytest
 
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.reconciler import idle_runners, needs_room
 from tests.support.slot_world import SlotWorld
 from tests.support.slots import gpus, model
@@ -15,7 +15,7 @@ STALE_S = 10.0
 @pytest.fixture
 def world() -> SlotWorld:
     """Two runners, each with room for one slot of the model."""
-    world = SlotWorld(ServingPolicy(placement=Policy(stale_at=IdleFor(STALE_S), min_residency_s=0.0)))
+    world = SlotWorld(ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(STALE_S), min_residency_s=0.0)))
     for name in ("one", "two"):
         world.join(gpus(name, 1))
     world.hear(ev.ModelRegistered(A))
@@ -87,6 +87,6 @@ def test_a_rule_that_fails_keeps_the_runners_with_slots(world: SlotWorld) -> Non
     def fails(runner_id: str, last_activity: float) -> float:
         raise KeyError(runner_id)
 
-    world.reconciler.allocator.staleness.policy = Policy(stale_at=fails)
+    world.reconciler.allocator.staleness.policy = PlacementPolicy(stale_at=fails)
     world.tick(10 * STALE_S)
     assert idle(world) == {"one", "two"} - {busy}

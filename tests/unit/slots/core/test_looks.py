@@ -3,7 +3,7 @@
 import pytest
 
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.allocator import Decision, Requirement
+from iris_ray.slots.core.allocator import Decision, SlotRequirement
 from iris_ray.slots.core.policy import ServingPolicy
 from tests.support.slot_world import A, B, C, SlotWorld, serving_world
 
@@ -13,7 +13,7 @@ def decisions_of(w: SlotWorld) -> list[str]:
     seen: list[str] = []
     decide = w.reconciler.allocator.decide
 
-    def noted(requirement: Requirement, now: float) -> Decision:
+    def noted(requirement: SlotRequirement, now: float) -> Decision:
         seen.append(requirement.spec.name)
         return decide(requirement, now)
 

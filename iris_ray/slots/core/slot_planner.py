@@ -1,19 +1,19 @@
 """What is done after every event: requests get slots, slots get places, and what is over ends.
 
-Only models are looked at for which something may have changed (`agenda.py`). A defect that shows with one of them keeps
-no other one waiting (`defects.py`).
+Only models are looked at for which something may have changed (`ModelAgenda`). A defect that shows with one of them
+keeps no other one waiting (`defects.py`).
 """
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.slots.core.allocator import Allocator, Place, Requirement
+from iris_ray.slots.core.allocator import Allocator, Place, SlotRequirement
 from iris_ray.slots.core.defects import Defects
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import CreateSlot, DeleteSlot, Instruction, Refusal, RefuseRequest
 from iris_ray.slots.core.models import Request, SlotIdentity
-from iris_ray.slots.core.policy import CONVERGE_S, ServingPolicy
+from iris_ray.slots.core.policy import RECHECK_S, ServingPolicy
 from iris_ray.slots.core.request_queue import ActiveRequests, RequestQueue, Sessions, seats, slots_wanted
 from iris_ray.slots.core.served_models import ServedModel
 from iris_ray.slots.core.slot import Slot, SlotState
@@ -22,12 +22,11 @@ from iris_ray.slots.core.slot import Slot, SlotState
 # Which models to look at after an event: those for which something has changed, or whose time has come.
 #
 # A model that waits for room is looked at again when a device has more of it. As a safety net, all models are looked
-# at
-# every `CONVERGE_S`.
+# at every `RECHECK_S`.
 
 
 @dataclass(slots=True, eq=False)
-class Agenda:
+class ModelAgenda:
     """What to look at, in the order in which it was noted.
 
     Attributes:
@@ -188,17 +187,17 @@ class Endings:
 
     def _end(self, slot: Slot, ending: Ending, now: float) -> Iterator[Instruction]:
         yield from self.sessions.stop_on(slot, ending.reason, now)
-        if not slot.active and now - self._ordered.get(slot.slot_id, float("-inf")) >= CONVERGE_S:
+        if not slot.active and now - self._ordered.get(slot.slot_id, float("-inf")) >= RECHECK_S:
             self._ordered[slot.slot_id] = now
             yield DeleteSlot(slot.slot_id, slot.allocation.runner_id, ending.reason)
 
 
-# -- converge ----------------------------------------------------------------------------------------------------------
+# -- slot planner ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
-class Converger:
-    """Brings slots and requests together. See `Reconciler`, whose parts these are."""
+class SlotPlanner:
+    """Plans slots for the requests that wait, dispatches, starts and ends. See `Reconciler`, whose parts these are."""
 
     policy: ServingPolicy
     new_id: Callable[[], str]
@@ -207,7 +206,7 @@ class Converger:
     allocator: Allocator
     endings: Endings
     defects: Defects
-    agenda: Agenda = field(default_factory=Agenda)
+    agenda: ModelAgenda = field(default_factory=ModelAgenda)
     _looked_at_all: float = float("-inf")
 
     @property
@@ -225,7 +224,7 @@ class Converger:
         """The requests that wait."""
         return self.active.queue
 
-    def converge(self, now: float) -> Iterator[Instruction]:
+    def due_instructions(self, now: float) -> Iterator[Instruction]:
         """Yield all that is to be done now."""
         yield from self._refuse(self.queue.expired(now), Refusal.EXPIRED, "it did not begin before its deadline")
         yield from self.endings.end_long_loads(now)
@@ -247,7 +246,7 @@ class Converger:
             changed.clear()
         if agenda.waits_for_room and self.allocator.has_gained(now):
             agenda.note(agenda.waits_for_room)
-        if now >= self._looked_at_all + CONVERGE_S:
+        if now >= self._looked_at_all + RECHECK_S:
             self._looked_at_all = now
             self.look_at_all()
         return agenda.take(now)
@@ -288,7 +287,7 @@ class Converger:
         starving = free == 0 and self._has_waited_long(identity, now)
         evict_busy = starving and not any(slot.has_seat for slot in slots)
         for _ in range(wanted):
-            if not self._add_slot(model, Requirement(model.spec, avoid, evict_busy), now):
+            if not self._add_slot(model, SlotRequirement(model.spec, avoid, evict_busy), now):
                 break
             starving = evict_busy = False
             model.note_long_loads(now - slot.started_at for slot in late if slot.started_at is not None)
@@ -318,12 +317,12 @@ class Converger:
 
     def _better_place(self, slot: Slot, model: ServedModel, now: float) -> Place | None:
         """Return where a planned slot could start at once, else a place on another runner, or None."""
-        free = self.allocator.decide(Requirement(model.spec, model.avoids(now)), now)
+        free = self.allocator.decide(SlotRequirement(model.spec, model.avoids(now)), now)
         if isinstance(free, Place) and not free.evict and self.fleet.ledger.can_start(free.allocation):
             return free
         starving = self._has_waited_long(slot.identity, now)
         avoid = model.avoids(now) | model.stuck_on(now) | {slot.allocation.runner_id}
-        decision = self.allocator.decide(Requirement(model.spec, avoid, starving), now)
+        decision = self.allocator.decide(SlotRequirement(model.spec, avoid, starving), now)
         return decision if isinstance(decision, Place) else None
 
     def why_not_loaded(self, model: ServedModel, now: float) -> str:
@@ -346,7 +345,7 @@ class Converger:
     def _keep_replicas(self, model: ServedModel, now: float) -> None:
         slots = [slot for slot in self.fleet.of_identity(model.spec.identity) if slot.wanted]
         while len(slots) < model.replicas:
-            made = self._add_slot(model, Requirement(model.spec, model.avoids(now)), now)
+            made = self._add_slot(model, SlotRequirement(model.spec, model.avoids(now)), now)
             if made is None:
                 break
             slots.append(made)
@@ -369,7 +368,7 @@ class Converger:
         if model.to_prewarm:
             self.agenda.wait_for_room(model.spec.identity)
 
-    def _add_slot(self, model: ServedModel, requirement: Requirement, now: float) -> Slot | None:
+    def _add_slot(self, model: ServedModel, requirement: SlotRequirement, now: float) -> Slot | None:
         """Plan one more slot, unless there is no place or loads of the model pause."""
         if model.not_before > now:
             what = "the load failed" if model.failures else f"{model.crashes} slots in a row have crashed"

@@ -7,7 +7,7 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
 
 
 @dataclass(slots=True)
-class History:
+class ProvisioningHistory:
     """What a provisioner remembers from one plan to the next. If it is lost, timers begin anew.
 
     Times are of the clock that the plans are made with.
