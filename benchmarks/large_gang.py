@@ -24,12 +24,12 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.asking import Unreachable, remote_methods
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch import Launch, launch_plan
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.slice_stub import SliceStub
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import (
     AttemptOrder,
     HostPlace,
@@ -155,11 +155,12 @@ class Slices:
         """Give every host a standby."""
         self._generation += 1
         standbys = [self._hosts] * self._count
-        calls = (self.stub(name).prepare(self._generation, standbys, 300.0) for name in self.actors)
+        what = self._generation, standbys, 300.0
+        calls = (self.actor(name).ask_within(300.0, SliceActor.prepare, *what) for name in self.actors)
         assert not any(isinstance(reply, Unreachable) for reply in await asyncio.gather(*calls))
 
-    def stub(self, name: str) -> SliceStub:
-        return SliceStub(remote_methods(self.actors[name], SliceActor), name)
+    def actor(self, name: str) -> Actor[SliceActor]:
+        return Actor(self.actors[name], f"slice {name}")
 
     def __contains__(self, name: str) -> bool:
         return name in self.actors
@@ -173,7 +174,7 @@ class Slices:
 class NoController:
     """A Controller that has heard nothing about any host."""
 
-    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
+    async def ask_once(self, question: object, *args: object) -> dict[str, HostEvidence]:
         return {}
 
 

@@ -8,6 +8,7 @@ import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.host.chips import host_devices
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
 from iris_ray.cli.checks.google import check_chips, check_credentials
@@ -102,8 +103,8 @@ def _examine_controller() -> Iterator[Finding]:
         yield check_controller(None, "", 0)
         return
     controller = ControllerConnection()
-    about = controller.about()
-    workers = controller.list_workers()
+    about = controller.ask(ControllerInterface.about)
+    workers = controller.ask_all(ControllerInterface.list_workers)
     yield check_controller(about, in_words(about), len(workers))
     yield from check_quarantine(workers)
     yield from check_set_aside(about)

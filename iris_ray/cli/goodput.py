@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobGoodput
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import all_jobs
@@ -55,10 +56,12 @@ def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool
     now = time.time()
     with cluster():
         controller = ControllerConnection()
-        found = [controller.job_goodput(job)] if job else controller.list_goodput()
+        one = [controller.ask(ControllerInterface.job_goodput, job)] if job else None
+        found = one or controller.ask_all(ControllerInterface.list_goodput)
         begin = max(0.0, now - (since or now))
-        fleet = {} if job or user else controller.fleet_times(_day(begin))
-        forgotten = [] if job else [one for one in controller.user_times(begin) if user in (None, one.user)]
+        fleet = {} if job or user else controller.ask(ControllerInterface.fleet_times, _day(begin))
+        days = [] if job else controller.ask(ControllerInterface.user_times, begin)
+        forgotten = [day for day in days if user in (None, day.user)]
     shown = [one for one in found if _is_wanted(one, user, None if since is None else now - since)]
     if as_json:
         print_json(shown[0] if job and shown else {"jobs": shown, "forgotten": forgotten, "chip_seconds_by_day": fleet})

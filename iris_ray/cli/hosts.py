@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.address import address_option, cluster
@@ -68,7 +69,7 @@ def _hosts() -> list[WorkerStatus]:
 
         click.echo("iris-ray: no Controller runs in this cluster; this is what Ray knows of its hosts", err=True)
         return workers_by_ray(NodeTable.read())
-    return controller.list_workers()
+    return controller.ask_all(ControllerInterface.list_workers)
 
 
 def _slice_row(view: SliceView) -> tuple[object, ...]:
@@ -116,7 +117,8 @@ def add_taint(target: str, name: str, reason: str | None, undo: str, as_json: bo
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.taint(found, name, reason or f"by {current_user()}", current_user()))
+        why, user = reason or f"by {current_user()}", current_user()
+        concerned = set(controller.ask(ControllerInterface.taint, found, name, why, user))
     affected = [host for host in hosts if host.node_id in concerned]
     jobs = dict.fromkeys(job_of(task_id) for host in affected for task_id in host.tasks)
     if as_json:
@@ -135,8 +137,8 @@ def lift_taint(target: str, name: str, as_json: bool) -> None:
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.lift_taint(found, name, current_user()))
-        now = controller.list_workers()
+        concerned = set(controller.ask(ControllerInterface.lift_taint, found, name, current_user()))
+        now = controller.ask_all(ControllerInterface.list_workers)
     affected = [host for host in hosts if host.node_id in concerned]
     closed = [host for host in now if host.node_id in concerned and reason_of(host)]
     if as_json:
@@ -150,7 +152,7 @@ def lift_taint(target: str, name: str, as_json: bool) -> None:
 
 def _look(target: str) -> tuple[ControllerConnection, str, list[WorkerStatus]]:
     controller = ControllerConnection()
-    hosts = controller.list_workers()
+    hosts = controller.ask_all(ControllerInterface.list_workers)
     return controller, find_target(target, hosts), hosts
 
 
@@ -270,14 +272,14 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
     deadline, why = time.time() + seconds, reason or "iris-ray give-notice"
     with cluster():
         controller = ControllerConnection()
-        hosts = _hosts_of(target, controller.list_workers())
+        hosts = _hosts_of(target, controller.ask_all(ControllerInterface.list_workers))
         told = set()
         for host in hosts:
             if refusal := announce_end(host.node_id, why, deadline):
                 click.echo(f"{_name(host)} can't be drained: {refusal}", err=True)
             else:
                 told.add(host.node_id)
-        left = _wait(lambda: _jobs(controller.list_workers(), told), deadline, seconds)
+        left = _wait(lambda: _jobs(controller.ask_all(ControllerInterface.list_workers), told), deadline, seconds)
     if left or len(told) < len(hosts):
         raise click.exceptions.Exit(FAILED)
 

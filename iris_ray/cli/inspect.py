@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.conventions import FAILED
@@ -40,7 +41,10 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
         from iris_ray.client import inspection  # imports Ray
 
         controller = ControllerConnection()
-        tasks = controller.list_tasks(job) if task is None else [controller.task_status(job, task)]
+        if task is None:
+            tasks = controller.ask_all(ControllerInterface.list_tasks, job)
+        else:
+            tasks = [controller.ask(ControllerInterface.task_status, job, task)]
         with live_line("iris-ray") as line:
             line.show(f"reading the stacks of {len(tasks)} tasks")
             found = inspection.stacks(tasks)
@@ -98,7 +102,7 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
-        status = ControllerConnection().task_status(job, task)
+        status = ControllerConnection().ask(ControllerInterface.task_status, job, task)
         _, address = inspection.place_of(status)
         click.echo(f"iris-ray: watching task {task} on {address} for {counted(seconds, 'second')}", err=True)
         with live_line("iris-ray") as line:

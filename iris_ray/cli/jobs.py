@@ -5,6 +5,7 @@ import time
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobEvent, JobStatus, TaskStatus
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import all_jobs, unfinished_jobs
@@ -32,7 +33,8 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
     """
     with cluster():
         controller = ControllerConnection()
-        jobs, aside = controller.list_jobs(), controller.about().get("set_aside", ())
+        jobs = controller.ask_all(ControllerInterface.list_jobs)
+        aside = controller.ask(ControllerInterface.about).get("set_aside", ())
     shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
     if as_json:
         print_json(shown)
@@ -77,7 +79,7 @@ def status(job: str, as_json: bool) -> None:
     with cluster():
         from iris_ray.dashboard.place import link_to  # imports Ray
 
-        found = ControllerConnection().job_status(job)
+        found = ControllerConnection().ask(ControllerInterface.job_status, job)
         page = link_to(f"jobs/{job}")
     if as_json:
         print_json(found)
@@ -138,7 +140,7 @@ def tasks(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     with cluster():
-        found = ControllerConnection().list_tasks(job)
+        found = ControllerConnection().ask_all(ControllerInterface.list_tasks, job)
     if as_json:
         print_json(found)
         return
@@ -171,7 +173,7 @@ def events(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows. Of a gang, the latest five attempts are known.
     """
     with cluster():
-        found = ControllerConnection().job_events(job)
+        found = ControllerConnection().ask(ControllerInterface.job_events, job)
     if as_json:
         print_json(found)
         return
@@ -201,7 +203,7 @@ def why(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls` shows.
     """
     with cluster():
-        found = ControllerConnection().job_status(job)
+        found = ControllerConnection().ask(ControllerInterface.job_status, job)
     waiting = found.waiting
     if as_json:
         print_json({"job_id": found.job_id, "state": found.state, "answer": found.explanation, "waiting": waiting})
@@ -256,11 +258,11 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
         return
     with cluster():
         controller = ControllerConnection()
-        before = controller.job_status(job)
+        before = controller.ask(ControllerInterface.job_status, job)
         if not before.state.finished:
             where = f" on {', '.join(before.groups)}" if before.groups else ""
             confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
-            before = controller.cancel(job, f"cancelled by {current_user()}", current_user())
+            before = controller.ask(ControllerInterface.cancel, job, f"cancelled by {current_user()}", current_user())
     if as_json:
         print_json({"job_id": job, "cancelled": not before.state.finished, "state_before": before.state})
     elif before.state.finished:

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import LimitStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.options import json_option
@@ -50,9 +51,9 @@ def limit(user: str | None, priority: str | None, reset: bool, as_json: bool, **
     with cluster():
         controller = ControllerConnection()
         if whose is None or (limits.is_empty and not reset):
-            found = controller.list_limits()
+            found = controller.ask(ControllerInterface.list_limits)
         else:
-            found = controller.set_limits(whose, bands, limits, reset, current_user())
+            found = controller.ask(ControllerInterface.set_limits, whose, bands, limits, reset, current_user())
     shown = [one for one in found if whose in (None, one.user) and one.band in bands]
     if as_json:
         print_json(shown)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
 from iris_ray.cli.address import address_option, cluster, dashboard_address
@@ -61,7 +62,7 @@ def logs(
         return
     with cluster():
         controller = ControllerConnection()
-        status = controller.job_status(job)
+        status = controller.ask(ControllerInterface.job_status, job)
         if task is None and not all_tasks:
             several = sum(status.tasks.values()) > 1
             task = None if follow and several else _most_telling(controller, status)
@@ -79,7 +80,7 @@ def logs(
 
 def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
     if status.state in (JobState.FAILED, JobState.WORKER_FAILED):
-        tasks = controller.list_tasks(status.job_id)
+        tasks = controller.ask_all(ControllerInterface.list_tasks, status.job_id)
         return next((task.task_index for task in tasks if task.state in _FIRST_CAUSES), 0)
     return 0
 
@@ -90,7 +91,8 @@ def _pieces(
     """Yield all output that exists now."""
 
     def piece_at(position: LogPosition) -> TaskLog:
-        return controller.fetch_task_logs(job, task, position, PIECE_BYTES).without_half_character
+        log = controller.ask(ControllerInterface.fetch_task_logs, job, task, position, PIECE_BYTES)
+        return log.without_half_character
 
     piece = piece_at(LogPosition(attempt, tail_lines=tail))
     end = piece.end

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.slices import SliceState, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.address import address_option, chosen_address, cluster
@@ -162,22 +163,23 @@ class Jobs:
             return None, {}
         controller = ControllerConnection()
         try:
-            demand = controller.demand()
+            demand = controller.ask(ControllerInterface.demand)
         except AttributeError:
             raise VersionMismatchError(
                 "the Controller can't say what its jobs miss, as it is of an older version: iris-ray controller upgrade"
             ) from None
-        return demand.get(tpu_type, ()), joined_slices(controller.list_workers())
+        return demand.get(tpu_type, ()), joined_slices(controller.ask_all(ControllerInterface.list_workers))
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""
         with suppress(UnknownNameError):
-            ControllerConnection().taint(name, GIVEN_BACK, "iris-ray provision gives it back", current_user())
+            why = "iris-ray provision gives it back"
+            ControllerConnection().ask(ControllerInterface.taint, name, GIVEN_BACK, why, current_user())
 
     def reopen(self, name: str) -> None:
         """Let a slice take new jobs again."""
         with suppress(UnknownNameError):  # it was not closed, or an operator has opened it
-            ControllerConnection().lift_taint(name, GIVEN_BACK, current_user())
+            ControllerConnection().ask(ControllerInterface.lift_taint, name, GIVEN_BACK, current_user())
 
 
 def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:

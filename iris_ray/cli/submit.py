@@ -6,6 +6,7 @@ from typing import cast
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.logs import show
@@ -155,7 +156,7 @@ def _refuse_inside_a_task() -> None:
 def _say_if_it_can_not_run(job_id: str) -> None:
     """Print a line if the cluster could not run the job even if it were empty. The job stays in the queue."""
     try:
-        status = ControllerConnection().job_status(job_id)
+        status = ControllerConnection().ask(ControllerInterface.job_status, job_id)
     except ControllerUnavailableError:
         return  # the job has arrived; that is what counts
     if (waiting := status.waiting) is not None and waiting.kind in (PendingKind.NO_SUCH_WORKERS, PendingKind.TOO_FEW):
@@ -175,12 +176,12 @@ def _follow(job_id: str) -> None:
                 show(line, prefixed=True)
     except KeyboardInterrupt:
         if on_a_terminal() and really_cancel("leave it running", default=False):
-            controller.cancel(job_id, "cancelled with Ctrl-C", current_user())
+            controller.ask(ControllerInterface.cancel, job_id, "cancelled with Ctrl-C", current_user())
             say_error(f"{job_id} is cancelled")
         else:
             say_error(f"{job_id} goes on; see iris-ray logs -f {job_id}, or end it: iris-ray cancel {job_id}")
         raise click.exceptions.Exit(INTERRUPTED) from None
-    status = controller.job_status(job_id)
+    status = controller.ask(ControllerInterface.job_status, job_id)
     if status.state is not JobState.SUCCEEDED:
         say_error(f"{job_id} has ended: {status.state.value}: {one_line(status.error or '')}")
         raise click.exceptions.Exit(FAILED)

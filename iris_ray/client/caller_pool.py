@@ -6,77 +6,30 @@ import contextlib
 import sys
 import threading
 import time
-from concurrent.futures import Future
 from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.names import NAMESPACE
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import RunRequest, with_stored_function
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
+from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.connection import this_connection
 
 # -- pool actor --------------------------------------------------------------------------------------------------------
-# The SlicePoolManager as a Ray actor: what Ray restarts, which calls Ray repeats, and what callers may ask of it.
+# The SlicePoolManager as a Ray actor: what Ray restarts, and which calls Ray repeats.
 
 PoolActor = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)(SlicePoolManager)
 """Made once, because Ray exports a class anew for each ``ray.remote(...)``. If its process dies, Ray starts another."""
 
 REPEATED: dict[str, Any] = {"max_task_retries": -1}
 """Options of the calls that Ray repeats in the pool's new process. Ray repeats no others."""
-
-
-class PoolClient:
-    """What callers may ask of a SlicePoolManager: one method for each of its own.
-
-    Args:
-        handle: the actor.
-    """
-
-    def __init__(self, handle: ActorHandle) -> None:
-        self.handle = handle
-
-    def run(self, request: RunRequest, name: str) -> "ray.ObjectRef[list[Any]]":
-        """Start a job, and return the reference to its results. Ray shows the call by this name."""
-        results: ray.ObjectRef[list[Any]] = self.handle.run.options(name=name, **REPEATED).remote(request)
-        return results
-
-    def begin(self, request: RunRequest) -> None:
-        """Start the only job of a pool without a caller, and return when the pool has it."""
-        ray.get(self.handle.begin.remote(request))
-
-    def results(self, name: str) -> "ray.ObjectRef[list[Any]]":
-        """Return the reference to the results of that job. Ray shows the call by this name."""
-        results: ray.ObjectRef[list[Any]] = self.handle.results.options(name=name, **REPEATED).remote()
-        return results
-
-    def accepted(self, job_id: str) -> bool:
-        """Wait until it is known whether the Controller has a job, and return it."""
-        return bool(ray.get(self.handle.accepted.options(**REPEATED).remote(job_id)))
-
-    def release(self) -> None:
-        """Have every slice given up that no job uses, and return when that is done."""
-        ray.get(self.handle.release.remote())
-
-    def tasks_ended(self) -> "ray.ObjectRef[None]":
-        """Return a reference that is ready once no task of a job whose results are out runs any more."""
-        ended: ray.ObjectRef[None] = self.handle.tasks_ended.remote()
-        return ended
-
-    def until_idle(self, calls: int) -> "Future[None]":
-        """Return a future that is done once that many runs have come and gone and no slice is left."""
-        idle: Future[None] = self.handle.until_idle.remote(calls).future()
-        return idle
-
-    def kill(self) -> None:
-        """End the pool's process for good."""
-        ray.kill(self.handle)
 
 
 # -- caller pool -------------------------------------------------------------------------------------------------------
@@ -93,16 +46,17 @@ class CallerPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pool: PoolClient | None = None
+        self._pool: Actor[PoolInterface] | None = None
         self._cluster: str | None = None
         self._calls = 0
 
-    def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", PoolClient]:
+    def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Actor[PoolInterface]]:
         """Start a job. Returns the reference to its results, and the pool that runs it."""
         stored = with_stored_function(request)
         with self._lock:
             pool = self._current()
-            results = pool.run(stored, f"run_on_pod({request.spec.name})")
+            named = pool.with_options(name=f"run_on_pod({request.spec.name})", **REPEATED)
+            results = named.call(PoolInterface.run, stored)
             self._calls += 1  # only now: the pool ends after so many
             return results, pool
 
@@ -110,14 +64,15 @@ class CallerPool:
         """Have the pool give up every slice that none of its jobs uses."""
         if (pool := self._connected()) is not None:
             with contextlib.suppress(RayError):  # it is gone already
-                pool.release()  # without slices and jobs it ends in a moment, see _end_when_idle
+                # Without slices and jobs the pool ends in a moment, see _end_when_idle.
+                ray.get(pool.call(PoolInterface.release))
 
     def wait_for_tasks(self) -> None:
         """Wait until all tasks of jobs whose results are out have ended, for the pool would end them with itself."""
         if (pool := self._connected()) is None:
             return
         try:
-            ended = [pool.tasks_ended()]
+            ended = [pool.call(PoolInterface.tasks_ended)]
             if not ray.wait(ended, timeout=SILENT_S)[0]:
                 print(
                     "iris_ray: waiting for tasks that have returned and still run threads or exit handlers, such as an"
@@ -139,26 +94,26 @@ class CallerPool:
             with self._lock, contextlib.suppress(RayError):  # it is gone already
                 self._end()
 
-    def _connected(self) -> PoolClient | None:
+    def _connected(self) -> Actor[PoolInterface] | None:
         """Return the pool, if there is one on the cluster to which this process is connected now."""
         with self._lock:
             there = self._pool is not None and self._cluster == this_connection()
             return self._pool if there else None
 
-    def _current(self) -> PoolClient:
+    def _current(self) -> Actor[PoolInterface]:
         context, cluster = ray.get_runtime_context(), this_connection()
         if self._pool is None or self._cluster != cluster:
             # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
             # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
             anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-            self._pool = PoolClient(PoolActor.options(resources=anchor, scheduling_strategy=here).remote())
+            self._pool = Actor(PoolActor.options(resources=anchor, scheduling_strategy=here).remote())
             self._cluster = cluster
             self._calls = 0
             self._end_when_idle(self._pool)
         return self._pool
 
-    def _end_when_idle(self, pool: PoolClient) -> None:
+    def _end_when_idle(self, pool: Actor[PoolInterface]) -> None:
         """Have the pool ended once it has done all calls and holds no slice, unless a new call is faster.
 
         No thread waits for that: one that sits in ray.get when the driver disconnects crashes the process (Ray 2.60).
@@ -166,7 +121,7 @@ class CallerPool:
         "Failed to push error to driver".
         """
         calls = max(1, self._calls)
-        idle = pool.until_idle(calls)
+        idle = pool.call(PoolInterface.until_idle, calls).future()
 
         def idle_or_gone(done: "concurrent.futures.Future[None]") -> None:
             error = done.exception()
@@ -178,7 +133,7 @@ class CallerPool:
 
         idle.add_done_callback(idle_or_gone)
 
-    def _end_if_unused(self, pool: PoolClient, calls: int) -> None:
+    def _end_if_unused(self, pool: Actor[PoolInterface], calls: int) -> None:
         with self._lock:
             if self._pool is not pool or not ray.is_initialized():
                 return
@@ -187,14 +142,14 @@ class CallerPool:
             else:
                 self._end_when_idle(pool)
 
-    def _ask_again(self, pool: PoolClient, calls: int) -> None:
+    def _ask_again(self, pool: Actor[PoolInterface], calls: int) -> None:
         """The pool's process died, and Ray starts another: ask that one when it is idle."""
         time.sleep(RESTART_S)
         with self._lock:
             if self._pool is pool and ray.is_initialized():
                 self._end_when_idle(pool)
 
-    def _forget(self, pool: PoolClient, calls: int) -> None:
+    def _forget(self, pool: Actor[PoolInterface], calls: int) -> None:
         """The pool's process is gone; the next call makes a new one."""
         with self._lock:
             if self._pool is pool:
@@ -202,7 +157,7 @@ class CallerPool:
 
     def _end(self) -> None:
         if self._pool is not None:
-            self._pool.kill()
+            ray.kill(self._pool.handle)
         self._pool = None
 
 
@@ -214,7 +169,7 @@ atexit.register(pool_of_this_process.end_with_process)  # before Ray's own handl
 # A job that goes on when its caller ends.
 
 
-def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", PoolClient]:
+def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Actor[PoolInterface]]:
     """Start a job that does not end with this process, in a pool of its own, which ends with the job.
 
     Returns:
@@ -232,11 +187,11 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Po
         name=f"pool/{spec.job_id}",
         namespace=NAMESPACE,
     ).remote(None if large else request)
-    pool = PoolClient(actor)
+    pool = Actor[PoolInterface](actor)
     if large:
         try:
-            pool.begin(request)
+            ray.get(pool.call(PoolInterface.begin, request))
         except BaseException:  # such as Ctrl-C: the caller gets no handle with which to cancel the job
-            pool.kill()
+            ray.kill(pool.handle)
             raise
-    return pool.results(f"submit({spec.name})"), pool
+    return pool.with_options(name=f"submit({spec.name})", **REPEATED).call(PoolInterface.results), pool

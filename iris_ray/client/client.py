@@ -9,10 +9,12 @@ from typing import Any, Self, Unpack
 import ray
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
-from iris_ray.client.caller_pool import pool_of_this_process, submit_detached
+from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
 from iris_ray.client.connection import current_user, join, require_cluster
 from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of
 from iris_ray.client.job_request import make_request
@@ -140,7 +142,7 @@ class IrisClient:
 
     def list_jobs(self) -> list[JobStatus]:
         """Return all jobs that the Controller knows, the oldest first."""
-        return ControllerConnection().list_jobs()
+        return ControllerConnection().ask_all(ControllerInterface.list_jobs)
 
     def job_status(self, job: JobHandle | str) -> JobStatus:
         """Return how a job stands.
@@ -148,11 +150,11 @@ class IrisClient:
         Raises:
             UnknownNameError: there is no job of that id; the message has the nearest. So for all that take a job.
         """
-        return controller_of_a_job().job_status(job_id_of(job))
+        return controller_of_a_job().ask(ControllerInterface.job_status, job_id_of(job))
 
     def list_tasks(self, job: JobHandle | str) -> list[TaskStatus]:
         """Return the tasks of a job, by index."""
-        return controller_of_a_job().list_tasks(job_id_of(job))
+        return controller_of_a_job().ask_all(ControllerInterface.list_tasks, job_id_of(job))
 
     def task_status(self, job: JobHandle | str, task_index: int) -> TaskStatus:
         """Return how one task stands.
@@ -162,7 +164,7 @@ class IrisClient:
             UnknownNameError: the job has no such task, or there is no such job.
         """
         require_int("task_index", task_index, 0)
-        return controller_of_a_job().task_status(job_id_of(job), task_index)
+        return controller_of_a_job().ask(ControllerInterface.task_status, job_id_of(job), task_index)
 
     def fetch_task_logs(
         self,
@@ -192,7 +194,7 @@ class IrisClient:
         for what, number in numbers.items():
             require_int(what, number, 0)
         at = LogPosition(attempt, offset, tail_lines)
-        return controller_of_a_job().fetch_task_logs(job_id_of(job), task_index, at, max_bytes)
+        return controller_of_a_job().ask(ControllerInterface.fetch_task_logs, job_id_of(job), task_index, at, max_bytes)
 
     def explain(self, job: JobHandle | str) -> str:
         """Return why a job waits, or what it does instead, in a sentence."""
@@ -205,13 +207,13 @@ class IrisClient:
             NotPermittedError: it is a job of somebody else, and the cluster leaves that to its operators.
         """
         user = current_user()
-        return controller_of_a_job().cancel(job_id_of(job), f"cancelled by {user}", user)
+        return controller_of_a_job().ask(ControllerInterface.cancel, job_id_of(job), f"cancelled by {user}", user)
 
     # -- hosts -----------------------------------------------------------------------------------------------------
 
     def list_workers(self) -> list[WorkerStatus]:
         """Return all live hosts, by slice and number; hosts without TPU first."""
-        return ControllerConnection().list_workers()
+        return ControllerConnection().ask_all(ControllerInterface.list_workers)
 
 
 def require_may_detach() -> None:
@@ -237,10 +239,10 @@ def launch(request: RunRequest, detached: bool) -> JobHandle:
     results, pool = submit_detached(request) if detached else pool_of_this_process.submit(request)
     handle = JobHandle(request.spec.job_id, results)
     try:
-        accepted = pool.accepted(handle.job_id)
+        accepted = ray.get(pool.with_options(**REPEATED).call(PoolInterface.accepted, handle.job_id))
     except BaseException:  # Ctrl-C above all
         if detached:
-            pool.kill()
+            ray.kill(pool.handle)
         else:
             ray.cancel(results)
         raise

@@ -10,7 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from iris_ray.actors.calls.asking import remote_method
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.host.output.log_files import LogPiece
 from iris_ray.actors.host.output.log_reader import (
@@ -21,6 +21,7 @@ from iris_ray.actors.host.output.log_reader import (
     start_log_reader,
     with_piece,
 )
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.client.connection import this_connection
@@ -47,10 +48,10 @@ class HostLogs:
         self._places: dict[tuple[str, int, int | None], tuple[float, LogPlace]] = {}
 
     def job_status(self, job_id: str) -> JobStatus:
-        return self._controller.job_status(job_id)
+        return self._controller.ask(ControllerInterface.job_status, job_id)
 
     def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        return self._controller.fetch_task_logs(job_id, task_index, at, max_bytes)
+        return self._controller.ask(ControllerInterface.fetch_task_logs, job_id, task_index, at, max_bytes)
 
     def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         """Return pieces of what several tasks of a job have printed; like `ControllerConnection.fetch_logs`."""
@@ -61,7 +62,7 @@ class HostLogs:
         self._end_idle()
         left = iter([(index, at) for index, at in wanted.items() if index in places and index not in found])
         while some := dict(islice(left, MOST_LOGS)):
-            found |= self._controller.fetch_logs(job_id, some, max_bytes)
+            found |= self._controller.ask(ControllerInterface.fetch_logs, job_id, some, max_bytes)
         return found
 
     def close(self) -> None:
@@ -76,7 +77,7 @@ class HostLogs:
         stale = {index: wanted[index] for index, (asked_at, _) in known.items() if asked_at < good_since}
         if stale:
             now = time.monotonic()
-            for index, place in self._controller.locate_logs(job_id, stale).items():
+            for index, place in self._controller.ask(ControllerInterface.locate_logs, job_id, stale).items():
                 known[index] = self._places[job_id, index, wanted[index].attempt] = now, place
         return {index: place for index, (_, place) in known.items() if place is not None}
 
@@ -91,7 +92,7 @@ class HostLogs:
         asked = {}
         for host, indexes in by_host.items():
             of_host = [_question(places[index].log, wanted[index], max_bytes) for index in indexes]
-            asked[host] = remote_method(self._reader(host), LogReader.read)(of_host)
+            asked[host] = Actor[LogReader](self._reader(host)).call(LogReader.read, of_host)
         deadline = time.monotonic() + READ_TIMEOUT_S
         for host, call in asked.items():
             try:

@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import current_user, this_connection
 from iris_ray.client.host_logs import host_logs
@@ -137,7 +138,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
     def status(self) -> JobStatus:
         """Return how the job stands."""
-        return controller_of_a_job().job_status(self.job_id)
+        return controller_of_a_job().ask(ControllerInterface.job_status, self.job_id)
 
     def cancelled(self) -> bool:
         """Return whether the job has ended because it was cancelled; `result` raises JobCancelledError then."""
@@ -146,7 +147,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     def cancel(self) -> bool:
         """End the job, whether it waits or runs; returns whether it had not ended. Raises like `IrisClient.cancel`."""
         user = current_user()
-        before = controller_of_a_job().cancel(self.job_id, f"cancelled by {user}", user)
+        before = controller_of_a_job().ask(ControllerInterface.cancel, self.job_id, f"cancelled by {user}", user)
         return not before.state.finished
 
     def __repr__(self) -> str:

@@ -10,7 +10,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from iris_ray.actors.calls.controller_connection import ControllerConnection, ask_job_status, find_controller
+from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.errors import ControllerUnavailableError
 from iris_ray.model.lifecycle import TaskState
@@ -103,7 +105,7 @@ def _wait_in_words(job_id: str, wait: Wait, says_why: bool) -> None:
 def _pending_reason(job_id: str) -> PendingReason | None:
     """Return why the job waits; None if it does not, or if no Controller can tell now."""
     try:
-        return ControllerConnection().job_status(job_id).waiting
+        return ControllerConnection().ask(ControllerInterface.job_status, job_id).waiting
     except ControllerUnavailableError:
         return None
 
@@ -113,7 +115,7 @@ class _StatusWatch:
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
-        self._controller: Any = None
+        self._controller: Actor[ControllerInterface] | None = None
         self._answer: concurrent.futures.Future[JobStatus] | None = None
         self._ask_at = 0.0
         self._latest: JobStatus | None = None
@@ -130,7 +132,9 @@ class _StatusWatch:
         if self._answer is None and now >= self._ask_at:
             self._ask_at = now + ASK_S
             with contextlib.suppress(RayError, AttributeError):  # the latter: a Controller of another version
-                self._controller = self._controller or find_controller()
+                if self._controller is None and (handle := find_controller()) is not None:
+                    self._controller = Actor(handle)
                 if self._controller is not None:
-                    self._answer = ask_job_status(self._controller, self._job_id)
+                    asked = self._controller.call(ControllerInterface.job_status, self._job_id)
+                    self._answer = asked.future()
         return self._latest

@@ -8,10 +8,11 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from iris_ray.actors.protocol.overview import Changes, Position
-from iris_ray.actors.protocol.status import JobStatus, WorkerStatus
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.overview import Position
 from iris_ray.dashboard.cluster_view import ClusterView
 from iris_ray.dashboard.rows import Diff
 from iris_ray.errors import IrisError
@@ -124,18 +125,6 @@ IDLE_POLL_S = 2.0
 ASK_AGAIN_S = 2.0
 
 
-class Source(Protocol):
-    """Those methods of `ControllerConnection` that the follower needs."""
-
-    def list_jobs(self) -> list[JobStatus]: ...
-
-    def list_workers(self) -> list[WorkerStatus]: ...
-
-    def changes(self, since: Position) -> Changes: ...
-
-    def about(self) -> dict[str, Any]: ...
-
-
 class Follower:
     """Keeps a view up to date and tells the channel what has changed.
 
@@ -146,12 +135,14 @@ class Follower:
         address: of the cluster, as people know it.
     """
 
-    def __init__(self, connect: Callable[[], Source], view: ClusterView, channel: Channel, address: str) -> None:
+    def __init__(
+        self, connect: Callable[[], ControllerConnection], view: ClusterView, channel: Channel, address: str
+    ) -> None:
         self._connect = connect
         self._view = view
         self._channel = channel
         self._address = address
-        self._source: Source | None = None
+        self._source: ControllerConnection | None = None
         self._position = Position()
         self._about: dict[str, Any] = {}
 
@@ -175,13 +166,14 @@ class Follower:
         """Ask once; return whether there is more to ask for at once."""
         if self._source is None:
             self._source = await asyncio.to_thread(self._connect)
-        changes = await asyncio.to_thread(self._source.changes, self._position)
+        changes = await asyncio.to_thread(self._source.ask, ControllerInterface.changes, self._position)
         if not changes.begin_anew:
             self._view.apply(changes)
         else:
-            about = await asyncio.to_thread(self._source.about)
+            about = await asyncio.to_thread(self._source.ask, ControllerInterface.about)
             self._about = {name: about[name] for name in ("epoch", "version", "started_at")}
-            jobs = await asyncio.to_thread(self._source.list_jobs)
-            self._view.begin(jobs, await asyncio.to_thread(self._source.list_workers))
+            jobs = await asyncio.to_thread(self._source.ask_all, ControllerInterface.list_jobs)
+            hosts = await asyncio.to_thread(self._source.ask_all, ControllerInterface.list_workers)
+            self._view.begin(jobs, hosts)
         self._position = changes.position
         return changes.more or changes.begin_anew

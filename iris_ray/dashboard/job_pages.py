@@ -5,12 +5,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import as_json
-from iris_ray.actors.protocol.status import JobEvent, JobGoodput, JobStatus, TaskStatus
-from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
-from iris_ray.dashboard.follower import Source
+from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
+from iris_ray.actors.protocol.task_log import LogPosition, printable
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.goodput import Totals, productive_share
 
@@ -26,22 +27,6 @@ THREADS = 16
 T = TypeVar("T")
 
 
-class JobSource(Source, Protocol):
-    """Those methods of `ControllerConnection` that the dashboard needs."""
-
-    def job_status(self, job_id: str) -> JobStatus: ...
-
-    def first_tasks(self, job_id: str) -> list[TaskStatus]: ...
-
-    def job_events(self, job_id: str) -> list[JobEvent]: ...
-
-    def job_goodput(self, job_id: str) -> JobGoodput: ...
-
-    def list_goodput(self) -> list[JobGoodput]: ...
-
-    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog: ...
-
-
 class JobPages:
     """Answers for single jobs.
 
@@ -49,9 +34,9 @@ class JobPages:
         connect: returns a connection to the Controller; blocks; raises `IrisError` if there is none.
     """
 
-    def __init__(self, connect: Callable[[], JobSource]) -> None:
+    def __init__(self, connect: Callable[[], ControllerConnection]) -> None:
         self._connect = connect
-        self._source: JobSource | None = None
+        self._source: ControllerConnection | None = None
         self._answers: dict[tuple[object, ...], tuple[float, asyncio.Future[Any]]] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="job pages")
 
@@ -65,7 +50,7 @@ class JobPages:
 
     async def goodput(self) -> dict[str, Any]:
         """Return what the time of each user's jobs went into. It is asked once in `GOODPUT_S`."""
-        return await self._shared(("goodput",), lambda source: goodput_by_user(source.list_goodput()), GOODPUT_S)
+        return await self._shared(("goodput",), _goodput, GOODPUT_S)
 
     async def logs(self, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return a piece of what a task has printed, and where the next one begins.
@@ -85,7 +70,7 @@ class JobPages:
         return await self._shared(("logs", job_id, task, at), lambda source: _logs(source, job_id, task, at))
 
     async def _shared(
-        self, question: tuple[object, ...], ask: Callable[[JobSource], T], shared_s: float = SHARED_S
+        self, question: tuple[object, ...], ask: Callable[[ControllerConnection], T], shared_s: float = SHARED_S
     ) -> T:
         now = time.monotonic()
         good_until, answer = self._answers.get(question, (0.0, None))
@@ -97,24 +82,25 @@ class JobPages:
         found: T = await asyncio.shield(answer)
         return found
 
-    def _ask(self, ask: Callable[[JobSource], T]) -> T:
+    def _ask(self, ask: Callable[[ControllerConnection], T]) -> T:
         if self._source is None:
             self._source = self._connect()
         return ask(self._source)
 
 
-def _job(source: JobSource, job_id: str) -> dict[str, Any]:
-    status = source.job_status(job_id)
+def _job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
+    status = source.ask(ControllerInterface.job_status, job_id)
+    measured = status.num_groups and not status.spare_for
     found: dict[str, Any] = as_json(status)
     return found | {
         "explanation": status.explanation,
         "priority": status.priority.name.lower(),
         "state": "starting" if status.starting else status.state.value,
         "over": status.state.finished,
-        "tasks": [_task(task) for task in source.first_tasks(job_id)],
+        "tasks": [_task(task) for task in source.ask(ControllerInterface.list_tasks, job_id)],
         "size": sum(status.tasks.values()),
-        "events": as_json(source.job_events(job_id)),
-        "goodput": as_json(source.job_goodput(job_id)) if status.num_groups and not status.spare_for else None,
+        "events": as_json(source.ask(ControllerInterface.job_events, job_id)),
+        "goodput": as_json(source.ask(ControllerInterface.job_goodput, job_id)) if measured else None,
     }
 
 
@@ -140,8 +126,12 @@ def _task(task: TaskStatus) -> dict[str, Any]:
     return {**as_json(task), "state": task.state.value, "attempts": attempts}
 
 
-def _logs(source: JobSource, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:
-    log = source.fetch_task_logs(job_id, task, at, PIECE_BYTES).without_half_character
+def _goodput(source: ControllerConnection) -> dict[str, Any]:
+    return goodput_by_user(source.ask_all(ControllerInterface.list_goodput))
+
+
+def _logs(source: ControllerConnection, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:
+    log = source.ask(ControllerInterface.fetch_task_logs, job_id, task, at, PIECE_BYTES).without_half_character
     names = "attempt", "latest_attempt", "finished", "job_finished", "from_host", "note", "offset", "next_offset", "end"
     lines = (printable(line) for line in log.data.split(b"\n"))
     return {name: getattr(log, name) for name in names} | {"text": "\n".join(lines)}

@@ -21,10 +21,11 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.dashboard.access import COOKIE, add_headers, guard, is_right
 from iris_ray.dashboard.cluster_view import TABLES, ClusterView
 from iris_ray.dashboard.follower import Channel, Follower, encode
-from iris_ray.dashboard.job_pages import JobPages, JobSource
+from iris_ray.dashboard.job_pages import JobPages
 from iris_ray.errors import InvalidRequestError, IrisError, UnknownNameError
 
 STATIC = Path(__file__).parent / "static"
@@ -36,7 +37,7 @@ JOB = "{job:[^/]+}"
 LOGIN = (STATIC / "login.html").read_text()
 
 
-def application(connect: Callable[[], JobSource], address: str, token: str | None = None) -> web.Application:
+def application(connect: Callable[[], ControllerConnection], address: str, token: str | None = None) -> web.Application:
     """Return the server of a cluster's dashboard.
 
     Args:
@@ -177,7 +178,7 @@ PORT = 8267
 
 
 async def serve(
-    connect: Callable[[], JobSource],
+    connect: Callable[[], ControllerConnection],
     address: str,
     host: str,
     port: int,

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.connection import current_user
 from iris_ray.errors import UnknownNameError
@@ -163,7 +164,7 @@ def unfinished_job(name: str) -> str | None:
         return None  # no job has needed one yet
     user, me = current_user(), get_job_info()
     parent = me.job_id if me else ""
-    for job in reversed(ControllerConnection(patience_s=RESTART_S).list_jobs()):
+    for job in reversed(ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_jobs)):
         known = (job.name, job.user, job.job_id.rpartition("/")[0])
         if known == (name, user, parent) and not job.state.finished:
             return job.job_id

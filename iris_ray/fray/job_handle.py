@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.task_log import LogPosition
 from iris_ray.client.connection import current_user
@@ -77,24 +78,26 @@ class JobHandle:
             max_lines: the last lines of each task, so many in all; 0: all.
         """
         controller = ControllerConnection(patience_s=RESTART_S)
-        tasks = [task.task_index for task in controller.list_tasks(self._job_id)]
+        tasks = [task.task_index for task in controller.ask_all(ControllerInterface.list_tasks, self._job_id)]
         each = max(1, max_lines // len(tasks)) if max_lines else None
         lines: list[str] = []
         for index in tasks:
             at = LogPosition(None, 0, each)
-            lines += controller.fetch_task_logs(self._job_id, index, at, MOST_LOG_BYTES).text.splitlines()
+            log = controller.ask(ControllerInterface.fetch_task_logs, self._job_id, index, at, MOST_LOG_BYTES)
+            lines += log.text.splitlines()
         return tuple(lines[-max_lines:])
 
     def terminate(self) -> None:
         """End the job, wherever it stands."""
         user = current_user()
-        ControllerConnection(patience_s=RESTART_S).cancel(self._job_id, f"terminated by {user}", user)
+        controller = ControllerConnection(patience_s=RESTART_S)
+        controller.ask(ControllerInterface.cancel, self._job_id, f"terminated by {user}", user)
 
     def look(self) -> JobStatus:
         """Return how the job stands, in full."""
         if self._end is not None:
             return self._end
-        status = ControllerConnection(patience_s=RESTART_S).job_status(self._job_id)
+        status = ControllerConnection(patience_s=RESTART_S).ask(ControllerInterface.job_status, self._job_id)
         if status.state.finished:
             self._end = status  # the Controller may forget it
         return status

@@ -13,6 +13,7 @@ import ray
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.calls.names import endpoint_key
 from iris_ray.actors.calls.ray_internals import ClusterStore, has_inherited_connection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
 from iris_ray.model.checks import is_name, is_timeout, require, shown
@@ -78,7 +79,7 @@ def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
     records = {key: pickle.loads(record) for key, record in _store().items(start + prefix).items()}
     if not records:
         return {}
-    tasks = ControllerConnection(patience_s=RESTART_S).list_tasks(job_id)
+    tasks = ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_tasks, job_id)
     running = {(task.task_index, task.attempt) for task in tasks if task.state in ACTIVE}
     return {
         key.removeprefix(start): str(address)
@@ -99,7 +100,8 @@ def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
         return None if run.has_ended(index) else str(address)
     if me.in_gang and attempt != me.attempt:  # it may have had more tasks
         return None
-    holder = ControllerConnection(patience_s=max(left_s, RESTART_S)).task_status(me.job_id, index)
+    controller = ControllerConnection(patience_s=max(left_s, RESTART_S))
+    holder = controller.ask(ControllerInterface.task_status, me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 
 

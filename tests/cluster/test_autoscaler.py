@@ -16,6 +16,7 @@ pytestmark = pytest.mark.proof
 SCRIPT = """
 import contextlib
 import ray
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray import get_job_info, run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.errors import IrisError
@@ -27,7 +28,7 @@ seen = set()
 while not ray.wait([results], timeout=0.1)[0]:
     with contextlib.suppress(IrisError):  # there is no Controller yet
         controller = ControllerConnection()
-        seen.update(job.explanation for job in controller.list_jobs())
+        seen.update(job.explanation for job in controller.ask_all(ControllerInterface.list_jobs))
 print(ray.get(results), *sorted(seen), sep="\\n")
 """
 FAKE = {

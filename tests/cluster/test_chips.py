@@ -9,7 +9,7 @@ from iris_ray import get_job_info, release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 from tests.conftest import Terminal
 from tests.support.chip_holders import ChipHolder, libtpu_library
-from tests.support.gangs import Trace, alive, job_view, result_of, the_controller
+from tests.support.gangs import Trace, alive, all_jobs, job_view, result_of
 from tests.support.waiting import wait_until
 
 
@@ -29,7 +29,7 @@ def where() -> str:
 
 def waiting_job() -> Any:
     """The job that waits because somebody holds chips, once there is one."""
-    waiting = [job for job in the_controller().list_jobs() if job.waiting and "held by" in str(job.waiting)]
+    waiting = [job for job in all_jobs() if job.waiting and "held by" in str(job.waiting)]
     return waiting[0] if waiting else None
 
 

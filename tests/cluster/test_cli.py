@@ -26,6 +26,7 @@ import iris_ray
 from iris_ray import CoschedulingConfig, IrisClient, ResourceSpec, run_on_pod_ray, tpu_device
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli import completion
 from iris_ray.cli.checks.hosts import ask_hosts, tpu_hosts
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK
@@ -33,7 +34,7 @@ from iris_ray.cli.main import main
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import address_of_nobody, command_line, environment, iris, iris_json
-from tests.support.gangs import Trace, controller_pid, free_chips, the_controller
+from tests.support.gangs import Trace, all_jobs, all_workers, controller_pid, free_chips, the_controller
 from tests.support.terminal import Terminal as LiveTerminal
 from tests.support.terminal import python
 from tests.support.waiting import wait_until
@@ -126,7 +127,7 @@ def test_why_and_cancel_of_a_job_that_waits(cluster: SimulatedCluster, running: 
     why, cancelled = together(cluster, ("why", job_id), ("cancel", job_id), user="bob")
     assert "waiting for 9 slices" in why
     assert f"{job_id} is cancelled; it was pending" in cancelled
-    assert the_controller().job_status(job_id).error == "cancelled by bob"
+    assert the_controller().ask(ControllerInterface.job_status, job_id).error == "cancelled by bob"
 
 
 def test_shell_completes_jobs_of_a_cluster_that_answers(
@@ -263,7 +264,7 @@ def test_submitted_job_goes_on_without_its_command_and_is_followed_by_another(
     submitted.type("\n")
     submitted.says("goes on")
     assert submitted.end() == INTERRUPTED
-    (job_id,) = [job.job_id for job in the_controller().list_jobs() if job.name == "work" and not job.state.finished]
+    (job_id,) = [job.job_id for job in all_jobs() if job.name == "work" and not job.state.finished]
     (tmp_path / "fine").touch()
     assert sorted(iris(cluster, "logs", "-f", job_id).stdout.splitlines()) == [
         "task-0| goes on",
@@ -271,7 +272,7 @@ def test_submitted_job_goes_on_without_its_command_and_is_followed_by_another(
         "task-1| goes on",
         "task-1| up",
     ]
-    assert the_controller().job_status(job_id).state is JobState.SUCCEEDED
+    assert the_controller().ask(ControllerInterface.job_status, job_id).state is JobState.SUCCEEDED
 
 
 # -- slices and hosts --------------------------------------------------------------------------------------------------
@@ -282,14 +283,14 @@ def test_drain_and_taint_close_slices_and_hosts_until_it_is_undone(cluster: Simu
     said, told = together(cluster, ("drain", drained, "--reason", "a fan"), ("taint", f"{tainted}/1", "big", "--json"))
     assert "2 hosts" in said
     assert json.loads(told)["hosts"] == [cluster.node_id(tainted, 1)]
-    closed = {w.node_id: w.unavailable for w in the_controller().list_workers() if w.unavailable}
+    closed = {w.node_id: w.unavailable for w in all_workers() if w.unavailable}
     assert closed == {
         cluster.node_id(drained, 0): "taint:drained (a fan)",
         cluster.node_id(drained, 1): "taint:drained (a fan)",
         cluster.node_id(tainted, 1): "taint:big (by ann)",
     }
     together(cluster, ("undrain", drained), ("untaint", f"{tainted}/1", "big"))
-    assert not [worker for worker in the_controller().list_workers() if worker.unavailable]
+    assert not [worker for worker in all_workers() if worker.unavailable]
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------
@@ -356,9 +357,9 @@ def broken_version(directory: Path) -> dict[str, str]:
 
 @pytest.mark.proof
 def test_running_job_does_not_notice_an_upgrade_of_the_controller(cluster: SimulatedCluster, running: Job) -> None:
-    before = the_controller().about()
+    before = the_controller().ask(ControllerInterface.about)
     assert "taken over 1 job: 1 running" in iris(cluster, "controller", "upgrade").stdout
-    after = the_controller().about()
+    after = the_controller().ask(ControllerInterface.about)
     assert after["epoch"] > before["epoch"]
     assert after["pid"] != before["pid"]
 
@@ -378,4 +379,4 @@ def test_upgrade_to_a_broken_version_loses_no_job(
     assert "The Controller of iris_ray 0.1.0 is ended, and the new one, of iris_ray 0.2.0" in refused.stderr
     trace.finish()  # the job's word of its end brings its own version back
     assert [task["attempt"] for task in ray.get(results, timeout=120)] == [1, 1]
-    assert the_controller().about()["version"] == "0.1.0"
+    assert the_controller().ask(ControllerInterface.about)["version"] == "0.1.0"

@@ -42,7 +42,7 @@ from iris_ray.errors import (
 from iris_ray.testing import SimulatedCluster
 from tests.conftest import Terminal
 from tests.support.command_line import command_line, environment, iris
-from tests.support.gangs import Trace, alive, the_controller
+from tests.support.gangs import Trace, alive, all_workers
 from tests.support.proofs import in_proofs
 from tests.support.waiting import wait_until
 
@@ -130,7 +130,7 @@ def test_tasks_go_where_other_ray_work_leaves_room(client: IrisClient, cluster: 
     cpus = head["Resources"]["CPU"]
 
     def free() -> float:
-        workers = {worker.node_id: worker for worker in the_controller().list_workers()}
+        workers = {worker.node_id: worker for worker in all_workers()}
         return workers[head["NodeID"]].free["CPU"]
 
     there = NodeAffinitySchedulingStrategy(head["NodeID"], soft=False)

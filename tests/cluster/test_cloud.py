@@ -15,13 +15,14 @@ from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.calls.ray_internals import pending_gang_demand
 from iris_ray.actors.controller import autoscaler_demand
 from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, AutoscalerDemand
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.connection import current_user
 from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.conftest import Terminal, shared
 from tests.support.clusters import Clusters, Shape
-from tests.support.gangs import Trace, job_view, result_of, the_controller
+from tests.support.gangs import Trace, all_jobs, job_view, result_of, the_controller
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
@@ -108,7 +109,7 @@ def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(
     running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=whole)
     trace.wait_for_tasks(2 * whole, timeout_s=120)
     waiting = run_on_pod_ray.remote(lambda: "ran", "v4-16", num_slices=1)
-    wait_until(lambda: the_controller().demand() == {"v4-16": [1]})
+    wait_until(lambda: the_controller().ask(ControllerInterface.demand) == {"v4-16": [1]})
     wait_until(lambda: len(gang_demand()) == 1)  # though the heads of the slices in use are free
     assert gang_demand()[0][HEAD] == 1
     time.sleep(3)
@@ -156,8 +157,8 @@ def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: Simulat
     wait_until(lambda: not demand_groups())
     iris_ray("controller", "start", "--address", cloud_cluster.address)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
-    (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
-    the_controller().cancel(job.job_id, "test", current_user())
+    (job,) = [job for job in all_jobs() if not job.state.finished]
+    the_controller().ask(ControllerInterface.cancel, job.job_id, "test", current_user())
     wait_until(lambda: not demand_groups())
     with pytest.raises(RuntimeError, match="cancelled"):
         ray.get(ref)
@@ -174,7 +175,7 @@ def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     command = [*too_few[:-1], "3"]
     assert "would do nothing" in iris_ray(*command, "--dry-run")
     ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)
-    wait_until(lambda: the_controller().demand() == {"v6e-16": [3]})
+    wait_until(lambda: the_controller().ask(ControllerInterface.demand) == {"v6e-16": [3]})
     dry = iris_ray(*command, "--dry-run")
     assert dry.count("would create iris-iris-v6e-16-") == 3
     assert "create" not in (dry := iris_ray(*too_few, "--dry-run")), "two are of no use"
@@ -187,8 +188,8 @@ def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     assert f"ray start --address='{cloud_cluster.address}'" in spec.node.metadata["startup-script"]
     assert "create" not in iris_ray(*command, "--once")
 
-    (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
-    the_controller().cancel(job.job_id, "test", current_user())
+    (job,) = [job for job in all_jobs() if not job.state.finished]
+    the_controller().ask(ControllerInterface.cancel, job.job_id, "test", current_user())
     iris_ray(*command, "--once")
     provider.advance()
     assert provider.queued_states() == {}

@@ -17,7 +17,7 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.errors import DeposedError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, controller_pid, kill_controller, result_of, the_controller
+from tests.support.gangs import Trace, all_jobs, controller_pid, kill_controller, result_of
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -76,7 +76,7 @@ def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
     first = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
 
     def live() -> list[JobStatus]:
-        return [status for status in the_controller().list_jobs() if not status.state.finished]
+        return [status for status in all_jobs() if not status.state.finished]
 
     wait_until(lambda: len(live()) == 1)  # of earlier tests it may still have to hear that their jobs are over
     pid = controller_pid()

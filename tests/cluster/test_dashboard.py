@@ -15,6 +15,7 @@ import ray
 
 from iris_ray import run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.dashboard.place import link_to
 from tests.support.command_line import command_line, environment, iris
 from tests.support.waiting import wait_until
@@ -61,7 +62,7 @@ def changes_slice(update: dict[str, Any], name: str) -> bool:
 def test_it_shows_a_job_and_a_killed_host_and_ends_when_told(cluster: "SimulatedCluster", trace: "Trace") -> None:
     run = run_on_pod_ray.remote(trace.gang(), "v4-16")
     trace.wait_for_tasks(2)
-    (job,) = (job for job in ControllerConnection().list_jobs() if not job.state.finished)
+    (job,) = (job for job in ControllerConnection().ask_all(ControllerInterface.list_jobs) if not job.state.finished)
     with dashboard(cluster) as (server, url):
         wait_until(lambda: job.job_id in get(f"{url}/api/jobs"))
         busy = get(f"{url}/api/slices")[job.groups[0]]
@@ -82,7 +83,7 @@ def test_slice_that_is_killed_shows_before_the_fifth_update(cluster: "SimulatedC
     """Half a second lies between updates, so it shows within two seconds."""
     run = run_on_pod_ray.remote(trace.gang(), "v4-16")
     trace.wait_for_tasks(2)
-    (job,) = (job for job in ControllerConnection().list_jobs() if not job.state.finished)
+    (job,) = (job for job in ControllerConnection().ask_all(ControllerInterface.list_jobs) if not job.state.finished)
     name = job.groups[0]
     with dashboard(cluster) as (_, url):
         wait_until(lambda: get(f"{url}/api/slices").get(name, {}).get("state") == "busy")

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from iris_ray import release, run_on_pod_ray
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.options import PriorityBand
 from iris_ray.testing import SimulatedCluster
 from tests.cluster.test_notices import steps
@@ -42,4 +43,4 @@ def test_batch_job_saves_and_gives_its_slice_to_a_production_job_and_comes_back(
     assert [attempt for attempt, _ in result_of(long, 120)] == [2] * 6
     view = job_view(first)
     assert (view.failures, view.preemptions) == (0, 0)
-    assert the_controller().job_status(first).evictions == 1
+    assert the_controller().ask(ControllerInterface.job_status, first).evictions == 1

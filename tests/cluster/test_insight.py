@@ -9,6 +9,7 @@ import ray
 
 from iris_ray import get_job_info, heartbeat, report_status, run_on_pod_ray, unproductive
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris, iris_json
 from tests.support.waiting import wait_until
@@ -54,8 +55,17 @@ def look_at(cluster: SimulatedCluster, tmp_path: Path) -> str:
     """Look at the second attempt of the job while it runs; returns its id."""
     wait_until(find_controller, 60)
     controller = ControllerConnection()
-    wait_until(lambda: any(job.attempt == 2 and (job.step or 0) > 20 for job in controller.list_jobs()), 120)
-    (job,) = (job.job_id for job in controller.list_jobs() if job.attempt == 2 and not job.state.finished)
+    wait_until(
+        lambda: any(
+            job.attempt == 2 and (job.step or 0) > 20 for job in controller.ask_all(ControllerInterface.list_jobs)
+        ),
+        120,
+    )
+    (job,) = (
+        job.job_id
+        for job in controller.ask_all(ControllerInterface.list_jobs)
+        if job.attempt == 2 and not job.state.finished
+    )
     assert "task 0 at " in iris_json(cluster, "status", job)["status"]
     stacks = iris(cluster, "stacks", job).stdout
     assert "trains_here" in stacks

@@ -16,20 +16,24 @@ import ray
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.calls.ray_internals import ClusterStore
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.task_log import LogId, LogPosition, TaskLog
 from iris_ray.cli.conventions import INTERRUPTED, OK, USAGE
+from iris_ray.client.host_logs import host_logs
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import TaskCrashedError, UnknownNameError
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line, environment, iris, iris_json
-from tests.support.gangs import Trace, controller_pid, the_controller
+from tests.support.gangs import Trace, all_jobs, controller_pid, the_controller
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, max_bytes: int = 1 << 20, **at: Any) -> TaskLog:
-    return the_controller().fetch_task_logs(job_id, task_index, LogPosition(attempt, **at), max_bytes)
+    return the_controller().ask(
+        ControllerInterface.fetch_task_logs, job_id, task_index, LogPosition(attempt, **at), max_bytes
+    )
 
 
 def has_last_lines(key: LogId) -> bool:
@@ -39,7 +43,7 @@ def has_last_lines(key: LogId) -> bool:
 
 
 def latest_job(name: str) -> str:
-    return [job.job_id for job in the_controller().list_jobs() if job.name == name][-1]
+    return [job.job_id for job in all_jobs() if job.name == name][-1]
 
 
 def only_task(index: int, function: Callable[[int], Any]) -> Callable[[], Any]:
@@ -126,12 +130,10 @@ def test_lines_can_be_read_while_the_task_runs_and_after_the_controllers_death(t
     assert fetch(job, 1).data == b"I am 1\n"
     trace.finish()
     ray.get(running)
-    controller = the_controller()
-    assert [(line.task_index, line.data) for line in stream_logs(controller, job, 1)] == [
-        (1, b"I am 1"),
-        (1, b"the end"),
-    ]
-    assert {line.task_index for line in stream_logs(controller, job)} == {0, 1}
+    with host_logs(the_controller()) as logs:
+        lines = [(line.task_index, line.data) for line in stream_logs(logs, job, 1)]
+        assert lines == [(1, b"I am 1"), (1, b"the end")]
+        assert {line.task_index for line in stream_logs(logs, job)} == {0, 1}
 
 
 @pytest.mark.long

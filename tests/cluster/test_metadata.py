@@ -12,7 +12,7 @@ from iris_ray import run_on_pod_ray
 from iris_ray.errors import PreemptedTooManyTimesError
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, alive, ask_as_a_pool, controller_pid, job_view, result_of, the_controller
+from tests.support.gangs import Trace, alive, all_jobs, all_workers, ask_as_a_pool, controller_pid, job_view, result_of
 from tests.support.waiting import wait_until
 
 PREEMPTED = "the metadata server of the host says that it is being preempted"
@@ -44,7 +44,7 @@ def test_exception_after_a_preemption_that_only_the_metadata_server_announces_co
     view = job_view(trace.starts()[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1)
 
-    hosts = [worker for worker in the_controller().list_workers() if worker.slice_name == doomed]
+    hosts = [worker for worker in all_workers() if worker.slice_name == doomed]
     assert [host.unavailable for host in hosts] == [PREEMPTED] * 2, "given back, it is looked at anew"
     cluster.preempt_slice(doomed)
     wait_until(lambda: evidence(cluster, doomed, 0).lost)
@@ -131,8 +131,8 @@ def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCl
 
 def unavailable(slice_name: str) -> list[str | None]:
     """Why the hosts of a slice take nothing new, by number."""
-    return [worker.unavailable for worker in the_controller().list_workers() if worker.slice_name == slice_name]
+    return [worker.unavailable for worker in all_workers() if worker.slice_name == slice_name]
 
 
 def jobs() -> set[str]:
-    return {job.job_id for job in the_controller().list_jobs()}
+    return {job.job_id for job in all_jobs()}

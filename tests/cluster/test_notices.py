@@ -12,7 +12,7 @@ import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, job_view, slice_of_this_task, the_controller
+from tests.support.gangs import Trace, all_jobs, job_view, slice_of_this_task
 from tests.support.waiting import wait_until
 
 
@@ -142,7 +142,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
     first = trace.wait_for_tasks(2)
 
     def ready() -> Any:
-        jobs = [job for job in the_controller().list_jobs() if job.job_id.startswith(first[0]["job"] + "/spare")]
+        jobs = [job for job in all_jobs() if job.job_id.startswith(first[0]["job"] + "/spare")]
         return [job.groups[0] for job in jobs if job.state.name == "RUNNING"]
 
     (spare,) = wait_until(ready)
@@ -151,7 +151,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
     assert {task["slice"] for task in second} == {spare}
     trace.finish()
     ray.get(ref)
-    wait_until(lambda: not [job for job in the_controller().list_jobs() if "/spare" in job.job_id])
+    wait_until(lambda: not [job for job in all_jobs() if "/spare" in job.job_id])
 
 
 @pytest.mark.long
@@ -170,7 +170,7 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
     assert first["slice"] == warm
 
     def spare() -> Any:
-        (found,) = [job for job in the_controller().list_jobs() if job.job_id.startswith(first["job"] + "/spare")]
+        (found,) = [job for job in all_jobs() if job.job_id.startswith(first["job"] + "/spare")]
         return found
 
     def waits_for_others() -> bool:

@@ -10,9 +10,15 @@ from iris_ray.actors.calls import controller_client
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.names import NAMESPACE
 from iris_ray.actors.protocol import version
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.messages import PoolProcess
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.errors import VersionMismatchError
 from iris_ray.testing import SimulatedCluster
+
+
+async def ask() -> str:
+    return await ControllerClient(PoolProcess("pool", 1)).ask(ControllerInterface.why, "no job")
 
 
 class OldController:
@@ -34,13 +40,13 @@ def old_controller(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("old_controller")
 def test_controller_that_has_no_protocol_is_an_older_one() -> None:
     with pytest.raises(VersionMismatchError, match=r"an older version \(protocol 0\)"):
-        asyncio.run(ControllerClient().why("no job"))
+        asyncio.run(ask())
 
 
 def test_pools_connection_is_refused_by_a_newer_controller(
     cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asyncio.run(ControllerClient().why("no job"))
+    asyncio.run(ask())
     monkeypatch.setattr(version, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
     with pytest.raises(VersionMismatchError, match="install iris_ray"):
-        asyncio.run(ControllerClient().why("no job"))
+        asyncio.run(ask())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from iris_ray import IrisClient, ResourceSpec, Session, SlotClient, SlotHosts, run_on_pod_ray
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import SessionEndedError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
@@ -19,7 +20,7 @@ from iris_ray.scheduler.eviction_costs import GRACE_S
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris
-from tests.support.gangs import Trace, alive, result_of, the_controller
+from tests.support.gangs import Trace, alive, all_jobs, all_workers, result_of, the_controller
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
@@ -59,7 +60,7 @@ def everywhere(cluster: SimulatedCluster) -> Iterator[SlotClient]:
 
 def yielding(client: SlotClient) -> list[bool]:
     """Whether each job that has hosts for slots yields, as the Controller knows."""
-    return [job.yields for job in the_controller().list_jobs() if not job.state.finished and "slots" in job.job_id]
+    return [job.yields for job in all_jobs() if not job.state.finished and "slots" in job.job_id]
 
 
 @pytest.mark.long
@@ -146,7 +147,7 @@ def test_tainted_hosts_get_no_slots_and_slots_that_tolerate_the_taint_do(cluster
         tolerant = SlotHosts(2, tpu_type="v4-16", memory=GB, tolerations=["for-slots"])
         with SlotClient([tolerant], policy=EAGER) as other:
             wait_until(lambda: len(other.status().runners) == 2, 60)
-            there = [name for job in the_controller().list_jobs() if not job.state.finished for name in job.groups]
+            there = [name for job in all_jobs() if not job.state.finished for name in job.groups]
             assert sorted(there) == sorted([second, third])
     iris(cluster, "undrain", first)
     iris(cluster, "untaint", second, "for-slots")
@@ -160,11 +161,11 @@ def test_a_notice_ends_the_slots_there_once_their_requests_are_answered(cluster:
         answers = [client.submit("Sleeper", 6.0) for _ in range(2)]
         wait_until(lambda: sum(slot.active for slot in client.status().slots) == 2, 60)
         before = {slot.pid for slot in client.status().slots}
-        (doomed,) = (job.groups[0] for job in the_controller().list_jobs() if not job.state.finished)
+        (doomed,) = (job.groups[0] for job in all_jobs() if not job.state.finished)
         preemption = cluster.preempt_slice(doomed, notice_s=40)
         assert {answer.result(60) for answer in answers} == before, "none was cut off"
         assert client.submit("Sleeper", 0.0).result(90) not in before
-        (now,) = (job.groups[0] for job in the_controller().list_jobs() if not job.state.finished)
+        (now,) = (job.groups[0] for job in all_jobs() if not job.state.finished)
         assert now != doomed
         assert preemption.wait(60)
 
@@ -186,11 +187,11 @@ def test_slots_and_tasks_never_use_a_host_together_beyond_what_it_has(cluster: S
     iris(cluster, "controller", "start")
     node = cluster.node_id(cluster.slice_names[0], 0)
     there = [Constraint("ray.io/node-id", ConstraintOp.EQ, AttributeValue(node))]
-    cpus = int(next(w.resources["CPU"] for w in the_controller().list_workers() if w.node_id == node))
+    cpus = int(next(w.resources["CPU"] for w in all_workers() if w.node_id == node))
     with SlotClient([SlotHosts(devices=cpus, memory=GB, constraints=there)], policy=PATIENT) as client:
         client.register(Sleeper, memory={1: 1}, replicas=1)
         client.submit("Sleeper", 0.0).result(60)
         assert client.status().runners["cpu-0"] == (GB - 1,), "all CPUs are one device, with the host's memory"
         task = IrisClient().submit(lambda: os.getpid(), resources=ResourceSpec(cpu=1), constraints=there)
-        wait_until(lambda: "slots" in the_controller().job_status(task.job_id).explanation)
+        wait_until(lambda: "slots" in the_controller().ask(ControllerInterface.job_status, task.job_id).explanation)
     assert len(task.results(60)) == 1

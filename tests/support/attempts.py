@@ -2,10 +2,21 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from typing import Any
 
-from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.attempt import Attempt
-from iris_ray.actors.protocol.messages import AttemptOrder, GangProgress, HostPlace, ProcessSpec, Progress, RunRequest
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.messages import (
+    AttemptOrder,
+    GangProgress,
+    HostPlace,
+    PoolProcess,
+    ProcessSpec,
+    Progress,
+    RunRequest,
+)
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
@@ -30,9 +41,9 @@ class Slices:
         self.patience: list[float] = []
         self.ends: dict[int, TaskEnd] = {}
 
-    def stub(self, name: str) -> "Slices":
+    def actor(self, name: str) -> Actor[Any]:
         assert name == "a"
-        return self
+        return Actor.here(self, "slice a")
 
     def __contains__(self, name: str) -> bool:
         return name == "a"
@@ -53,7 +64,7 @@ class Slices:
         self.ends = {i: TaskEnd(kind, time.time(), b"") for i in range(self.hosts)}
         return self.ends
 
-    async def notify(self, attempt: AttemptId, notice: Notice, patience_s: float) -> tuple[bool, bool]:
+    async def notify(self, attempt: AttemptId, notice: Notice, sent_at: float) -> tuple[bool, bool]:
         while not self.saves and time.time() < notice.deadline:
             await asyncio.sleep(0.01)
         return self.saves, self.saves
@@ -66,7 +77,7 @@ class Slices:
 
     async def dump_stacks(self, attempt: AttemptId) -> None: ...
 
-    async def healthy(self, patience_s: float, timeout_s: float) -> dict[int, None]:
+    async def healthy(self, patience_s: float) -> dict[int, None]:
         self.patience.append(patience_s)
         return dict.fromkeys(range(self.hosts))
 
@@ -84,8 +95,12 @@ class Controller:
         self.there = True
         self.draining = draining
         self.heard: list[GangProgress] = []
+        self.sender = PoolProcess("pool", 1)
 
-    async def note_progress(self, progress: GangProgress) -> Unreachable | None:
+    async def ask_once(self, question: Callable[..., Any], *args: Any) -> Any:
+        return await getattr(self, question.__name__)(*args)
+
+    async def note_progress(self, progress: GangProgress, sender: PoolProcess) -> Unreachable | None:
         if not self.there:
             return Unreachable("it is just coming back")
         self.heard.append(progress)

@@ -13,11 +13,12 @@ from ray.util.placement_group import placement_group_table
 from iris_ray import release
 from iris_ray.actors.calls.controller_connection import find_controller
 from iris_ray.actors.calls.names import PLACEMENT_GROUP_PREFIX
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.connection import current_user
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.lifecycle import job_of
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import free_chips, the_controller
+from tests.support.gangs import all_jobs, all_workers, free_chips, the_controller
 from tests.support.waiting import wait_until
 
 OUR_ACTORS = ("ray::SlicePoolManager", "ray::iris_ray", "ray::SliceActor", "ray::TPUHostActor", "ray::TaskProcess")
@@ -124,7 +125,7 @@ class World:
         for job_id in unfinished_jobs():
             if job_id not in may_run:
                 with contextlib.suppress(UnknownNameError):  # a spare is gone with its job
-                    the_controller().cancel(job_id, "the test is over", current_user())
+                    the_controller().ask(ControllerInterface.cancel, job_id, "the test is over", current_user())
         wait_until(lambda: all(job in may_run for job in unfinished_jobs()), 30)
 
     def give_everything_back(self) -> None:
@@ -157,10 +158,12 @@ class World:
     def _lift_taints(self) -> None:
         if find_controller() is None:
             return
-        for worker in the_controller().list_workers():
+        for worker in all_workers():
             for attribute in worker.attributes:
                 if attribute.startswith("taint:"):
-                    the_controller().lift_taint(worker.node_id, attribute.removeprefix("taint:"), current_user())
+                    the_controller().ask(
+                        ControllerInterface.lift_taint, worker.node_id, attribute.removeprefix("taint:"), current_user()
+                    )
 
 
 def _hosts_in_ray() -> set[str]:
@@ -170,7 +173,7 @@ def _hosts_in_ray() -> set[str]:
 
 def _hosts_at_controller(usable: bool = True) -> set[str]:
     """Node ids of the TPU hosts that the Controller knows; those that take new gangs, or all."""
-    workers = the_controller().list_workers()
+    workers = all_workers()
     return {w.node_id for w in workers if w.slice_name and not (usable and w.unavailable)}
 
 
@@ -178,14 +181,14 @@ def unfinished_jobs() -> list[str]:
     """Ids of jobs that are not over; none where no Controller is."""
     if find_controller() is None:
         return []
-    return [job.job_id for job in the_controller().list_jobs() if not job.state.finished]
+    return [job.job_id for job in all_jobs() if not job.state.finished]
 
 
 def jobs_with_hosts() -> set[str]:
     """Return the ids of the jobs whose tasks hold hosts. A job may be over while its processes still end."""
     if find_controller() is None:
         return set()
-    return {job_of(task) for worker in the_controller().list_workers() for task in worker.tasks}
+    return {job_of(task) for worker in all_workers() for task in worker.tasks}
 
 
 def reservations() -> list[str]:

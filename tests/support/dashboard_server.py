@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.dashboard.job_pages import JobSource
 from iris_ray.dashboard.server import application
 
 ADDRESS = "10.0.0.2:6379"
 
 
 @contextmanager
-def served(connect: Callable[[], JobSource] = ControllerConnection, token: str | None = None) -> Iterator[str]:
+def served(
+    connect: Callable[[], ControllerConnection] = ControllerConnection, token: str | None = None
+) -> Iterator[str]:
     """Serve the dashboard of the cluster that this process is in; give its URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="dashboard")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.dashboard.cluster_view import ClusterView
 from iris_ray.dashboard.rows import Diff
@@ -29,9 +30,12 @@ class Followed:
 
     def follow(self) -> Changes:
         """Ask until there is nothing more; return the last answer."""
-        changes = self.controller.changes(self._position)
+        changes = self.controller.ask(ControllerInterface.changes, self._position)
         if changes.begin_anew:
-            self._view.begin(self.controller.list_jobs(), self.controller.list_workers())
+            self._view.begin(
+                self.controller.ask_all(ControllerInterface.list_jobs),
+                self.controller.ask_all(ControllerInterface.list_workers),
+            )
         else:
             self._view.apply(changes)
         self._position = changes.position

@@ -17,7 +17,9 @@ from ray.exceptions import RayError
 
 from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod_ray, tpu_device
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import JobView
+from iris_ray.actors.protocol.status import JobStatus, WorkerStatus
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
 from tests.support.proofs import a_seed
@@ -214,6 +216,16 @@ def the_controller() -> ControllerConnection:
     return ControllerConnection(patience_s=60.0)
 
 
+def all_jobs() -> list[JobStatus]:
+    """Return all jobs that this cluster's Controller knows."""
+    return the_controller().ask_all(ControllerInterface.list_jobs)
+
+
+def all_workers() -> list[WorkerStatus]:
+    """Return all live hosts that this cluster's Controller knows."""
+    return the_controller().ask_all(ControllerInterface.list_workers)
+
+
 def ask_as_a_pool(call: Callable[[Any], Any]) -> Any:
     """Return the Controller's answer to a call that only pools make, and wait for it while the Controller restarts."""
 
@@ -232,7 +244,7 @@ def ask_as_a_pool(call: Callable[[Any], Any]) -> Any:
 
 def controller_pid() -> int:
     """Return the pid of this cluster's Controller."""
-    return the_controller().about()["pid"]
+    return the_controller().ask(ControllerInterface.about)["pid"]
 
 
 def kill_controller() -> None:

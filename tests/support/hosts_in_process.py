@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from iris_ray.actors.calls.asking import Unfit
 from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_directory
 from iris_ray.actors.host.user_code import exited, raised, returned
+from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady, TaskLaunch
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo

@@ -25,7 +25,7 @@ from ray import cloudpickle
 from ray.actor import ActorClass
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError, TaskCancelledError
 
-from iris_ray.actors.calls import pool_stub
+from iris_ray.actors.controller import pool_registry
 
 MakeActor = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
 """Makes the object behind an actor from its class, its arguments and the options that it is created with."""
@@ -251,7 +251,7 @@ class RayInProcess:
         for name, stand_in in places.items():
             monkeypatch.setattr(ray, name, stand_in)
 
-        monkeypatch.setattr(pool_stub, "ActorHandle", Handle)
+        monkeypatch.setattr(pool_registry, "ActorHandle", Handle)
 
         def create(wanted: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Handle:
             assert not kwargs

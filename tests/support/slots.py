@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.model.constraints import AttributeValue
-from iris_ray.slots.actors.agent_stub import AgentStub
+from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner
 from iris_ray.slots.core.models import ModelSpec
@@ -31,5 +32,5 @@ def host_here(
     kind, devices, gigabytes = (kind, 1, 80) if hosts == 1 else (DeviceKind.TPU, 4, 16)
     facts = {"node": AttributeValue(f"{runner}-{host}"), "zone": AttributeValue("z")}
     group: Any = None
-    where = (AgentStub(agent), group, host)
+    where = (Actor[RunnerAgent](agent), group, host)
     return HostHere(runner, "job", attempt, kind, devices, gigabytes * GB, facts, *where, host=host, hosts=hosts)

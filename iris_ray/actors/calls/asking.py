@@ -1,73 +1,31 @@
-"""Answers of actors. A missing answer is a value, not an exception."""
+"""Asks actors once. A missing answer is a value, not an exception.
+
+mypy checks the arguments and the answer of each call against the actor's interface. Ray's own typed handles
+(`ray.method`, `ActorProxy`) would not do: they know neither optional nor keyword arguments, and mypy then refuses calls
+of such a method within the actor's class.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from types import SimpleNamespace
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
-from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
+
+from iris_ray.actors.protocol.answers import Gone, KilledForMemory, Unreachable
+from iris_ray.actors.protocol.marks import DEADLINE
+
+Behind = TypeVar("Behind")
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 ANSWER_TIMEOUT_S = 5.0
 """How long a healthy actor may take to answer a call that needs no work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unreachable:
-    """An actor did not answer.
-
-    Attributes:
-        reason: what happened, in words.
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gone(Unreachable):
-    """Ray says that the actor's process has ended, or can't be reached at the moment. Its host may still be there."""
-
-
-@dataclass(frozen=True, slots=True)
-class KilledForMemory(Gone):
-    """Ray has killed the actor's process, because the memory of its host was nearly used up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unfit(Unreachable):
-    """The host answers, but can't take a task: another process holds its chips, or its disk is full or faulty.
-
-    Attributes:
-        node_id: the host's id in Ray.
-        why: the same as part of a sentence about the host.
-        ours: whether the host is not to blame: another task of iris_ray holds its chips. It is avoided for a while.
-    """
-
-    node_id: str
-    why: str
-    ours: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SetupFailed(Unreachable):
-    """Hosts of a slice can't set up the runtime environment, or import a module of ``preload``.
-
-    Attributes:
-        hosts: their indexes.
-        works_elsewhere: whether another host of the slice could.
-    """
-
-    hosts: tuple[int, ...]
-    works_elsewhere: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NotReserved(Unreachable):
-    """Ray has not reserved the resources. This says nothing about the hosts."""
-
-
-async def answer(call: Awaitable[Any], name: str, timeout_s: float | None) -> Any:
+async def answer(call: Awaitable[T], name: str, timeout_s: float | None) -> T | Unreachable:
     """Await an actor's answer.
 
     Args:
@@ -96,14 +54,6 @@ async def answer(call: Awaitable[Any], name: str, timeout_s: float | None) -> An
         return Unreachable(f"{name} did not answer within {timeout_s:g} s")
 
 
-# -- remote methods ----------------------------------------------------------------------------------------------------
-# Calls an actor's methods as if the object behind it were here, with their types.
-
-Behind = TypeVar("Behind")
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
 class Reference(Protocol[T]):
     """Ray's `ObjectRef` of an answer, with the type of the answer."""
 
@@ -113,43 +63,99 @@ class Reference(Protocol[T]):
         """Return a future of the answer."""
 
 
-class _RemoteMethods:
-    def __init__(self, handle: ActorHandle) -> None:
-        self._handle = handle
+class References(Protocol[T_co]):
+    """Ray's generator of references to the pieces of an answer, for threads and for event loops."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name).remote
+    def __iter__(self) -> Iterator[Any]: ...
 
+    def __aiter__(self) -> AsyncIterator[Awaitable[T_co]]: ...
 
-def remote_methods(handle: ActorHandle, behind: type[Behind]) -> Behind:
-    """Return what has the asynchronous methods of an actor's class. To call one asks the actor.
-
-    Args:
-        handle: the actor.
-        behind: its class.
-    """
-    return cast(Behind, _RemoteMethods(handle))
+    def completed(self) -> Any:
+        """Return a reference that is ready once all pieces are there."""
 
 
-@overload
-def remote_method(
-    handle: ActorHandle, of: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
-) -> Callable[P, Reference[T]]: ...
+class Actor(Generic[Behind]):
+    """An actor, or an object of this process that acts as one. It can be sent to other processes.
 
-
-@overload
-def remote_method(handle: ActorHandle, of: Callable[Concatenate[Any, P], T]) -> Callable[P, Reference[T]]: ...
-
-
-def remote_method(handle: ActorHandle, of: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a method of an actor and returns Ray's reference to the answer.
+    Each call names a method of ``Behind``: the Protocol of the actor's interface, or the actor's class where callers
+    may import that. So `await pool.ask_once(PoolInterface.assign, order)` calls ``assign(order)`` in the pool.
 
     Args:
-        handle: the actor.
-        of: the method, as its class has it.
+        handle: Ray's handle of the actor.
+        name: what messages call the actor.
+        options: of Ray, for each call.
     """
 
-    def call(*args: Any, **keywords: Any) -> Any:
-        return getattr(handle, of.__name__).remote(*args, **keywords)
+    def __init__(self, handle: Any, name: str = "the actor", options: Mapping[str, Any] | None = None) -> None:
+        self.handle = handle
+        self.name = name
+        self._options = dict(options or {})
 
-    return call
+    @classmethod
+    def here(cls, behind: Behind, name: str) -> Self:
+        """Return an object of this process as if it were an actor."""
+        return cls(_Here(behind), name)
+
+    def with_options(self, **options: Any) -> "Actor[Behind]":
+        """Return the same actor, for calls with more options of Ray, such as ``max_task_retries``."""
+        return Actor(self.handle, self.name, self._options | options)
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[Behind, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Reference[T]: ...
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[Behind, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Reference[T]: ...
+
+    def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, and return Ray's reference to the answer at once."""
+        remote = getattr(self.handle, method.__name__)
+        if self._options:
+            remote = remote.options(**self._options)
+        return remote.remote(*args, **kwargs)
+
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[Behind, P], AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> References[T]: ...
+
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[Behind, P], Iterator[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> References[T]: ...
+
+    def stream(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method that yields the pieces of its answer, and return references to the pieces at once."""
+        return self.with_options(num_returns="streaming").call(method, *args, **kwargs)
+
+    async def ask_once(
+        self, method: Callable[Concatenate[Behind, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T | Unreachable:
+        """Return the answer, or `Unreachable` if none comes within the deadline that the interface says.
+
+        Raises:
+            Exception: what the actor's method raised, or `RuntimeEnvSetupError`.
+        """
+        return await self.ask_within(getattr(method, DEADLINE, ANSWER_TIMEOUT_S), method, *args, **kwargs)
+
+    async def ask_within(
+        self,
+        deadline_s: float | None,
+        method: Callable[Concatenate[Behind, P], Awaitable[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T | Unreachable:
+        """Return the answer like `ask_once`, with a deadline of the caller's; seconds; None: any time."""
+        return await answer(self.call(method, *args, **kwargs), self.name, deadline_s)
+
+
+class _Here:
+    def __init__(self, behind: object) -> None:
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=getattr(self._behind, name))

@@ -3,25 +3,22 @@
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
 
 import ray
 from ray.actor import ActorHandle
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_fixed
 
 import iris_ray
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Unreachable, answer
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
-from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question, ReportedEvent
+from iris_ray.actors.protocol.messages import JobView, PoolProcess
 from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
-from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.outcomes import HostEvidence, ProviderWord
-from iris_ray.state.events import Event
 
 START_TIMEOUT_S = 120.0
 PATIENT_ANSWER_TIMEOUT_S = 10.0
@@ -34,8 +31,8 @@ _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRA
               "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY",
               "RAY_TLS_CA_CERT")  # fmt: skip
 
-_Call = Callable[[ActorHandle], Awaitable[Any]]
-"""From the Controller's actor handle to the reference of an answer."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -48,16 +45,16 @@ class ControllerClient:
     """Asks the Controller: "unavailable" means "ask again", not "failed"; every question may arrive twice.
 
     Args:
-        sender: the pool's process that asks; None if it is none.
+        sender: the pool's process that asks.
     """
 
-    def __init__(self, sender: PoolProcess | None = None) -> None:
-        self._sender = sender
-        self._controller: ActorHandle | None = None
+    def __init__(self, sender: PoolProcess) -> None:
+        self.sender = sender
+        self._controller: Actor[ControllerInterface] | None = None
         self._has_met_one = False
         self._connecting = asyncio.Lock()
 
-    async def connect(self) -> ActorHandle:
+    async def connect(self) -> Actor[ControllerInterface]:
         """Find the Controller, or start it.
 
         Raises:
@@ -66,76 +63,24 @@ class ControllerClient:
         """
         async with self._connecting:
             if self._controller is None:
-                controller = await get_or_start_controller()
+                controller = Actor[ControllerInterface](await get_or_start_controller(), "the Controller")
                 if not await self._is_understood(controller):
                     return controller
                 self._controller, self._has_met_one = controller, True
             return self._controller
 
-    async def _is_understood(self, controller: ActorHandle) -> bool:
+    async def _is_understood(self, controller: Actor[ControllerInterface]) -> bool:
         """False if it does not answer yet; raises VersionMismatchError."""
-        if not hasattr(controller, "versions"):
+        if not hasattr(controller.handle, "versions"):
             require_same_protocol(NO_PROTOCOL, SOME_OLDER_VERSION, iris_ray.__version__)
-        reply = await answer(controller.versions.remote(), "the Controller", ANSWER_TIMEOUT_S)
+        reply = await controller.ask_once(ControllerInterface.versions)
         if isinstance(reply, Unreachable):
             return False
         require_same_protocol(reply["protocol"], reply["version"], iris_ray.__version__)
         return True
 
-    # -- one method for each of the Controller's that pools call -----------------------------------------------------
-
-    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
-        """Submit a job, as often as it takes; return how it stands. Raises like `_ask`."""
-        state: JobState = await self._ask(lambda controller: controller.submit.remote(spec, pool, incarnation))
-        return state
-
-    async def report(self, job_id: str | None, events: Sequence[Event], gang: int = 0) -> JobView | None:
-        """Report events, as often as it takes; return how a gang of the job stands. Raises like `_ask`."""
-        view: JobView | None = await self._ask(
-            lambda controller: controller.report.remote(job_id, list(events), gang, self._sender)
-        )
-        return view
-
-    async def why(self, job_id: str) -> str:
-        """Return why a job is not running, in a sentence. Raises like `_ask`."""
-        sentence: str = await self._ask(lambda controller: controller.why.remote(job_id))
-        return sentence
-
-    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence] | Unreachable:
-        """Return what the Controller has heard about hosts. Asks once."""
-        heard: dict[str, HostEvidence] | Unreachable = await self._ask_once(
-            lambda controller: controller.evidence.remote(node_ids)
-        )
-        return heard
-
-    async def is_to_grow(self, attempt: AttemptId) -> bool | Unreachable:
-        """Return whether the slices that an attempt was told to move to are still there. Asks once."""
-        there: bool | Unreachable = await self._ask_once(lambda controller: controller.is_to_grow.remote(attempt))
-        return there
-
-    async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord] | Unreachable:
-        """Return what the provider says about the slices of lost hosts. Asks once."""
-        words: dict[str, ProviderWord] | Unreachable = await self._ask_once(
-            lambda controller: controller.provider_words.remote(node_ids)
-        )
-        return words
-
-    async def note_last_lines(self, batch: list[LastLines]) -> Unreachable | None:
-        """Have the Controller remember what tasks printed last. Asks once."""
-        reply: Unreachable | None = await self._ask_once(
-            lambda controller: controller.note_last_lines.remote(batch, self._sender)
-        )
-        return reply
-
-    async def note_progress(self, progress: GangProgress) -> Unreachable | None:
-        """Have the Controller know how far an attempt is. Asks once."""
-        reply: Unreachable | None = await self._ask_once(
-            lambda controller: controller.note_progress.remote(progress, self._sender)
-        )
-        return reply
-
-    async def _ask(self, call: _Call) -> Any:
-        """Return its answer, however often it has to be asked.
+    async def ask(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the Controller's answer, however often it has to be asked.
 
         Raises:
             ControllerUnavailableError: no answer after `TRIES` times.
@@ -147,10 +92,20 @@ class ControllerClient:
             stop=stop_after_attempt(TRIES),
             retry_error_callback=_give_up,
         )
-        return await again(self._ask_once, call, timeout_s=PATIENT_ANSWER_TIMEOUT_S)
+        answer: T = await again(self._ask_within, PATIENT_ANSWER_TIMEOUT_S, question, *args, **kwargs)
+        return answer
 
-    async def _ask_once(self, call: _Call, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        """Return its answer, or `Unreachable`; raises like `connect` as long as it has met none."""
+    async def ask_once(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | Unreachable:
+        """Return the Controller's answer, or `Unreachable`; raises like `connect` as long as it has met none."""
+        return await self._ask_within(ANSWER_TIMEOUT_S, question, *args, **kwargs)
+
+    async def report(self, job_id: str | None, events: Sequence[ReportedEvent], gang: int = 0) -> JobView | None:
+        """Report events in the name of this process; return how a gang of the job stands. Raises like `ask`."""
+        return await self.ask(ControllerInterface.report, job_id, list(events), gang, self.sender)
+
+    async def _ask_within(
+        self, deadline_s: float, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T | Unreachable:
         try:
             controller = await self.connect()
         except (ControllerUnavailableError, VersionMismatchError) as error:
@@ -158,7 +113,7 @@ class ControllerClient:
                 raise
             return Unreachable(str(error))  # for now: it may be about to come back
         try:
-            reply = await answer(call(controller), "the Controller", timeout_s)
+            reply = await controller.ask_within(deadline_s, question, *args, **kwargs)
         except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:
             reply = Unreachable(str(error))  # this one can't answer; another one may
         if isinstance(reply, Unreachable) and self._controller is controller:

@@ -3,32 +3,17 @@
 Ray and tenacity are imported when they are needed, so that the command line is quick.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import iris_ray
-from iris_ray.actors.protocol.overview import Changes, Position
-from iris_ray.actors.protocol.status import (
-    PAGE,
-    JobEvent,
-    JobGoodput,
-    JobStatus,
-    LimitStatus,
-    Place,
-    TaskStatus,
-    WorkerStatus,
-)
-from iris_ray.actors.protocol.task_log import LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question
+from iris_ray.actors.protocol.marks import PAGES
+from iris_ray.actors.protocol.status import PAGE
 from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError
-from iris_ray.model.goodput_sums import UserDay
-from iris_ray.model.limits import Limits
-from iris_ray.model.options import PriorityBand
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from tenacity import RetryCallState
 
 ANSWER_TIMEOUT_S = 30.0
@@ -46,11 +31,8 @@ GONE = (
     " another one, and so does: iris-ray controller start"
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
-C = TypeVar("C")
-
-_Call = Callable[[Any], Any]
-"""From the Controller's actor handle to the reference of an answer."""
 
 
 class _NoAnswerError(Exception):
@@ -58,10 +40,9 @@ class _NoAnswerError(Exception):
 
 
 class ControllerConnection:
-    """The cluster's Controller, with its methods as plain calls that return its answer or raise its error.
+    """The cluster's Controller, asked until it answers: `controller.ask(ControllerInterface.job_status, job_id)`.
 
-    If the Controller dies or is replaced meanwhile, its successor is asked. Every method raises
-    ControllerUnavailableError if no answer comes.
+    If the Controller dies or is replaced meanwhile, its successor is asked.
 
     Args:
         any_version: accept a Controller of any version, to ask for its versions or to end it.
@@ -106,191 +87,34 @@ class ControllerConnection:
         """Return the protocol that it speaks, and its version of iris_ray."""
         if not hasattr(self._handle, "versions"):
             return NO_PROTOCOL, SOME_OLDER_VERSION
-        versions = self._ask(lambda controller: controller.versions.remote())
+        versions = self.ask(ControllerInterface.versions)
         return versions["protocol"], versions["version"]
 
-    def about(self) -> dict[str, Any]:
-        """Return its epoch, version, process and node."""
-        about: dict[str, Any] = self._ask(lambda controller: controller.about.remote())
-        return about
-
-    def statistics(self) -> dict[str, int]:
-        """Return its epoch, and how many jobs starved, timed out or were unschedulable since it began."""
-        counts: dict[str, int] = self._ask(lambda controller: controller.statistics.remote())
-        return counts
-
-    def demand(self) -> dict[str, list[int]]:
-        """Return how many more slices of each type each gang that waits would need to run."""
-        slices: dict[str, list[int]] = self._ask(lambda controller: controller.demand.remote())
-        return slices
-
-    # -- jobs ------------------------------------------------------------------------------------------------------
-
-    def list_jobs(self) -> list[JobStatus]:
-        """Return all jobs that it knows, the oldest first."""
-        return self._all_pages(lambda after, controller: controller.list_jobs.remote(after), 0, lambda job: job.number)
-
-    def job_status(self, job_id: str) -> JobStatus:
-        """Return how one job stands.
+    def ask(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the Controller's answer, or raise the Controller's error, as its interface says.
 
         Raises:
-            UnknownNameError: there is no such job.
+            ControllerUnavailableError: no answer comes.
         """
-        status: JobStatus = self._ask(lambda controller: controller.job_status.remote(job_id))
-        return status
+        import tenacity
 
-    def job_events(self, job_id: str) -> list[JobEvent]:
-        """Return what has happened to a job, oldest first; raises like `job_status`."""
-        found: list[JobEvent] = self._ask(lambda controller: controller.job_events.remote(job_id))
+        answer: T = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_NoAnswerError),
+            stop=tenacity.stop_after_delay(self._patience_s),
+            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
+            before=self._look_up_again,
+            retry_error_callback=_no_answer,
+        )(self._ask_once, question.__name__, *args, **kwargs)
+        return answer
+
+    def ask_all(self, question: Question[P, list[T]], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Return all of a list that the Controller gives page by page; raises like `ask`."""
+        ask: Callable[..., list[T]] = self.ask
+        page = found = ask(question, *args, **kwargs)
+        while len(page) >= PAGE:
+            page = ask(question, *args, getattr(page[-1], getattr(question, PAGES)), **kwargs)
+            found += page
         return found
-
-    def list_goodput(self) -> list[JobGoodput]:
-        """Return what the time of each gang that it knows went into, the oldest first."""
-        return self._all_pages(
-            lambda after, controller: controller.list_goodput.remote(after), 0, lambda job: job.number
-        )
-
-    def job_goodput(self, job_id: str) -> JobGoodput:
-        """Return what the time of one job went into.
-
-        Raises:
-            UnknownNameError: there is no such job.
-            InvalidRequestError: it is no gang.
-        """
-        found: JobGoodput = self._ask(lambda controller: controller.job_goodput.remote(job_id))
-        return found
-
-    def user_times(self, since: float) -> list[UserDay]:
-        """Return what the time of forgotten jobs went into, since a time in seconds since the epoch."""
-        found: list[UserDay] = self._ask(lambda controller: controller.user_times.remote(since))
-        return found
-
-    def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
-        """Return chip-seconds by day and state, see `iris_ray.model.goodput_sums.ChipState`, since a day in UTC."""
-        found: dict[str, dict[str, float]] = self._ask(lambda controller: controller.fleet_times.remote(since))
-        return found
-
-    def list_tasks(self, job_id: str) -> list[TaskStatus]:
-        """Return the tasks of a job, by index; raises like `job_status`."""
-        return self._all_pages(
-            lambda after, controller: controller.list_tasks.remote(job_id, after), -1, lambda task: task.task_index
-        )
-
-    def first_tasks(self, job_id: str) -> list[TaskStatus]:
-        """Return the first `PAGE` tasks of a job, by index; raises like `job_status`."""
-        tasks: list[TaskStatus] = self._ask(lambda controller: controller.list_tasks.remote(job_id))
-        return tasks
-
-    def task_status(self, job_id: str, index: int) -> TaskStatus:
-        """Return how one task stands.
-
-        Raises:
-            UnknownNameError: there is no such job, or it has no such task.
-        """
-        status: TaskStatus = self._ask(lambda controller: controller.task_status.remote(job_id, index))
-        return status
-
-    def cancel(self, job_id: str, reason: str, user: str) -> JobStatus:
-        """End a job, wherever it stands; returns how it stood before.
-
-        Raises:
-            UnknownNameError: there is no such job.
-            NotPermittedError: it is a job of somebody else, and the user is no operator.
-        """
-        before: JobStatus = self._ask(lambda controller: controller.cancel.remote(job_id, reason, user))
-        return before
-
-    # -- logs ------------------------------------------------------------------------------------------------------
-
-    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        """Return a piece of what a task has printed, of at most so many bytes.
-
-        Raises:
-            UnknownNameError: there is no such job, task or attempt.
-        """
-        log: TaskLog = self._ask(
-            lambda controller: controller.fetch_task_logs.remote(job_id, task_index, at, max_bytes)
-        )
-        return log
-
-    def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
-        """Return pieces of what several tasks of a job have printed, by task index, without tasks that do not exist.
-
-        Raises:
-            UnknownNameError: there is no such job or attempt.
-        """
-        logs: dict[int, TaskLog] = self._ask(lambda controller: controller.fetch_logs.remote(job_id, wanted, max_bytes))
-        return logs
-
-    def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
-        """Return where the logs of several tasks are, by task index, without tasks that do not exist.
-
-        Raises:
-            UnknownNameError: there is no such job or attempt.
-        """
-        places: dict[int, LogPlace] = self._ask(lambda controller: controller.locate_logs.remote(job_id, wanted))
-        return places
-
-    # -- hosts -----------------------------------------------------------------------------------------------------
-
-    def list_workers(self) -> list[WorkerStatus]:
-        """Return all live hosts, by slice and number."""
-        none: Place = ("", -1, "")
-        return self._all_pages(lambda after, controller: controller.list_workers.remote(after), none, lambda w: w.place)
-
-    def taint(self, target: str, taint: str, reason: str, user: str) -> list[str]:
-        """Keep jobs that don't tolerate the taint away from a host or slice; returns the node ids of those hosts.
-
-        Raises:
-            UnknownNameError: there is no such host or slice.
-            NotPermittedError: the user is no operator.
-        """
-        node_ids: list[str] = self._ask(lambda controller: controller.taint.remote(target, taint, reason, user))
-        return node_ids
-
-    def lift_taint(self, target: str, taint: str, user: str) -> list[str]:
-        """Undo `taint`; returns the node ids of the hosts.
-
-        Raises:
-            UnknownNameError: nothing of that name was tainted so.
-            NotPermittedError: the user is no operator.
-        """
-        node_ids: list[str] = self._ask(lambda controller: controller.lift_taint.remote(target, taint, user))
-        return node_ids
-
-    def changes(self, since: Position) -> Changes:
-        """Return what has changed of jobs, hosts and users since a position."""
-        found: Changes = self._ask(lambda controller: controller.changes.remote(since))
-        return found
-
-    # -- users -----------------------------------------------------------------------------------------------------
-
-    def list_limits(self) -> list[LimitStatus]:
-        """Return what each user has and may have: first the limits of everybody, then those of each user with jobs."""
-        found: list[LimitStatus] = self._ask(lambda controller: controller.list_limits.remote())
-        return found
-
-    def set_limits(
-        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
-    ) -> list[LimitStatus]:
-        """Set some limits of a user, or of everybody; returns how all limits stand then.
-
-        Args:
-            whose: the user, or `EVERYBODY`.
-            bands: in which bands.
-            limits: those that are None stay as they are.
-            reset: forget those that were set before.
-            user: who sets them.
-
-        Raises:
-            NotPermittedError: the user is no operator.
-        """
-        found: list[LimitStatus] = self._ask(
-            lambda controller: controller.set_limits.remote(whose, bands, limits, reset, user)
-        )
-        return found
-
-    # -- its process -----------------------------------------------------------------------------------------------
 
     def end(self) -> None:
         """End its process for good; returns when its name is free, or another one has taken it."""
@@ -305,41 +129,13 @@ class ControllerConnection:
             retry_error_callback=lambda _: None,
         )(find_controller)
 
-    def _all_pages(self, page: Callable[[C, Any], Any], after: C, key: Callable[[T], C]) -> list[T]:
-        """Return what comes after something in a list of the Controller, which gives it page by page.
-
-        Args:
-            page: from where to begin and the Controller's actor handle to the reference of an answer.
-            after: what comes before the first one.
-            key: what to begin after to get what follows one of them.
-        """
-        found: list[T] = []
-        while True:
-            more: list[T] = self._ask(partial(page, after))
-            found += more
-            if len(more) < PAGE:
-                return found
-            after = key(more[-1])
-
-    def _ask(self, call: _Call) -> Any:
-        """Return the answer, or raise the error of the Controller; ask again while none answers."""
-        import tenacity
-
-        return tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_NoAnswerError),
-            stop=tenacity.stop_after_delay(self._patience_s),
-            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
-            before=self._look_up_again,
-            retry_error_callback=_no_answer,
-        )(self._ask_once, call)
-
-    def _ask_once(self, call: _Call) -> Any:
+    def _ask_once(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
         _require_connected()
         try:
-            return ray.get(call(self._handle), timeout=ANSWER_TIMEOUT_S)
+            return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=ANSWER_TIMEOUT_S)
         except RayTaskError as error:
             if isinstance(error.cause, DeposedError):  # another one has replaced it
                 raise _NoAnswerError(GONE) from None
@@ -362,29 +158,6 @@ def _no_controller(_: "RetryCallState") -> NoReturn:
 def _no_answer(state: "RetryCallState") -> NoReturn:
     trouble = state.outcome.exception() if state.outcome else None
     raise ControllerUnavailableError(str(trouble)) from None
-
-
-def ask_job_status(controller: Any, job_id: str) -> "Future[JobStatus]":
-    """Ask how a job stands, and return at once.
-
-    Args:
-        controller: what `find_controller` returned.
-        job_id: which job.
-    """
-    asked: Future[JobStatus] = controller.job_status.remote(job_id).future()
-    return asked
-
-
-def tell_who_yields(controller: Any, yielding: Mapping[str, bool], user: str) -> Awaitable[None]:
-    """Say of jobs whether the Controller may give their hosts to others. Return at once.
-
-    Args:
-        controller: what `find_controller` returned.
-        yielding: by the jobs' ids.
-        user: in whose name.
-    """
-    told: Awaitable[None] = controller.set_yielding.remote(yielding, user)
-    return told
 
 
 def find_controller() -> Any:

@@ -8,9 +8,10 @@ from typing import Any, Generic, TypeVar
 
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, OutOfMemoryError
 
-from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks, repeat
-from iris_ray.actors.calls.host_stub import HostStub
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.host_interface import HostInterface
 
 Key = TypeVar("Key")
 
@@ -202,14 +203,16 @@ class HostWatch:
 
     Args:
         hosts: by index.
+        place: the slice, or the place on shared hosts, for whose tasks they are watched.
         silence_s: a host that has not answered for so long is marked lost; seconds.
 
     Attributes:
         detector: says which hosts are silent.
     """
 
-    def __init__(self, hosts: Mapping[int, HostStub], silence_s: float) -> None:
+    def __init__(self, hosts: Mapping[int, Actor[HostInterface]], place: str, silence_s: float) -> None:
         self._hosts = hosts
+        self._place = place
         self._silence_s = silence_s
         self._groups = groups_of(list(hosts))
         self._id = secrets.token_hex(4)
@@ -233,11 +236,12 @@ class HostWatch:
             return
         host, others = self._hosts[first], self._groups[first]
         if not others:
-            await host.ping()
-        elif (found := await host.silent_peers(self._id)) is not None:
+            await host.call(HostInterface.healthy)
+        elif (found := await host.call(HostInterface.silent_peers, self._place, self._id)) is not None:
             self.detector.hear(*found)
         else:
-            await host.watch_peers(self._id, {i: self._hosts[i] for i in others}, self._silence_s)
+            peers = {i: (self._hosts[i].handle, self._hosts[i].name) for i in others}
+            await host.call(HostInterface.watch_peers, self._place, self._id, peers, self._silence_s)
 
 
 def groups_of(indexes: list[int]) -> dict[int, list[int]]:

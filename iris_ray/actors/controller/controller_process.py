@@ -104,18 +104,9 @@ class ControllerProcess:
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     async def versions(self) -> dict[str, Any]:
-        """Return the version and the protocol. Answer clients of all versions, and before the start is over."""
         return {"protocol": PROTOCOL_VERSION, "version": iris_ray.__version__}
 
     async def ping(self) -> None:
-        """Answer as soon as the cluster's hosts are known, and what an earlier Controller has left.
-
-        Raises:
-            UnknownRecordError: another version of iris_ray has left it.
-            ControllerUnavailableError: it could not start for another reason, or has failed and is about to be
-                started anew.
-            DeposedError: another Controller has taken over.
-        """
         if self._events.deposed:
             raise DeposedError(self._events.deposed)
         if self._events.failed:

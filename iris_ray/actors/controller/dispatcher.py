@@ -5,13 +5,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService
-from iris_ray.actors.controller.pool_registry import PoolRegistry
+from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
+from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.errors import NotYetError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
@@ -100,9 +100,10 @@ class Dispatcher:
         for job_id in instructions.finished:
             job = self._state.jobs.get(job_id)  # None if so many others have ended meanwhile that it is forgotten
             if job and job.state is not JobState.SUCCEEDED and (pool := self._pools.get(job.spec.owner)):
-                self._background.start(pool.job_ended(job_id), f"telling a pool of the end of {job_id}")
+                ended = pool.ask_once(PoolInterface.job_ended, job_id)
+                self._background.start(ended, f"telling a pool of the end of {job_id}")
 
-    async def _dispatch(self, order: AttemptOrder, pool: PoolStub, reclaim: list[ReclaimSlice]) -> None:
+    async def _dispatch(self, order: AttemptOrder, pool: Pool, reclaim: list[ReclaimSlice]) -> None:
         """Reclaim the slices from the pools that keep them warm, then give the order to the job's pool.
 
         The pool may have the order already, from an earlier Controller; then it ignores this one.
@@ -113,7 +114,7 @@ class Dispatcher:
         problem = await self._reclaim(reclaim)
         if problem is None:
             try:
-                reply = await pool.assign(order)
+                reply = await pool.ask_once(PoolInterface.assign, order)
             except NotYetError as not_yet:
                 failed = TaskDispatchFailedEvent(attempt, str(not_yet), self._journal.clock.now())
                 self._apply([failed, AttemptEndConfirmedEvent(attempt)])
@@ -146,7 +147,8 @@ class Dispatcher:
         holder = self._pools.get(wanted.holder)
         if holder is None:
             return None  # its owner is gone, and so are its actors
-        reply = await holder.give_up_slice(wanted.slice_name, self._journal.epoch)
+        named = Pool(holder.handle, f"the holder of {wanted.slice_name}")
+        reply = await named.ask_once(PoolInterface.give_up_slice, wanted.slice_name, self._journal.epoch)
         if reply is True:
             self._apply([SliceReleasedEvent(wanted.slice_name, wanted.holder)])
         if isinstance(reply, Unreachable):
@@ -160,7 +162,7 @@ class Dispatcher:
             if pool is None or not self._state.holds_capacity(told.attempt):
                 return
             notice = self._journal.clock.told(told.notice)
-            reply = await pool.notify_attempt(told.attempt, notice, self._journal.epoch)
+            reply = await pool.ask_once(PoolInterface.notify_attempt, told.attempt, notice, self._journal.epoch)
             if not isinstance(reply, Unreachable):
                 return
             await asyncio.sleep(NOTIFY_AGAIN_S)
@@ -168,7 +170,7 @@ class Dispatcher:
     async def _drop_spare(self, dropped: DropSpare) -> None:
         """Tell the pool that a spare is not wanted, though the order for it may still be on its way."""
         if pool := self._pools.get(dropped.owner):
-            await pool.drop_spare(dropped.job_id)
+            await pool.ask_once(PoolInterface.drop_spare, dropped.job_id)
 
     async def _stop_all(self, stops: list[StopAttempt]) -> None:
         """Begin to stop each of them, some at a time: the end of a large job stops very many."""
@@ -184,7 +186,8 @@ class Dispatcher:
             pool = self._pools.get(self._state.jobs[stop.attempt.job_id].spec.owner)
             if pool is None:
                 return  # the end of its pool confirms the end of its attempts
-            reply = await pool.stop_attempt(stop.attempt, stop.reason, self._journal.epoch)
+            how = stop.attempt, stop.reason, self._journal.epoch
+            reply = await pool.ask_once(PoolInterface.stop_attempt, *how)
             if not isinstance(reply, Unreachable):
                 self._apply([AttemptEndConfirmedEvent(stop.attempt)])
                 return

@@ -25,7 +25,7 @@ so it acknowledges nothing.
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
 ``unrestorable/…``  why a job could not be restored from its record; the next Controller moves that to ``corrupt/``
 ``aside/<id>``      why a job broke the Controller, or could not be recorded; the next Controller ends it
-``incarnation/…``   a process of a pool has begun, see `actors/protocol/names.py`
+``incarnation/…``   a process of a pool has begun, see `actors/calls/names.py`
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
 """

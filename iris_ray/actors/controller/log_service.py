@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.asking import Unreachable, answer, remote_method
+from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.host.output.log_files import LogPiece
 from iris_ray.actors.host.output.log_reader import (
@@ -25,6 +25,7 @@ from iris_ray.actors.host.output.log_reader import (
     start_log_reader,
     with_piece,
 )
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.actors.protocol.task_log import LastLines, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.model.checks import unknown_number
@@ -248,7 +249,7 @@ class LogService:
             self._sweeper = self._background.repeat(self._end_idle_readers, "ending idle log readers")
         reader.busy += 1
         try:
-            call = remote_method(reader.actor, LogReader.read)([question])
+            call = Actor[LogReader](reader.actor).call(LogReader.read, [question])
             pieces: Any = await answer(call, f"the reader on its host ({address})", READ_TIMEOUT_S)
         except OSError as error:  # the disk there is faulty
             pieces = Unreachable(f"the log on its host ({address}) can't be read: {error}")

@@ -11,8 +11,9 @@ from collections.abc import Callable, Container, Mapping
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray.actors.calls.asking import Unreachable, answer, remote_method
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import Worker
 
@@ -88,9 +89,9 @@ class MaintenanceService:
                 resources={f"node:{worker.address}": 0.001},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             ).remote()
-            called_off = remote_method(actor, MaintenanceListener.called_off)
+            listener = Actor[MaintenanceListener](actor, f"the listener on {worker.name}")
             try:
-                reply = await answer(called_off(announced), f"the listener on {worker.name}", None)
+                reply = await listener.ask_within(None, MaintenanceListener.called_off, announced)
                 if not isinstance(reply, Unreachable):
                     self._called_off(node_id)
                     return

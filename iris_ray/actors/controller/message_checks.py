@@ -10,36 +10,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from iris_ray.model.plain_values import plain
-from iris_ray.state.events import (
-    AttemptEndConfirmedEvent,
-    AttemptMarkedEvent,
-    GangMovedEvent,
-    GangReturnedEvent,
-    JobCancelledEvent,
-    MaintenanceCalledOffEvent,
-    SliceReleasedEvent,
-    TaskDispatchFailedEvent,
-    TaskStateChangedEvent,
-    WorkerBlamedEvent,
-    WorkerDrainedEvent,
-    WorkerSuspectedEvent,
-)
-
-ReportedEvent = (
-    TaskStateChangedEvent
-    | AttemptEndConfirmedEvent
-    | AttemptMarkedEvent
-    | TaskDispatchFailedEvent
-    | SliceReleasedEvent
-    | WorkerSuspectedEvent
-    | WorkerBlamedEvent
-    | WorkerDrainedEvent
-    | MaintenanceCalledOffEvent
-    | GangMovedEvent
-    | GangReturnedEvent
-    | JobCancelledEvent
-)
-"""What pools report. Everything else that happens, the Controller sees or decides itself."""
 
 Owner = TypeVar("Owner")
 Arguments = ParamSpec("Arguments")

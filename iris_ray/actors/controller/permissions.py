@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from iris_ray.actors.controller.message_checks import ReportedEvent
 from iris_ray.actors.controller.node_table import NodeDiff
+from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.errors import NotPermittedError
 from iris_ray.model.jobs import Job
 from iris_ray.state import ControllerState

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.message_checks import ReportedEvent, checked
+from iris_ray.actors.controller.message_checks import checked
+from iris_ray.actors.controller.pool_registry import Pool
 from iris_ray.actors.controller.views import job_status
+from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError
@@ -29,32 +30,19 @@ TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 
 
 class PoolCalls(ControllerProcess):
-    """The actor's methods for pools."""
+    """The actor's methods for pools; `ForPools` says what each means."""
 
     @checked
     async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
-        """Take a job and return how it stands. Submitting the same one again changes nothing.
-
-        Args:
-            spec: the job.
-            pool: who runs it.
-            incarnation: number of the pool's process; a larger one than before means that it was started anew.
-
-        Raises:
-            SupersededError: a newer process has taken this one's place.
-            InvalidJobError: there is another job of this id, or what calls is no pool.
-            JobCancelledError: iris_ray could not handle it and has set it aside.
-            LimitReachedError: its user has too many jobs that wait, or too many tasks.
-        """
         await self.ping()
-        if not PoolStub.is_pool(pool):
+        if not Pool.is_one(pool):
             raise InvalidJobError(
                 f"job {spec.job_id}: {shown(pool)} is no SlicePoolManager; submit it through IrisClient"
             )
         if spec.spare_for is not None:
             raise InvalidJobError(f"job {spec.job_id} says that it is a spare of another one; leave spare_for out")
         if spec.owner not in self._pools:
-            self._pools.meet(spec.owner, PoolStub(pool), incarnation)
+            self._pools.meet(spec.owner, Pool(pool), incarnation)
         await self._pools.process_is(spec.owner, incarnation)
         if spec.owner not in self._pools:
             raise DeposedError("the pool that submits this job is gone")
@@ -72,13 +60,6 @@ class PoolCalls(ControllerProcess):
     async def report(
         self, job_id: str | None, events: list[ReportedEvent], gang: int = 0, sender: PoolProcess | None = None
     ) -> JobView | None:
-        """Take what a pool has to say, and answer how a gang of the job stands now.
-
-        Raises:
-            SupersededError: a newer process of the pool has taken the sender's place.
-            NotPermittedError: it is about what another pool has.
-            InvalidMessageError: it has a host's notice of a kind that only the Controller gives.
-        """
         await self.ping()
         if sender is not None:
             self._pools.require_latest(sender)
@@ -99,7 +80,6 @@ class PoolCalls(ControllerProcess):
 
     @checked
     async def why(self, job_id: str) -> str:
-        """Return in a sentence why a job is not running, or not all of it."""
         await self.ping()
         job = self._state.jobs.get(job_id)
         if job is None:
@@ -110,20 +90,17 @@ class PoolCalls(ControllerProcess):
 
     @checked
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
-        """Return what is known about these hosts."""
         await self.ping()
         return self._nodes.evidence(node_ids)
 
     @checked
     async def is_to_grow(self, attempt: AttemptId) -> bool:
-        """Return whether the slices that an attempt's gang was told to move to are still there for it."""
         await self.ping()
         job = self._state.jobs.get(attempt.job_id)
         return job is not None and job.gang.attempt == attempt.number and job.gang.is_to_grow
 
     @checked
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
-        """Return what the provider says about the slices of these silent hosts; nothing if it is not asked."""
         await self.ping()
         names = self._nodes.slices_of(node_ids)
         words = await self._provider.about(set(names.values()))
@@ -131,22 +108,12 @@ class PoolCalls(ControllerProcess):
 
     @checked
     async def note_last_lines(self, batch: list[LastLines], sender: PoolProcess) -> None:
-        """Remember what tasks of a pool have printed last, in case that their hosts vanish.
-
-        Raises:
-            NotPermittedError: they are tasks of another pool.
-        """
         for job_id in {last.job_id for last in batch}:
             self._permissions.require_pools_own(sender.owner, job_id)
         self._logs.note(batch)
 
     @checked
     async def note_progress(self, progress: GangProgress, sender: PoolProcess) -> None:
-        """Remember what the tasks of an attempt have said about themselves.
-
-        Raises:
-            NotPermittedError: they are tasks of another pool.
-        """
         job_id = progress.attempt.job_id
         self._permissions.require_pools_own(sender.owner, job_id)
         if job_id in self._state.jobs:

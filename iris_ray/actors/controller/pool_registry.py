@@ -1,22 +1,27 @@
 """The pools that the Controller knows: one for each calling process, an actor whose process may die and start anew."""
 
 import asyncio
+import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from typing import Concatenate, ParamSpec, TypeVar
 
+from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
-from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.names import forget_incarnations, reservations_of
-from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.calls.ray_internals import placement_group_by_id
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import PoolProcess, PoolView
-from iris_ray.errors import SupersededError
+from iris_ray.actors.protocol.pool_interface import ForTheController, PoolInterface
+from iris_ray.errors import DeposedError, InvalidMessageError, NotYetError, SupersededError
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.plain_values import plain
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -29,13 +34,47 @@ from iris_ray.state.events import (
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 LOOK_AGAIN_S = 0.5
 REMOVE_AGAIN_S, REMOVAL_TRIES = 1.0, 30
 """If Ray can't remove what pools have left; a GCS that starts anew takes some seconds."""
 POOL_GONE = "the process that called run_on_pod is gone"
 
 
-class PoolRegistry(Mapping[str, PoolStub]):
+_ASKED = tuple(name for name, what in vars(ForTheController).items() if inspect.iscoroutinefunction(what))
+
+
+class Pool(Actor[PoolInterface]):
+    """A job's pool. One that fails answers `Unreachable`, too."""
+
+    def __init__(self, handle: ActorHandle, name: str = "the job's pool") -> None:
+        super().__init__(handle, name)
+
+    @staticmethod
+    def is_one(handle: object) -> bool:
+        """Return whether this is an actor with all methods that the Controller calls."""
+        return isinstance(handle, ActorHandle) and all(hasattr(handle, name) for name in _ASKED)
+
+    async def ask_within(
+        self,
+        deadline_s: float | None,
+        method: Callable[Concatenate[PoolInterface, P], Awaitable[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T | Unreachable:
+        """Return what the pool answers; an error of its own is no answer."""
+        try:
+            return await super().ask_within(deadline_s, method, *args, **kwargs)
+        except (DeposedError, NotYetError, RayError):
+            raise
+        except Exception as error:
+            return Unreachable(f"{self.name} failed: {type(error).__name__}: {error}")
+
+
+class PoolRegistry(Mapping[str, Pool]):
     """Handles by owner, and which process each of them is.
 
     Args:
@@ -56,20 +95,20 @@ class PoolRegistry(Mapping[str, PoolStub]):
         self._state = state
         self._apply = apply
         self._background = background
-        self._stubs: dict[str, PoolStub] = {}
+        self._by_owner: dict[str, Pool] = {}
         self._incarnations: dict[str, int] = {}  # numbers of their processes
         self._restarting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left_by: set[str] = set()  # owners whose reservations are to be removed
         self._removing = asyncio.Lock()
 
-    def __getitem__(self, owner: str) -> PoolStub:
-        return self._stubs[owner]
+    def __getitem__(self, owner: str) -> Pool:
+        return self._by_owner[owner]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._stubs)
+        return iter(self._by_owner)
 
     def __len__(self) -> int:
-        return len(self._stubs)
+        return len(self._by_owner)
 
     def incarnation(self, owner: str) -> int:
         """Return which process of the pool is obeyed; 0 if the pool is not known."""
@@ -88,7 +127,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
                 " taken of it any more"
             )
 
-    def meet(self, owner: str, pool: PoolStub, incarnation: int) -> None:
+    def meet(self, owner: str, pool: Pool, incarnation: int) -> None:
         """Take in a pool that was not known. From now on its end is noticed."""
         self._note(owner, pool, incarnation)
         self._background.start(self._watch(owner, pool, seen=True), f"watching pool {owner}")
@@ -96,10 +135,10 @@ class PoolRegistry(Mapping[str, PoolStub]):
     async def come_back(self) -> dict[str, PoolView]:
         """Take up the pools that an earlier Controller knew. Return what those have that answer."""
         for owner, (handle, incarnation) in self._journal.pools().items():
-            if not PoolStub.is_pool(handle):
+            if not Pool.is_one(handle):
                 logger.error("what is recorded as pool %s is none; its jobs are ended", owner)
                 continue
-            self._note(owner, PoolStub(handle), incarnation)
+            self._note(owner, Pool(handle), incarnation)
         views = await asyncio.gather(*(self._view_of(owner, pool) for owner, pool in self.items()))
         return {owner: view for owner, view in zip(self, views, strict=True) if view is not None}
 
@@ -136,14 +175,14 @@ class PoolRegistry(Mapping[str, PoolStub]):
             self._note(owner, self[owner], incarnation)
             self._apply([PoolRestartedEvent(owner)])
 
-    def _note(self, owner: str, pool: PoolStub, incarnation: int) -> None:
-        self._stubs[owner], self._incarnations[owner] = pool, incarnation
+    def _note(self, owner: str, pool: Pool, incarnation: int) -> None:
+        self._by_owner[owner], self._incarnations[owner] = pool, incarnation
         self._journal.note_pool(owner, (pool.handle, incarnation))
 
-    async def _watch(self, owner: str, pool: PoolStub, seen: bool) -> None:
+    async def _watch(self, owner: str, pool: Pool, seen: bool) -> None:
         """Wait for the end of a pool, that is of its calling process, and clear up after it."""
         while True:
-            end = asyncio.ensure_future(pool.watched())
+            end = asyncio.ensure_future(pool.call(PoolInterface.watched))
             try:
                 while not seen and not (await asyncio.wait({end}, timeout=LOOK_AGAIN_S))[0]:
                     seen = await self._look_at(owner, pool)
@@ -153,7 +192,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
                 seen = await self._look_at(owner, pool)
             except RayError:
                 break
-        del self._stubs[owner], self._incarnations[owner]
+        del self._by_owner[owner], self._incarnations[owner]
         self._restarting.pop(owner, None)
         await self._remove_reservations({owner})
         await _forget_incarnations(owner)
@@ -182,7 +221,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
             logger.error("the reservations of pools %s are left, and hold chips until the pools end", self._left_by)
             self._left_by.clear()
 
-    async def _look_at(self, owner: str, pool: PoolStub) -> bool:
+    async def _look_at(self, owner: str, pool: Pool) -> bool:
         """Learn what a pool has that has not answered for a while. Return whether it answers now."""
         view = await self._view_of(owner, pool)
         if view is None:
@@ -194,15 +233,18 @@ class PoolRegistry(Mapping[str, PoolStub]):
         self._apply([SliceHeldEvent(name, owner) for name in view.slices])
         return True
 
-    async def _view_of(self, owner: str, pool: PoolStub) -> PoolView | None:
+    async def _view_of(self, owner: str, pool: Pool) -> PoolView | None:
         try:
-            view = await pool.reconnect(self._journal.epoch)
+            answer = await pool.ask_once(PoolInterface.reconnect, self._journal.epoch)
+            if isinstance(answer, Unreachable):
+                return None
+            view: PoolView = plain(PoolView, answer, "what a pool has")
+        except InvalidMessageError:
+            return None
         except RayError:  # its runtime environment can't be set up again
             logger.exception("pool %s can't come back", owner)
             return None
-        if isinstance(view, Unreachable) or view.incarnation < self.incarnation(owner):  # a dead process has answered
-            return None
-        return view
+        return None if view.incarnation < self.incarnation(owner) else view  # None: a dead process has answered
 
 
 async def _forget_incarnations(owner: str) -> None:

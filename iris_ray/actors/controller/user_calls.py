@@ -50,45 +50,31 @@ from iris_ray.state.job_table import is_measured
 
 
 class UserCalls(ControllerProcess):
-    """The actor's methods for people."""
+    """The actor's methods for people; `ForPeople` says what each means."""
 
     @checked
     async def list_jobs(self, after: int = 0) -> list[JobStatus]:
-        """Return a page of the jobs that are known, the oldest first: those after the one with this number."""
         await self.ping()
         return [self._status(job) for job in islice((j for j in self._state.jobs.values() if j.number > after), PAGE)]
 
     @checked
     async def job_status(self, job_id: str) -> JobStatus:
-        """Return how one job stands.
-
-        Raises:
-            UnknownNameError: there is no such job.
-        """
         await self.ping()
         return self._status(self._job(job_id))
 
     @checked
     async def job_events(self, job_id: str) -> list[JobEvent]:
-        """Return what has happened to a job, oldest first. Raise like `job_status`."""
         await self.ping()
         return job_events(self._job(job_id), self._clock)
 
     @checked
     async def list_goodput(self, after: int = 0) -> list[JobGoodput]:
-        """Return a page of what the time of gangs went into, the oldest first: those after the job with this number."""
         await self.ping()
         jobs = (job for job in self._state.jobs.values() if job.number > after and is_measured(job))
         return [job_goodput(job, self._progress.of(job.spec.job_id), self._clock) for job in islice(jobs, PAGE)]
 
     @checked
     async def job_goodput(self, job_id: str) -> JobGoodput:
-        """Return what the time of one job went into.
-
-        Raises:
-            UnknownNameError: there is no such job.
-            InvalidRequestError: it is no gang.
-        """
         await self.ping()
         job = self._job(job_id)
         if not is_measured(job):
@@ -97,31 +83,23 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def user_times(self, since: float) -> list[UserDay]:
-        """Return what the time of forgotten jobs went into, by the day of their end and user, since a time."""
         await self.ping()
         add_forgotten(self._state, self._journal.user_times, self._clock)
         return self._journal.user_times.since(since)
 
     @checked
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
-        """Return chip-seconds by day and state, since a day in UTC, such as 2026-11-23."""
         await self.ping()
         return self._journal.fleet_times.since(since)
 
     @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
-        """Return a page of the tasks of a job: those that come after this index. Raise like `job_status`."""
         await self.ping()
         job = self._job(job_id)
         return [task_status(job, index, self._state, self._clock) for index in range(job.size)[after + 1 :][:PAGE]]
 
     @checked
     async def task_status(self, job_id: str, index: int) -> TaskStatus:
-        """Return how one task stands.
-
-        Raises:
-            UnknownNameError: there is no such job, or it has no such task.
-        """
         await self.ping()
         job = self._job(job_id)
         if index not in range(job.size):
@@ -130,29 +108,12 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        """Return a piece of what a task has printed.
-
-        Args:
-            job_id, task_index: which task.
-            at: where the piece begins, and in which attempt.
-            max_bytes: how long it may be.
-
-        Raises:
-            UnknownNameError: there is no such job, task or attempt.
-        """
         await self.ping()
         standing = log_standing(self._state, self._job(job_id), task_index, at.attempt)
         return await self._logs.fetch(standing, self._state.workers, at, max_bytes)
 
     @checked
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
-        """Return pieces of what several tasks of a job have printed, by task index, without tasks that do not exist.
-
-        At most `MOST_LOGS` tasks are read; those beyond are left out, too, and to be asked for again.
-
-        Raises:
-            UnknownNameError: there is no such job or attempt.
-        """
         await self.ping()
         job = self._job(job_id)
         there = dict(islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS))
@@ -161,11 +122,6 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
-        """Return where the logs of several tasks of a job are, by task index: the first `MOST_LOGS` that exist.
-
-        Raises:
-            UnknownNameError: there is no such job or attempt.
-        """
         await self.ping()
         job = self._job(job_id)
         there = islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS)
@@ -175,10 +131,6 @@ class UserCalls(ControllerProcess):
         }
 
     async def list_workers(self, after: Place = ("", -1, "")) -> list[WorkerStatus]:
-        """Return a page of the live hosts, by slice and number: those that come after this place.
-
-        Hosts that no job gets, because of their labels or chips, are among them, each with the reason.
-        """
         await self.ping()
         now, workers, unusable = self._clock.now(), self._state.workers, self._nodes.unusable
         places = [(w.slice_name or "", w.host_index or 0, w.node_id) for w in workers.values()]
@@ -191,18 +143,11 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def changes(self, since: Position) -> Changes:
-        """Return what has changed since a position, for those who watch the whole cluster."""
         await self.ping()
         return self._overview.since(since, self._journal.epoch)
 
     @checked
     async def cancel(self, job_id: str, reason: Words, user: str) -> JobStatus:
-        """End a job, wherever it stands. Return how it stood before.
-
-        Raises:
-            UnknownNameError: there is no such job.
-            NotPermittedError: it is a job of somebody else, and the user is no operator.
-        """
         before = await self.job_status(job_id)
         self._permissions.require_own(user, self._job(job_id))
         await self._events.recorded([JobCancelledEvent(job_id, reason)])
@@ -210,11 +155,6 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def set_yielding(self, yielding: Mapping[str, bool], user: str) -> None:
-        """Note which jobs give their hosts to whoever waits, and which do so no more. Unknown ones are left out.
-
-        Raises:
-            NotPermittedError: one is a job of somebody else, and the user is no operator.
-        """
         await self.ping()
         known = {job_id: self._state.jobs[job_id] for job_id in yielding if job_id in self._state.jobs}
         for job in known.values():
@@ -223,12 +163,6 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def taint(self, target: str, taint: str, reason: Words, user: str) -> list[str]:
-        """Keep jobs that don't tolerate the taint away from a host or slice. Return the ids of the hosts concerned.
-
-        Raises:
-            UnknownNameError: there is no such host or slice.
-            NotPermittedError: the user is no operator.
-        """
         await self.ping()
         self._permissions.require_operator(user, "drain and taint hosts")
         node_ids = self._hosts(target)
@@ -237,12 +171,6 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def lift_taint(self, target: str, taint: str, user: str) -> list[str]:
-        """Lift a taint. Return the ids of the hosts concerned.
-
-        Raises:
-            UnknownNameError: nothing of that name was tainted so.
-            NotPermittedError: the user is no operator.
-        """
         await self.ping()
         self._permissions.require_operator(user, "lift drains and taints")
         if taint not in self._state.fleet.taints.get(target, {}):
@@ -254,7 +182,6 @@ class UserCalls(ControllerProcess):
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]
 
     async def list_limits(self) -> list[LimitStatus]:
-        """Return what each user has and may have: first the limits of everybody, then those of each user with jobs."""
         await self.ping()
         return limit_statuses(self._state)
 
@@ -262,18 +189,6 @@ class UserCalls(ControllerProcess):
     async def set_limits(
         self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
     ) -> list[LimitStatus]:
-        """Set some limits of a user, or of everybody. Return how all limits stand then.
-
-        Args:
-            whose: the user, or `EVERYBODY`.
-            bands: in which bands.
-            limits: those that are None stay as they are.
-            reset: forget those that were set before.
-            user: who sets them.
-
-        Raises:
-            NotPermittedError: the user is no operator.
-        """
         await self.ping()
         self._permissions.require_operator(user, "set limits")
         table = self._state.limits.table
@@ -283,17 +198,14 @@ class UserCalls(ControllerProcess):
         return limit_statuses(self._state)
 
     async def statistics(self) -> dict[str, int]:
-        """Return counts since this Controller began: starved, timed out and unschedulable jobs, evicted attempts."""
         await self.ping()
         return {"epoch": self._journal.epoch, **self._planner.counts}
 
     async def demand(self) -> dict[str, list[int]]:
-        """Return how many more slices of each type each gang that waits would need to run; see `missing_slices`."""
         await self.ping()
         return self._missing()
 
     async def about(self) -> dict[str, Any]:
-        """Return who this Controller is: epoch, version, process, node; and what it could not handle."""
         return {
             "epoch": (await self.statistics())["epoch"],
             "version": iris_ray.__version__,

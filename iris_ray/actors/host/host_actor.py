@@ -13,12 +13,10 @@ from importlib import import_module
 
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.asking import Unfit
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
-from iris_ray.actors.calls.host_stub import HostStub
 from iris_ray.actors.calls.liveness import HOST_UNASKED_S, Contact, HostWatch
-from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
@@ -27,7 +25,10 @@ from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree
 from iris_ray.actors.host.task_watch import TaskWatch
+from iris_ray.actors.protocol.answers import Unfit
+from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
@@ -42,6 +43,8 @@ start at once, are adopted in any order, and may all be killed while they wait."
 class TPUHostActor:
     """Watches the task processes of its host, by pid: the one that runs and the standby that waits.
 
+    `HostInterface` says what each method means.
+
     A task belongs to a place: its slice, or, without chips, a place of its own on a host that many tasks share.
 
     Args:
@@ -54,7 +57,7 @@ class TPUHostActor:
         self._place = place
         self._name = f"{place.slice_name} host {place.host_index}"
         self._exclusive = exclusive
-        self._pool = PoolStub(pool)
+        self._pool = Actor[PoolInterface](pool)
         self._devices = host_devices() if exclusive else None
         self._background = BackgroundTasks()
         self._watches: dict[int, TaskWatch] = {}
@@ -74,27 +77,17 @@ class TPUHostActor:
         return HostPreparation(self._name, self._ledger, self._devices, self._background)
 
     async def healthy(self) -> bool:
-        """Return True: an answer proves that the host and this actor are alive."""
         self._contact.asked()
         return True
 
     async def watch_peers(
         self, place: str, watch: str, peers: Mapping[int, tuple[ActorHandle, str]], silence_s: float
     ) -> None:
-        """Ask other hosts of a place whether they are there, on behalf of its SliceActor.
-
-        Args:
-            place: which; this host may be in several.
-            watch: names this watch; the one before for this place ends.
-            peers: actors and names of the hosts by index.
-            silence_s: as for `HostWatch`.
-        """
         self._unwatch_peers(place)
-        stubs = {i: HostStub(actor, name, place) for i, (actor, name) in peers.items()}
-        self._peers[place] = watch, HostWatch(stubs, silence_s)
+        hosts = {i: Actor[HostInterface](actor, name) for i, (actor, name) in peers.items()}
+        self._peers[place] = watch, HostWatch(hosts, place, silence_s)
 
     async def silent_peers(self, place: str, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
-        """Return which hosts that this one watches are silent, and which of them may live; None if it does not."""
         self._contact.asked()
         known, peers = self._peers.get(place, (None, None))
         if peers is None or known != watch:
@@ -103,20 +96,6 @@ class TPUHostActor:
         return peers.detector.silent, peers.detector.hung
 
     async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
-        """Watch a standby from now on. The first call prepares the host.
-
-        Args:
-            place: whose task it will run.
-            standby: its actor.
-            pid, started: its process and the start of that in clock ticks since boot.
-            token: the token that processes of its task will carry.
-
-        Returns:
-            Why the host can't take a task, so that the standby is not adopted; None if it is.
-
-        Raises:
-            RuntimeError: processes that an earlier actor left on this host can't be ended, or the standby has ended.
-        """
         try:
             not_free = await self._preparation.ensure()
             if not_free is None:
@@ -147,23 +126,9 @@ class TPUHostActor:
         self._places[pid] = place
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
-        """Wait for the end of a task process, and return how it ended. For processes that did not report it."""
         return await self._watches[pid].how_it_ended()
 
     async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
-        """End a task, and wait until no process of it is left and the chips are free.
-
-        Args:
-            pid: its process.
-            reason: why it is stopped if it still runs; None after it returned, so that exit handlers may run.
-            exit_grace: how long they may; seconds.
-
-        Returns:
-            How the task ended; None if another process holds the chips.
-
-        Raises:
-            RuntimeError: some of its processes can't be ended.
-        """
         watch = self._watches[pid]
         held = await watch.end(reason, exit_grace)
         if held is not None:
@@ -172,32 +137,18 @@ class TPUHostActor:
         return await watch.how_it_ended()
 
     async def notify(self, pid: int, notice: Notice, sent_at: float) -> bool:
-        """Tell a task that it is to move, and wait until it has saved its state or has ended.
-
-        Args:
-            pid: its process.
-            notice: with its deadline by the sender's clock.
-            sent_at: what that clock says.
-
-        Returns:
-            Whether it has saved its state. The answer comes at the notice's deadline or a few seconds later at most.
-        """
         return await self._watches[pid].notify(by_this_clock(notice, sent_at))
 
     async def progress(self, pid: int) -> Progress:
-        """Return what a task has last said about its progress."""
         return self._watches[pid].progress()
 
     async def dump_stacks(self, pid: int) -> None:
-        """Have a task print what each of its threads is doing."""
         self._watches[pid].dump_stacks()
 
     async def job_over(self, job_id: str) -> None:
-        """Remove what a job has left in its directory on this host."""
         await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)
 
     async def teardown(self, place: str) -> None:
-        """End all tasks of a place; if the actor's tasks have the host to themselves, it is ended next."""
         for watching in (self._metadata, self._fence) if self._exclusive else ():
             if watching is not None:
                 watching.cancel()
@@ -246,7 +197,7 @@ class TPUHostActor:
         loop = asyncio.get_running_loop()
 
         def report(last: LastLines) -> None:
-            loop.call_soon_threadsafe(self._pool.take_last_lines, last)
+            loop.call_soon_threadsafe(lambda: self._pool.call(PoolInterface.take_last_lines, last))
 
         return report
 
@@ -258,6 +209,6 @@ class TPUHostActor:
 
         node_id = self._place.node_id
         await MetadataWatch(
-            tell=lambda notice: self._pool.take_notice(node_id, notice, time.time()),
-            call_off=lambda: self._pool.maintenance_called_off(node_id),
+            tell=lambda notice: self._pool.call(PoolInterface.take_notice, node_id, notice, time.time()),
+            call_off=lambda: self._pool.call(PoolInterface.maintenance_called_off, node_id),
         ).run()

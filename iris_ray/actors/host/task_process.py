@@ -33,7 +33,7 @@ PORTS_HELD = 3
 
 
 class TaskProcess:
-    """Waits for one task, runs it, and returns how it ended as a value.
+    """Waits for one task, runs it, and returns how it ended as a value. See `TaskInterface`.
 
     Args:
         address: the host's IP address.
@@ -49,7 +49,6 @@ class TaskProcess:
         self._of_the_raylet = raylet_environment()  # read ahead: a launch would wait for it
 
     def ready(self) -> StandbyReady:
-        """Return what identifies the process: an answer proves that it waits. Its ports stay bound until it starts."""
         ports = tuple(held.getsockname()[1] for held in self._held)
         stat = stat_of(os.getpid())
         assert stat is not None
@@ -57,22 +56,10 @@ class TaskProcess:
         return StandbyReady(stat.pid, stat.started, self._token, ports, cores, free_bytes, self._error)
 
     def end_leftovers(self, exclusive: bool) -> None:
-        """End the task that ran here before, in place of its TPUHostActor, which is gone.
-
-        Args:
-            exclusive: whether that task had the host to itself.
-
-        Raises:
-            RuntimeError: some of its processes can't be ended.
-        """
         if left := ProcessLedger(host_directory(), exclusive).end_leftovers(grace_s=0.0):
             raise RuntimeError(f"{', '.join(left)} can't be ended")
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
-        """Run the user's function in this thread, unless another process holds this host's chips, or its disk is full.
-
-        Returns how the function ended, whatever user code raises. Does not return if user code exits after a notice.
-        """
         if launch.info.slice_name and (not_free := self._chips_in_use()):
             kind = EndKind.CHIPS_TAKEN if not_free.ours else EndKind.HOST_UNFIT
             return TaskEnd(kind, Moment.now(), error=not_free.why)
@@ -96,7 +83,6 @@ class TaskProcess:
         return with_stored_payload(end)
 
     def exit(self) -> None:
-        """End the process in good order: exit handlers of user code run, and find its child processes alive."""
         try:
             run_exit_handlers()
         finally:

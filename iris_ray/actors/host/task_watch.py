@@ -16,9 +16,9 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import Moment
-from iris_ray.actors.calls.standby_stub import StandbyStub
 from iris_ray.actors.host.chips import Devices, wait_until_free
 from iris_ray.actors.host.containers import end_container
 from iris_ray.actors.host.directories import host_directory
@@ -26,6 +26,7 @@ from iris_ray.actors.host.exit_status import ProcessExit, RecentOomKills, Watche
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree, end_task
+from iris_ray.actors.protocol.host_interface import TaskInterface
 from iris_ray.actors.protocol.messages import Progress
 from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
@@ -344,7 +345,7 @@ class TaskWatch:
 
     async def _let_exit(self, exit_grace: float) -> None:
         """Have the process end by itself, for so many seconds at most, or until somebody is in a hurry."""
-        StandbyStub(self._standby).exit()
+        Actor[TaskInterface](self._standby).call(TaskInterface.exit)
         waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._hurry.wait())]
         try:
             await asyncio.wait(waits, timeout=exit_grace, return_when=asyncio.FIRST_COMPLETED)

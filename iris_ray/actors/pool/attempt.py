@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
 from typing import Any
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.liveness import FailureDetector
@@ -29,6 +28,8 @@ from iris_ray.actors.pool.launch import Launch, prepare_launch
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.progress_watch import HangWatch, ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.model.lifecycle import AttemptId
@@ -174,7 +175,9 @@ class Attempt:
         self, name: str, generation: int, launches: list[TaskLaunch]
     ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a slice's tasks; return their ends with their results, which come straight from their processes."""
-        ends = await self._slices.stub(name).run_remote_fn(self.id, generation, launches, self._request.host_silence)
+        ends = await self._slices.actor(name).ask_once(
+            SliceActor.run_remote_fn, self.id, generation, launches, self._request.host_silence
+        )
         if isinstance(ends, Unreachable):
             return ends
         return dict(zip(ends, await asyncio.gather(*map(with_fetched_payload, ends.values())), strict=True))
@@ -183,8 +186,8 @@ class Attempt:
         """Wait until all tasks have returned, one has not, a slice is silent, or the attempt is asked to stop."""
         hosts = range(self.place.order.hosts_per_slice)
         ends: Ends = dict.fromkeys(self.place.tasks())
-        stubs = {name: self._slices.stub(name) for name in self.place.names}
-        detector = FailureDetector(lambda name: stubs[name].ping(), stubs, self._request.host_silence)
+        actors = {name: self._slices.actor(name) for name in self.place.names}
+        detector = FailureDetector(lambda name: actors[name].call(SliceActor.ping), actors, self._request.host_silence)
         silence = asyncio.ensure_future(detector.found())
         pending: set[asyncio.Future[Any]] = set(calls)
         try:

@@ -5,11 +5,14 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Gone, KilledForMemory, Unreachable
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.liveness import answers_unless_silent
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Gone, KilledForMemory, Unreachable
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import (
@@ -150,7 +153,8 @@ async def _asked(
     if name in silent:
         reply = Unreachable(f"slice {name} {silent[name]}")
     else:
-        reply = await slices.stub(name).healthy(silence_s, timeout_s=silence_s + ANSWER_TIMEOUT_S)
+        deadline_s = silence_s + ANSWER_TIMEOUT_S
+        reply = await slices.actor(name).ask_within(deadline_s, SliceActor.healthy, silence_s)
     if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
         return reply, await slices.ask_hosts(name, ALONE_TIMEOUT_S)
     return None, reply
@@ -159,7 +163,7 @@ async def _asked(
 async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:
     """Return what the Controller has heard about hosts; it may just be coming back."""
     give_up_at = time.monotonic() + CONTROLLER_AWAY_S
-    while isinstance(word := await controller.evidence(node_ids), Unreachable):
+    while isinstance(word := await controller.ask_once(ControllerInterface.evidence, node_ids), Unreachable):
         if time.monotonic() > give_up_at:
             return {}
         await asyncio.sleep(CONTROLLER_AGAIN_S)
@@ -170,7 +174,7 @@ async def _provider_words(controller: ControllerClient, node_ids: list[str]) -> 
     """Return what the provider says about hosts that were lost without notice, as far as it says anything."""
     if not node_ids:
         return {}
-    words = await controller.provider_words(node_ids)
+    words = await controller.ask_once(ControllerInterface.provider_words, node_ids)
     return {} if isinstance(words, Unreachable) else words
 
 
@@ -362,10 +366,11 @@ class AttemptShutdown:
         names = self._place.names
         asked = [name for name in names if name in self._slices and name not in self.hung]
         self.lose(self.hung)
-        stubs = {name: self._slices.stub(name) for name in asked}
+        actors = {name: self._slices.actor(name) for name in asked}
         grace = self._request.exit_grace if reason is None else 0.0
-        asks = {name: stub.stop(self._place.order.attempt, reason, grace) for name, stub in stubs.items()}
-        replies = await answers_unless_silent(asks, lambda name: stubs[name].ping(), self._request.host_silence)
+        attempt, ping = self._place.order.attempt, SliceActor.ping
+        asks = {name: actor.ask_once(SliceActor.stop, attempt, reason, grace) for name, actor in actors.items()}
+        replies = await answers_unless_silent(asks, lambda name: actors[name].call(ping), self._request.host_silence)
         ends: dict[TaskKey, TaskEnd] = {}
         for name, reply in replies.items():
             if isinstance(reply, (Unreachable, BaseException)):

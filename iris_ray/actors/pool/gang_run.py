@@ -17,6 +17,7 @@ from iris_ray.actors.pool.attempt import Attempt, Phase
 from iris_ray.actors.pool.attempt_end import AttemptEnd
 from iris_ray.actors.pool.launch import LaunchFailed, silent_hosts
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
+from iris_ray.actors.protocol.controller_interface import ControllerInterface, ReportedEvent
 from iris_ray.actors.protocol.messages import AttemptOrder, JobView, RunRequest
 from iris_ray.actors.protocol.payloads import Pickled, PickledError
 from iris_ray.errors import (
@@ -38,7 +39,6 @@ from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
-    Event,
     GangMovedEvent,
     GangReturnedEvent,
     SliceReleasedEvent,
@@ -154,7 +154,7 @@ class GangRun:
             await self._slices.hold_ready(
                 order, self._request.process, self._request.keep_warm, self._request.host_silence
             )
-            events: list[Event] = [
+            events: list[ReportedEvent] = [
                 TaskStateChangedEvent(order.attempt, index, TaskState.RUNNING)
                 for index in range(order.hosts_per_slice * len(order.slices))
             ]
@@ -166,7 +166,7 @@ class GangRun:
             events = self._spare_failed(order, f"{type(error).__name__}: {error}", ())
         await self._controller.report(None, events)
 
-    def _spare_failed(self, order: AttemptOrder, why: str, broken: tuple[str, ...]) -> list[Event]:
+    def _spare_failed(self, order: AttemptOrder, why: str, broken: tuple[str, ...]) -> list[ReportedEvent]:
         """Give broken slices back. Return what to tell the Controller, which may try again."""
         failed = TaskDispatchFailedEvent(order.attempt, why, 0.0, broken)
         return [failed, *self._slices.retire(broken), AttemptEndConfirmedEvent(order.attempt)]
@@ -180,7 +180,7 @@ class GangRun:
 
     # -- talking to the Controller ---------------------------------------------------------------------------------
 
-    async def _report(self, events: Sequence[Event]) -> JobView:
+    async def _report(self, events: Sequence[ReportedEvent]) -> JobView:
         view = await self._controller.report(self.job_id, events, self._first_task)
         if view is None:
             raise ControllerUnavailableError(
@@ -199,7 +199,7 @@ class GangRun:
                 patience = REPEAT_S
                 if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
                     return None
-                why = await self._controller.why(self.job_id)
+                why = await self._controller.ask(ControllerInterface.why, self.job_id)
                 logger.info("%s: %s", self._who, why)
 
     # -- attempts --------------------------------------------------------------------------------------------------
@@ -291,9 +291,9 @@ class GangRun:
         logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.id.number, kind, error, count, outcome)
         return job
 
-    def _suspicions(self, end: AttemptEnd, error: str) -> list[Event]:
+    def _suspicions(self, end: AttemptEnd, error: str) -> list[ReportedEvent]:
         """Return events that name the hosts that may be lost, and the one that may be at fault."""
-        events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in end.suspects.items()]
+        events: list[ReportedEvent] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in end.suspects.items()]
         is_own_doing = not isinstance(end.verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
         if is_own_doing and (blamed := end.blamed_host) is not None:
             events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
@@ -311,7 +311,7 @@ class GangRun:
         suspects = {**failure.suspects, **await silent_hosts(attempt.place, self._slices, failure.suspicious)}
         released = self._free(attempt, failure.broken if attempt.place.on_slices else attempt.place.names)
         reason = str(failure)
-        events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
+        events: list[ReportedEvent] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
         is_hopeless = failure.is_hopeless or self._setup_failed  # one host alone is no evidence
         self._setup_failed |= failure.by_request
@@ -343,7 +343,7 @@ class GangRun:
         """Get the slices of an attempt ready for the next one, if there may be one."""
         self._slices.refill(attempt.place.names, job_goes_on)
 
-    def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
+    def _changes(self, attempt: Attempt, state: TaskState) -> list[ReportedEvent]:
         """Return events that say that all tasks of the attempt have reached a state."""
         indices = range(self._first_task, self._first_task + attempt.place.num_tasks)
         return [TaskStateChangedEvent(attempt.id, index, state) for index in indices]
@@ -352,9 +352,9 @@ class GangRun:
         """Return the event that says that no process of the attempt is left."""
         return AttemptEndConfirmedEvent(attempt.id)
 
-    async def abandon(self, reason: str) -> list[Event]:
+    async def abandon(self, reason: str) -> list[ReportedEvent]:
         """Stop what runs. Return what to tell the Controller once it knows that the job is cancelled."""
-        attempt, events = self._attempt, list[Event]()
+        attempt, events = self._attempt, list[ReportedEvent]()
         if attempt is not None and not attempt.over.is_set():
             if attempt.phase is not Phase.TIDY:
                 await attempt.shutdown.stop_all(reason)
@@ -387,6 +387,6 @@ class GangRun:
         return failure_error(self._request.spec.name, self._who, job.error or "", verdict.result)
 
 
-def _marked(attempt: Attempt) -> list[Event]:
+def _marked(attempt: Attempt) -> list[ReportedEvent]:
     """Return what the task of an attempt has said about its time, if it has said anything."""
     return [AttemptMarkedEvent(attempt.id, attempt.progress.marks)] if attempt.progress.marks.steps else []

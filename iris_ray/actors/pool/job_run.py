@@ -12,6 +12,7 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest
 from iris_ray.errors import InvalidRequestError, JobCancelledError, LimitReachedError, ResultsLostError
 from iris_ray.model.lifecycle import AttemptId, JobState
@@ -109,7 +110,7 @@ class JobRun:
     async def _submit(self) -> None:
         """Give the job to the Controller, unless it has it already."""
         pool = ray.get_runtime_context().current_actor
-        state = await self._controller.submit(self._spec, pool, self._incarnation)
+        state = await self._controller.ask(ControllerInterface.submit, self._spec, pool, self._incarnation)
         if not self._accepted.done():
             self._accepted.set_result(True)
         if state.finished:  # while the process before this one died

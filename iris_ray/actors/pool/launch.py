@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from iris_ray.actors.calls.asking import NotReserved, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
+from iris_ray.actors.protocol.answers import NotReserved, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import task_id

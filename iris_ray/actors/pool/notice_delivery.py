@@ -4,11 +4,13 @@ import asyncio
 import logging
 import time
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.notices import Notice, NoticeKind
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,8 @@ class NoticeDelivery:
         """Return whether all tasks have saved within so many seconds, and whether any waits because it has."""
         patience = seconds + LATE_ANSWER_S
         attempt = self._place.order.attempt
-        asks = (self._slices.stub(name).notify(attempt, notice, patience) for name in self._place.names)
+        actors, what = map(self._slices.actor, self._place.names), (attempt, notice, time.time())
+        asks = [actor.ask_within(patience, SliceActor.notify, *what) for actor in actors]
         replies = await asyncio.gather(*asks, return_exceptions=True)
         answers = [(False, False) if isinstance(r, (Unreachable, BaseException)) else r for r in replies]
         return all(saved for saved, _ in answers), any(waits for _, waits in answers)
@@ -92,7 +95,7 @@ class NoticeDelivery:
         if self.latest is None:
             return False
         attempt = self._place.order.attempt
-        there = await self._controller.is_to_grow(attempt)
+        there = await self._controller.ask_once(ControllerInterface.is_to_grow, attempt)
         if there is False:
             logger.info("%s stays: the slices for it are gone", attempt)
             self.latest = None

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import repeat
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import GangProgress, Progress
 from iris_ray.model.goodput import Marks, with_step
 from iris_ray.model.lifecycle import AttemptId
@@ -94,7 +96,7 @@ class HangWatch:
     async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
         last = min(progress, key=lambda key: _how_far(progress[key]))
         attempt = self._place.order.attempt
-        dumps = (self._slices.stub(name).dump_stacks(attempt) for name in self._place.names)
+        dumps = (self._slices.actor(name).ask_once(SliceActor.dump_stacks, attempt) for name in self._place.names)
         await asyncio.gather(*dumps, return_exceptions=True)
         await asyncio.sleep(STACKS_S)
         reason = (
@@ -255,8 +257,8 @@ class ProgressWatch:
         """
         first = TaskKey(0, 0) if has_failed and self._has_looked else None
         if (key := self._speaker or first) is not None:
-            stub, attempt = self._slices.stub(self._place.name(key)), self._place.order.attempt
-            asked = asyncio.ensure_future(stub.last_progress(attempt, key.host_index))
+            actor, attempt = self._slices.actor(self._place.name(key)), self._place.order.attempt
+            asked = asyncio.ensure_future(actor.ask_once(SliceActor.last_progress, attempt, key.host_index))
             await asyncio.wait({asked}, timeout=LAST_LOOK_S)
             if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
                 self._note_marks({key: found})
@@ -283,7 +285,8 @@ class ProgressWatch:
 
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
-        asks = (self._slices.stub(name).progress(self._place.order.attempt) for name in self._place.names)
+        attempt = self._place.order.attempt
+        asks = (self._slices.actor(name).ask_once(SliceActor.progress, attempt) for name in self._place.names)
         replies = await asyncio.gather(*asks, return_exceptions=True)
         running = {
             TaskKey(slice_id, host_index): found
@@ -302,7 +305,9 @@ class ProgressWatch:
         if said == self._told and now < self._told_at + TELL_AGAIN_S:
             return
         try:
-            if not isinstance(await self._controller.note_progress(progress), Unreachable):
+            sender = self._controller.sender
+            reply = await self._controller.ask_once(ControllerInterface.note_progress, progress, sender)
+            if not isinstance(reply, Unreachable):
                 self._told, self._told_at = said, now
         except Exception:  # a job need not end because nobody sees how far it is
             logger.exception("%s: how far it is did not reach the Controller", self._place.order.attempt)

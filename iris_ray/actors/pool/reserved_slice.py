@@ -12,16 +12,15 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.calls.asking import Gone, Unreachable, answer, remote_methods
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor, answer
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.calls.host_stub import HostStub
 from iris_ray.actors.calls.liveness import FailureDetector
 from iris_ray.actors.calls.names import reservations_of
-from iris_ray.actors.calls.standby_stub import StandbyStub
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.slice_stub import SliceStub
+from iris_ray.actors.protocol.answers import Gone, Unreachable
+from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, HostPlace, ProcessSpec, SliceReady
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import GPU, TPU
@@ -46,8 +45,8 @@ class SliceCrew:
         actors: all of them.
     """
 
-    speaker: SliceStub
-    hosts: tuple[HostStub, ...]
+    speaker: Actor[SliceActor]
+    hosts: tuple[Actor[HostInterface], ...]
     actors: tuple[ActorHandle, ...]
 
     @staticmethod
@@ -62,9 +61,9 @@ class SliceCrew:
         )
         options = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=on_bundle(group, 0))
         slice_actor = options.remote(name, host_actors)
-        speaker = SliceStub(remote_methods(slice_actor, SliceActor), name)
-        stubs = tuple(HostStub(actor, f"{name} host {i}", name) for i, actor in enumerate(host_actors))
-        return SliceCrew(speaker, stubs, (*host_actors, slice_actor))
+        speaker = Actor[SliceActor](slice_actor, f"slice {name}")
+        named = tuple(Actor[HostInterface](actor, f"{name} host {i}") for i, actor in enumerate(host_actors))
+        return SliceCrew(speaker, named, (*host_actors, slice_actor))
 
     def end(self) -> None:
         """End the actors. Return at once."""
@@ -111,7 +110,7 @@ class SharedHosts:
 
     async def _give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
         try:
-            await asyncio.gather(*(host.teardown() for host in crew.hosts))
+            await asyncio.gather(*(host.ask_once(HostInterface.teardown, crew.name) for host in crew.hosts))
         finally:
             for shared in used:
                 shared.places -= 1
@@ -137,8 +136,8 @@ class SharedHosts:
 
         The limit is the default, whatever limit the jobs have: to forget an actor too soon only costs a new one.
         """
-        stub = HostStub(shared.actor, f"host {host.address}", "")
-        detector = FailureDetector(lambda _: stub.ping(), [0], HOST_SILENCE_S, since_first=True)
+        actor = Actor[HostInterface](shared.actor, f"host {host.address}")
+        detector = FailureDetector(lambda _: actor.call(HostInterface.healthy), [0], HOST_SILENCE_S, since_first=True)
         try:
             await detector.found()
         finally:
@@ -169,7 +168,7 @@ class SharedCrew:
         self._slice = SliceActor(name, [host.actor for host in shared])
         self._owner = owner
         self._shared = shared
-        self.speaker = SliceStub(self._slice, name)
+        self.speaker = Actor[SliceActor].here(self._slice, f"slice {name}")
         self.hosts = tuple(self._slice.hosts.values())
 
     def end(self) -> None:
@@ -252,7 +251,7 @@ class ReservedSlice:
         return self.hosts[0].slice_name
 
     @property
-    def stub(self) -> SliceStub:
+    def actor(self) -> Actor[SliceActor]:
         """Its SliceActor."""
         return self.crew.speaker
 
@@ -291,7 +290,8 @@ class ReservedSlice:
         gpus = self.bundle.get(GPU, 0.0)
         standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in self.hosts)
         self.generations += 1
-        ready = asyncio.ensure_future(self.crew.speaker.prepare(self.generations, standbys, START_TIMEOUT_S))
+        deadline_s, what = START_TIMEOUT_S + ANSWER_TIMEOUT_S, (self.generations, standbys, START_TIMEOUT_S)
+        ready = asyncio.ensure_future(self.actor.ask_within(deadline_s, SliceActor.prepare, *what))
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
         self.waiting.append(Generation(self.generations, standbys, ready))
 
@@ -321,7 +321,7 @@ class ReservedSlice:
         name = f"{self.name} host {host_index}"
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
-                reply: Any = await self.crew.hosts[host_index].teardown(None)
+                reply: Any = await self.crew.hosts[host_index].ask_within(None, HostInterface.teardown, self.name)
                 if isinstance(reply, Gone) and (heir := self._idle_standby(host_index)) is not None:
                     reply = await self._have_ended_by(heir, host_index)
                 if isinstance(reply, Gone):
@@ -333,7 +333,7 @@ class ReservedSlice:
         return reply.reason if isinstance(reply, Unreachable) else None
 
     async def _have_ended_by(self, heir: ActorHandle, host_index: int) -> Any:
-        ended = StandbyStub(heir).end_leftovers(TPU in self.bundle)
+        ended = Actor[TaskInterface](heir).call(TaskInterface.end_leftovers, TPU in self.bundle)
         call = answer(ended, f"a process on {self.name} host {host_index}", None)
         return await _unless_lost(call, self.hosts[host_index].node_id)
 

@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 
 from ray.exceptions import RuntimeEnvSetupError
 
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor
 from iris_ray.actors.calls.background import BackgroundTasks, repeat
 from iris_ray.actors.calls.liveness import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice, SharedHosts
-from iris_ray.actors.pool.slice_stub import SliceStub
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import NotReserved, SetupFailed, Unreachable
+from iris_ray.actors.protocol.controller_interface import ReportedEvent
+from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
-from iris_ray.state.events import AttemptEndConfirmedEvent, Event, SliceReleasedEvent, TaskDispatchFailedEvent
+from iris_ray.state.events import AttemptEndConfirmedEvent, SliceReleasedEvent, TaskDispatchFailedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +79,14 @@ class ReservedSlices:
     def __len__(self) -> int:
         return len(self._held) + len(self._leaving)
 
-    def stub(self, name: str) -> SliceStub:
+    def actor(self, name: str) -> Actor[SliceActor]:
         """Return the SliceActor of a slice that is held."""
-        return self._held[name].stub
+        return self._held[name].actor
 
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
         """Ask a slice's hosts without its SliceActor. Return why each counts as lost; None for those that answer."""
-        answers = await asyncio.gather(*(host.healthy(timeout_s) for host in self._held[name].crew.hosts))
+        hosts = self._held[name].crew.hosts
+        answers = await asyncio.gather(*(host.ask_within(timeout_s, HostInterface.healthy) for host in hosts))
         return {i: reply if isinstance(reply, Unreachable) else None for i, reply in enumerate(answers)}
 
     async def end_tasks(self, name: str, host_indexes: Iterable[int]) -> None:
@@ -197,7 +201,8 @@ class ReservedSlices:
     async def _started(self, held: ReservedSlice, ready: "asyncio.Future[Any]", silence_s: float) -> Any:
         """Return the result of `ready`, unless a host that has been there stops answering meanwhile."""
         hosts = held.crew.hosts
-        watch = FailureDetector(lambda i: hosts[i].ping(), range(len(hosts)), silence_s, since_first=True)
+        ping = HostInterface.healthy
+        watch = FailureDetector(lambda i: hosts[i].call(ping), range(len(hosts)), silence_s, since_first=True)
         silence = asyncio.ensure_future(watch.found())
         try:
             await asyncio.wait({ready, silence}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,10 +261,10 @@ class ReservedSlices:
                 self._discard(held)
         return [SliceReleasedEvent(name, self.owner) for name in names]
 
-    def retire_idle(self, names: Sequence[str]) -> list[Event]:
+    def retire_idle(self, names: Sequence[str]) -> list[ReportedEvent]:
         """Drop slices that broke while idle. A gang that held one as a spare needs another."""
         spares = {held.spare for name in names if (held := self._held.get(name)) and held.spare}
-        events = list[Event](self.retire(names))
+        events = list[ReportedEvent](self.retire(names))
         for attempt in spares:
             events.append(TaskDispatchFailedEvent(attempt, "its slice was lost", 0.0))
             events.append(AttemptEndConfirmedEvent(attempt))
@@ -272,7 +277,8 @@ class ReservedSlices:
         """
         mine = [held for held in self._held.values() if held.used_by == job_id and TPU in held.bundle]
         hosts = [host for held in mine for host in held.crew.hosts]
-        replies = await asyncio.gather(*(host.job_over(job_id) for host in hosts), return_exceptions=True)
+        asks = (host.ask_once(HostInterface.job_over, job_id) for host in hosts)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
         for host, reply in zip(hosts, replies, strict=True):
             if isinstance(reply, Exception):
                 logger.warning("%s: the files of job %s may stay there: %s", host.name, job_id, reply)
@@ -298,7 +304,7 @@ class ReservedSlices:
     async def lost_while_idle(self) -> tuple[str, ...]:
         """Return the idle slices, spares included, of which some process or host does not answer any more."""
         idle = [name for name, held in self._held.items() if not held.in_use and held.is_warm]
-        asks = (self.stub(name).healthy(HEALTHY_TIMEOUT_S, ANSWER_TIMEOUT_S) for name in idle)
+        asks = (self.actor(name).ask_within(ANSWER_TIMEOUT_S, SliceActor.healthy, HEALTHY_TIMEOUT_S) for name in idle)
         answers = await asyncio.gather(*asks, return_exceptions=True)
         return tuple(
             name
@@ -319,7 +325,7 @@ class ReservedSlices:
 
     async def _tear_down(self, held: ReservedSlice) -> None:
         try:
-            await held.stub.teardown()
+            await held.actor.ask_once(SliceActor.teardown)
         except Exception:
             logger.exception("%s could not be torn down; it ends with its reservation", held.name)
         await discarded(held)

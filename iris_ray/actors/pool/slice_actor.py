@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
-from iris_ray.actors.calls.asking import SetupFailed, Unreachable, answer
+from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.clocks import Moment, by_this_clock
-from iris_ray.actors.calls.host_stub import HostStub
 from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
-from iris_ray.actors.calls.standby_stub import StandbyStub
+from iris_ray.actors.protocol.answers import SetupFailed, Unreachable
+from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
+from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.model.lifecycle import AttemptId
@@ -34,6 +35,7 @@ ANSWER_S = 1.0
 """How long tasks have to say that they have saved, when they are asked after the deadline."""
 FETCH_S = 2.0
 """How long an exception may take from its task's process, which is ended then."""
+TEARDOWN_TIMEOUT_S = 20.0
 
 
 Standbys: TypeAlias = list[tuple[ActorHandle, int]]
@@ -76,7 +78,7 @@ class SliceActor:
 
     def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
         self._name = name
-        self._hosts = {i: HostStub(handle, f"{name} host {i}", name) for i, handle in enumerate(hosts)}
+        self._hosts = {i: Actor[HostInterface](handle, f"{name} host {i}") for i, handle in enumerate(hosts)}
         self._standbys: dict[int, Standbys] = {}  # by generation
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
@@ -87,14 +89,14 @@ class SliceActor:
         self._watch: HostWatch | None = None
 
     @property
-    def hosts(self) -> Mapping[int, HostStub]:
+    def hosts(self) -> Mapping[int, Actor[HostInterface]]:
         """The hosts, by index."""
         return self._hosts
 
     async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
         """Why each host counts as lost; None for those that answer within so many seconds."""
         there = [i for i in self._hosts if i not in self._silent]
-        answers = await asyncio.gather(*(self._hosts[i].healthy(patience_s) for i in there))
+        answers = await asyncio.gather(*(self._hosts[i].ask_within(patience_s, HostInterface.healthy) for i in there))
         lost = {i: a for i, a in zip(there, answers, strict=True) if isinstance(a, Unreachable)}
         lost |= {i: Unreachable(f"{self._hosts[i].name} {why}") for i, why in self._silent.items()}
         return {i: lost.get(i) for i in self._hosts}
@@ -124,16 +126,20 @@ class SliceActor:
         name = self._hosts[host].name
         try:
             # Asked from here, so that the connection over which its task will be started is there by then.
-            ready = await answer(StandbyStub(standby).ready(), f"the standby on {name}", timeout_s)
+            asked = Actor[TaskInterface](standby).call(TaskInterface.ready)
+            ready = await answer(asked, f"the standby on {name}", timeout_s)
             if isinstance(ready, Unreachable):
                 return ready
             if ready.error:
                 return SetupFailed(f"{name}: {ready.error}", (host,))
-            adopted = await self._hosts[host].adopt(standby, ready, timeout_s)
+            process = ready.pid, ready.started, ready.token
+            adopt = HostInterface.adopt
+            adopted = await self._hosts[host].ask_within(timeout_s, adopt, self._name, standby, *process)
             return adopted if isinstance(adopted, Unreachable) else ready
         except RuntimeEnvSetupError as error:
             return SetupFailed(f"{name}: {error}", (host,))
 
+    @within(None)
     async def run_remote_fn(
         self, attempt: AttemptId, generation: int, launches: Sequence[TaskLaunch], silence_s: float
     ) -> dict[int, TaskEnd | None]:
@@ -176,7 +182,7 @@ class SliceActor:
     def _watch_hosts(self) -> FailureDetector[int]:
         """Ask the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
         self._unwatch_hosts()
-        self._watch = HostWatch(self._hosts, self._silence_s)
+        self._watch = HostWatch(self._hosts, self._name, self._silence_s)
         self._silent = self._watch.detector.hung
         return self._watch.detector
 
@@ -197,12 +203,12 @@ class SliceActor:
         except OutOfMemoryError:
             how = "task process was killed by Ray, because the host's memory was nearly used up"
             killed = TaskEnd(EndKind.OUT_OF_MEMORY, Moment.now(), error=f"the {how}")
-            facts = await self._hosts[host].how_it_ended(pid)
+            facts = await self._hosts[host].ask_once(HostInterface.how_it_ended, pid)
             if isinstance(facts, Unreachable) or facts.kind is not EndKind.NEVER_STARTED:
                 return killed
             return replace(facts, error=f"the waiting {how}")
         except RayError:
-            facts = await self._hosts[host].how_it_ended(pid)
+            facts = await self._hosts[host].ask_once(HostInterface.how_it_ended, pid)
             return None if isinstance(facts, Unreachable) else facts
 
     async def _result(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
@@ -212,14 +218,14 @@ class SliceActor:
         """
 
         async def answered() -> TaskEnd:
-            return await StandbyStub(standby).run(launch)
+            return await Actor[TaskInterface](standby).call(TaskInterface.run, launch)
 
         run = asyncio.ensure_future(answered())
         gone: asyncio.Future[TaskEnd | Unreachable] | None = None
         try:
             await asyncio.wait({run}, timeout=HOST_ASKED_AFTER_S)
             if not run.done():
-                gone = asyncio.ensure_future(self._hosts[host].how_it_ended(pid, timeout_s=None))
+                gone = asyncio.ensure_future(self._hosts[host].ask_within(None, HostInterface.how_it_ended, pid))
                 first: set[asyncio.Future[Any]] = {run, gone}
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not run.done():
@@ -232,6 +238,7 @@ class SliceActor:
             if gone is not None:
                 gone.cancel()
 
+    @within(None)
     async def stop(self, attempt: AttemptId, reason: str | None, exit_grace: float = 0.0) -> dict[int, TaskEnd | None]:
         """End every task of that attempt that still runs and wait until all its processes are gone.
 
@@ -266,8 +273,13 @@ class SliceActor:
         self, pids: Mapping[int, int], reason: str | None, exit_grace: float
     ) -> dict[int, TaskEnd | None]:
         """End these tasks; how each ended, None where its host can't vouch that it has."""
-        asked = {i: self._hosts[i].stop(pid, reason, exit_grace) for i, pid in pids.items() if i not in self._silent}
-        answers = await answers_unless_silent(asked, lambda i: self._hosts[i].ping(), self._silence_s)
+        asked = {
+            i: self._hosts[i].ask_once(HostInterface.stop, pid, reason, exit_grace)
+            for i, pid in pids.items()
+            if i not in self._silent
+        }
+        ping = HostInterface.healthy
+        answers = await answers_unless_silent(asked, lambda i: self._hosts[i].call(ping), self._silence_s)
         for i, why in answers.items():
             if isinstance(why, Exception):
                 logger.warning("%s: %s", self._hosts[i].name, why)
@@ -296,7 +308,7 @@ class SliceActor:
 
     async def _notify(self, host: int, task: HostTask, notice: Notice) -> bool | None:
         """True once it has saved its state, False once it has returned; None if it neither can nor will say so."""
-        saved = asyncio.ensure_future(self._hosts[host].notify(task.pid, notice))
+        saved = asyncio.ensure_future(self._hosts[host].ask_once(HostInterface.notify, task.pid, notice, time.time()))
         try:
             await asyncio.wait({saved, task.end}, return_when=asyncio.FIRST_COMPLETED)
             if saved.done() and saved.result() is True:
@@ -314,22 +326,25 @@ class SliceActor:
         if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}
-        replies = await asyncio.gather(*(self._hosts[i].progress(task.pid) for i, task in running.items()))
+        asks = (self._hosts[i].ask_once(HostInterface.progress, task.pid) for i, task in running.items())
+        replies = await asyncio.gather(*asks)
         return dict(zip(running, replies, strict=True))
 
     async def last_progress(self, attempt: AttemptId, host: int) -> Progress | Unreachable | None:
         """How far a task of that attempt is, or was if it has ended; None if that attempt is not running here."""
         task = self._tasks.get(host) if self._running == attempt else None
-        return None if task is None else await self._hosts[host].progress(task.pid)
+        return None if task is None else await self._hosts[host].ask_once(HostInterface.progress, task.pid)
 
     async def dump_stacks(self, attempt: AttemptId) -> None:
         """Have every task of that attempt print what it is doing."""
         if self._running == attempt:
-            await asyncio.gather(*(self._hosts[i].dump_stacks(task.pid) for i, task in self._tasks.items()))
+            asks = (self._hosts[i].ask_once(HostInterface.dump_stacks, task.pid) for i, task in self._tasks.items())
+            await asyncio.gather(*asks)
 
+    @within(TEARDOWN_TIMEOUT_S)
     async def teardown(self) -> None:
         """End everything on the slice before its actors are ended."""
-        await asyncio.gather(*(host.teardown() for host in self._hosts.values()))
+        await asyncio.gather(*(host.ask_once(HostInterface.teardown, self._name) for host in self._hosts.values()))
 
     def close(self) -> None:
         """Stop asking the hosts, where this object lives longer than what it speaks for."""

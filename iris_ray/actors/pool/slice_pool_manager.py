@@ -12,7 +12,6 @@ from typing import Any
 
 import ray
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.controller_client import ControllerClient
@@ -20,12 +19,14 @@ from iris_ray.actors.calls.names import take_incarnation
 from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
 from iris_ray.actors.protocol.task_log import LastLines, LogId
 from iris_ray.errors import DeposedError, NotYetError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
-from iris_ray.state.events import Event, MaintenanceCalledOffEvent, WorkerDrainedEvent
+from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
 
 # -- last lines relay --------------------------------------------------------------------------------------------------
 # The last lines of a pool's tasks, on their way to the Controller.
@@ -57,7 +58,8 @@ class LastLinesRelay:
         """Send what comes within a moment. Return whether nothing is left to be sent."""
         await asyncio.sleep(GATHERED_S)
         batch, self._waiting = self._waiting, {}
-        reply = await self._controller.note_last_lines(list(batch.values()))
+        lines, sender = list(batch.values()), self._controller.sender
+        reply = await self._controller.ask_once(ControllerInterface.note_last_lines, lines, sender)
         if isinstance(reply, Unreachable):
             self._waiting = batch | self._waiting
         return not self._waiting
@@ -84,7 +86,7 @@ LAST_ANSWERS_S = 2.0
 
 
 class SlicePoolManager:
-    """Runs gangs on slices that the Controller assigns, and keeps idle slices warm for a while.
+    """Runs gangs on slices that the Controller assigns, and keeps idle slices warm for a while. See `PoolInterface`.
 
     If its process dies, Ray starts it anew and repeats the calls of callers that wait: the Controller knows the
     job by its id and lets it go on with another attempt.
@@ -123,7 +125,6 @@ class SlicePoolManager:
     # -- called by the driver --------------------------------------------------------------------------------------
 
     async def run(self, request: RunRequest) -> list[Any]:
-        """Run one job to its end. Return its tasks' results by index, or raise the job's own error."""
         self._watch_idle_slices()
         accepted = self._acceptance(request.spec.job_id)
         run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
@@ -145,11 +146,9 @@ class SlicePoolManager:
             await self._notify()
 
     async def begin(self, request: RunRequest) -> None:
-        """Run a job without a caller whose request is large: this process keeps it, and the job ends with it."""
         self._alone = asyncio.ensure_future(self._run_alone(with_stored_function(request)))
 
     async def results(self) -> list[Any]:
-        """Return what came of the only job of a pool that has no caller, as `run` does."""
         assert self._alone is not None
         return await asyncio.shield(self._alone)
 
@@ -166,24 +165,17 @@ class SlicePoolManager:
         ray.kill(ray.get_runtime_context().current_actor)
 
     async def accepted(self, job_id: str) -> bool:
-        """Wait until it is known whether the Controller has a job, and return it."""
         return await asyncio.shield(self._acceptance(job_id))
 
     async def release(self) -> None:
-        """Give up every slice that no job has a use for, those included whose last task is just being ended."""
         await self.tasks_ended()
         await self._give_back(self._unused)
         await self._slices.release_idle_hosts()
 
     async def tasks_ended(self) -> None:
-        """Wait until no task of a job whose results are out runs any more."""
         await self._slices.settle(self._unused)
 
     async def until_idle(self, calls: int) -> None:
-        """Wait until that many runs have come and gone and no slice is left.
-
-        A run that was cancelled before it arrived never comes: nothing at all for a while will do, too.
-        """
 
         self._watch_idle_slices()
 
@@ -197,11 +189,9 @@ class SlicePoolManager:
     # -- called by hosts ---------------------------------------------------------------------------------------------
 
     async def take_last_lines(self, last: LastLines) -> None:
-        """Take the last lines that a task has printed. They are to outlive its host."""
         self._last_lines.take(last)
 
     async def take_notice(self, node_id: str, notice: HostNotice, sent_at: float) -> None:
-        """Take the notice of a host that is going to go. Its clock said `sent_at`, and Ray may not know it."""
         notice = by_this_clock(notice, sent_at)
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
@@ -209,7 +199,6 @@ class SlicePoolManager:
             await self._controller.report(None, [drained(node_id, notice)])
 
     async def maintenance_called_off(self, node_id: str) -> None:
-        """Note that the maintenance of which a host gave notice is not planned any more."""
         logger.info("host %s: the metadata server of the host has called its maintenance off", node_id[:8])
         self._notices.pop((node_id, NoticeKind.MAINTENANCE), None)
         async with self._passing_on:
@@ -223,26 +212,15 @@ class SlicePoolManager:
     # -- called by the Controller ----------------------------------------------------------------------------------
 
     async def watched(self) -> None:
-        """Never return: a caller that waits learns of this process's end."""
         await asyncio.Event().wait()
 
     async def reconnect(self, epoch: int) -> PoolView:
-        """Obey a new Controller that has taken over, and no earlier one."""
         self._obey(epoch)
         if self._notices:  # it does not know them; it listens when it has our answer
             self._background.start(self._repeat_notices(), "repeating the notices of hosts")
         return PoolView(self._incarnation, self._slices.slice_names())
 
     async def assign(self, order: AttemptOrder) -> bool | None:
-        """Start an attempt, if it is not known already.
-
-        Returns:
-            False if the job is not known here (any more); None if the order is not to be carried out: it was meant for
-            the process before this one, or for a spare that is not wanted any more.
-
-        Raises:
-            NotYetError: this process has just begun; the caller that waits for the job may still repeat it here.
-        """
         self._obey(order.epoch)
         if order.incarnation != self._incarnation or order.attempt.job_id in self._dropped:
             return None
@@ -260,28 +238,23 @@ class SlicePoolManager:
         return True
 
     async def drop_spare(self, job_id: str) -> None:
-        """Note that a spare is not wanted any more. Its order may come later than this."""
         self._dropped.append(job_id)
 
     async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> None:
-        """Tell the tasks of an attempt that it is to move."""
         self._obey(epoch)
         if run := self._known(attempt.job_id):
             run.notify(attempt, notice)
 
     async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
-        """End an attempt. Return when no process of it is left."""
         self._obey(epoch)
         if run := self._known(attempt.job_id):
             await run.stop_attempt(attempt, reason)
 
     async def job_ended(self, job_id: str) -> None:
-        """Note that the Controller has ended a job, which may still wait for an order."""
         if run := self._runs.get(job_id):
             run.wake()
 
     async def give_up_slice(self, name: str, epoch: int) -> bool:
-        """Release an idle slice that another pool needs; return False if it is in use after all."""
         self._obey(epoch)
         if name in self._slices and not self._slices[name].in_use:
             logger.info("%s goes to another job", name)
@@ -365,6 +338,6 @@ class SlicePoolManager:
             self._changed.notify_all()
 
 
-def drained(node_id: str, notice: HostNotice) -> Event:
+def drained(node_id: str, notice: HostNotice) -> WorkerDrainedEvent:
     """Return a host's notice as the Controller hears it."""
     return WorkerDrainedEvent(node_id, notice.reason, notice.kind, notice.deadline)

@@ -13,6 +13,7 @@ from typing import Any
 from ray import cloudpickle
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.job_progress import results_of
@@ -62,7 +63,7 @@ class FaultPlayer:
     def _wait_until_it_runs(self) -> bool:
         while not self._over.wait(POLL_S):
             with contextlib.suppress(IrisError):  # the Controller has not heard of it yet
-                tasks = ControllerConnection(patience_s=RESTART_S).list_tasks(self._job_id)
+                tasks = ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_tasks, self._job_id)
                 if all(task.state is TaskState.RUNNING for task in tasks):
                     return True
         return False

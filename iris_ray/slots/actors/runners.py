@@ -10,9 +10,11 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.calls.controller_connection import find_controller, tell_who_yields
+from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.controller_connection import find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.constraints import Attributes
-from iris_ray.slots.actors.agent_stub import AgentStub
+from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.core.devices import Device, DeviceKind, DeviceSet, Runner, runner_of_slice
 from iris_ray.slots.core.events import Event, RunnerJoined, RunnerLost
 from iris_ray.slots.core.reconciler import Reconciler, idle_runners, needs_room
@@ -72,7 +74,7 @@ class HostHere:
     devices: int
     memory: int
     attributes: Attributes
-    agent: AgentStub
+    agent: Actor[RunnerAgent]
     group: PlacementGroup
     bundle: int
     gpus: tuple[str, ...] = ()
@@ -164,9 +166,9 @@ class Runners:
             self.hear(RunnerLost(here.runner_id))
 
 
-async def _until_gone(agent: AgentStub) -> None:
+async def _until_gone(agent: Actor[RunnerAgent]) -> None:
     with suppress(RayError):
-        await agent.watch()
+        await agent.call(RunnerAgent.watch)
 
 
 # -- yielding ----------------------------------------------------------------------------------------------------------
@@ -222,7 +224,7 @@ class Yielding:
         controller = await asyncio.to_thread(find_controller)
         if controller is None:
             raise TimeoutError("no Controller runs; the next job starts one")
-        await tell_who_yields(controller, changed, self.user)
+        await Actor[ControllerInterface](controller).call(ControllerInterface.set_yielding, changed, self.user)
 
     def _found(self, now: float) -> dict[str, bool]:
         """Return of each job whether it yields: all of its runners are idle; or it has none, and none is needed."""

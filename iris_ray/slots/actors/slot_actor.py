@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 import psutil
@@ -14,7 +15,7 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.asking import remote_method
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
@@ -179,7 +180,7 @@ class SlotActor:
 
     def lead(self, followers: Sequence[ActorHandle]) -> str:
         """Have the slot's processes on other hosts make every call, too. Return an address where all can meet."""
-        return self._followers.lead([remote_method(actor, SlotActor.follow) for actor in followers])
+        return self._followers.lead([partial(Actor[SlotActor](actor).call, SlotActor.follow) for actor in followers])
 
     @_runs_user_code
     def load(self, pickled: bytes, meeting: str = "") -> str | None:

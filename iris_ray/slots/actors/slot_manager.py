@@ -8,7 +8,9 @@ from contextlib import suppress
 
 from ray.exceptions import RayError
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.ray_internals import STREAM
 from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError
 from iris_ray.slots.actors.messages import (
     AnswerPiece,
@@ -24,8 +26,8 @@ from iris_ray.slots.actors.messages import (
 )
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.runners import HostHere, RunnerHere, Runners, Yielding
+from iris_ray.slots.actors.slot_actor import SlotActor
 from iris_ray.slots.actors.slot_processes import SlotProcesses, status_of
-from iris_ray.slots.actors.slot_stub import SlotStub
 from iris_ray.slots.actors.waiting import Clients, WaitingCaller, cancelled, error_of
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import instructions as todo
@@ -275,18 +277,20 @@ class SlotManager:
         else:
             self._end(request.request_id, slot_id, waiting)
 
-    async def _have_answered(self, waiting: WaitingCaller, request: SlotRequest, slot_id: str, actor: SlotStub) -> bool:
+    async def _have_answered(
+        self, waiting: WaitingCaller, request: SlotRequest, slot_id: str, actor: Actor[SlotActor]
+    ) -> bool:
         """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
         ask = waiting.ask
         if waiting.streams:
-            async for piece in actor.stream(request, ask.payload):
+            async for piece in actor.with_options(**STREAM).stream(SlotActor.stream, request, ask.payload):
                 found = await piece
                 if not self._runs_on(ask.request_id, slot_id):  # pieces of two slots must not be mixed
                     return False
                 await waiting.give(found)
             if not self._runs_on(ask.request_id, slot_id):
                 return False
-        elif (answer := await actor.serve(request, ask.payload)) is not None:
+        elif (answer := await actor.call(SlotActor.serve, request, ask.payload)) is not None:
             await waiting.give(answer)
         waiting.end()
         return True
@@ -295,9 +299,9 @@ class SlotManager:
         active = self._core.active.by_id.get(request_id)
         return active is not None and active.slot_id == slot_id
 
-    async def _grant(self, waiting: WaitingCaller, slot_id: str, actor: SlotStub) -> None:
+    async def _grant(self, waiting: WaitingCaller, slot_id: str, actor: Actor[SlotActor]) -> None:
         session_id = waiting.ask.request_id
-        await actor.open_session(session_id)
+        await actor.call(SlotActor.open_session, session_id)
         self._hear(ev.SessionsRenewed({session_id: self._now()}))
         await waiting.give(packed(Grant(slot_id, actor.handle)))
         waiting.end()
@@ -306,7 +310,7 @@ class SlotManager:
         """Have a slot take no more calls of a session, and wait for those that it has."""
         try:
             if made := self._processes.by_slot.get(order.slot_id):
-                await made.actor.end_session(order.request_id, order.reason)
+                await made.actor.call(SlotActor.end_session, order.request_id, order.reason)
                 self._end(order.request_id, order.slot_id)
         except RayError as error:
             self._hear(ev.SlotFailed(order.slot_id, _unreachable(order.slot_id, error)))
@@ -335,7 +339,7 @@ class SlotManager:
     async def _stop(self, order: todo.EndRequest) -> None:
         if made := self._processes.by_slot.get(order.slot_id):
             with suppress(RayError):
-                await made.actor.stop(order.request_id)
+                await made.actor.call(SlotActor.stop, order.request_id)
 
     async def _watch_clients(self) -> None:
         """Give up the requests of clients that are gone, after a while."""

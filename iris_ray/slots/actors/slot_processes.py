@@ -11,11 +11,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
+from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere, RunnerHere
 from iris_ray.slots.actors.slot_actor import CALLS, ProcessIdentity, SlotActor
-from iris_ray.slots.actors.slot_stub import SlotStub
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.events import Event, SlotEnded, SlotFailed, SlotReady
 from iris_ray.slots.core.instructions import CreateSlot
@@ -50,12 +51,12 @@ class SlotProcess:
     """
 
     order: CreateSlot
-    actors: tuple[SlotStub, ...]
+    actors: tuple[Actor[SlotActor], ...]
     processes: tuple[ProcessIdentity, ...] = ()
     ending: bool = False
 
     @property
-    def actor(self) -> SlotStub:
+    def actor(self) -> Actor[SlotActor]:
         """The one that gets the requests."""
         return self.actors[0]
 
@@ -89,7 +90,7 @@ class SlotProcesses:
     def create(self, order: CreateSlot, pickled: bytes) -> None:
         """Start a process on each host of the runner, which loads a model."""
         hosts = self.runners[order.allocation.runner_id].hosts
-        actors: list[SlotStub] = []
+        actors: list[Actor[SlotActor]] = []
         try:
             actors.extend(_started(order, host) for host in hosts)
         except Exception:  # a slot with too few processes is none
@@ -119,7 +120,7 @@ class SlotProcesses:
         here = dict(self._by_runner.get(runner_id, {}))
         known = {slot_id: each.processes for slot_id, each in here.items() if each.processes}
         asked = [
-            host.agent.alive({slot_id: processes[number] for slot_id, processes in known.items()})
+            host.agent.call(RunnerAgent.alive, {slot_id: processes[number] for slot_id, processes in known.items()})
             for number, host in enumerate(runner.hosts)
         ]
         alive = set[str]().union(*await asyncio.gather(*asked))  # its place is in use while a process is on any host
@@ -136,7 +137,7 @@ class SlotProcesses:
             return {}
         here = (each for each in self.by_slot.values() if each.order.allocation.runner_id == host.runner_id)
         processes = [process for each in here for process in each.processes]
-        return {0: await host.agent.memory(processes)}
+        return {0: await host.agent.call(RunnerAgent.memory, processes)}
 
     async def _load(self, made: SlotProcess, pickled: bytes) -> None:
         with suppress(RayError):  # `_watch` sees that one is gone
@@ -146,12 +147,13 @@ class SlotProcesses:
 
     async def _loaded(self, made: SlotProcess, pickled: bytes) -> str | None:
         """Load the model in all processes. Return why that failed in one of them, or None."""
-        made.processes = tuple(await asyncio.gather(*(actor.identity() for actor in made.actors)))
+        made.processes = tuple(await asyncio.gather(*(actor.call(SlotActor.identity) for actor in made.actors)))
         try:
-            meeting = await made.actor.lead([actor.handle for actor in made.actors[1:]]) if len(made.actors) > 1 else ""
+            others = [actor.handle for actor in made.actors[1:]]
+            meeting = await made.actor.call(SlotActor.lead, others) if others else ""
         except RayTaskError as error:
             return f"its hosts can't meet: {error.cause}"
-        for loaded in asyncio.as_completed([actor.load(pickled, meeting) for actor in made.actors]):
+        for loaded in asyncio.as_completed([actor.call(SlotActor.load, pickled, meeting) for actor in made.actors]):
             if (why_not := await loaded) is not None:  # the others may wait for this one
                 return why_not
         return None
@@ -183,14 +185,14 @@ class SlotProcesses:
         return all(await asyncio.gather(*(_is_gone(host, process) for host, process in hosts)))
 
     async def _end(self, made: SlotProcess) -> None:
-        unloads = (actor.unload() for actor in made.actors)
+        unloads = (actor.call(SlotActor.unload) for actor in made.actors)
         with suppress(TimeoutError):  # one that raises cuts off no other host's
             async with asyncio.timeout(UNLOAD_S):
                 await asyncio.gather(*unloads, return_exceptions=True)
         made.kill()
 
 
-def _started(order: CreateSlot, host: HostHere) -> SlotStub:
+def _started(order: CreateSlot, host: HostHere) -> Actor[SlotActor]:
     seats = order.spec.requests_at_a_time
     options = {
         "num_cpus": 0,
@@ -198,17 +200,17 @@ def _started(order: CreateSlot, host: HostHere) -> SlotStub:
         "scheduling_strategy": host.placement(),
         "name": f"slot {order.slot_id} of {order.spec.identity}" + (f", host {host.host}" if host.hosts > 1 else ""),
     }
-    return SlotStub(_slot_actor(seats).options(**options).remote(host.variables_for(order.allocation.devices)))
+    return Actor(_slot_actor(seats).options(**options).remote(host.variables_for(order.allocation.devices)))
 
 
-async def _until_gone(actor: SlotStub) -> None:
+async def _until_gone(actor: Actor[SlotActor]) -> None:
     with suppress(RayError):
-        await actor.watch()
+        await actor.call(SlotActor.watch)
 
 
 async def _is_gone(host: HostHere, process: ProcessIdentity) -> bool:
     try:
-        return await host.agent.wait_gone(process, GONE_S)
+        return await host.agent.call(RunnerAgent.wait_gone, process, GONE_S)
     except RayError:  # the host is gone
         return True
 

@@ -11,9 +11,10 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.calls.asking import Reference
+from iris_ray.actors.calls.asking import Actor, Reference
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller.node_table import attributes_of
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
 from iris_ray.client.client import launch
@@ -26,11 +27,10 @@ from iris_ray.model.options import default_of
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU
-from iris_ray.slots.actors.agent_stub import AgentStub
-from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.actors.messages import SlotHosts
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere
+from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import POLL_S, PreemptionNotice, preemption_notice
@@ -42,7 +42,7 @@ _Agent = ray.remote(RunnerAgent)
 
 
 def hold_host(
-    manager: ManagerStub, runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
+    manager: Actor[SlotManager], runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
 ) -> None:
     """Hold this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
 
@@ -58,7 +58,7 @@ def hold_host(
         RuntimeError: the host's agent is gone; the job is tried again.
     """
     here = _here(runner, kind, devices, memory, whole_slice)
-    held, agent_gone = manager.hold_host(here), here.agent.watch()
+    held, agent_gone = manager.call(SlotManager.hold_host, here), here.agent.call(RunnerAgent.watch)
     try:
         while (notice := preemption_notice()) is None:
             done, _ = ray.wait([held, agent_gone], timeout=POLL_S)
@@ -71,9 +71,9 @@ def hold_host(
         ray.kill(here.agent.handle)  # Ray's worker does not exit before all calls that it has made have ended
 
 
-def _leave(notice: PreemptionNotice, manager: ManagerStub, here: HostHere, held: Reference[bool]) -> None:
+def _leave(notice: PreemptionNotice, manager: Actor[SlotManager], here: HostHere, held: Reference[bool]) -> None:
     print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
-    empty = manager.empty_runner(here.runner_id, notice.reason)
+    empty = manager.call(SlotManager.empty_runner, here.runner_id, notice.reason)
     done, _ = ray.wait([empty, held])
     if held in done and _is_unwanted(held):
         return
@@ -111,7 +111,7 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
         devices=devices,
         memory=memory,
         attributes=_attributes(),
-        agent=AgentStub(options.remote(variables)),
+        agent=Actor(options.remote(variables)),
         group=group,
         bundle=bundle,
         gpus=tuple(filter(None, gpus.split(","))),
@@ -134,7 +134,7 @@ CLOSED = "its slots are closed"
 EXIT_GRACE_S = 5.0
 
 
-def submit_runners(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str | None) -> tuple[str, ...]:
+def submit_runners(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name: str | None) -> tuple[str, ...]:
     """Submit the jobs that get hosts for a SlotManager; return their ids once the Controller has them.
 
     Args:
@@ -162,10 +162,10 @@ def cancel_runners(job_ids: Sequence[str]) -> None:
     """End the jobs, those that wait included. What has ended already, or is nobody's any more, is left alone."""
     for job_id in job_ids:
         with suppress(IrisError):
-            ControllerConnection().cancel(job_id, CLOSED, current_user())
+            ControllerConnection().ask(ControllerInterface.cancel, job_id, CLOSED, current_user())
 
 
-def _requests(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str) -> Iterator[RunRequest]:
+def _requests(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name: str) -> Iterator[RunRequest]:
     wanted = [each for each in hosts for _ in range(each.count)]
     for number, each in enumerate(wanted):
         runner = f"{each.kind.value}-{number}"

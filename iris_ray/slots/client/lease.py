@@ -16,11 +16,13 @@ from typing import Any
 from ray import ObjectRef
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError, RayTaskError
 
+from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.ray_internals import STREAM
 from iris_ray.client.connection import this_connection
 from iris_ray.errors import NoClusterError, RequestLostError, SessionEndedError, SlotQueueFullError
-from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.actors.messages import AnswerPiece, Grant, NotHeld
-from iris_ray.slots.actors.slot_stub import SlotStub
+from iris_ray.slots.actors.slot_actor import SlotActor
+from iris_ray.slots.actors.slot_manager import SlotManager
 
 MOST_CALLS = 32
 """Of one session that have not been answered. They run one after the other."""
@@ -61,11 +63,11 @@ class Lease:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _raised: Exception | None = None
     """What the model raised in the call that has just ended. It may look like an error of Ray's about the slot."""
-    _slot: SlotStub = field(init=False)
+    _slot: Actor[SlotActor] = field(init=False)
     _connection: str | None = field(default_factory=this_connection)
 
     def __post_init__(self) -> None:
-        self._slot = SlotStub(self.grant.actor)
+        self._slot = Actor(self.grant.actor)
 
     def line_up(self) -> "Turn":
         """Take a place in the line of calls.
@@ -91,12 +93,13 @@ class Lease:
 
     def send(self, turn: "Turn", payload: Any) -> Any:
         """Send a call whose turn has come; return Ray's reference to the answer."""
-        turn.end = answer = self._slot.call(self.session_id, turn.call_id, payload)
+        turn.end = answer = self._slot.call(SlotActor.call, self.session_id, turn.call_id, payload)
         return answer
 
     def send_for_pieces(self, turn: "Turn", payload: Any) -> Any:
         """Send a call whose turn has come; return Ray's generator of references to the pieces of its answer."""
-        pieces = self._slot.call_in_pieces(self.session_id, turn.call_id, payload)
+        slot = self._slot.with_options(**STREAM)
+        pieces = slot.stream(SlotActor.call_in_pieces, self.session_id, turn.call_id, payload)
         turn.end = pieces.completed()
         return pieces
 
@@ -126,7 +129,7 @@ class Lease:
 
     def _stop(self, turn: "Turn", end: "ObjectRef") -> None:
         """Stop a call. Until its end it has the session's seat, and the next call waits."""
-        self._slot.stop(turn.call_id)
+        self._slot.call(SlotActor.stop, turn.call_id)
         end.future().add_done_callback(lambda _: self._leave(turn))
 
     def _leave(self, turn: "Turn") -> None:
@@ -190,7 +193,7 @@ class ClientKeeper:
         client_id: what the manager knows the client by.
     """
 
-    def __init__(self, manager: ManagerStub) -> None:
+    def __init__(self, manager: Actor[SlotManager]) -> None:
         self.client_id = uuid.uuid4().hex
         self._manager = manager
         self._connection = this_connection()
@@ -252,7 +255,7 @@ class ClientKeeper:
         """Have the manager forget a request, and don't wait for that."""
         if self.is_connected:
             with suppress(RayError):  # the manager is gone
-                self._manager.cancel(request_id)
+                self._manager.call(SlotManager.cancel, request_id)
 
     def _start(self) -> None:
         if not self._runs:
@@ -280,7 +283,7 @@ class ClientKeeper:
             return False
         idle = {name: each.idle_s() for name, each in leases.items()}
         try:  # a thread that waits in ray.get while the driver disconnects would crash the process
-            over = self._manager.renew(self.client_id, idle).future().result(RENEW_S)
+            over = self._manager.call(SlotManager.renew, self.client_id, idle).future().result(RENEW_S)
         except (NoAnswer, ActorUnavailableError) as error:
             logger.warning("a client of slots could not be renewed: %s; it is tried again", type(error).__name__)
         except RayTaskError:

@@ -8,10 +8,10 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.ray_internals import driver_lives
 from iris_ray.client.connection import current_user
 from iris_ray.errors import InvalidSlotError, SlotNameTakenError, UnknownNameError
-from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.actors.messages import Maker
 from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.core.policy import ServingPolicy
@@ -36,7 +36,7 @@ class Found(NamedTuple):
         is_ours: whether this process has made it, now or before.
     """
 
-    manager: ManagerStub
+    manager: Actor[SlotManager]
     is_new: bool
     is_ours: bool
 
@@ -68,7 +68,7 @@ def make_or_find(policy: ServingPolicy, name: str | None) -> Found:
         time.sleep(LOOK_S)
 
 
-def find(name: str) -> ManagerStub:
+def find(name: str) -> Actor[SlotManager]:
     """Return the manager of a name, whoever has made it.
 
     Raises:
@@ -82,14 +82,14 @@ def find(name: str) -> ManagerStub:
     return manager
 
 
-def _made(policy: ServingPolicy, name: str | None, maker: Maker) -> ManagerStub:
+def _made(policy: ServingPolicy, name: str | None, maker: Maker) -> Actor[SlotManager]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     named = {} if name is None else {"name": name, "namespace": NAMESPACE}
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": MOST_CALLS, "scheduling_strategy": here, **named}
-    return ManagerStub(_SlotManager.options(**options).remote(policy, maker))
+    return Actor(_SlotManager.options(**options).remote(policy, maker))
 
 
-def _attached(manager: ManagerStub, name: str | None, me: Maker) -> Found | None:
+def _attached(manager: Actor[SlotManager], name: str | None, me: Maker) -> Found | None:
     """Return the manager if it is of this Ray job, or None if it is about to go with its driver."""
     maker = _maker_of(manager)
     if maker is not None and maker.ray_job == me.ray_job:
@@ -99,17 +99,17 @@ def _attached(manager: ManagerStub, name: str | None, me: Maker) -> Found | None
     return None
 
 
-def _of_name(name: str) -> ManagerStub | None:
+def _of_name(name: str) -> Actor[SlotManager] | None:
     try:
-        return ManagerStub(ray.get_actor(name, namespace=NAMESPACE))
+        return Actor(ray.get_actor(name, namespace=NAMESPACE))
     except ValueError:
         return None
 
 
-def _maker_of(manager: ManagerStub) -> Maker | None:
+def _maker_of(manager: Actor[SlotManager]) -> Maker | None:
     """Return who has made a manager; None if it does not answer, as one that ends."""
     try:
-        found: Maker = ray.get(manager.maker(), timeout=ANSWER_S)
+        found: Maker = ray.get(manager.call(SlotManager.maker), timeout=ANSWER_S)
     except (RayError, TimeoutError):
         return None
     return found

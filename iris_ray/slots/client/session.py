@@ -9,9 +9,10 @@ from typing import Any, Self
 import ray
 from ray.exceptions import RayActorError
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import InvalidSlotError, SessionEndedError
-from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.actors.messages import Ask
+from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.client.lease import ClientKeeper, Lease, Turn
 from iris_ray.slots.core.models import WorkloadKind
 
@@ -33,7 +34,7 @@ class Session:
         how: ``idle_s``, ``timeout_s``, ``priority``: see `SlotClient.session`.
     """
 
-    def __init__(self, manager: ManagerStub, keeper: ClientKeeper, model: str, **how: Any) -> None:
+    def __init__(self, manager: Actor[SlotManager], keeper: ClientKeeper, model: str, **how: Any) -> None:
         self._manager = manager
         self._keeper = keeper
         self._model = model
@@ -63,7 +64,7 @@ class Session:
         ask = self._ask()
         try:
             with self._keeper.request(ask.request_id):
-                self._take(ask, ray.get(self._manager.submit(ask)).open())
+                self._take(ask, ray.get(self._manager.call(SlotManager.submit, ask)).open())
         except BaseException:
             self._keeper.cancel(ask.request_id)
             raise
@@ -74,7 +75,7 @@ class Session:
         ask = self._ask()
         try:
             with self._keeper.request(ask.request_id):
-                self._take(ask, (await self._manager.submit(ask)).open())
+                self._take(ask, (await self._manager.call(SlotManager.submit, ask)).open())
         except BaseException:
             self._keeper.cancel(ask.request_id)
             raise
@@ -84,13 +85,13 @@ class Session:
         """Give the seat back. Calls that run get their answers."""
         if lease := self._give_up():
             with suppress(RayActorError):  # the manager is gone, and the seat with it
-                ray.get(self._manager.cancel(lease.session_id))
+                ray.get(self._manager.call(SlotManager.cancel, lease.session_id))
 
     async def aclose(self) -> None:
         """As `close`, for an event loop."""
         if lease := self._give_up():
             with suppress(RayActorError):
-                await self._manager.cancel(lease.session_id)
+                await self._manager.call(SlotManager.cancel, lease.session_id)
 
     def call(self, payload: Any) -> Any:
         """Call the model and return its answer; one that comes in pieces is a list."""

@@ -11,11 +11,11 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from iris_ray.actors.calls.asking import Reference
+from iris_ray.actors.calls.asking import Actor, Reference
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
 from iris_ray.model.checks import shown
-from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.actors.messages import TAKEN_AT_ONCE, Ask, ModelOrder, SlotHosts, SlotStatus, packed
+from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.client.hold_host import cancel_runners, submit_runners
 from iris_ray.slots.client.lease import ClientKeeper
 from iris_ray.slots.client.named_manager import find, make_or_find
@@ -69,7 +69,7 @@ class SlotClient:
             except BaseException:
                 ray.kill(self._manager.handle)  # another try is to be the first again
                 raise
-            ray.get(self._manager.start(tuple(hosts), jobs))
+            ray.get(self._manager.call(SlotManager.start, tuple(hosts), jobs))
 
     @classmethod
     def connect(cls, name: str) -> Self:
@@ -128,12 +128,12 @@ class SlotClient:
             memory = _estimated(model, keywords)
         made = ModelSpec(name or model.__name__, memory, **{"kind": self._kind, **spec})
         order = ModelOrder(made, _pickled(model, keywords), replicas, prewarm)
-        _get(self._there().register(order))
+        _get(self._there().call(SlotManager.register, order))
         return made
 
     def remove(self, name: str) -> None:
         """Serve a model no more."""
-        _get(self._there().remove(name))
+        _get(self._there().call(SlotManager.remove, name))
 
     def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
         """Ask a model. Returns a future of its answer; one that comes in pieces is a list.
@@ -152,7 +152,7 @@ class SlotClient:
         opened: Future[Any] = Future()
         ask = self._ask(model, payload, request_id, how)
         self._keeper.add_request()
-        arrived = self._manager.submit(ask).future()
+        arrived = self._manager.call(SlotManager.submit, ask).future()
 
         def end(done: "Future[Any]") -> None:
             self._keeper.remove_request()
@@ -170,7 +170,7 @@ class SlotClient:
         """Ask a model and wait for the answer. Cancelling this cancels the request. See `submit`."""
         ask = self._ask(model, payload, request_id, how)
         with self._keeper.request(ask.request_id):
-            return (await self._manager.submit(ask)).open()
+            return (await self._manager.call(SlotManager.submit, ask)).open()
 
     def stream(
         self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
@@ -216,26 +216,26 @@ class SlotClient:
 
     def cancel(self, request_id: str) -> None:
         """Forget a request: it leaves the queue, or its slot if the model is a coroutine."""
-        ray.get(self._there().cancel(request_id))
+        ray.get(self._there().call(SlotManager.cancel, request_id))
 
     def status(self) -> SlotStatus:
         """Return runners, slots and models."""
-        return _get(self._there().status())
+        return _get(self._there().call(SlotManager.status))
 
     def evict(self, slot_id: str) -> None:
         """Have a slot end once its requests have."""
-        _get(self._there().evict(slot_id))
+        _get(self._there().call(SlotManager.evict, slot_id))
 
     def prewarm(self, model: str) -> None:
         """Give each host a slot of a model, if nothing has to be evicted for it."""
-        _get(self._there().prewarm(model))
+        _get(self._there().call(SlotManager.prewarm, model))
 
     def close(self) -> None:
         """Give all hosts back; no client of these models can go on. If another process has made them, only detach."""
         if not (self._is_ours and self._keeper.is_connected):  # the models end with the connection
             return
         with suppress(ActorDiedError):  # it is closed already, or lost with the hosts that it had
-            cancel_runners(ray.get(self._manager.close()))
+            cancel_runners(ray.get(self._manager.call(SlotManager.close)))
             ray.kill(self._manager.handle)
 
     def __enter__(self) -> Self:
@@ -244,7 +244,7 @@ class SlotClient:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _there(self) -> ManagerStub:
+    def _there(self) -> Actor[SlotManager]:
         """Return the manager, if this process is still in its cluster; else raise NoClusterError."""
         self._keeper.require_connection()
         return self._manager
@@ -254,11 +254,11 @@ class SlotClient:
         return replace(ask, **how)
 
     def _pieces(self, ask: Ask) -> Any:
-        return self._manager.stream(ask)
+        return self._manager.stream(SlotManager.stream, ask)
 
     def _say_taken(self, ask: Ask, number: int) -> None:
         if number % TAKEN_AT_ONCE == 0:
-            self._manager.taken(ask.request_id, TAKEN_AT_ONCE)
+            self._manager.call(SlotManager.taken, ask.request_id, TAKEN_AT_ONCE)
 
 
 def _get(reference: Reference[T]) -> T:

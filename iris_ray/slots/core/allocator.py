@@ -18,7 +18,7 @@ from typing import NamedTuple
 from iris_ray.slots.core.devices import DeviceSet, Runner
 from iris_ray.slots.core.eviction import EvictableSlots, EvictionPlan
 from iris_ray.slots.core.eviction_indexes import EvictionIndexes
-from iris_ray.slots.core.fleet import FreeIndex, Pool, SlotFleet
+from iris_ray.slots.core.fleet import FreeIndex, DevicePool, SlotFleet
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 from iris_ray.slots.core.policy import PlacementPolicy, Staleness
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
@@ -91,7 +91,7 @@ class Allocator:
         self.evictable = EvictableSlots(fleet, self.staleness)
         self._busy_too = EvictableSlots(fleet, self.staleness, busy_too=True)
         self._no_places: dict[SlotIdentity, tuple[int, ModelSpec, Full | Never]] = {}
-        self._pools: dict[Pool, _Indexes] = {}
+        self._pools: dict[DevicePool, _Indexes] = {}
         self._runner_changes = 0
 
     def decide(self, requirement: SlotRequirement, now: float) -> Decision:
@@ -126,7 +126,7 @@ class Allocator:
         return None
 
     def _indexes(self, spec: ModelSpec, degree: int) -> "_Indexes":
-        pool = Pool(spec.kind, spec.constraints, degree)
+        pool = DevicePool(spec.kind, spec.constraints, degree)
         found = self._pools.get(pool)
         if found is None:
             found = self._pools[pool] = _Indexes(

@@ -374,7 +374,7 @@ class SlotFleet:
 RunnerOrDevice = str | DeviceKey
 
 
-class Pool(NamedTuple):
+class DevicePool(NamedTuple):
     """Which runners count, and how many devices of one of them.
 
     Attributes:
@@ -393,7 +393,7 @@ class Index:
     """What all indexes have. They read the fleet's changes, each from where it was."""
 
     fleet: SlotFleet
-    pool: Pool
+    pool: DevicePool
     ranking: Ranking[RunnerOrDevice] = field(init=False)
     _read: int = field(init=False, default=0)
     _runner_changes: int = field(init=False, default=-1)

@@ -12,6 +12,7 @@ import ray
 
 import iris_ray.levanter
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.goodput import TimeKind
 from iris_ray.testing import SimulatedCluster
 from tests.support.examples import EXAMPLES
@@ -103,7 +104,7 @@ def test_run_goes_on_after_a_lost_slice_and_a_notice_with_the_losses_of_a_run_th
     assert losses(faults).items() <= losses(quiet).items()
     assert first[-1] >= 24
 
-    goodput = max(ControllerConnection().list_goodput(), key=lambda job: job.attempts)
+    goodput = max(ControllerConnection().ask_all(ControllerInterface.list_goodput), key=lambda job: job.attempts)
     assert goodput.attempts == 3
     for kind in (TimeKind.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME, TimeKind.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME):
         assert goodput.seconds[kind.value] > 0, goodput

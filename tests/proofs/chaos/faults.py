@@ -17,7 +17,7 @@ from iris_ray.actors.host import reaper
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import Disturbances
 from tests.proofs.chaos.jobs import Running, runs
-from tests.support.gangs import actor_pid, controller_pid, pids_of, pool_pid, the_controller
+from tests.support.gangs import actor_pid, all_jobs, controller_pid, pids_of, pool_pid
 from tests.support.odd_hosts import fill
 
 REAPER = reaper.__name__
@@ -241,7 +241,7 @@ class Faults:
 
     def _jobs_on(self, slice_name: str) -> set[str]:
         """Jobs that run on the slice, or are being started there."""
-        return {status.job_id for status in the_controller().list_jobs() if slice_name in status.groups}
+        return {status.job_id for status in all_jobs() if slice_name in status.groups}
 
     def sound_slices(self) -> list[str]:
         """Those with all their hosts, frozen ones apart; those that are announced to go are going."""

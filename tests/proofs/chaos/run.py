@@ -16,11 +16,12 @@ from ray.util.placement_group import placement_group_table
 from iris_ray import release, run_on_pod_ray
 from iris_ray.actors.calls.names import PLACEMENT_GROUP_PREFIX
 from iris_ray.actors.host.ledger import EXCLUSIVE
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import KnownAttempt, check_steps, overlaps
 from tests.proofs.chaos.faults import Faults
 from tests.proofs.chaos.jobs import Running, counting, lines_in
-from tests.support.gangs import alive, birth, the_controller
+from tests.support.gangs import alive, all_jobs, birth, the_controller
 from tests.support.odd_hosts import CONTAINER, NON_ROOT, READ_ONLY_ROOT, SMALL_DISK, clock_off_by, unmount
 from tests.support.waiting import wait_until
 
@@ -156,7 +157,7 @@ class Chaos:
             # A host that thaws may go on for a moment with an attempt that is over.
             own = sorted((line for line in lines if line["index"] == index), key=lambda line: line["attempt"])
             self.redone += check_steps(job, own, index < tasks)
-        status = next((s for s in the_controller().list_jobs() if s.job_id == job.job_id), None)
+        status = next((s for s in all_jobs() if s.job_id == job.job_id), None)
         assert status is not None, f"the Controller has forgotten {job.job_id}"
         for text in overlaps(lines, self._faults.disturbances):
             self._find(self.overlaps, f"job {job.number}: {text}")
@@ -205,7 +206,7 @@ class Chaos:
 def known_attempts(job_id: str) -> list[KnownAttempt]:
     """A job's attempts, as far as the Controller remembers them."""
     found, monotonic = [], time.monotonic() - time.time()
-    for event in the_controller().job_events(job_id):
+    for event in the_controller().ask(ControllerInterface.job_events, job_id):
         where = WHERE.match(event.what)
         if where and event.attempt is not None:
             slices, began = where["slices"].split(", "), where["began"] == "runs"

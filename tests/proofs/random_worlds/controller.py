@@ -9,12 +9,11 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError
 
-from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.containment import Containment
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.pool_registry import PoolRegistry
+from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolView
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.planner import PlacedGang
@@ -82,9 +81,9 @@ class CountedState(ControllerState):
 
 
 class GonePool:
-    """The stub of a pool whose process has ended for good."""
+    """A pool whose process has ended for good."""
 
-    async def watched(self) -> None:
+    async def call(self, method: object) -> None:
         raise ActorDiedError
 
 
@@ -117,7 +116,7 @@ class Registry(PoolRegistry):
     def is_met(self, owner: str) -> None:
         """Know a pool from now on."""
         if owner not in self:
-            self._note(owner, PoolStub(owner), self._process_of(owner))
+            self._note(owner, Pool(owner), self._process_of(owner))
 
     async def ends(self, owner: str) -> None:
         """Do what the end of a pool requires."""
@@ -133,7 +132,7 @@ class Registry(PoolRegistry):
         for owner in self.keys() - self._pools.incarnations.keys():
             self._background.start(self.ends(owner), "the end of a pool")
 
-    async def _view_of(self, owner: str, pool: PoolStub) -> PoolView | None:
+    async def _view_of(self, owner: str, pool: Pool) -> PoolView | None:
         if owner not in self._pools.incarnations:
             return None
         return PoolView(self._process_of(owner), tuple(self._pools.held_by(owner)))

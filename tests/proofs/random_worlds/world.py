@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller import pool_registry, recovery, write_ahead_log
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.pool_registry import Pool
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NoticeKind
@@ -445,7 +445,7 @@ def stage() -> Iterator[asyncio.Runner]:
     with (
         asyncio.Runner() as runner,
         mock.patch.object(pool_registry, "remove_reservations"),
-        mock.patch.object(PoolStub, "is_pool", return_value=True),
+        mock.patch.object(Pool, "is_one", return_value=True),
         mock.patch.object(asyncio, "to_thread", _at_once),
         mock.patch.object(records, "GANGS_PER_CHUNK", 4),
         mock.patch.object(write_ahead_log, "MOST_ENTRIES", 7),

@@ -11,6 +11,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller import bootstrap
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.conventions import FAILED, NO_CLUSTER
 from iris_ray.errors import ControllerUnavailableError, VersionMismatchError
@@ -204,7 +205,7 @@ def test_successor_of_another_protocol_is_refused_whenever_it_is_asked(world: Co
     world.start_controller()
     for _ in range(2):
         with pytest.raises(VersionMismatchError, match=r"install iris_ray 7\.0 here"):
-            connection.list_jobs()
+            connection.ask_all(ControllerInterface.list_jobs)
 
 
 def test_upgrade_across_protocols_waits_for_the_jobs_that_are_there(world: ControllerInProcess) -> None:

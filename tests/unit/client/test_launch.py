@@ -1,5 +1,6 @@
 """Handing a job over: what is left of it if the caller is interrupted. Ray and the Controller stand aside."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -8,11 +9,26 @@ import pytest
 import ray
 from ray.exceptions import ObjectStoreFullError
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
 from iris_ray.client import caller_pool, client
 from iris_ray.client.caller_pool import CallerPool, pool_of_this_process
 from iris_ray.client.job_request import make_pod_request
+
+
+class Method:
+    """A method of an actor, as its handle has it.
+
+    Args:
+        remote: what a call does.
+    """
+
+    def __init__(self, remote: Callable[..., Any]) -> None:
+        self.remote = remote
+
+    def options(self, **_: Any) -> "Method":
+        return self
 
 
 class InterruptedPool:
@@ -21,16 +37,15 @@ class InterruptedPool:
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-    def accepted(self, job_id: str) -> bool:
+        self.handle = self
+        self.results = Method(lambda: SimpleNamespace(future=Future))
+        self.begin = self.accepted = Method(lambda _: "an answer")
+
+    def get(self, answer: object) -> None:
         raise KeyboardInterrupt
 
-    def begin(self, request: RunRequest) -> None:
-        raise KeyboardInterrupt
-
-    def results(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(future=Future)
-
-    def kill(self) -> None:
+    def kill(self, pool: object) -> None:
+        assert pool is self
         self.ended.append("the pool")
 
     def cancel(self, results: object) -> None:
@@ -38,12 +53,12 @@ class InterruptedPool:
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, pool: InterruptedPool, request: RunRequest, detached: bool) -> None:
-    actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: None))
+    actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: pool))
     monkeypatch.setattr(client, "require_cluster", lambda: None)
-    monkeypatch.setattr(pool_of_this_process, "submit", lambda _: (pool.results("run"), pool))
-    monkeypatch.setattr(ray, "cancel", pool.cancel)
+    monkeypatch.setattr(pool_of_this_process, "submit", lambda _: (pool.results.remote(), Actor(pool)))
+    for name in ("get", "kill", "cancel"):
+        monkeypatch.setattr(ray, name, getattr(pool, name))
     monkeypatch.setattr(caller_pool, "PoolActor", actor)
-    monkeypatch.setattr(caller_pool, "PoolClient", lambda _: pool)
     client.launch(request, detached)
 
 
@@ -74,11 +89,12 @@ def test_call_whose_large_function_can_not_be_stored_is_not_one_that_its_pool_wa
     def full(value: object) -> None:
         raise ObjectStoreFullError("no room")
 
-    def until_idle(calls: int) -> Future[None]:
+    def until_idle(calls: int) -> SimpleNamespace:
         counted.append(calls)
-        return Future()
+        return SimpleNamespace(future=Future)
 
-    pool: Any = SimpleNamespace(run=lambda request, name: name, until_idle=until_idle)
+    run = Method(lambda request: request.spec.name)
+    pool: Any = Actor(SimpleNamespace(run=run, until_idle=Method(until_idle)))
     pools, data = CallerPool(), bytes(INLINE_BYTES)
     monkeypatch.setattr(pools, "_current", lambda: pool)
     monkeypatch.setattr(ray, "put", full)
@@ -97,10 +113,15 @@ def test_detached_job_with_a_large_environment_does_not_depend_on_its_caller(
     request = make_pod_request(lambda: None, "v4-16", 1, env={"DATA": "x" * bytes_of_environment})
     made_with: list[RunRequest | None] = []
     begun: list[RunRequest] = []
-    actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made_with.append))
-    pool = SimpleNamespace(begin=begun.append, results=lambda _: None)
+    pool = SimpleNamespace(begin=Method(begun.append), results=Method(lambda: None))
+
+    def make(alone: RunRequest | None) -> SimpleNamespace:
+        made_with.append(alone)
+        return pool
+
+    actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=make))
     monkeypatch.setattr(caller_pool, "PoolActor", actor)
-    monkeypatch.setattr(caller_pool, "PoolClient", lambda _: pool)
+    monkeypatch.setattr(ray, "get", lambda _: None)
     caller_pool.submit_detached(request)
     assert made_with == [request if kept else None]
     assert begun == ([] if kept else [request])

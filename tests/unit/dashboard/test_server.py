@@ -17,8 +17,9 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import PAGE
-from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
+from iris_ray.actors.protocol.task_log import LogPosition
 from iris_ray.dashboard import place
 from iris_ray.dashboard.access import COOKIE, is_loopback, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
@@ -124,7 +125,7 @@ def test_no_character_of_a_log_is_cut_in_two(world: ControllerInProcess, url: st
 def test_page_of_a_large_job_asks_for_no_more_tasks_than_it_shows(
     world: ControllerInProcess, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(ControllerConnection, "list_tasks")
+    monkeypatch.delattr(ControllerConnection, "ask_all")
     job = get(f"{url}/api/jobs/{world.submit('large', slices=(300,))}")
     assert (job["size"], len(job["tasks"])) == (600, PAGE)
 
@@ -188,10 +189,12 @@ class SilentHosts(ControllerConnection):
     answer = threading.Event()
     asked: ClassVar[list[LogPosition]] = []
 
-    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        self.asked.append(at)
-        assert self.answer.wait(30)
-        return super().fetch_task_logs(job_id, task_index, at, max_bytes)
+    def ask(self, question: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if question is ControllerInterface.fetch_task_logs:
+            _, _, at, _ = args
+            self.asked.append(at)
+            assert self.answer.wait(30)
+        return super().ask(question, *args, **kwargs)
 
 
 def test_logs_of_a_host_that_is_silent_keep_no_page_waiting_for_anything_else(world: ControllerInProcess) -> None:

@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from iris_ray import TaskState, lookup_endpoint, register_endpoint
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task import endpoints
@@ -32,7 +33,8 @@ class World:
         patch.setattr(ray, "is_initialized", lambda: True)
         patch.setattr(endpoints, "ControllerConnection", lambda patience_s: self)
 
-    def task_status(self, job_id: str, index: int) -> SimpleNamespace:
+    def ask(self, question: object, job_id: str, index: int) -> SimpleNamespace:
+        assert question is ControllerInterface.task_status
         self.asked.append(index)
         return SimpleNamespace(attempt=self.attempt, state=self.state)
 

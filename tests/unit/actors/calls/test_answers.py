@@ -5,7 +5,8 @@ import asyncio
 import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
-from iris_ray.actors.calls.asking import Gone, KilledForMemory, answer
+from iris_ray.actors.calls.asking import answer
+from iris_ray.actors.protocol.answers import Gone, KilledForMemory
 
 
 @pytest.mark.parametrize(("error", "found"), [(ActorDiedError(), Gone), (OutOfMemoryError("killed"), KilledForMemory)])

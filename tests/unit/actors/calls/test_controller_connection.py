@@ -1,30 +1,15 @@
-"""`ControllerConnection` has the Controller's own methods, with their parameters and results."""
+"""A connection to the Controller that has nobody to ask, or that asks for a long list."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any, get_type_hints
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 
+from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
-from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.errors import NoClusterError
-
-OF_THE_CONNECTION = {"versions", "first_tasks", "end"}
-"""Those that do more, or less, than ask."""
-OF_PAGES = "after"
-"""The connection puts the pages of a list together."""
-ASKED = sorted(
-    name for name in vars(ControllerConnection) if not name.startswith("_") and name not in OF_THE_CONNECTION
-)
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_method_has_the_parameters_and_the_result_of_the_controllers_own(name: str) -> None:
-    ours, theirs = getattr(ControllerConnection, name), getattr(Controller, name)
-    assert defaults(ours) == {name: value for name, value in defaults(theirs).items() if name != OF_PAGES}
-    assert get_type_hints(ours) == {name: kind for name, kind in get_type_hints(theirs).items() if name != OF_PAGES}
 
 
 def test_a_process_that_has_left_its_cluster_is_told_so_and_starts_no_cluster_of_its_own(
@@ -45,9 +30,21 @@ def test_a_connection_that_is_asked_after_its_process_has_left_the_cluster_start
     controller._handle = handle  # a call of it would have Ray start a cluster here
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(NoClusterError, match="has left it"):
-        controller.job_status("train-1")
+        controller.ask(ControllerInterface.job_status, "train-1")
 
 
-def defaults(method: Callable[..., Any]) -> dict[str, Any]:
-    """By name of the parameter, without those that Ray adds to a class that it makes actors of."""
-    return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.name != "_ray_trace_ctx"}
+def test_long_list_is_asked_for_page_by_page_until_one_is_not_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Tasks(ControllerConnection):
+        def __init__(self) -> None: ...
+
+        def ask(self, question: Any, /, *args: Any, **kwargs: Any) -> Any:
+            asked.append((question, *args))
+            after = args[1] if len(args) > 1 else -1
+            return [SimpleNamespace(task_index=index) for index in range(5)[after + 1 :][:2]]
+
+    monkeypatch.setattr(controller_connection, "PAGE", 2)
+    tasks = Tasks().ask_all(ControllerInterface.list_tasks, "job")
+    assert [task.task_index for task in tasks] == list(range(5))
+    assert asked == [(ControllerInterface.list_tasks, "job", *after) for after in ((), (1,), (3,))]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.calls.host_stub import HostStub
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.liveness import MOST_ASKED, SLICE_UNASKED_S, Contact, HostWatch, groups_of
 from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace
 from tests.support.virtual_time import now, run
 
@@ -28,11 +29,11 @@ class Slice:
         self.calls: Counter[tuple[str, int]] = Counter()
         self.frozen: set[int] = set()
         self.actors = [TPUHostActor(HostPlace(f"n{i}", "10.0.0.1", "a", i), False, None) for i in range(count)]
-        self.stubs = self.of("a")
+        self.asked = self.of("a")
 
-    def of(self, place: str) -> dict[int, HostStub]:
+    def of(self, place: str) -> dict[int, Actor[HostInterface]]:
         """Return what is asked on behalf of a place that has all of these hosts."""
-        return {i: HostStub(self._handle(i), f"{place} host {i}", place) for i in range(len(self.actors))}
+        return {i: Actor(self._handle(i), f"{place} host {i}") for i in range(len(self.actors))}
 
     def _handle(self, index: int) -> Any:
         def method(name: str) -> SimpleNamespace:
@@ -67,7 +68,7 @@ def test_every_host_is_in_one_group_and_no_group_is_larger_than_there_are_groups
 def test_frozen_host_is_found_in_its_time_whoever_asks_it(count: int, frozen: int) -> None:
     async def found() -> tuple[dict[int, str], set[int], float]:
         hosts = Slice(count)
-        watch = HostWatch(hosts.stubs, LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 20)
         assert not watch.detector.silent
         hosts.frozen.add(frozen)
@@ -88,7 +89,7 @@ def test_frozen_host_of_two_places_is_found_for_both() -> None:
 
     async def found() -> tuple[list[dict[int, str]], int]:
         hosts = Slice(100)
-        watches = [HostWatch(hosts.of(place), LIMIT_S) for place in ("a", "b")]
+        watches = [HostWatch(hosts.of(place), place, LIMIT_S) for place in ("a", "b")]
         keeping = [asyncio.ensure_future(kept(watch, 60)) for watch in watches]
         await asyncio.sleep(20.0)
         hosts.frozen.add(57)
@@ -106,7 +107,7 @@ def test_frozen_host_of_two_places_is_found_for_both() -> None:
 def test_of_many_hosts_few_are_asked_directly_and_every_one_by_somebody() -> None:
     async def asked() -> Counter[tuple[str, int]]:
         hosts = Slice(100)
-        watch = HostWatch(hosts.stubs, LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 100)
         watch.stop()
         return hosts.calls
@@ -120,7 +121,7 @@ def test_of_many_hosts_few_are_asked_directly_and_every_one_by_somebody() -> Non
 def test_nobody_is_asked_any_more_once_nobody_asks_the_one_who_watches() -> None:
     async def asked_later() -> Counter[tuple[str, int]]:
         hosts = Slice(100)
-        watch = HostWatch(hosts.stubs, LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 10)
         await asyncio.sleep(2 * SLICE_UNASKED_S + 5.0)
         before = hosts.calls.copy()
@@ -145,7 +146,7 @@ def test_silent_seconds_are_counted_on_after_an_unexpected_error(
 
     async def asked_later() -> Counter[tuple[str, int]]:
         hosts = Slice(2)
-        watch = HostWatch(hosts.stubs, LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await asyncio.sleep(2 * SLICE_UNASKED_S)
         before = hosts.calls.copy()
         await asyncio.sleep(100.0)
@@ -159,10 +160,10 @@ def test_silent_seconds_are_counted_on_after_an_unexpected_error(
 def test_host_watches_for_its_latest_slice_actor_only() -> None:
     async def asked() -> tuple[int, int]:
         hosts = Slice(100)
-        first = HostWatch(hosts.stubs, LIMIT_S)
+        first = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(first, 10)
         first.stop()
-        second = HostWatch(hosts.stubs, LIMIT_S)
+        second = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(second, 10)
         before = hosts.calls["healthy", 1]
         await kept(second, 100)

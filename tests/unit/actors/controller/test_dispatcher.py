@@ -5,16 +5,17 @@ import math
 from collections.abc import Iterable
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from iris_ray.actors.calls.asking import Gone, Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller import dispatcher as module
 from iris_ray.actors.controller import recovery
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.dispatcher import Dispatcher
+from iris_ray.actors.controller.pool_registry import Pool
+from iris_ray.actors.protocol.answers import Gone, Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.planner import PlacedGang
@@ -43,7 +44,7 @@ def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() ->
     async def dispatched() -> tuple[list[Event], list[BaseException]]:
         errors: list[BaseException] = []
         applied: list[Event] = []
-        pools = {"owner": LostPool()}
+        pools = {"owner": Pool.here(cast(Any, LostPool()), "the job's pool")}
         background = BackgroundTasks(errors.append)
 
         def apply(events: Iterable[Event]) -> None:
@@ -91,12 +92,14 @@ def test_holders_of_warm_slices_are_asked_side_by_side() -> None:
     async def dispatched() -> None:
         background = BackgroundTasks()
         held = iter([True, False])
+        silent, busy, idle = Holder(Unreachable("no answer")), Holder(False), Holder(True)
+        pools: dict[str, Any] = {"owner": Owner(), "a": silent, "b": busy, "c": idle}
         gang = SimpleNamespace(attempt=1, running_since=math.inf)
         job = SimpleNamespace(spec=SimpleNamespace(owner="owner"), gangs=[gang])
         dispatcher = Dispatcher(
             SimpleNamespace(holds_capacity=lambda attempt: next(held, False), jobs={"job": job}),  # type: ignore[arg-type]
             SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
-            {"owner": Owner(), "a": Holder(Unreachable("no answer")), "b": Holder(False), "c": Holder(True)},  # type: ignore[arg-type]
+            {name: Pool.here(pool, name) for name, pool in pools.items()},  # type: ignore[arg-type]
             SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
             applied.extend,
             background,
@@ -119,7 +122,7 @@ def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.Monk
     stopped: list[int] = []
     turns: list[int] = []
 
-    class Pool:
+    class Stopping:
         async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
             stopped.append(attempt.gang)
 
@@ -129,7 +132,7 @@ def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.Monk
         dispatcher = Dispatcher(
             SimpleNamespace(holds_capacity=lambda attempt: attempt.gang not in stopped, jobs={"job": job}),  # type: ignore[arg-type]
             SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
-            {"owner": Pool()},  # type: ignore[arg-type]
+            {"owner": Pool.here(cast(Any, Stopping()), "the job's pool")},  # type: ignore[arg-type]
             SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
             lambda events: None,
             background,

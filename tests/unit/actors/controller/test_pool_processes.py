@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S
 from iris_ray.actors.calls.names import forget_incarnations, take_incarnation
-from iris_ray.actors.calls.pool_stub import DISPATCH_TIMEOUT_S
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
 from iris_ray.errors import SupersededError
@@ -84,14 +84,14 @@ def test_pool_that_answers_late_after_a_restart_keeps_what_runs(stage: Stage) ->
 
         async def assign(order: AttemptOrder) -> bool | None:
             late.append(order.attempt.number)
-            await asyncio.sleep(2 * DISPATCH_TIMEOUT_S)
+            await asyncio.sleep(2 * ANSWER_TIMEOUT_S)
             taken: bool | None = await as_it_was(order)
             return taken
 
         pool.assign = assign
         cluster.restart_controller()
         await cluster.ask("ping")
-        await asyncio.sleep(3 * DISPATCH_TIMEOUT_S)
+        await asyncio.sleep(3 * ANSWER_TIMEOUT_S)
         status = await cluster.status("job")
         assert (late, status.state, status.attempt) == ([1], JobState.RUNNING, 1)
 

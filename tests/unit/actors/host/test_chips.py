@@ -14,7 +14,6 @@ import psutil
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.calls.asking import Unfit
 from iris_ray.actors.host import chips, host_preparation, task_watch
 from iris_ray.actors.host.chips import (
     Devices,
@@ -30,6 +29,7 @@ from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
+from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, TaskLaunch
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.job_info import JobInfo

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from iris_ray.actors.calls.asking import KilledForMemory, Unreachable
 from iris_ray.actors.pool.attempt_end import ALONE_TIMEOUT_S, Evidence, gather_evidence
 from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.protocol.answers import KilledForMemory, Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import HostEvidence, TaskKey
@@ -31,7 +31,7 @@ class SilentController(Controller):
 
 
 class SilentSlices(Slices):
-    async def healthy(self, patience_s: float, timeout_s: float) -> dict[int, None]:
+    async def healthy(self, patience_s: float) -> dict[int, None]:
         await asyncio.Event().wait()
         return {}
 
@@ -84,7 +84,7 @@ class KilledSlices(Slices):
         self._actor = actor
         self._answers = hosts
 
-    async def healthy(self, patience_s: float, timeout_s: float) -> Mapping[int, Unreachable | None] | Unreachable:  # type: ignore[override]
+    async def healthy(self, patience_s: float) -> Mapping[int, Unreachable | None] | Unreachable:  # type: ignore[override]
         return self._answers if self._actor is None else self._actor
 
     async def ask_hosts(self, name: str, timeout_s: float) -> Mapping[int, Unreachable | None]:

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import pytest
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.reserved_slice import Generation, ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
-from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.protocol.messages import HostPlace, ProcessSpec
 from iris_ray.state.events import SliceReleasedEvent
 from tests.support import virtual_time
@@ -23,7 +22,7 @@ async def never(*_: object) -> None:
 
 def slices_with(ready: "asyncio.Future[Any]") -> ReservedSlices:
     """One slice, a, whose actor does not answer."""
-    crew: Any = SimpleNamespace(speaker=SliceStub(cast(SliceActor, SimpleNamespace(healthy=never)), "a"), hosts=())
+    crew: Any = SimpleNamespace(speaker=Actor.here(SimpleNamespace(healthy=never), "slice a"), hosts=())
     hosts = (HostPlace("node", "10.0.0.1", "a", 0),)
     slices = ReservedSlices("pool")
     group: Any = SimpleNamespace()
@@ -56,7 +55,7 @@ def test_host_that_can_not_remove_the_files_of_a_job_only_says_so(caplog: pytest
         held = slices["a"]
         held.used_by = "job-1"
         removals = {"a host 0": has_a_faulty_disk, "a host 1": removes}
-        hosts: Any = [SimpleNamespace(name=name, job_over=removal) for name, removal in removals.items()]
+        hosts = [Actor.here(SimpleNamespace(job_over=removal), name) for name, removal in removals.items()]
         held.crew = cast(Any, SimpleNamespace(hosts=hosts))
         await slices.job_over("job-1")
 
@@ -83,7 +82,7 @@ class Unwilling:
 
     def __init__(self, name: str, ends_after_s: float = 0.0) -> None:
         self.name, self.in_use, self.tries = name, False, 0
-        self.stub = SimpleNamespace(teardown=lambda: asyncio.sleep(ends_after_s))
+        self.actor = Actor.here(SimpleNamespace(teardown=lambda: asyncio.sleep(ends_after_s)), name)
 
     def discard(self) -> None:
         self.tries += 1

@@ -13,8 +13,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from iris_ray import SlotClient, SlotHosts
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import InvalidSlotError, JobCancelledError, NoClusterError
-from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.actors.messages import AnswerPiece, Ask, Grant, packed
 from iris_ray.slots.client import lease as client_keeper
 from iris_ray.slots.client.lease import ClientKeeper, Lease
@@ -96,7 +96,7 @@ def client(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> SlotClient:
     monkeypatch.setattr("ray.get", lambda reference: reference.future().result())
     made = SlotClient.__new__(SlotClient)
     handle: Any = manager
-    made._manager = ManagerStub(handle)
+    made._manager = Actor(handle)
     made._keeper = ClientKeeper(made._manager)
     return made
 

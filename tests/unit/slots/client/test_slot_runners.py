@@ -7,9 +7,8 @@ import pytest
 from ray.exceptions import RayError
 
 from iris_ray import SlotHosts
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import ControllerUnavailableError
-from iris_ray.slots.actors.agent_stub import AgentStub
-from iris_ray.slots.actors.manager_stub import ManagerStub
 from iris_ray.slots.client import hold_host
 
 
@@ -27,7 +26,7 @@ def test_no_job_is_left_behind_if_one_of_them_can_not_be_submitted(monkeypatch: 
     monkeypatch.setattr(hold_host, "cancel_runners", cancelled.extend)
     no_actor: Any = None
     with pytest.raises(ControllerUnavailableError):
-        hold_host.submit_runners(ManagerStub(no_actor), [SlotHosts(count=3)], None)
+        hold_host.submit_runners(Actor(no_actor), [SlotHosts(count=3)], None)
     assert len(launched) == 2
     assert cancelled == launched
 
@@ -66,11 +65,11 @@ class Notice:
 
 
 def hold(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = None) -> None:
-    here = SimpleNamespace(agent=AgentStub(calls.agent), runner_id="slots-0")
+    here = SimpleNamespace(agent=Actor(calls.agent), runner_id="slots-0")
     monkeypatch.setattr(hold_host, "ray", calls)
     monkeypatch.setattr(hold_host, "_here", lambda *_: here)
     monkeypatch.setattr(hold_host, "preemption_notice", lambda: notice)
-    hold_host.hold_host(ManagerStub(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
+    hold_host.hold_host(Actor(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
 
 
 @pytest.mark.parametrize("answered", [{"agent_gone": None}, {"held": False}, {"held": False, "agent_gone": None}])
