@@ -18,7 +18,7 @@ from typing import NamedTuple
 from iris_ray.slots.core.devices import DeviceSet, Runner
 from iris_ray.slots.core.eviction import EvictableSlots, EvictionPlan
 from iris_ray.slots.core.eviction_indexes import EvictionIndexes
-from iris_ray.slots.core.fleet import FreeIndex, DevicePool, SlotFleet
+from iris_ray.slots.core.fleet import DevicePool, FreeIndex, SlotFleet
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 from iris_ray.slots.core.policy import PlacementPolicy, Staleness
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState

@@ -14,7 +14,7 @@ from operator import attrgetter
 from iris_ray.slots.core.bounds import Bound, Key, cheapest_bound, cheapest_sets
 from iris_ray.slots.core.devices import DeviceKey, Runner
 from iris_ray.slots.core.eviction import EvictableSlots, EvictionPlan, EvictionSearch
-from iris_ray.slots.core.fleet import Index, DevicePool, RunnerOrDevice, SlotFleet, runner_of
+from iris_ray.slots.core.fleet import DevicePool, Index, RunnerOrDevice, SlotFleet, runner_of
 from iris_ray.slots.core.models import ModelSpec
 
 MOST_MISLED = 8
