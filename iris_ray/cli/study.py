@@ -119,7 +119,7 @@ def _rest(reports: Reports, shown: list[str]) -> str:
     return f"; the {len(shown)} who held most of {len(users)}" if len(users) > len(shown) else ""
 
 
-# -- simulate ----------------------------------------------------------------------------------------------------------
+# -- study -------------------------------------------------------------------------------------------------------------
 
 STEPS = 50
 """How often progress is shown."""
@@ -153,7 +153,7 @@ class Outcome:
     help="Draw waits, use and shares: a .png or .svg file.",
 )
 @json_option
-def simulate(
+def study(
     fleet: Path, days: float | None, seed: int | None, chosen: tuple[str, ...], picture: Path | None, as_json: bool
 ) -> None:
     """See in virtual time how long jobs would wait, what the hosts would do, and what a policy would change.
@@ -165,16 +165,16 @@ def simulate(
     The Controller's own code decides who runs where. FLEET.toml describes hosts, losses, jobs and policies:
     docs/simulating.md explains it. No cluster is needed.
     """
-    study = _read(fleet)
-    study = replace(
-        study,
-        seconds=study.seconds if days is None else days * 86_400.0,
-        seed=study.seed if seed is None else seed,
-        policies=_chosen(study.policies, chosen),
+    described = _read(fleet)
+    wanted = replace(
+        described,
+        seconds=described.seconds if days is None else days * 86_400.0,
+        seed=described.seed if seed is None else seed,
+        policies=_chosen(described.policies, chosen),
     )
     if picture is not None:
         require_matplotlib()
-    outcomes = [_simulate(study, policy) for policy in study.policies]
+    outcomes = [_outcome(wanted, policy) for policy in wanted.policies]
     if as_json:
         print_json([_as_json(outcome) for outcome in outcomes])
     else:
@@ -214,7 +214,7 @@ def _chosen(policies: Sequence[StudyPolicy], names: Sequence[str]) -> tuple[Stud
     return tuple(by_name[name] for name in names) or tuple(policies)
 
 
-def _simulate(study: Study, policy: StudyPolicy) -> Outcome:
+def _outcome(study: Study, policy: StudyPolicy) -> Outcome:
     with _quiet(), _progress(policy.name) as show:
         simulation = study.simulation(policy)
         gc.collect()
