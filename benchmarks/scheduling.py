@@ -22,7 +22,7 @@ from scheduling_costs.cycles import SCENARIOS, print_cycles
 from scheduling_costs.events import print_event
 from scheduling_costs.growth import save_picture
 from scheduling_costs.large_jobs import print_large_job
-from scheduling_costs.long_queues import print_crowds
+from scheduling_costs.long_queues import print_crowds, print_waiting
 from scheduling_costs.memory import print_memory
 
 
@@ -37,6 +37,7 @@ def main() -> None:
     print_event(50)
     print_large_job(50)
     print_crowds()
+    print_waiting(options.rounds)
     if not options.quick:
         print_memory()
     if options.plot:

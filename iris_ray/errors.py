@@ -9,7 +9,7 @@
     │   ├── InvalidConstraintError           a constraint or an attribute's value that can't work as written
     │   ├── InvalidJobError                  a job whose parts don't go together
     │   ├── InvalidMessageError              a value that is not of the type that it should be
-    │   ├── UnknownNameError                 no such job, task, host or slice; the message names the nearest
+    │   ├── UnknownNameError                 no such job, host, slice, setting, …; the message names the nearest
     │   ├── InvalidSimulationError           a fleet, a workload or a trace that can't be simulated as written
     │   ├── InvalidSlotError                 a model, a runner or a request that can't be served as written
     │   ├── SlotNameTakenError               somebody else serves models under that name; the message says who

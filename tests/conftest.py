@@ -28,7 +28,7 @@ SHRINKING_S = 20
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
 os.environ.setdefault("RAY_worker_niceness", "0")  # else they get next to nothing beside a busy process
-os.environ.setdefault("IRIS_TEST_HOST_SILENCE_S", "10")  # machines that run tests are often busy with something else
+os.environ.setdefault("IRIS_RAY_TEST_HOST_SILENCE_S", "10")  # machines that run tests are often busy
 
 # A shell that runs the tests in the background may ignore these, and so would every process that a test starts.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

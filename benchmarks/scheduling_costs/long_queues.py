@@ -1,4 +1,4 @@
-"""What it costs that each job of a long queue asks for something else."""
+"""What a long queue costs: whose jobs each ask for something else, and whose jobs all wait."""
 
 import gc
 import multiprocessing
@@ -7,13 +7,14 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 import psutil
 
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.scheduler import Scheduler
-from scheduling_costs.cycles import NOW
-from scheduling_costs.worlds import HOST, bare, cpu_job, gang, submit
+from scheduling_costs.cycles import NOW, steady_s
+from scheduling_costs.worlds import HOST, bare, busy_hosts, cpu_job, full, gang, kinds, submit
 
 
 @dataclass(frozen=True)
@@ -71,3 +72,33 @@ def print_crowds() -> None:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             placed, spent, size = pool.submit(first_plan, crowd).result()
         print(f"| {crowd.name} | {placed:,} | {spent:.2f} | {size:,.0f} |")
+
+
+def waiting_gangs(jobs: int) -> list[JobSpec]:
+    """Gangs of four shapes."""
+    shapes = list(islice(kinds(), 4))
+    return [gang(i, f"gang-{i}", shapes[i % 4]) for i in range(jobs)]
+
+
+def waiting_cpu_jobs(jobs: int) -> list[JobSpec]:
+    """Single tasks of two shapes and four amounts, for none of which a busy host has room."""
+    shapes, amounts = list(islice(kinds(), 2)), (24.0, 30.0, 60.0, 120.0)
+    specs = (cpu_job(i, f"cpu-{i}", shapes[i % 2]) for i in range(jobs))
+    return [replace(spec, resources={"CPU": amounts[i // 2 % 4], "memory": 2e9}) for i, spec in enumerate(specs)]
+
+
+def print_waiting(rounds: int) -> None:
+    """What a plan costs, after a small change, in which every job keeps waiting."""
+    print("\n| A plan in which all jobs wait, 10,000 hosts, ms | 1,000 jobs | 10,000 jobs |")
+    print("|---|---:|---:|")
+    for name, world, specs in (
+        ("gangs of 4 shapes, all slices in use", full, waiting_gangs),
+        ("CPU jobs of 2 shapes and 4 amounts, all hosts in use in part", busy_hosts, waiting_cpu_jobs),
+    ):
+        cells = []
+        for jobs in (1000, 10_000):
+            gc.collect()
+            state = world(10_000)
+            submit(state, specs(jobs))
+            cells.append(f"{1000 * steady_s(state, rounds):.1f}")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)

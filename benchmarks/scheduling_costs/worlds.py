@@ -1,6 +1,7 @@
 """Fleets of slices, and the jobs that wait for them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
@@ -74,6 +75,18 @@ def one_busy(hosts: int) -> ControllerState:
         job = JobSpec(job_id=f"busy-{number}", owner="busy", resources={"TPU": 4.0})
         state.handle_event(JobSubmittedEvent(job, 0.0))
         state.handle_event(TaskAssignedEvent(job.job_id, 0, f"w{number * SLICE + 3}"))
+    return state
+
+
+def busy_hosts(hosts: int) -> ControllerState:
+    """Hosts that differ in memory, with a task on each that leaves room for some CPUs: on hardly two for as many."""
+    state = ControllerState()
+    for number in range(hosts):
+        event = host(number)
+        state.handle_event(replace(event, resources={**event.resources, "memory": 4e11 + 4096.0 * number}))
+        used = {"CPU": 100.0 + number * 7919 % 1899 / 100, "memory": 1e9 * (1 + number % 13)}
+        state.handle_event(JobSubmittedEvent(JobSpec(job_id=f"busy-{number}", owner="busy", resources=used), 0.0))
+        state.handle_event(TaskAssignedEvent(f"busy-{number}", 0, f"w{number}"))
     return state
 
 

@@ -16,6 +16,7 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import NO_CLUSTER, SuggestingGroup, confirm, say_error
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
+from iris_ray.cli.settings import read_assignments
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
 from iris_ray.terminal import live_line
 
@@ -39,19 +40,39 @@ def controller() -> None:
 
 
 @controller.command()
+@click.option(
+    "--setting",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set it, unless somebody has set it in this cluster before (iris-ray settings). May be repeated.",
+)
 @json_option
 @address_option
-def start(as_json: bool) -> None:
-    """Start it from the records of an earlier one."""
+def start(assignments: tuple[str, ...], as_json: bool) -> None:
+    """Start it from the records of an earlier one.
+
+    --setting is for the commands that start a cluster's head: it makes sure that a new cluster has its operators.
+
+    
+      iris-ray controller start --setting operators=olga,otto
+    """
+    from iris_ray.client.connection import current_user
+
+    wanted = read_assignments(assignments)
     with cluster():
         was_there = find_controller() is not None
         if not was_there:
             _start()
-        about = ControllerConnection().ask(ControllerInterface.about)
+        running = ControllerConnection()
+        kept = running.ask(ControllerInterface.set_settings, wanted, True, current_user()) if wanted else {}
+        about = running.ask(ControllerInterface.about)
     if as_json:
         print_json({"running": True, "started": not was_there, **about})
         return
     click.echo(f"the Controller {'runs already' if was_there else 'is started'}: {in_words(about)}")
+    for name in [name for name, text in wanted.items() if kept[name].text != text]:
+        click.echo(f"{name} stays {kept[name].text}, as {kept[name].user} has set it: see iris-ray settings")
 
 
 @controller.command()

@@ -1,7 +1,6 @@
 """What all commands share: exit codes and error lines, questions to the user, suggestions for misspelt names."""
 
 import difflib
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,9 +9,9 @@ from typing import Any
 import click
 
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
+from iris_ray.settings import DEBUG
 
 OK, FAILED, USAGE, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 130
-DEBUG_VARIABLE = "IRIS_DEBUG"
 _HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
@@ -46,13 +45,13 @@ def errors_as_lines() -> Iterator[None]:
         say_error("interrupted")
         raise click.exceptions.Exit(INTERRUPTED) from None
     except Exception as error:
-        if os.environ.get(DEBUG_VARIABLE):
+        if DEBUG.read():
             raise
         if isinstance(error, IrisError):
             say_error(str(error))
             raise click.exceptions.Exit(exit_code(error)) from None
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
-        say_error(f"{type(error).__name__}: {first_line} ({DEBUG_VARIABLE}=1 shows where)")
+        say_error(f"{type(error).__name__}: {first_line} ({DEBUG.name}=1 shows where)")
         raise click.exceptions.Exit(FAILED) from None
 
 

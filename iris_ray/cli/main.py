@@ -49,13 +49,10 @@ HOST: Final[Mapping[str, Entry]] = {
     ),
 }
 CLUSTER: Final[Mapping[str, Entry]] = {
-    "doctor": Entry(
-        "cli.doctor:doctor", "Check this machine, the cluster and each of its TPU hosts; say what to do."
-    ),
-    "dashboard": Entry(
-        "cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."
-    ),
+    "doctor": Entry("cli.doctor:doctor", "Check this machine, the cluster and each of its TPU hosts; say what to do."),
+    "dashboard": Entry("cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."),
     "limits": Entry("cli.limits:limits", "How much each user has and may have, or set it."),
+    "settings": Entry("cli.settings:settings", "What operators have decided for the whole cluster, or set it."),
     "controller": Entry("cli.controller:controller", "The cluster's Controller: start, stop, upgrade, status."),
     "provision": Entry(
         "cli.provision:provision", "Ask Google for slices that waiting jobs miss, and give unused ones back."

@@ -1,6 +1,5 @@
 """``iris-ray provision``: ask Google for the slices that waiting jobs miss, and give unused ones back."""
 
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,6 @@ from iris_ray.cli.conventions import say_error
 from iris_ray.cli.options import FiniteRange
 from iris_ray.client.connection import AUTO, current_user
 from iris_ray.cloud.cloud_tpu import CloudTpu
-from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.cloud.provisioning import (
     HEAD_MARK,
     OWNER_LABEL,
@@ -43,6 +41,7 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
+from iris_ray.model.cluster_settings import CLOUD_TPU
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.topology import get_tpu_config
 
@@ -55,7 +54,11 @@ _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}")
 @click.option("--type", "tpu_type", required=True, metavar="TYPE", help="The type of all slices, such as v6e-16.")
 @click.option("--min", "least", type=click.IntRange(0), default=0, show_default=True, help="Slices to keep at least.")
 @click.option("--max", "most", type=click.IntRange(1), required=True, help="Slices to have at most.")
-@click.option("--location", metavar="PLACE", help=f"projects/PROJECT/locations/ZONE.  [default: ${LOCATION_VARIABLE}]")
+@click.option(
+    "--location",
+    metavar="PLACE",
+    help=f"projects/PROJECT/locations/ZONE.  [default: the cluster's setting {CLOUD_TPU.name}]",
+)
 @click.option("--runtime-version", required=True, metavar="NAME", help="Of the TPU software, such as v2-alpha-tpuv6e.")
 @click.option("--spot", is_flag=True, help="Slices that may be preempted at any time; otherwise on demand.")
 @click.option(
@@ -120,18 +123,26 @@ def provision(
         raise InvalidRequestError(f"--max is {most}, which is less than --min {least}")
     if not _NAME.fullmatch(owner):
         raise InvalidRequestError(f"--name is {owner!r}; give up to 16 small letters and digits, a letter first")
-    if not (place := location or os.environ.get(LOCATION_VARIABLE)):
-        raise InvalidRequestError(f"give --location projects/PROJECT/locations/ZONE, or set {LOCATION_VARIABLE}")
-    cloud = CloudTpu(place, os.environ.get(ENDPOINT_VARIABLE) or None)
+    zone = CloudTpu.at(location) if location else None  # a malformed one is refused before it connects
     text = startup_script(script.read_text() if script else STARTUP_SCRIPT, head or chosen_address())
     settings = Settings(owner, config, least, most, idle_s)
     template = NewSlice("", config.accelerator_type, runtime_version, {OWNER_LABEL: owner}, text, spot, external_ips)
     with cluster():
-        provisioner = Provisioner(settings, cloud, Jobs(), template, dry_run)
+        provisioner = Provisioner(settings, zone or CloudTpu.at(_zone_of_the_cluster()), Jobs(), template, dry_run)
         provisioner.turn()
         while not (once or dry_run):
             time.sleep(every_s)
             provisioner.try_turn()
+
+
+def _zone_of_the_cluster() -> str:
+    found = ControllerConnection().ask(ControllerInterface.list_settings) if find_controller() else {}
+    if CLOUD_TPU.name not in found or (zone := CLOUD_TPU.parse(found[CLOUD_TPU.name].text)) is None:
+        raise InvalidRequestError(
+            "give --location projects/PROJECT/locations/ZONE, or set it for the cluster: iris-ray settings set"
+            f" {CLOUD_TPU.name}=projects/PROJECT/locations/ZONE"
+        )
+    return zone
 
 
 def startup_script(text: str, head: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from iris_ray import settings
 from iris_ray.errors import InvalidRequestError, NoClusterError
 
 AUTO = "auto"
@@ -202,7 +203,7 @@ def without_ray_address() -> Iterator[None]:
 def current_user() -> str:
     """Return who this process works for: ``$IRIS_USER``, or the name of the operating system's account."""
     try:
-        return os.environ.get("IRIS_USER") or getpass.getuser()
+        return settings.USER.read() or getpass.getuser()
     except (KeyError, OSError):  # an account without a name, as containers have them
         return str(os.getuid())
 

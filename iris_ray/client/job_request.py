@@ -17,13 +17,12 @@ from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
 from iris_ray.model.options import OPTIONS, JobOptions, Seconds
 from iris_ray.model.topology import get_tpu_config
+from iris_ray.settings import TEST_HOST_SILENCE_S
 
 MAX_NAME_LENGTH = 100
 """Limit for a job's name: it is a part of ids, of keys and of file names."""
 MAX_SPEC_BYTES = 100_000
 """Limit for the pickled `JobSpec`, which the Controller writes into the cluster's key-value store."""
-PATIENCE_OF_TESTS = "IRIS_TEST_HOST_SILENCE_S"
-"""The variable with the default of ``host_silence`` for our own tests: machines that run them are often busy."""
 
 _FIELDS = {field.name for field in fields(RunRequest)}
 
@@ -83,7 +82,7 @@ def _options_that_travel(options: JobOptions) -> dict[str, Any]:
     """Return the options that are fields of a `RunRequest`, seconds as float."""
     asked: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS - {"env"}}
     if asked["host_silence"] is None:
-        asked["host_silence"] = os.environ.get(PATIENCE_OF_TESTS, HOST_SILENCE_S)
+        asked["host_silence"] = os.environ.get(TEST_HOST_SILENCE_S, HOST_SILENCE_S)
     in_seconds = {name for name, value in asked.items() if isinstance(OPTIONS[name].check, Seconds)}
     return {name: float(value) if name in in_seconds and value is not None else value for name, value in asked.items()}
 

@@ -1,26 +1,27 @@
 """The client of Google's Cloud TPU API: asks about slices, creates and deletes them.
 
-It is off unless ``IRIS_RAY_CLOUD_TPU`` names a project and zone (``projects/<project>/locations/<zone>``); for the
-Controller, in the environment of the head node. google-cloud-tpu's own client has neither timeouts nor retries; every
-call here has both. Calls block: `ProviderWords` makes them in threads.
+The Controller asks only if the cluster's setting ``cloud_tpu`` names a project and zone. google-cloud-tpu's own client
+has neither timeouts nor retries; every call here has both. Calls block: `ProviderWords` makes them in threads.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.cloud.provisioning import NewSlice, QueuedSlice, QueuedState
 from iris_ray.errors import InvalidRequestError, ProviderError
+from iris_ray.model.cluster_settings import LOCATION
 from iris_ray.model.outcomes import ProviderState, ProviderWord
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 
 if TYPE_CHECKING:
     from google.cloud import tpu_v2
@@ -71,7 +72,6 @@ def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
 
 # -- cloud tpu ---------------------------------------------------------------------------------------------------------
 
-_LOCATION = re.compile(r"projects/[a-z0-9.:-]+/locations/[a-z0-9-]+")
 _ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
 
 Reply = TypeVar("Reply")
@@ -101,16 +101,21 @@ class CloudTpu:
     """
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
-        if not _LOCATION.fullmatch(location):
-            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/<project>/locations/<zone>")
+        if not LOCATION.fullmatch(location):
+            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/PROJECT/locations/ZONE")
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidRequestError(
-                f"{ENDPOINT_VARIABLE} is {endpoint!r}; it is for an emulator on this machine, such as 127.0.0.1:8080"
+                f"{TEST_CLOUD_TPU_ENDPOINT} is {endpoint!r}; it names an emulator on this machine, such as 127.0.0.1:80"
             )
         self.location = location
         self._endpoint = endpoint
         self._made: Any = None
         self._making = threading.Lock()
+
+    @staticmethod
+    def at(location: str) -> "CloudTpu":
+        """Return a zone of Google's, or of the emulator that a test names in this process's environment."""
+        return CloudTpu(location, os.environ.get(TEST_CLOUD_TPU_ENDPOINT) or None)
 
     def prepare(self) -> None:
         """Make the client ahead of the first call: the import takes a while, and credentials may take longer.
@@ -259,12 +264,6 @@ class CloudTpu:
             raise ProviderError(_in_words(error)) from error
 
 
-def cloud_tpu_of(environ: Mapping[str, str]) -> CloudTpu | None:
-    """Return the zone that the environment names, or None if it names none; raises like `CloudTpu`."""
-    location = environ.get(LOCATION_VARIABLE)
-    return CloudTpu(location, environ.get(ENDPOINT_VARIABLE) or None) if location else None
-
-
 def _refusal(error: ProviderError) -> str:
     """Return why the API refuses; raises the error if it was not the API that said no."""
     from google.api_core.exceptions import ClientError
@@ -294,23 +293,32 @@ WORD_KEPT_S = 5.0
 
 
 class ProviderWords:
-    """Asks the provider about slices side by side. The answer takes `WORD_TIMEOUT_S` at most, whatever the API does."""
+    """Asks the provider about slices side by side. The answer takes `WORD_TIMEOUT_S` at most, whatever the API does.
 
-    def __init__(self, cloud: CloudTpu | None) -> None:
-        self._cloud = cloud
+    Args:
+        cloud: the zone whose API is asked; None: nobody is.
+    """
+
+    def __init__(self, cloud: CloudTpu | None = None) -> None:
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="cloud-tpu")
         self._asked: dict[str, asyncio.Future[ProviderWord]] = {}
-        if cloud is not None:
-            self._threads.submit(cloud.prepare)
+        self._ask_of(cloud)
 
-    @staticmethod
-    def of(environ: Mapping[str, str]) -> "ProviderWords":
-        """Return one for the zone that the environment names. A malformed name is logged and ignored."""
+    def ask_at(self, location: str | None) -> None:
+        """Ask the API of this zone from now on; None: nobody is asked."""
+        if location == (None if self._cloud is None else self._cloud.location):
+            return
+        self._asked.clear()
         try:
-            return ProviderWords(cloud_tpu_of(environ))
+            self._ask_of(None if location is None else CloudTpu.at(location))
         except InvalidRequestError as error:
             logger.error("the provider is not asked about lost slices: %s", error)
-            return ProviderWords(None)
+            self._ask_of(None)
+
+    def _ask_of(self, cloud: CloudTpu | None) -> None:
+        self._cloud = cloud
+        if cloud is not None:
+            self._threads.submit(cloud.prepare)
 
     async def about(self, slice_names: Iterable[str]) -> dict[str, ProviderWord]:
         """Return the provider's word about each slice; nothing if no zone is configured."""

@@ -10,8 +10,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.settings import DASHBOARD_TOKEN
 
-TOKEN = "IRIS_RAY_DASHBOARD_TOKEN"
 RAY_TOKEN, RAY_TOKEN_PATH, RAY_TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", ".ray/auth_token"
 COOKIE = "iris_ray_dashboard"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/static/style.css"})
@@ -33,7 +33,7 @@ def is_loopback(host: str) -> bool:
 
 def token_of(environment: Mapping[str, str]) -> str | None:
     """Return the dashboard's token, or else the one of the Ray cluster; None if there is none."""
-    if token := environment.get(TOKEN) or environment.get(RAY_TOKEN):
+    if token := DASHBOARD_TOKEN.read(environment) or environment.get(RAY_TOKEN):
         return token
     path = environment.get(RAY_TOKEN_PATH) or Path(environment.get("HOME", "/"), RAY_TOKEN_FILE)
     try:
@@ -54,7 +54,8 @@ def require_token(host: str, environment: Mapping[str, str] = os.environ) -> str
     if token is None:
         raise InvalidRequestError(
             f"--host {host} lets other machines read the dashboard, and there is no token to keep strangers out. Set"
-            f" {TOKEN}, or leave out --host and reach it through a tunnel: ssh -L 8267:localhost:8267 THIS-MACHINE"
+            f" {DASHBOARD_TOKEN.name}, or leave out --host and reach it through a tunnel: ssh -L 8267:localhost:8267"
+            " THIS-MACHINE"
         )
     return token
 

@@ -4,7 +4,7 @@ May import: `model`, `state`, `errors`. No Ray, no clock, no I/O.
 Start with `scheduler.py`; `fair_queue.py` says who goes first in the queue, `pending_reason.py` why a job waits.
 """
 
-from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.scheduler.cycle import SchedulingResult
 from iris_ray.scheduler.scheduler import Scheduler
 
 __all__ = ["Scheduler", "SchedulingResult"]

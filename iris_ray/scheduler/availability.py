@@ -1,31 +1,36 @@
-"""What is available to one requirement while a plan is made: the groups with room for its tasks."""
+"""Which groups are free for one requirement while a plan is made (`Availability`), and which of them a gang gets.
+
+A gang gets all the groups that it needs, or none: `choose` picks the groups, `assign` takes them from the plan.
+"""
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import islice
 from typing import Final
 
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU_NAME, Worker
+from iris_ray.model.workers import TPU, TPU_NAME, Worker
 from iris_ray.scheduler.candidates import Candidates, Distance
-from iris_ray.scheduler.evaluation import Evaluation, Rank, Status, evaluate
+from iris_ray.scheduler.evaluation import LARGER, Evaluation, Rank, Status, evaluate
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
-from iris_ray.scheduler.remaining_capacity import RemainingCapacity
+from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
+from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
 from iris_ray.state.groups import Group
 
 NO_GROUPS = RankedGroups()
 
 
 class Availability:
-    """What the plan has left for one requirement.
+    """The groups that a plan has left for one requirement.
 
     A plan takes nothing back. So a gang that finds too few groups finds no more later in the plan.
 
     Attributes:
-        requirement: what is asked of workers.
-        failed_placements: ``num_groups`` → how many groups were free when such a gang found too few. It holds for all
-            later gangs, so a long queue of identical jobs is cheap.
-        unplaced: ids of the jobs that found too little here, in the order of the queue.
+        requirement: what jobs ask of workers.
+        failed_placements: ``num_groups`` → how many groups were free when such a gang found too few. All later such
+            gangs find too few as well, so a long queue of identical jobs is cheap.
+        unplaced: ids of the jobs with this requirement that found too few groups, in the order of the queue.
     """
 
     def __init__(self, requirement: Requirement, remaining: RemainingCapacity, now: float) -> None:
@@ -36,7 +41,7 @@ class Availability:
         self._remaining = remaining
         self._now = now
         self._suitable: dict[tuple[int, bool], int] = {}  # (bucket, later) → how many; no plan changes it
-        self._whole: Availability | None = None  # if this is without something
+        self._whole: Availability | None = None  # what this one is without some workers
         self._avoided: Collection[str] = ()  # node ids
         self._impaired: Set[str] = frozenset()  # names of their groups
         self.catch_up: Final = remaining.catch_up
@@ -73,7 +78,7 @@ class Availability:
 
         Args:
             bucket: where to look.
-            later: whether to count groups, too, that something is wrong with which passes by itself.
+            later: whether to count groups, too, that are unfit only because of something that passes by itself.
         """
         count = self._suitable.get((bucket, later))
         if count is None:
@@ -139,7 +144,7 @@ class Availability:
         unfit = [rank[-1] for bucket in buckets for rank in self._not_free(bucket)]
         distances = [self._distance(name) for name in unfit if self.suits(name)]
         heapq.heapify(distances)
-        for bound in self.candidates.closest:  # the distance is no less
+        for bound in self._remaining.closest():  # the distance is no less
             while distances and distances[0] <= bound:
                 yield heapq.heappop(distances)[-1]
             found = evaluations[name := bound[-1]]
@@ -169,11 +174,11 @@ class Availability:
         return soon >= self.tasks(name)
 
     def knows(self, name: str) -> bool:
-        """Return whether there is such a group."""
+        """Return whether there is a group of this name."""
         return name in self.candidates.evaluations
 
     def suits(self, name: str, later: bool = False) -> bool:
-        """Return whether a group would be free if no task used it, or also if what passes by itself had passed."""
+        """Return whether a group would be free if no task used it; ``later``: and what passes by itself were over."""
         if not self.candidates.suitable.suits(name, self._needs, later):
             return False
         if name not in self._impaired:
@@ -183,7 +188,7 @@ class Availability:
         return sum(fits(worker.resources, self._needs) for worker in others) >= self.tasks(name)
 
     def evaluation(self, name: str) -> Evaluation:
-        """Return what a group was to the requirement before the plan, with the reason in words."""
+        """Return the evaluation of a group before the plan, with the reason in words."""
         in_words = self.candidates.in_words
         needs, found = in_words.get(name, (None, None))
         if found is None or needs != self._needs:
@@ -194,35 +199,37 @@ class Availability:
     # -- for explanations ------------------------------------------------------------------------------------------
 
     def given_away(self, look_at: int) -> Iterator[str]:
-        """Iterate over groups that were free before the plan.
+        """Iterate over groups that were free before the plan, and are no longer.
 
         Args:
-            look_at: of how many groups that the plan has changed, the first ones, to look at.
+            look_at: how many of the groups that the plan has changed to look at.
         """
-        for name, (before, now) in islice(self.candidates.moved.items(), look_at):
-            was_free = before.rank is not None and fits(before.room, self._needs)
-            if was_free and (now.rank is None or not fits(now.room, self._needs)):
+        for name, rank in islice(self._remaining.changed.items(), look_at):
+            bucket = self.candidates.evaluations[name].bucket
+            if fits(self.candidates.free[bucket].rooms[name], self._needs) and (
+                rank is None or not fits(self._groups(bucket).rooms[name], self._needs)
+            ):
                 yield name
 
     def closest(self, count: int) -> list[str]:
-        """Return the names of some groups that are not free, those that come closest, of all buckets."""
-        short = [found for groups in self.candidates.free.values() for found in groups.closest(self._needs, count)]
+        """Return the names of the groups of all buckets that are not free but closest to it, at most ``count``."""
+        short = [found for groups in self._remaining.free.values() for found in groups.closest(self._needs, count)]
         lacking = sorted((1, lack, name) for lack, name in short)
-        return [name for _, _, name in islice(heapq.merge(lacking, self.candidates.closest), count)]
+        return [name for _, _, name in islice(heapq.merge(lacking, self._remaining.closest()), count)]
 
     @property
     def not_free(self) -> int:
-        """How many groups are not free, but may be once."""
-        ranked = sum(len(groups) - self.free(bucket) for bucket, groups in self.candidates.free.items())
-        return len(self.candidates.closest) + ranked
+        """How many groups are not free, but may become free."""
+        ranked = sum(len(groups) - self.free(bucket) for bucket, groups in self._remaining.free.items())
+        return self._remaining.not_free + ranked
 
     # -- its parts ---------------------------------------------------------------------------------------------------
 
     def _groups(self, bucket: int) -> RankedGroups:
-        return self.candidates.free.get(bucket, NO_GROUPS)
+        return self._remaining.free.get(bucket, NO_GROUPS)
 
     def _unequal(self, groups: RankedGroups) -> Set[str]:
-        """Return the names of groups of which the members that can be used must be counted."""
+        """Return the names of the groups whose usable members must be counted one by one."""
         return groups.mixed | (self._impaired & groups.rooms.keys()) if self._impaired else groups.mixed
 
     def _free(self, bucket: int) -> Iterator[Rank]:
@@ -255,7 +262,7 @@ class Availability:
         return (*rank[:3], left, name) if self.requirement.group_by else rank
 
     def _best_of(self, own: Iterable[str], bucket: int, count: int) -> list[Rank]:
-        """Return the ranks of an owner's best free slices: before those that no owner keeps."""
+        """Return the ranks of the best free slices where an owner keeps actors, ahead of those of all other slices."""
         if self.requirement.group_by != TPU_NAME:
             return []
         rooms = self._groups(bucket).rooms
@@ -269,3 +276,101 @@ class Availability:
         full = [lack for lack in lacks if lack > 0]
         missing = self.tasks(name) - len(large) + len(full)
         return missing, sum(heapq.nsmallest(missing, full)), name
+
+
+def num_groups(job: Job) -> tuple[int, ...]:
+    """Return the numbers of groups that a gang of the job can use, ascending."""
+    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
+
+
+def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
+    """Return the buckets in which to look for groups, the preferred one first.
+
+    A gang gets parts of larger slices only if there are too few slices of the right size, those in use included.
+    """
+    requirement, bucket = available.requirement, _equal_bucket(job, available)
+    if requirement.whole_groups or requirement.group_by is None:
+        return (bucket,)
+    exist = available.suitable(bucket, later=True)
+    return (bucket,) if exist >= num_groups(job)[0] else (bucket, LARGER)
+
+
+def choose(
+    job: Job, available: Availability, own: Iterable[str], wanted: tuple[int, ...], hopes_for_more: bool
+) -> tuple[list[str], int]:
+    """Return the names of the groups that a gang takes: as many as it can use now, or none if it should wait.
+
+    A gang waits if it can use more groups, and enough of them are about to be free.
+
+    Args:
+        job: the gang's job.
+        available: the groups that the job's requirement finds.
+        own: slices where the job's owner keeps actors; they are preferred.
+        wanted: the numbers of groups that the gang can use, ascending.
+        hopes_for_more: whether the gang waits for groups that are about to be free.
+
+    Returns:
+        The names, the best first, and how many groups are free, but no more than the gang can use.
+    """
+    buckets: tuple[int, ...] = (_equal_bucket(job, available),)
+    names = best_free(wanted[-1], available, buckets, own)
+    if len(names) < wanted[0]:
+        buckets = buckets_for(job, available)
+        names += best_free(wanted[-1] - len(names), available, buckets[1:], own)
+    free = len(names)
+    fitting = [count for count in wanted if count <= free]
+    if not fitting:
+        return [], free
+    soon = sum(map(available.free_soon, buckets)) if hopes_for_more and free < wanted[-1] else 0
+    if soon and any(free < count <= free + soon for count in wanted):
+        return [], free
+    return names[: fitting[-1]], free
+
+
+def best_free(count: int, available: Availability, buckets: Iterable[int], own: Iterable[str]) -> list[str]:
+    """Return the names of the best free groups, at most ``count``."""
+    names: list[str] = []
+    for bucket in buckets:
+        names += available.best(bucket, count - len(names), own)
+    return names
+
+
+def assign(
+    job: Job, gang: Gang, available: Availability, names: list[str], plan: Plan
+) -> tuple[AssignedEvent, Mapping[str, float]]:
+    """Take the groups from the plan. Return the event that assigns them to the gang, and the resources it takes."""
+    spec, requirement = job.spec, job.requirement
+    granted: dict[str, float] = {}
+    demands: dict[float, dict[str, float]] = {}  # by a host's chips
+    names = sorted(names)
+    groups = [available.members(name) for name in names]
+    for worker in (worker for group in groups for worker in group):
+        chips = worker.resources.get(TPU, 0.0)
+        demand = demands.get(chips) or demands.setdefault(chips, requirement.demand(worker))
+        plan.take(worker, demand, spec.job_id)
+        for resource, amount in demand.items():
+            granted[resource] = granted.get(resource, 0.0) + amount
+    if spec.coscheduling is None:
+        ((worker,),) = groups
+        return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), granted
+    node_ids = tuple(tuple(worker.node_id for worker in group) for group in groups)
+    return GangAssignedEvent(spec.job_id, tuple(names), node_ids), granted
+
+
+def hosts_of(assignment: AssignedEvent) -> tuple[str, ...]:
+    """Return the node ids of the hosts that an event assigns."""
+    if isinstance(assignment, TaskAssignedEvent):
+        return (assignment.node_id,)
+    return tuple(node_id for group in assignment.groups for node_id in group)
+
+
+def _equal_bucket(job: Job, available: Availability) -> int:
+    """Return the bucket of equal groups to use: of the sizes with enough groups, the one with the most free groups."""
+    requirement, least = available.requirement, num_groups(job)[0]
+    if not requirement.whole_groups:
+        return requirement.replicas
+    sizes = (+available.candidates.suitable.buckets).keys() - {LARGER}
+    if len(sizes) < 2:
+        return next(iter(sizes), requirement.replicas)
+    suitable = {size: available.suitable(size) for size in sizes}
+    return max(sizes, key=lambda size: (suitable[size] >= least, available.free(size), suitable[size], size))

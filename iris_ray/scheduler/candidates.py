@@ -1,41 +1,40 @@
-"""All groups, as seen by jobs whose requests differ in amounts only: evaluated, sorted and counted once."""
+"""What the scheduler remembers between plans: how every group evaluates for each shape of requirements.
+
+A plan changes none of it, and `CandidateCache.check` compares it with fresh evaluations. So it decides what a plan
+costs, and not what a plan says.
+
+Requirements of one shape differ in amounts only, and share one evaluation of the fleet (`Candidates`). When a plan
+first reads a shape, the groups that have changed since the last plan are evaluated again, and no others.
+`EvaluationLimits` says which shapes a plan reads, so that jobs with odd requirements hold up nobody else.
+"""
 
 import heapq
 from bisect import bisect_left, insort
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple
 
+from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import Worker
 from iris_ray.scheduler.evaluation import Evaluation, Rank, evaluate
-from iris_ray.scheduler.ranked_groups import RankedGroups, Room, room_of
-from iris_ray.scheduler.suitable_groups import SuitableGroups
+from iris_ray.scheduler.ranked_groups import RankedGroups, Room, SuitableGroups, room_of
+from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import Group, Grouping
+
+EVALUATIONS_KEPT = 2_000_000
+"""How many evaluations of groups are kept, of the shapes that were read last. It bounds the Controller's memory."""
+EVALUATIONS_PER_GANG = 100
+"""To evaluate so many groups is about the work of placing a gang. A plan that may place so many gangs ends once it has
+made so many evaluations for shapes that no earlier job had, and the next plan goes on."""
+USERS_PART = 4
+"""One user's waiting jobs get the n-th part of the evaluations that are kept. Else one user with many odd requirements
+would keep the jobs of all others from being looked at."""
 
 Distance = tuple[int, float, str]
 """Sorts groups that are not free, the closest to it first: hosts missing, what they lack, name."""
 
-
 Amounts = tuple[tuple[str, float], ...]
 """What one task needs of its worker; see `Requirement.resources`."""
-
-
-class Standing(NamedTuple):
-    """Where a group stands: among the free ones, or among the others.
-
-    Attributes:
-        rank: its place among the free ones, or None.
-        room: how much room it has; see `RankedGroups`.
-        mixed: whether its members' rooms differ.
-        distance: its place among the others, or None.
-    """
-
-    rank: Rank | None = None
-    room: Room = MappingProxyType({})
-    mixed: bool = False
-    distance: Distance | None = None
 
 
 class Candidates:
@@ -52,7 +51,6 @@ class Candidates:
         ending: bucket → names of groups with workers that an ended attempt is about to leave.
         excluded: how many workers each constraint (by position) or taint (by name) excludes.
         in_words: name → the evaluation for the amounts that were asked for last, of a few groups that reasons name.
-        moved: name → what stood where before a plan moved it, in the order of the plan.
         fleet_version: the version of the fleet that the evaluations are up to date with.
     """
 
@@ -67,7 +65,6 @@ class Candidates:
         self.ending: defaultdict[int, set[str]] = defaultdict(set)
         self.excluded: Counter[int | str] = Counter()
         self.in_words: dict[str, tuple[Amounts, Evaluation]] = {}
-        self.moved: dict[str, tuple[Standing, Standing]] = {}  # with where it stands now
         self._holders = holders
         self._rechecks: list[tuple[float, str]] = []  # a heap: when a group is to be evaluated again, and its name
 
@@ -75,70 +72,50 @@ class Candidates:
         """Evaluate every group for the first time."""
         free: defaultdict[int, list[tuple[Rank, Room, bool]]] = defaultdict(list)
         for group in self.grouping.groups():
-            name = group.name
-            found = self.evaluations[name] = evaluate(group, self.shape, self._is_held(group), now)
-            self._note(name, found, group)
+            found = evaluate(group, self.shape, self._is_held(group), now)
+            self._note(found, group)
             if found.rank is not None:
                 free[found.bucket].append((found.rank, *self._room(found, group)))
             elif found.obstacle:
-                self.closest.append((found.hosts_missing, found.shortfall, name))
+                self.closest.append((found.hosts_missing, found.shortfall, group.name))
         self.closest.sort()
         for bucket, groups in free.items():
             self.free[bucket] = RankedGroups()
             self.free[bucket].fill(groups)
 
     def update(self, changed: Iterable[Worker], now: float) -> None:
-        """Evaluate the groups of changed workers again, and those that time has changed. Undo what a plan has moved."""
+        """Evaluate the groups of changed workers again, and those that time has changed."""
         names = dict.fromkeys(map(self.grouping.name_of, changed))
         while self._rechecks and self._rechecks[0][0] <= now:
             names[heapq.heappop(self._rechecks)[1]] = None
-        self.undo_moves(except_for=names)
         for name in names:
             if name is not None:
                 self._evaluate_again(name, now)
-        self.moved.clear()
 
-    def move(self, name: str, to: Standing) -> None:
-        """Put a group elsewhere while a plan is made."""
-        before = self.moved.get(name)
-        original, now = before or (self._standing(name),) * 2
-        bucket = self.evaluations[name].bucket
-        if now.rank is not None and now.rank == to.rank and now.mixed == to.mixed:
-            self.free[bucket].change_room(to.rank, to.room)
-        else:
-            self._remove(bucket, now)
-            self._insert(bucket, to)
-        self.moved[name] = original, to
-
-    def undo_moves(self, except_for: Mapping[str | None, object] | None = None) -> None:
-        """Put every group back to where it stood before the plan."""
-        for name, (original, now) in self.moved.items():
-            if except_for is None or name not in except_for:
-                bucket = self.evaluations[name].bucket
-                self._remove(bucket, now)
-                self._insert(bucket, original)
-        self.moved = {name: moves for name, moves in self.moved.items() if except_for and name in except_for}
+    def tasks(self, found: Evaluation) -> int:
+        """Return how many hosts a gang takes of a group."""
+        return found.bucket or self.shape.replicas
 
     def contents(self) -> tuple[object, ...]:
         """Return everything that two equal candidates have in common, for comparisons in tests."""
-        self.undo_moves()
         free = {bucket: groups.contents() for bucket, groups in self.free.items() if len(groups)}
         ending = {bucket: names for bucket, names in self.ending.items() if names}
-        return self.evaluations, free, self.closest, ending, +self.excluded
+        return self.evaluations, free, self.closest, ending, +self.excluded, +self.suitable.buckets
 
     def _evaluate_again(self, name: str, now: float) -> None:
         before, group = self.evaluations.get(name), self.grouping.get(name)
         if before is not None:
             if before.rejected is not None and before.rejected is group and before.recheck_at is None:
                 return  # only what tasks use of it has changed
-            self._remove(before.bucket, self.moved[name][1] if name in self.moved else self._standing(name))
-            self._forget(name, before)
-            self.in_words.pop(name, None)
-            del self.evaluations[name]
+            self._remove(name, before)
         if group is not None:
-            found = self.evaluations[name] = evaluate(group, self.shape, self._is_held(group), now)
-            self._note(name, found, group)
-            self._insert(found.bucket, self._new_standing(name, found, group))
+            found = evaluate(group, self.shape, self._is_held(group), now)
+            self._note(found, group)
+            if found.rank is not None:
+                free = self.free.setdefault(found.bucket, RankedGroups())
+                free.add(found.rank, *self._room(found, group))
+            elif found.obstacle:
+                insort(self.closest, (found.hosts_missing, found.shortfall, name))
 
     def _is_held(self, group: Group) -> bool:
         if group.is_slice:
@@ -147,59 +124,124 @@ class Candidates:
             return False
         return any(worker.slice_name in self._holders for worker in group.workers)
 
-    # -- where groups stand ----------------------------------------------------------------------------------------
-
-    def _standing(self, name: str) -> Standing:
-        found = self.evaluations[name]
-        if found.rank is None:
-            return Standing(distance=(found.hosts_missing, found.shortfall, name) if found.obstacle else None)
-        free = self.free[found.bucket]
-        return Standing(found.rank, free.rooms[name], name in free.mixed)
-
-    def _new_standing(self, name: str, found: Evaluation, group: Group) -> Standing:
-        if found.rank is None:
-            return Standing(distance=(found.hosts_missing, found.shortfall, name) if found.obstacle else None)
-        return Standing(found.rank, *self._room(found, group))
-
     def _room(self, found: Evaluation, group: Group) -> tuple[Room, bool]:
         if found.usable is None and len(group.workers) == self.tasks(found):
             return group.room[0], False
         return room_of([worker.free for worker in found.usable or group.workers], self.tasks(found))
 
-    def _insert(self, bucket: int, standing: Standing) -> None:
-        if standing.rank is not None:
-            self.free.setdefault(bucket, RankedGroups()).add(standing.rank, standing.room, standing.mixed)
-        elif standing.distance is not None:
-            insort(self.closest, standing.distance)
-
-    def _remove(self, bucket: int, standing: Standing) -> None:
-        if standing.rank is not None:
-            self.free[bucket].remove(standing.rank)
-        elif standing.distance is not None:
-            del self.closest[bisect_left(self.closest, standing.distance)]
-
-    def tasks(self, found: Evaluation) -> int:
-        """Return how many hosts a gang takes of a group."""
-        return found.bucket or self.shape.replicas
-
-    # -- what is counted -------------------------------------------------------------------------------------------
-
-    def _note(self, name: str, found: Evaluation, group: Group) -> None:
+    def _note(self, found: Evaluation, group: Group) -> None:
+        """Remember an evaluation, and count what it says."""
+        self.evaluations[group.name] = found
         if found.later:
-            self.suitable.add(name, found)
+            self.suitable.add(group.name, found)
             if found.eligible and _is_ending(group.workers):
-                self.ending[found.bucket].add(name)
+                self.ending[found.bucket].add(group.name)
         if found.excluded:
             for what, count in found.excluded:
                 self.excluded[what] += count
         if found.recheck_at is not None:
-            heapq.heappush(self._rechecks, (found.recheck_at, name))
+            heapq.heappush(self._rechecks, (found.recheck_at, group.name))
 
-    def _forget(self, name: str, found: Evaluation) -> None:
+    def _remove(self, name: str, found: Evaluation) -> None:
+        if found.rank is not None:
+            self.free[found.bucket].remove(found.rank)
+        elif found.obstacle:
+            del self.closest[bisect_left(self.closest, (found.hosts_missing, found.shortfall, name))]
         self.suitable.remove(name, found)
         self.ending[found.bucket].discard(name)
         for what, count in found.excluded:
             self.excluded[what] -= count
+        self.in_words.pop(name, None)
+        del self.evaluations[name]
+
+
+class CandidateCache:
+    """The candidates of each shape of requirements, for one fleet at a time.
+
+    Attributes:
+        evaluated: how many evaluations of groups were made for new shapes so far.
+    """
+
+    def __init__(self) -> None:
+        self.evaluated = 0
+        self._fleet: Fleet | None = None
+        self._candidates: OrderedDict[Requirement, Candidates] = OrderedDict()
+
+    def candidates(self, fleet: Fleet, shape: Requirement, now: float) -> Candidates:
+        """Return the candidates of a shape, up to date with the fleet."""
+        if fleet is not self._fleet:
+            self._fleet = fleet
+            self._candidates.clear()
+        found = self._candidates.get(shape)
+        if found is not None and not fleet.keeps(shape.group_by, found.grouping):
+            found = None
+        changed = None if found is None else fleet.changes_since(found.fleet_version)
+        if found is None or changed is None:
+            found = self._candidates[shape] = _evaluated(fleet, shape, now)
+            self.evaluated += len(found.evaluations)
+        else:
+            self._candidates.move_to_end(shape)
+            found.update(changed, now)
+        found.fleet_version = fleet.version
+        return found
+
+    def trim(self) -> None:
+        """Drop the candidates whose groups are not kept up to date.
+
+        Then drop those that were not read for longest, beyond `EVALUATIONS_KEPT`.
+        """
+        fleet = self._fleet
+        for shape, found in list(self._candidates.items()):
+            if fleet is None or not fleet.keeps(shape.group_by, found.grouping):
+                del self._candidates[shape]
+        kept = sum(len(candidates.evaluations) for candidates in self._candidates.values())
+        while kept > EVALUATIONS_KEPT and len(self._candidates) > 1:
+            _, dropped = self._candidates.popitem(last=False)
+            kept -= len(dropped.evaluations)
+
+    def check(self, now: float) -> None:
+        """Raise AssertionError if any candidates differ from freshly evaluated ones. For tests."""
+        for shape in list(self._candidates):
+            assert self._fleet is not None
+            have = self.candidates(self._fleet, shape, now)
+            want = _evaluated(self._fleet, shape, now)
+            assert have.contents() == want.contents(), f"candidates for {shape} are out of date"
+
+
+class EvaluationLimits:
+    """Which jobs one plan looks at: those of the first shapes in the queue whose evaluations fit into the cache.
+
+    Args:
+        fleet: is planned for.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._shapes: set[Requirement] = set()
+        self._read = 0
+        self._by_user: Counter[str] = Counter()
+
+    def admit(self, job: Job) -> bool:
+        """Return whether the plan looks at a job, and count the evaluations of its shape if the shape is new."""
+        shape, user = job.requirement.shape, job.spec.user
+        if shape in self._shapes:
+            return True
+        groups = len(self._fleet.grouping(shape.group_by))
+        of_user = self._by_user[user]
+        if self._read and self._read + groups > EVALUATIONS_KEPT:
+            return False
+        if of_user and of_user + groups > EVALUATIONS_KEPT // USERS_PART:
+            return False
+        self._shapes.add(shape)
+        self._read += groups
+        self._by_user[user] += groups
+        return True
+
+
+def _evaluated(fleet: Fleet, shape: Requirement, now: float) -> Candidates:
+    found = Candidates(shape, fleet.grouping(shape.group_by), fleet.holders)
+    found.evaluate_all(now)
+    return found
 
 
 def _is_ending(workers: Sequence[Worker]) -> bool:

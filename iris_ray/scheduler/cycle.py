@@ -2,51 +2,86 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
-from iris_ray.scheduler.availability import Availability
-from iris_ray.scheduler.candidate_cache import CandidateCache
-from iris_ray.scheduler.deadlines import Deadlines
-from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, EvaluationLimits
-from iris_ray.scheduler.eviction_costs import GRACE_S, EvictionRules, Running
+from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups
+from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
 from iris_ray.scheduler.evictions import Evictor, Taking
-from iris_ray.scheduler.explanation import Explainer, Unplaced, limited, not_looked_at, paused
-from iris_ray.scheduler.fair_queue import FairQueue, Usage, comes_last
-from iris_ray.scheduler.given_back import GivenBack
-from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
+from iris_ray.scheduler.explanation import Explainer, ImpossibleConstraints, Unplaced, limited, not_looked_at, paused
+from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
 from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
-from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, num_groups
-from iris_ray.scheduler.plan import Plan
-from iris_ray.scheduler.remaining_capacity import RemainingCapacity
-from iris_ray.scheduler.result import SchedulingResult
-from iris_ray.scheduler.turns import Turns
+from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
+from iris_ray.scheduler.returned_spares import ReturnedSpares
+from iris_ray.scheduler.victims import GRACE_S, EvictionRules, Running
 from iris_ray.state.attempt_ends import YIELDED_S
-from iris_ray.state.events import GivesWayEvent, SpareGivenBackEvent, TaskUnschedulableEvent
+from iris_ray.state.events import (
+    AssignedEvent,
+    EvictionEvent,
+    GivesWayEvent,
+    RoomKeptEvent,
+    SpareGivenBackEvent,
+    TaskUnschedulableEvent,
+)
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.quarantine import avoided_by
 from iris_ray.state.user_limits import Account, PastUsage, UserLimits
 
+
+@dataclass(slots=True)
+class SchedulingResult:
+    """What a plan proposes to do now.
+
+    Attributes:
+        assignments: what to start: events for the state.
+        pending_reasons: job id → why the job waits, for every other pending job that the plan has looked at.
+        timed_out: jobs that did not run within their ``scheduling_timeout``: events for the state.
+        unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
+        starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
+        rooms: which hosts are to be kept for which jobs from now on: events for the state.
+        gave_up_room: whether a job has lost its room, since it runs or can't run for a while. This plan keeps no room
+            for other jobs instead. The next plan does, and must look at all jobs.
+        evictions: which attempts are to give their hosts to which job, once the rooms are kept: events for the state.
+        given_back: which spares and jobs that yield give their hosts back: events for the state.
+        complete: whether the plan went through the whole queue. Otherwise it has placed as much as it was asked to.
+            Once that is committed, the next plan goes on.
+    """
+
+    assignments: list[AssignedEvent] = field(default_factory=list)
+    pending_reasons: dict[str, PendingReason] = field(default_factory=dict)
+    timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
+    unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
+    starving: list[str] = field(default_factory=list)
+    rooms: list[RoomKeptEvent] = field(default_factory=list)
+    gave_up_room: bool = False
+    evictions: list[EvictionEvent] = field(default_factory=list)
+    given_back: list[SpareGivenBackEvent | GivesWayEvent] = field(default_factory=list)
+    complete: bool = True
+
+
 _Kind = tuple[Requirement, tuple[int, ...], str, bool]
 
 TASKS_PER_GANG = 10
-"""A gang of so many tasks is about twice the work of a single task."""
+"""To place a gang of so many tasks is about twice the work of placing a single task."""
 
 
 class Cycle:
     """One pass over the queue, or its beginning. `scheduler.py` describes its steps.
 
     Args:
-        fleet, cache, deadlines: what the plan is made from.
-        eviction: what may be evicted, and when; None: nothing is.
+        fleet: the workers that the plan is made for.
+        cache: the evaluations of their groups.
+        deadlines: tells which time limits have passed.
         most: the plan ends after so many gangs, or as much other work (`TASKS_PER_GANG`, `EVALUATIONS_PER_GANG`); None:
             at the queue's end.
-        limits: of the users; None: there are none.
-        leaving: ids of jobs that yield and are about to give their hosts to those that wait.
-        turns: for which kinds of jobs earlier plans have looked for victims, and for spares.
+        eviction: the attempts that may be evicted, and when; None: no attempt is.
+        limits: of the users; None: no user has a limit.
+        leaving: ids of jobs that yield and are about to give their hosts to waiting jobs.
+        fairness: for which kinds of jobs earlier plans have searched in vain, for victims and for spares.
     """
 
     def __init__(
@@ -58,7 +93,7 @@ class Cycle:
         eviction: tuple[Running, EvictionRules] | None = None,
         limits: UserLimits | None = None,
         leaving: Collection[str] = frozenset(),
-        turns: tuple[Turns, Turns] | None = None,
+        fairness: tuple[SearchFairness, SearchFairness] | None = None,
     ) -> None:
         self._fleet = fleet
         self._most = most
@@ -80,7 +115,7 @@ class Cycle:
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
-        victims, self._turns = turns or (Turns(), Turns())
+        victims, self._fairness = fairness or (SearchFairness(), SearchFairness())
         self._evictor: Evictor | None = None
         if eviction is not None:
             self._evictor = Evictor(*eviction, fleet, self._plan, self._allowances, deadlines.now, victims)
@@ -115,14 +150,14 @@ class Cycle:
         return self._result
 
     def _given_back(self) -> list[SpareGivenBackEvent | GivesWayEvent]:
-        """Return which spares and jobs that yield give their hosts back to jobs that found too few groups."""
+        """Return which spares, and which jobs that yield, give hosts back to jobs that found too few groups."""
         if not self._unplaced:
             return []
         going = self._evictor.giving() if self._evictor is not None else set()
         spares = {spare.spec.job_id: spare for spare in self._spares}
         idle = (spare for job_id, spare in spares.items() if job_id not in going or job_id in self._leaving)
-        parts = self._fleet, self._deadlines, self._allowances, self._plan, self._turns, self._leaving
-        chosen = GivenBack(idle, *parts).choose(self._unplaced)
+        parts = self._fleet, self._deadlines, self._allowances, self._plan, self._fairness, self._leaving
+        chosen = ReturnedSpares(idle, *parts).choose(self._unplaced)
         deadline = self._deadlines.now + (self._evictor.grace_s if self._evictor is not None else GRACE_S)
         return [
             GivesWayEvent(job_id, deadline) if spares[job_id].spec.spare_for is None else SpareGivenBackEvent(job_id)
@@ -194,7 +229,7 @@ class Cycle:
         return None
 
     def _own_chips_ending(self, job: Job, gang: Gang) -> float:
-        """Return how many chips the last attempt of a gang holds that can use several numbers of groups."""
+        """Return how many chips a gang's last attempt still holds; 0 if the gang can use one number of groups only."""
         if job.spec.coscheduling is None or len(num_groups(job)) == 1:
             return 0.0
         grouping, job_id = self._fleet.grouping(job.spec.coscheduling.group_by), job.spec.job_id
@@ -205,10 +240,10 @@ class Cycle:
     def _take_from_lower_bands(
         self, evictor: Evictor, job: Job, available: Availability
     ) -> tuple[tuple[str, ...], Protected | None]:
-        """Have something of lower bands end if the job then runs.
+        """Evict attempts of lower bands if the job then runs.
 
         Returns:
-            The names of the groups kept for it, and what it may take later.
+            The names of the groups that are kept for the job, and what the job may take later.
         """
         lifted = self._rooms.lift_own(job)
         available.catch_up()
@@ -222,7 +257,7 @@ class Cycle:
         return (taking.names, None) if isinstance(taking, Taking) else ((), taking)
 
     def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str]) -> None:
-        """Keep these hosts for a job no more. What was lifted for it is free, unless it is kept for another one."""
+        """Keep these hosts for a job no more. Its lifted hosts are free then, but for those kept for another job."""
         takes = bool(lifted) and self._evictor is not None and self._evictor.gives_to(job)
         self._rooms.give_up(job, node_ids, takes)
         self._rooms.put_back(lifted)
@@ -232,7 +267,7 @@ class Cycle:
                 available.failed_placements.clear()
 
     def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
-        """Note that a gang waits for a limit of its user. It has no room: others may use meanwhile what it needs."""
+        """Note that a gang waits for a limit of its user. It has no room: other jobs may use the hosts meanwhile."""
         kept: tuple[str, ...] = ()
         if self._deadlines.is_returning(job) and job.spec.spare_for is None:  # its own attempt may be just ending
             kept = self._rooms.keep(job, gang, self._available_to(job), lifted)
@@ -247,7 +282,7 @@ class Cycle:
             self._unplaced.append(Unplaced(job, self._available_to(job), reason))
 
     def _waits_for_its_own(self, job: Job, gang: Gang) -> bool:
-        """Return whether what a gang's last attempt holds is about to be free for it."""
+        """Return whether a gang waits for the chips that its own last attempt still holds."""
         return self._deadlines.is_returning(job) or self._own_chips_ending(job, gang) > 0
 
     def _has_hosts_for(self, job: Job) -> bool:
@@ -276,8 +311,8 @@ class Cycle:
             self._in_vain[_kind_of(job)] = Unplaced(job, available, reason)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
-        """Return whether a gang may fare otherwise than those of other jobs of its kind that found too few groups."""
-        if job.attempt or job.avoided or job.spec.spare_for is not None:  # what ran may count otherwise
+        """Return whether a gang may find groups though gangs of other jobs of its kind have found too few."""
+        if job.attempt or job.avoided or job.spec.spare_for is not None:  # its own hosts, or others, may count for it
             return True
         return self._rooms.any_kept or self._deadlines.is_starving(gang)
 
@@ -290,7 +325,7 @@ class Cycle:
         taken_from: tuple[str, ...] = (),
         protected: Protected | None = None,
     ) -> PendingReason:
-        """Note why a job waits that found too few groups, and return it; see `Explainer.reason`."""
+        """Note and return the reason why a job waits that found too few groups; see `Explainer.reason`."""
         reason = self._explainer.reason(job, available, free, kept, taken_from, protected)
         self._note(job, available, reason)
         return reason
@@ -301,15 +336,15 @@ class Cycle:
             self._unplaced.append(Unplaced(job, available, reason))
 
     def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
-        """Leave a gang out that pauses. Nothing is kept for it: others may use meanwhile what it needs."""
+        """Leave out a gang that pauses. It has no room: other jobs may use the hosts meanwhile."""
         reasons, job_id = self._result.pending_reasons, job.spec.job_id
         if job_id not in reasons:
             reasons[job_id] = paused(job, pause_s, cause)
 
     def _available_to(self, job: Job) -> Availability:
-        """Return what is available to a job. Hosts that it avoids count only if it can't do without them.
+        """Return what is available to a job. The hosts that it avoids count only if the others are too few.
 
-        If it can't, it avoids at least the one that failed last, so that it tries all in turn.
+        In that case the job avoids at least the host that failed last, so it tries all of them in turn.
         """
         available = self._available_to_all(job.requirement)
         if not job.avoided and job.spec.user not in self._fleet.avoided:
@@ -348,6 +383,6 @@ class Cycle:
 
 
 def _kind_of(job: Job) -> _Kind:
-    """Return what jobs have in common that fare alike, as a rule, if they find too few groups."""
+    """Return the kind of a job. If one job of a kind finds too few groups, so do the others, as a rule."""
     spec = job.spec
     return job.requirement, num_groups(job), spec.user, spec.may_evict

@@ -1,4 +1,4 @@
-"""What one group of workers is to one requirement: free, in use or unsuitable, and why.
+"""Whether one group of workers is free, in use or unsuitable for one requirement, and why.
 
 `evaluate` takes a group through the steps in `_STEPS`. A step either rejects the group, which ends the evaluation, or
 adds to the findings and passes the group on. A group that passes all steps is free.
@@ -22,7 +22,7 @@ Rank = tuple[int, float, int, int, str]
 hosts left over, name."""
 
 Excluded = tuple[int | str, int]
-"""What excludes workers, a constraint (by position) or a taint (by name), and how many workers it excludes."""
+"""A constraint (by position) or a taint (by name), and how many workers it excludes."""
 
 
 class Status(Enum):
@@ -33,26 +33,26 @@ class Status(Enum):
 
 @dataclass(slots=True)
 class Evaluation:
-    """What one group is to a requirement.
+    """Whether one group is free for a requirement, and why not.
 
     Attributes:
-        status: whether a gang can use it now, later or not at all.
+        status: whether a gang can use the group now, later or not at all.
         bucket: how many hosts a gang takes of the group; `LARGER` if it takes only a part of a slice. A gang takes
             groups of one bucket, so that its slices are equal, and of `LARGER` if the others are too few.
-        rank: the position among the free groups; None if it is not free.
+        rank: the group's position among the free groups; None if it is not free.
         eligible: the workers that suit the requirement, whether in use or not.
-        later: the workers that are eligible, or would be but for a process outside iris_ray that uses their chips, or a
-            suspicion. Empty if the group would be unsuitable even then.
+        later: the eligible workers, and those that are not eligible only because a process outside iris_ray uses their
+            chips, or because they may be lost. Empty if the group is unsuitable for another reason.
         usable: the eligible workers that have room for a task; None if these are all members of the group.
-        hosts_missing: how many more hosts it needs to be free.
-        shortfall: the sum over these hosts of what is missing there; 1 for a host without any of what it must give.
-        free_soon: whether it will be free once the ends of all ended attempts are confirmed.
-        obstacle: why it is not free, in words.
-        used_by: ids of the jobs that use it.
+        hosts_missing: how many more hosts the group needs to be free.
+        shortfall: the sum over these hosts of the part of a task's needs that they lack; 1 for a host that lacks all.
+        free_soon: whether the group will be free once the ends of all ended attempts are confirmed.
+        obstacle: why the group is not free, in words.
+        used_by: ids of the jobs that use the group.
         excluded: how many workers each constraint or taint excludes.
         recheck_at: when the passing of time alone changes the evaluation; seconds on the caller's clock.
-        rejected: the group if it is unsuitable. It is so, for the same reason, whatever tasks use of it: until it is
-            made again, or until ``recheck_at``.
+        rejected: the group if it is unsuitable. No task that comes or goes changes that: the group stays unsuitable,
+            for the same reason, until its members change, or until ``recheck_at``.
     """
 
     status: Status
@@ -72,7 +72,7 @@ class Evaluation:
 
 
 def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluation:
-    """Return what a group is to a requirement.
+    """Evaluate a group for a requirement.
 
     A slice fails as a whole, so it is unsuitable if any of its hosts is missing or takes no new tasks. Other groups
     need enough suitable members.
@@ -98,7 +98,7 @@ def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluat
 
 
 def _suits_at_first_sight(group: Group, need: Requirement) -> bool:
-    """Return whether all have room for a task, and the first worker satisfies all constraints for all members."""
+    """Return whether all members have room, and share attributes that satisfy all constraints, so no step is needed."""
     if not _all_have_room(group, need):
         return False
     attributes = group.workers[0].attributes
@@ -116,18 +116,18 @@ def _suits_at_first_sight(group: Group, need: Requirement) -> bool:
 
 @dataclass(slots=True)
 class _Findings:
-    """What the steps have found about a group so far.
+    """The findings of the steps about a group so far.
 
     Attributes:
         tasks: how many hosts a gang takes of the group.
         bucket: the group's bucket.
         unfit: node_id → why the worker can't take a task: in words, or the constraint that it fails.
-        unfit_for_now: the same for reasons that pass without a change of the host itself.
+        unfit_for_now: the same, for reasons that pass by themselves.
         excluded: how many workers each constraint or taint excludes.
         recheck_at: when a suspicion ends; seconds on the caller's clock.
         all_have_room: whether every member has room for a task.
         eligible: the workers in neither ``unfit`` nor ``unfit_for_now``.
-        later: those not in ``unfit``, if they are enough; see `Evaluation.later`.
+        later: the workers not in ``unfit``, if they are enough; see `Evaluation.later`.
         usable: the eligible workers that have room for a task.
     """
 

@@ -1,11 +1,10 @@
-"""Which running gangs give their hosts to a job of a higher band that waits: as few and as cheap ones as possible.
+"""Which running gangs give their hosts to a waiting job of a higher band: as few and as cheap ones as possible.
 
-`eviction_costs` says who may be a victim and what its end costs, `victim_search` compares sets of victims. If only the
-minimum time of victims is in the way, the search says for whom, and how long (`Protected`).
+`victims.py` says who may be a victim, what its end costs, and which set of victims is cheapest. If a job can't take
+hosts yet because the victims have not run for the minimum time of their band, the pending reason says whose hosts the
+job may take, and when (`Protected`). A job takes no more than the limit of its user allows.
 
-No more is taken than the limit of the job's user lets it use.
-
-The search is bounded: it takes the newest attempts of the lowest bands first, since they lose least.
+The search is bounded. It looks at the newest attempts of the lowest bands first, since they lose least.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,25 +16,24 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
-from iris_ray.scheduler.availability import Availability
-from iris_ray.scheduler.eviction_costs import EvictionCosts, EvictionRules, Running
+from iris_ray.scheduler.availability import Availability, num_groups
+from iris_ray.scheduler.fair_queue import SearchFairness
 from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected
-from iris_ray.scheduler.placement import num_groups
-from iris_ray.scheduler.plan import Plan
-from iris_ray.scheduler.turns import Turns
-from iris_ray.scheduler.victim_search import Room, VictimSearch
+from iris_ray.scheduler.remaining_capacity import Plan
+from iris_ray.scheduler.victims import EvictionCosts, EvictionRules, Room, Running, VictimSearch
 from iris_ray.state.events import EvictionEvent
 from iris_ray.state.fleet import Fleet
 
 SEARCHES = 6
-"""A plan looks so often for victims; what it has no time for is left to the next one, see `Turns`."""
+"""A plan searches so often for victims. The next plans search for the other kinds of jobs; see `SearchFairness`."""
 ATTEMPTS_LOOKED_AT = 20_000
-"""So many attempts of lower bands a plan looks at, in all its searches."""
+"""How many attempts of lower bands all searches of a plan look at."""
 GROUPS_COMPARED, MOST_COMPARED = 100, 500
-"""Among so many groups in use one search chooses; among twice as many as the job needs, if it needs more."""
+"""A search compares ``GROUPS_COMPARED`` groups in use, or twice as many as the job needs, but at most
+``MOST_COMPARED``."""
 TASKS_AT_ONCE = 16
-"""For so many tasks of a job that are placed one by one, one search takes hosts."""
+"""How many hosts one search takes for a job whose tasks are placed one by one."""
 
 _Key = tuple[Requirement, tuple[int, ...], PriorityBand]
 
@@ -45,9 +43,9 @@ class Taking:
     """What a job takes from lower bands.
 
     Attributes:
-        names: of the groups that are to be kept for it, free ones included.
-        node_ids: their hosts.
-        event: the attempts that have to end there: an event for the state, once the hosts are kept.
+        names: the groups that are to be kept for the job, free ones included.
+        node_ids: the hosts of these groups.
+        event: tells the state which attempts have to end there, once the hosts are kept.
     """
 
     names: tuple[str, ...]
@@ -60,11 +58,12 @@ class Evictor:
 
     Args:
         running: what runs.
-        rules: who may be evicted.
-        fleet, plan: what the plan is made from, and what it has given away.
+        rules: when attempts may be evicted.
+        fleet: the workers that the plan is made for.
+        plan: the hosts that the plan has given away.
         allowances: what each user may still get.
         now: seconds on the clock of the events.
-        turns: for which kinds of jobs earlier plans have looked for victims.
+        fairness: for which kinds of jobs earlier plans have searched for victims in vain.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Evictor:
         plan: Plan,
         allowances: Allowances,
         now: float,
-        turns: Turns,
+        fairness: SearchFairness,
     ) -> None:
         self._fleet = fleet
         self._plan = plan
@@ -90,7 +89,7 @@ class Evictor:
         for taker in filter(None, map(running.jobs.get, dict.fromkeys(self._leaving.values()))):
             self._promise(taker, taker.kept)
         self._hopeless: set[_Key] = set()
-        self._turns = turns
+        self._fairness = fairness
         self._in_vain: set[_Key] = set()
 
     @property
@@ -102,28 +101,28 @@ class Evictor:
         """Return whether `find` is worth a call for a job."""
         takes = job.spec.may_evict and not job.yields and job.spec.spare_for is None
         key, searchable = _key(job), self._has_time and takes
-        if not searchable or key in self._hopeless or self._turns.had(key):
+        if not searchable or key in self._hopeless or self._fairness.passes_over(key):
             return False
         return bool(self._bands_below(job))
 
     def end_plan(self, complete: bool) -> None:
-        """Note whose turn it was; ``complete``: whether the plan went through the whole queue."""
-        self._turns.end_plan(self._in_vain, complete and self._has_time)
+        """Note for which kinds of jobs the plan has searched; ``complete``: whether it went through the whole queue."""
+        self._fairness.end_plan(self._in_vain, complete and self._has_time)
 
     @property
     def _has_time(self) -> bool:
         return self._searches > 0 and self._looks > 0
 
     def find(self, job: Job, available: Availability, own: Collection[str], placed: int) -> Taking | Protected | None:
-        """Return what a job that found too little room is to take; None if nothing would do, or if it only has to wait.
+        """Return what a job takes that found too few groups, or what it may take later.
 
-        If it could take something later, return what that is.
+        Return None if no victims would give it enough groups, and if it needs none: enough groups are about to be free.
 
         Args:
-            job: which.
-            available: where it looks for room.
-            own: the node ids of its room, which must not be kept in the plan meanwhile.
-            placed: how many of its gangs the plan has given hosts.
+            job: the job.
+            available: the groups that its requirement finds.
+            own: node ids of the room that is kept for the job; the plan must not keep them meanwhile.
+            placed: how many of the job's gangs the plan has given hosts.
         """
         needed = self._needed(job, own, placed)
         if not needed:
@@ -153,9 +152,9 @@ class Evictor:
         return VictimSearch(self._costs, self._fleet, self._plan, job, available, needed, patient)
 
     def _needed(self, job: Job, own: Collection[str], placed: int) -> int:
-        """Return how many groups a job needs: one for each task that does not pause, if it is no gang.
+        """Return how many groups a job needs, and its user's limit allows.
 
-        None that the limit of its user would keep from it.
+        A job whose tasks are placed one by one needs a host for each task that does not pause.
         """
         if job.spec.coscheduling is not None:
             least = num_groups(job)[0]
@@ -171,7 +170,7 @@ class Evictor:
         return search.complete(room, names)
 
     def _protected(self, search: VictimSearch, room: Room, available: Availability) -> Protected | None:
-        """Return what a job could take once it has run for the minimum time of its band."""
+        """Return what a job could take once the victims have run for the minimum time of their band."""
         first = search.needed if search.job.spec.coscheduling else len(room) + 1
         patient = self._search(search.job, available, first, patient=True)
         found = self._complete(patient, room)
@@ -182,13 +181,13 @@ class Evictor:
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), max(waits))
 
     def _promise(self, job: Job, node_ids: Iterable[str]) -> None:
-        """Have what a job takes count towards its user's limit from now on."""
+        """Count the chips of the hosts that a job takes towards its user's limit from now on."""
         workers = (self._fleet.workers.get(node_id) for node_id in node_ids)
         demands = (job.requirement.demand(worker) for worker in workers if worker is not None)
         self._allowances.promised(job, sum(map(accelerators, demands)))
 
     def _bands_below(self, job: Job) -> list[PriorityBand]:
-        """Return the bands below a job's that hold something, the lowest first."""
+        """Return the bands below a job's in which attempts hold hosts, the lowest first."""
         return [band for band in reversed(PriorityBand) if band > job.spec.priority and self._running.attempts[band]]
 
     def taken_from(self, job: Job) -> tuple[str, ...]:
@@ -201,11 +200,11 @@ class Evictor:
         return {attempt.job_id for attempt in self._leaving}
 
     def gives_to(self, job: Job) -> bool:
-        """Return whether something is about to give its hosts to a job."""
+        """Return whether any attempt is about to give its hosts to a job."""
         return job.spec.job_id in self._leaving.values()
 
     def _groups_in_use(self, bands: Iterable[PriorityBand], search: VictimSearch) -> list[str]:
-        """Return the names of groups where something could be evicted, the newest attempts' groups first."""
+        """Return the names of groups where attempts could be evicted, the groups of the newest attempts first."""
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
         for band in bands:
@@ -219,5 +218,5 @@ class Evictor:
 
 
 def _key(job: Job) -> _Key:
-    """Return what jobs have in common for which the same would do."""
+    """Return the kind of a job. A search that finds nothing for one job finds nothing for others of its kind."""
     return job.requirement, num_groups(job), job.spec.priority

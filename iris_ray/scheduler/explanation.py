@@ -1,26 +1,29 @@
-"""Makes pending reasons: why a gang got nothing, and which groups come closest."""
+"""Makes pending reasons: why a gang got nothing, and which groups come closest.
 
+`ImpossibleConstraints` finds the jobs that wait for nothing, since no host can evaluate one of their constraints.
+"""
+
+from collections.abc import Collection
 from itertools import islice
 from typing import NamedTuple
 
+from iris_ray.model.constraints import Constraint
 from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
-from iris_ray.scheduler.availability import Availability
+from iris_ray.model.workers import Worker
+from iris_ray.scheduler.availability import Availability, buckets_for, num_groups
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Protected, ReachedLimit, Shortage
-from iris_ray.scheduler.placement import buckets_for, num_groups
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
 
 OBSTACLES_NAMED = 4
 """How many groups a shortage names."""
-
 GIVEN_AWAY_LOOKED_AT = 64
-"""Among how many groups that the plan has changed a shortage looks for some that the job could have had."""
-
+"""A shortage looks at so many groups that the plan has changed, for some that the job could have had."""
 
 _Cause = tuple[PendingKind, int, Shortage]
-"""What kind of reason it is, how many groups suit the job, and what is in the way."""
+"""The kind of the reason, how many groups suit the job, and the shortage."""
 
 
 class Unplaced(NamedTuple):
@@ -28,7 +31,7 @@ class Unplaced(NamedTuple):
 
     Attributes:
         job: the job.
-        available: where it looked.
+        available: the groups that its requirement finds.
         reason: why it waits.
     """
 
@@ -59,7 +62,7 @@ class Explainer:
 
         Args:
             job: the job.
-            available: where it looked.
+            available: the groups that its requirement finds.
             free: how many groups were free at its turn.
             kept: names of the groups that are kept for it.
             taken_from: ids of jobs of lower bands that give it hosts.
@@ -87,7 +90,7 @@ class Explainer:
         return reason
 
     def same_reason(self, job: Job, before: Unplaced) -> PendingReason:
-        """Return why a job waits that fares as one before it, for which nothing is kept; count it as `reason` does."""
+        """Return why a job waits, for the same cause as a job before it that has no room; count it as `reason` does."""
         like, ahead = before.reason, before.available.to_all.unplaced
         reason = PendingReason(
             job.spec.job_id,
@@ -106,7 +109,7 @@ class Explainer:
         return reason
 
     def complete(self) -> None:
-        """Fill in the shortages: what is in the way once the whole plan is made."""
+        """Fill in the shortages, once the whole plan is made."""
         for available, shortage in self._shortages.items():
             self._fill_in(shortage, available)
 
@@ -151,18 +154,18 @@ class Explainer:
 
 
 def paused(job: Job, pause_s: float, cause: str | None) -> PendingReason:
-    """Return why the job waits if it is not tried for some seconds after a failed launch."""
+    """Return why a job waits that is not tried for some seconds after a failed launch."""
     pause = pause_s, cause or "unknown cause"
     return PendingReason(job.spec.job_id, PendingKind.PAUSED, job.requirement, num_groups(job), pause=pause)
 
 
 def not_looked_at(job: Job) -> PendingReason:
-    """Return why the job waits if the plan has not looked at it; see `EvaluationLimits`."""
+    """Return why a job waits that the plan has not looked at; see `EvaluationLimits`."""
     return PendingReason(job.spec.job_id, PendingKind.NOT_LOOKED_AT, job.requirement, num_groups(job))
 
 
 def limited(job: Job, reached: ReachedLimit, kept: tuple[str, ...]) -> PendingReason:
-    """Return why the job waits if its user has reached a limit."""
+    """Return why a job waits whose user has reached a limit."""
     return PendingReason(
         job.spec.job_id, PendingKind.LIMITED, job.requirement, num_groups(job), kept=kept, limit=reached
     )
@@ -171,3 +174,47 @@ def limited(job: Job, reached: ReachedLimit, kept: tuple[str, ...]) -> PendingRe
 def _name_of(what: int | str, requirement: Requirement) -> str:
     """Return a constraint (by position) or a taint (by name) in words."""
     return what if isinstance(what, str) else str(requirement.constraints[what])
+
+
+class ImpossibleConstraints:
+    """Finds constraints that no host can evaluate, such as an ordering of a str and a number.
+
+    Args:
+        workers: all live workers.
+    """
+
+    def __init__(self, workers: Collection[Worker]) -> None:
+        self._workers = workers
+        self._found: dict[Requirement, str] = {}  # "": every constraint can be evaluated
+
+    def problem_of(self, requirement: Requirement) -> str | None:
+        """Return which constraint no host can evaluate, and why; None if some host can evaluate each of them."""
+        found = self._found.get(requirement)
+        if found is None:
+            problems = (self._problem(constraint, requirement) for constraint in requirement.constraints)
+            found = self._found[requirement] = next(filter(None, problems), "")
+        return found or None
+
+    def _problem(self, constraint: Constraint, requirement: Requirement) -> str | None:
+        """Return why no host that satisfies the requirement's other constraints can evaluate this one."""
+        others = [other for other in requirement.constraints if other is not constraint]
+        error: TypeError | None = None
+        for worker in self._workers if constraint.orders else ():
+            try:
+                if constraint.key in worker.attributes and _satisfies(worker, others):
+                    constraint.matches(worker.attributes)
+                    return None
+            except TypeError as not_comparable:
+                error = not_comparable
+        return f"{constraint} can't be evaluated on any host: {error}" if error else None
+
+
+def _satisfies(worker: Worker, constraints: Collection[Constraint]) -> bool:
+    """Return whether a worker satisfies all constraints that it can evaluate."""
+    for constraint in constraints:
+        try:
+            if not constraint.matches(worker.attributes):
+                return False
+        except TypeError:
+            continue
+    return True

@@ -1,31 +1,35 @@
-"""Who goes first in the queue.
+"""Who goes first in the queue, its time limits, and whose turn it is for a search that is bounded.
 
 1. By priority band: PRODUCTION, INTERACTIVE, BATCH. Within a band:
     a. Gangs that have just lost their hosts and return, by age (`Urgency.RETURNING`).
     b. All others, by fair share (`Urgency.NONE`).
 2. Spares, room to grow and jobs that yield, after every job of every band, in the same order.
 
-Fair share: the next job is that of the user with the smallest share of the cluster, which is what the user holds, and
+Fair share: the next job is that of the user with the smallest share of the cluster. A share is what the user holds, and
 has held in the past hours. Age, the order of submission, decides between users with equal shares and between jobs of
 one user. It never overrides a share.
 """
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 
 from iris_ray.model.job_spec import SparePurpose
-from iris_ray.model.jobs import Job
-from iris_ray.scheduler.deadlines import Deadlines
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.user_limits import PastUsage
 
 Usage = Mapping[str, Mapping[str, float]]
 """What each user's gangs hold, by Ray's resource names."""
 
+HOPES_FOR_MORE_S = 30.0
+"""For so many seconds in the queue, a gang that can use more groups waits for groups that are about to be free."""
+
 
 class Urgency(IntEnum):
-    """The classes of jobs within a band, the first to go first."""
+    """The classes of jobs within a band, in the order in which they go."""
 
     RETURNING = 0
     NONE = 1
@@ -37,17 +41,54 @@ def comes_last(job: Job) -> bool:
     return job.yields or (spare_for is not None and spare_for.purpose is not SparePurpose.REPLACEMENT)
 
 
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Tells which time limits have passed.
+
+    Attributes:
+        now: seconds on the clock of the events.
+        backfill_bound_s: for how many seconds jobs that came later may pass a waiting gang.
+    """
+
+    now: float
+    backfill_bound_s: float
+
+    def seconds_paused(self, gang: Gang) -> float:
+        """Return for how many more seconds the gang is not tried after a failed launch; at most 0 if it is tried."""
+        return gang.not_before - self.now
+
+    def is_starving(self, gang: Gang) -> bool:
+        """Return whether the gang has waited longer than the backfill bound."""
+        return self.now - gang.waiting_since > self.backfill_bound_s
+
+    def hopes_for_more(self, gang: Gang) -> bool:
+        """Return whether the gang has come into the queue, or its pause has ended, only a moment ago."""
+        return self.now <= max(gang.waiting_since, gang.not_before) + HOPES_FOR_MORE_S
+
+    def is_returning(self, job: Job) -> bool:
+        """Return whether the job's gang ran a moment ago. It then comes first, so that a lost host costs no turn."""
+        return self.now < job.gangs[0].returning_until and job.spec.coscheduling is not None and not job.yields
+
+    def timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
+        """Return the event that ends a job of which nothing ran within its ``scheduling_timeout``, or None."""
+        timeout = job.spec.scheduling_timeout
+        if timeout is None or job.started or self.now - job.submitted_at <= timeout:
+            return None
+        why = f"it did not get to run within its scheduling_timeout of {timeout:g} s"
+        return TaskUnschedulableEvent(job.spec.job_id, next(iter(job.pending)), why)
+
+
 class FairQueue:
     """One pass over the pending jobs, in the order in which they are placed.
 
     A user's share is the largest part that the user holds of any resource of the cluster (dominant resource fairness,
-    Ghodsi et al., NSDI 2011). An hour of holding it in the past counts as much as holding it now, and less and less as
-    time goes by; see `PastUsage`. What the pass itself hands out counts.
+    Ghodsi et al., NSDI 2011). An hour of holding a resource in the past counts as much as holding it now, and less and
+    less as time goes by; see `PastUsage`. The resources that the pass itself hands out count.
 
     Args:
         pending: the jobs, in any order.
         usage: what each user holds already.
-        past: what each user has held; None: nothing.
+        past: what each user has held; None: past use does not count.
         totals: what the cluster has of each resource.
         deadlines: tells which jobs are urgent.
     """
@@ -82,7 +123,7 @@ class FairQueue:
                 yield from self._by_share(jobs)
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
-        """Record what the latest job was given. The job comes again when it is its user's turn."""
+        """Count what the latest job was given. The job comes again at its user's next turn."""
         self._count(job.spec.user, resources)
         self._again = True
 
@@ -110,3 +151,25 @@ class FairQueue:
         for resource, amount in resources.items():
             counted[resource] = counted.get(resource, 0.0) + amount
         self._shares[user] = max([amount / totals[r] for r, amount in counted.items() if totals.get(r)], default=0.0)
+
+
+class SearchFairness:
+    """Gives every kind of jobs its search, though one plan makes a bounded number of searches.
+
+    Plans pass over a kind of jobs for which a search has found nothing, until one of them has had time for all other
+    kinds. So the first kinds in the queue do not use up the searches of every plan.
+    """
+
+    def __init__(self) -> None:
+        self._searched: set[Hashable] = set()
+
+    def passes_over(self, kind: Hashable) -> bool:
+        """Return whether a search for a kind has found nothing, and other kinds have yet to get theirs."""
+        return kind in self._searched
+
+    def end_plan(self, in_vain: Collection[Hashable], had_time: bool) -> None:
+        """Note for which kinds a plan has searched in vain, and whether it had time for all kinds that were due."""
+        if had_time:
+            self._searched.clear()
+        else:
+            self._searched.update(in_vain)

@@ -1,12 +1,12 @@
-"""Which groups are kept for a job that waits, so that others can't pass it for ever.
+"""Which groups are kept for a waiting job, so that other jobs can't pass it for ever.
 
 A job that has waited longer than the backfill bound and does not fit gets room: as few groups as it can use, the free
-ones first, then those closest to being free. A task that is a gang by itself gets a host. One job at a time has room
-among those that compete. The state remembers the room (`Job.kept`), and it stays the job's until the job runs, unless
-it is of no use any more. No other job of its band, or of a lower one, gets a host of it. Two may pass: jobs of higher
-bands, which come first, and a gang that has just lost hosts and returns to its others.
+ones first, then those closest to being free. A task that is a gang by itself gets a host. Of jobs that compete, one at
+a time has room. The state remembers the room (`Job.kept`). The job keeps its room until it runs, or until the room does
+not suit it any more. Other jobs of its band and of lower bands get no host of the room. Jobs of higher bands may take
+them, since they come first, and so may a gang that has just lost hosts and returns to the groups that it had.
 
-Such a returning gang keeps as many groups as it had, for this plan only.
+For such a returning gang, the plan keeps as many groups as the gang had, in this plan only.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -15,15 +15,14 @@ from itertools import islice
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import Worker
-from iris_ray.scheduler.availability import Availability
-from iris_ray.scheduler.deadlines import Deadlines
-from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups
+from iris_ray.scheduler.fair_queue import Deadlines
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import RoomKeptEvent
 from iris_ray.state.fleet import Fleet
 
 Lifted = list[tuple[Worker, str]]
-"""Hosts that are not kept for the moment, each with the id of the job that they are kept for."""
+"""Hosts whose room is lifted for the moment, each with the id of the job whose room it is."""
 
 
 class KeptRooms:
@@ -31,17 +30,19 @@ class KeptRooms:
 
     Args:
         pending: the jobs of the queue.
-        fleet, deadlines, plan: what the plan is made from, and the plan.
+        fleet: the workers that the plan is made for.
+        deadlines: tells which time limits have passed.
+        plan: the hosts that the plan has given away.
 
     Attributes:
-        given_up: whether something was kept for a job that runs now, or can't run for a while.
+        given_up: whether a job has lost its room in this plan, since it runs now or can't run for a while.
     """
 
     def __init__(self, pending: Iterable[Job], fleet: Fleet, deadlines: Deadlines, plan: Plan) -> None:
         self._fleet = fleet
         self._deadlines = deadlines
         self._plan = plan
-        lasting = (job for job in pending if job.kept and deadlines.timed_out(job) is None)  # the others end now
+        lasting = (job for job in pending if job.kept and deadlines.timed_out(job) is None)  # others end now
         self._before = sorted(lasting, key=lambda job: -job.spec.priority)
         self._rooms: dict[str, tuple[str, ...]] = {}  # job id → node ids
         self._jobs: dict[str, Job] = {}  # those that have, or had, room
@@ -50,7 +51,7 @@ class KeptRooms:
         self._waiting: dict[str, int] = {}  # job id → its tasks that are left, if the plan has placed one in its room
 
     def begin_band(self, band: PriorityBand, available_to: Callable[[Job], Availability]) -> None:
-        """Keep what earlier plans have kept for the jobs of a band and of those before it, as far as it is of use."""
+        """Keep the rooms that jobs of a band, and of the bands before it, have from earlier plans and can still use."""
         while self._before and self._before[-1].spec.priority <= band:
             job = self._before.pop()
             if not self._plan.taken.keys().isdisjoint(job.kept):
@@ -67,7 +68,7 @@ class KeptRooms:
         return bool(self._rooms)
 
     def lift(self, job: Job) -> Lifted:
-        """Let a job have its own room. A gang that returns may have its former groups, if no higher band has them."""
+        """Lift a job's room, so that the job may use it. If its gang returns, lift the rooms in its former groups."""
         if not self._rooms:
             return []
         lifted, workers = self._own(job), self._fleet.workers
@@ -82,14 +83,14 @@ class KeptRooms:
         return lifted
 
     def lift_own(self, job: Job) -> Lifted:
-        """Let a job have its own room, and nothing else that is kept."""
+        """Lift a job's room, and no other one."""
         lifted = self._own(job)
         for worker, _ in lifted:
             self._plan.lift(worker)
         return lifted
 
     def take(self, job: Job, node_ids: tuple[str, ...]) -> None:
-        """Keep these hosts for a job instead of its room. What of that is not among them is free."""
+        """Keep these hosts for a job instead of its room. The other hosts of its former room are free."""
         job_id, workers = job.spec.job_id, self._fleet.workers
         for node_id in self._rooms.get(job_id, ()):
             self._plan.lift(workers[node_id])
@@ -98,20 +99,20 @@ class KeptRooms:
         self._jobs[job_id], self._rooms[job_id] = job, node_ids
 
     def put_back(self, lifted: Lifted) -> None:
-        """Keep again what was lifted, except for jobs that have no room any more."""
+        """Keep the lifted hosts again, except for jobs that have lost their room."""
         for worker, job_id in lifted:
             if worker.node_id in self._rooms.get(job_id, ()):
                 self._plan.keep(worker, job_id)
 
     def give_up(self, job: Job, node_ids: Collection[str], takes: bool) -> None:
-        """Keep nothing for a job any more: it runs, or can't run for a while. Its hosts must be lifted.
+        """End a job's room, since the job runs or can't run for a while. Its hosts must be lifted.
 
-        Room past the bound is for one gang, wherever that then runs. What a job takes from lower bands may be for
-        several of its tasks that are placed one by one: the others keep theirs, as far as there are so many.
+        Room past the bound is for one gang, wherever that gang then runs. Hosts that a job takes from lower bands may
+        be for several of its tasks that are placed one by one. The tasks that are left keep theirs.
 
         Args:
-            job: which.
-            node_ids: the hosts that it gets; none if it can't run.
+            job: the job.
+            node_ids: the hosts that the job gets; none if it can't run.
             takes: whether lower bands are giving it hosts.
         """
         room = self._rooms.pop(job.spec.job_id, None)
@@ -122,12 +123,13 @@ class KeptRooms:
                 self._rooms[job.spec.job_id] = left
 
     def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
-        """Keep groups for a gang that did not fit, if they are due to it, and return their names.
+        """Keep groups for a gang that did not fit, if it may have room, and return their names.
 
         Args:
-            job, gang: which gang.
-            available: where it looked.
-            lifted: what `lift` has returned for it.
+            job: the gang's job.
+            gang: the gang.
+            available: the groups that its requirement finds.
+            lifted: the hosts that `lift` has returned for it.
         """
         before = self._rooms.pop(job.spec.job_id, None) if self._rooms else None
         returning = self._deadlines.is_returning(job)
@@ -152,11 +154,11 @@ class KeptRooms:
         return job.spec.job_id in self._rooms
 
     def changes(self, placed: Collection[str]) -> list[RoomKeptEvent]:
-        """Return what is to be remembered, what is given up first.
+        """Return the events that tell the state of changed rooms: first the rooms that end, then those that begin.
 
         Args:
-            placed: ids of the jobs that the plan gives hosts: once this is committed, gangs keep nothing. Of the room
-                of tasks that are placed one by one, the hosts that they did not get may be left.
+            placed: ids of the jobs that the plan gives hosts. Once the plan is committed, their gangs keep no room. A
+                job whose tasks are placed one by one may keep the hosts of its room that it did not get.
         """
         changed = []
         for job_id, job in self._jobs.items():
@@ -175,15 +177,15 @@ class KeptRooms:
         return self._rooms.get(job_id, ())
 
     def _may_have_room(self, job: Job, gang: Gang) -> bool:
-        # If room was given up in this plan, jobs before this one may want it: the next plan keeps some.
+        # If a job has lost its room in this plan, jobs before this one may be next: the next plan gives them room.
         if job.yields or job.spec.spare_for is not None:
             return False
         return self._deadlines.is_starving(gang) and not self.given_up
 
     def _is_of_use(self, job: Job, available: Availability) -> bool:
-        """Return whether a job could still run in its room, and no higher band keeps some of it.
+        """Return whether a job could still run in its room, and no job of a higher band has room there.
 
-        A job that has come to yield waits behind all others, so nothing is kept for it.
+        A job that has begun to yield waits behind all other jobs, so it has no room.
         """
         if job.yields:
             return False
@@ -204,14 +206,14 @@ class KeptRooms:
         return tuple(filter(None, dict.fromkeys(name_of(workers[node_id]) for node_id in node_ids)))
 
     def _better(self, job: Job, names: tuple[str, ...], available: Availability) -> tuple[str, ...]:
-        """Return the groups of a job's room, with free groups in place of groups in use, as far as there are some."""
+        """Return the groups of a job's room, with free groups instead of groups in use where there are free ones."""
         free = [name for name in names if available.is_free(name)]
         buckets = {available.candidates.evaluations[name].bucket for name in names}
         more = best_free(len(names), available, sorted(buckets, reverse=True), self._fleet.held_by(job.spec.owner))
         return (*dict.fromkeys([*free, *more, *names]),)[: len(names)]
 
     def _chosen(self, job: Job, gang: Gang, available: Availability, returning: bool) -> tuple[str, ...]:
-        """Return the groups to keep; none if there are not enough, or if another job has room among them."""
+        """Return the groups to keep; none if too few suit the job, or if another job has room among them."""
         buckets, wanted = buckets_for(job, available), num_groups(job)
         exist = sum(available.suitable(bucket, later=returning) for bucket in buckets)
         needed = wanted[0]

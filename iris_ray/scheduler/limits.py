@@ -1,4 +1,4 @@
-"""Limits by user while a plan is made: what the plan itself hands out counts at once, so no plan exceeds a limit."""
+"""Limits by user while a plan is made. The hosts that the plan hands out count at once, so no plan exceeds a limit."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,23 +7,23 @@ from heapq import nlargest
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
-from iris_ray.scheduler.availability import Availability
+from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import ReachedLimit
-from iris_ray.scheduler.placement import num_groups
 from iris_ray.state.user_limits import Account, UserLimits
 
 
 @dataclass(slots=True)
 class _Allowance:
-    """What one user has in one band, and may have.
+    """What one user holds in one band, and may hold.
 
     Attributes:
-        most_chips, most_jobs: the limits; infinite if the cluster has no more chips than that.
-        chips: that the user holds, those handed out by the plan included.
+        most_chips: the limit on chips; infinite if the cluster has no more chips than that.
+        most_jobs: the limit on running jobs.
+        chips: how many chips the user holds, those handed out by the plan included.
         running: ids of the user's jobs that had hosts before the plan.
-        started: ids of the jobs that the plan has given the first hosts.
-        kept_for: a job that has waited too long for the chips to be enough; later jobs get none.
-        promised: chips of the hosts that jobs are about to take from lower bands, by job id.
+        started: ids of the jobs that the plan has given their first hosts.
+        kept_for: the job that has waited too long for enough chips within the limit; later jobs get none.
+        promised: job id → chips of the hosts that the job is about to take from lower bands.
     """
 
     most_chips: float
@@ -35,16 +35,16 @@ class _Allowance:
     promised: dict[str, float] = field(default_factory=dict)
 
     def is_new(self, job: Job) -> bool:
-        """Return whether a job counts as one more as soon as it has hosts."""
+        """Return whether a job will count as one more running job once it has hosts."""
         job_id = job.spec.job_id
         return job.spec.spare_for is None and job_id not in self.running and job_id not in self.started
 
     def chips_beside(self, job: Job) -> float:
-        """Return how many chips the user has, with those that others of the user's jobs are about to take."""
+        """Return how many chips the user holds, with those that the user's other jobs are about to take."""
         return self.chips + sum(more for job_id, more in self.promised.items() if job_id != job.spec.job_id)
 
     def jobs_beside(self, job: Job) -> int:
-        """Return how many jobs have hosts, with the others that are about to take some."""
+        """Return how many of the user's jobs have hosts, with the other jobs that are about to take some."""
         others = self.promised.keys() - {job.spec.job_id} - self.started
         return len(self.running) + len(self.started) + sum(job_id not in self.running for job_id in others)
 
@@ -53,8 +53,8 @@ class Allowances:
     """What each user may still get in one plan, by band.
 
     Args:
-        limits: None: there are none.
-        chips: how many the cluster has, GPUs included. A limit of as many is none.
+        limits: of all users; None: no user has a limit.
+        chips: how many chips the cluster has, GPUs included. A limit of at least as many is no limit.
     """
 
     def __init__(self, limits: UserLimits | None, chips: float) -> None:
@@ -63,7 +63,7 @@ class Allowances:
         self._of: dict[Account, _Allowance] = {}
 
     def reached(self, job: Job) -> ReachedLimit | None:
-        """Return the limit that keeps a job from getting even the least that it can use."""
+        """Return the limit that keeps a job from getting the least number of groups that it can use, or None."""
         mine = self._allowance(job)
         if mine is None:
             return None
@@ -77,7 +77,7 @@ class Allowances:
         return None
 
     def short_of_chips(self, job: Job, needed: float) -> ReachedLimit:
-        """Return the limit on chips as the one that a job has reached."""
+        """Return the limit on chips as the limit that a job has reached."""
         mine = self._allowance(job)
         assert mine is not None
         return ReachedLimit(*_account(job), "chips", mine.most_chips, mine.chips_beside(job), needed, mine.kept_for)
@@ -86,8 +86,8 @@ class Allowances:
         """Return the numbers of groups that a gang of the job can use and its user may have, ascending.
 
         Args:
-            job: which.
-            ending: chips of its last attempt, which is over, that the user may have again in a moment.
+            job: the job.
+            ending: chips that its last attempt still holds, and that the user may have again in a moment.
         """
         mine, wanted = self._allowance(job), num_groups(job)
         if mine is None or mine.most_chips == math.inf:
@@ -98,13 +98,13 @@ class Allowances:
         return tuple(count for count in wanted if rounded(chips + count * each) <= mine.most_chips)
 
     def within(self, job: Job, names: list[str], wanted: Sequence[int], available: Availability) -> list[str]:
-        """Return as many of the groups, the first ones, as the user may have: hosts may have more chips than expected.
+        """Return as many of the first groups as the user may have: hosts may have more chips than expected.
 
         Args:
-            job: what they are for.
+            job: the job that gets the groups.
             names: the groups, the best first.
-            wanted: the numbers of groups that would do, ascending.
-            available: where the groups are.
+            wanted: the numbers of groups that the job can use, ascending.
+            available: the groups that the job's requirement finds.
         """
         mine = self._allowance(job)
         if mine is None or mine.most_chips == math.inf or not chips_per_group(job):
@@ -115,7 +115,7 @@ class Allowances:
         return []
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
-        """Count what the plan has given to a job."""
+        """Count the resources that the plan has given to a job."""
         mine = self._allowance(job)
         if mine is not None:
             job_id, chips = job.spec.job_id, accelerators(resources)
@@ -126,12 +126,12 @@ class Allowances:
                 mine.started.add(job_id)
 
     def may_take(self, job: Job, chips: float, given_back: float = 0.0) -> bool:
-        """Return whether a job may get so many chips, beside what others of its user are about to take.
+        """Return whether a job may get so many chips, beside those that its user's other jobs are about to take.
 
         Args:
-            job: which.
-            chips: how many.
-            given_back: how many its user gives back before.
+            job: the job.
+            chips: how many chips it would get.
+            given_back: how many chips its user gives back first.
         """
         mine = self._allowance(job)
         if mine is None:
@@ -146,7 +146,7 @@ class Allowances:
             mine.promised[job.spec.job_id] = chips
 
     def keep_for(self, job: Job, reached: ReachedLimit) -> ReachedLimit:
-        """Keep the chips that its user may still have for a job, if the limit lets it run at all and none has them."""
+        """Keep the rest of its user's chips for a job, if the limit lets it run at all and no other job has them."""
         mine = self._allowance(job)
         if mine is None or mine.kept_for or reached.what != "chips" or reached.needed > mine.most_chips:
             return reached

@@ -23,13 +23,13 @@ class PendingKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What keeps one group from being free for the job.
+    """What keeps one group from being free for a job.
 
     Attributes:
-        group: its name.
-        hosts_missing: how many more hosts it needs: those that are missing, in use or unfit.
+        group: the group's name.
+        hosts_missing: how many of its hosts are missing, in use or unfit, of those that the job needs.
         why: the reason in words.
-        used_by: ids of the jobs that use it.
+        used_by: ids of the jobs that use the group.
     """
 
     group: str
@@ -48,9 +48,9 @@ class Shortage:
     Attributes:
         excluded: how many workers each constraint or taint excludes.
         closest: some of the groups that are not free, the closest to being free first.
-        more: how many such groups are not named.
+        more: how many groups that are not free ``closest`` leaves out.
         slice_types: TPU type → how many slices the cluster has; empty if any group comes close.
-        groups: how many groups there are of the kind that the jobs ask for, whatever else they are like.
+        groups: how many groups share a value of the attribute by which the jobs group hosts.
     """
 
     excluded: tuple[tuple[str, int], ...] = ()
@@ -65,13 +65,14 @@ class ReachedLimit:
     """The limit of its user that keeps a job waiting.
 
     Attributes:
-        user, band: whose limit.
+        user: the user who has the limit.
+        band: the band that the limit is for.
         what: "chips" or "running jobs".
-        limit: how many the user may have.
-        held: how many the user has, with what the plan has handed out.
+        limit: how many of these the user may have.
+        held: how many the user has, with those that the plan has handed out.
         needed: how many more the job needs at least.
-        before: the job of the same user that has waited too long, and for which the rest is kept; or None.
-        kept: whether it is this job for which the rest is kept.
+        before: the user's job that has waited too long and that the rest is kept for, if it is another one; or None.
+        kept: whether the rest is kept for this job.
     """
 
     user: str
@@ -102,11 +103,11 @@ class ReachedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Protected:
-    """What a job may take from lower bands once that has run for the minimum time of its band.
+    """The hosts that a job may take from lower bands once their jobs have run for the minimum time of their band.
 
     Attributes:
-        job_ids: whose hosts.
-        seconds: until then.
+        job_ids: ids of the jobs that hold the hosts.
+        seconds: how long until the job may take them.
     """
 
     job_ids: tuple[str, ...]
@@ -122,22 +123,22 @@ class PendingReason:
     """Why a job waits.
 
     Attributes:
-        job_id: the job.
+        job_id: the job's id.
         kind: the kind of answer.
-        requirement: what it asks of workers.
-        num_groups: the numbers of groups that it can use, ascending.
-        free: how many groups are free for it.
-        suitable: how many groups would be free for it if no task used them.
-        shortage: what is in the way; None while it is paused, waits for a limit, or was not looked at.
+        requirement: what the job asks of workers.
+        num_groups: the numbers of groups that the job can use, ascending.
+        free: how many groups are free for the job.
+        suitable: how many groups would be free for the job if no task used them.
+        shortage: what keeps groups from being free; None while the job pauses, waits for a limit, or was not looked at.
         ahead: how many jobs with the same requirement are before it in the queue.
-        first_ahead: the id of the first of them, or None.
-        kept: names of the groups that are kept for it, because it has waited long, has just lost its hosts, or takes
-            them from lower bands.
-        avoided: names of groups that it avoids for a while: launches of it, or tasks of its user, have failed there.
+        first_ahead: the id of the first of these jobs, or None.
+        kept: names of the groups that are kept for the job, because it has waited long, has just lost its hosts, or
+            takes them from lower bands.
+        avoided: names of groups that the job avoids for a while: its launches, or tasks of its user, have failed there.
         taken_from: ids of the jobs of lower bands that give it hosts.
-        protected: what it may take from lower bands later; None if nothing, or if it need not.
-        pause: for how many seconds it is not tried, and why; None if it is tried.
-        limit: the limit that its user has reached; None if it waits for something else.
+        protected: the hosts that it may take from lower bands later, or None.
+        pause: for how many seconds the job is not tried, and why; None if it is tried.
+        limit: the limit that its user has reached; None if the job waits for something else.
         asked_for: how many slices of its type Ray's autoscaler is asked for.
     """
 
@@ -169,7 +170,7 @@ class PendingReason:
         return "; ".join(self._parts(self.shortage))
 
     def _parts(self, shortage: Shortage) -> Iterator[str]:
-        """Yield what the job waits for, who goes before it, what is done for it, and why others will not do."""
+        """Yield what the job waits for, which job is before it, what is kept for it, and why other groups don't do."""
         yield f"waiting for {self._wish}; {self.free} free"
         if self.asked_for:
             yield f"Ray's autoscaler is asked for {self.asked_for} more"
@@ -194,12 +195,12 @@ class PendingReason:
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is kept for the job, groups or what its user may have."""
+        """Whether groups are kept for the job, or the rest of its user's chips."""
         return bool(self.kept) or (self.limit is not None and self.limit.kept)
 
     @property
     def summary(self) -> str:
-        """Why it waits, in sentences for people who know no constraints and no taints. `str()` has the details."""
+        """Why the job waits, in sentences for people who know no constraints and no taints. `str()` has the details."""
         if self.pause is not None:
             return f"It pauses for {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}."
         if self.limit is not None:

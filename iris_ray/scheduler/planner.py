@@ -1,19 +1,22 @@
-"""From the state to a plan, and from the plan to committed assignments."""
+"""From the state to a plan, and from the plan to committed assignments.
+
+A job that can't be planned, because of a defect of iris_ray, is left out of plans for a while (`UnplannableJobs`), and
+all others are planned.
+"""
 
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.containment import SetAside
+from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.scheduler.eviction_costs import Running
-from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.scheduler.cycle import SchedulingResult
+from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.scheduler import Scheduler
-from iris_ray.scheduler.unplannable_jobs import UnplannableJobs, unplannable
+from iris_ray.scheduler.victims import Running
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.events import AssignedEvent, TaskAssignedEvent, TaskUnschedulableEvent
@@ -27,7 +30,8 @@ class PlacedGang:
     """A gang that a plan has given hosts.
 
     Attributes:
-        job, gang: which.
+        job: the gang's job.
+        gang: the gang.
         reclaim: slices that other owners must release first.
     """
 
@@ -37,30 +41,28 @@ class PlacedGang:
 
 
 def running(state: ControllerState) -> Running:
-    """Return what runs, as a plan sees it."""
+    """Return the running attempts that a plan knows of."""
     return Running(state.jobs, state.attempts, state.evicted)
 
 
 def _versions(state: ControllerState) -> tuple[int, int, int, int]:
-    """Return the versions of what a plan depends on. That of the queue is last: new jobs need no look at the others."""
+    """Return the versions of all that a plan depends on. The queue's is last: a plan of new jobs looks at no others."""
     return state.fleet.version, state.limits.version, state.yields_version, state.queue_version
 
 
 class Planner:
-    """Asks the scheduler and commits what it proposes.
-
-    A job that can't be planned or committed is left out of plans for a while, and all others are planned.
+    """Asks the scheduler for plans, and commits them to the state.
 
     Args:
-        state: is planned for, and changed by what is committed.
-        look_again_s: after so many seconds a plan is made anew though nothing has changed: pauses and other time limits
+        state: the state that is planned for.
+        look_again_s: after so many seconds a new plan is made though nothing has changed: pauses and other time limits
             may have passed.
         scheduler: makes the plans.
-        most_placed: gangs that one plan places at most, see `Scheduler.find_assignments`; None: all that it can.
+        most_placed: how many gangs one plan places at most, see `Scheduler.find_assignments`; None: no limit.
 
     Attributes:
         pending_reasons: why each pending job waits, by job id, from the latest plan that has looked at it.
-        unfinished: whether the latest plan ended before the queue did, and another one is to go on.
+        unfinished: whether the latest plan ended before the end of the queue, so that another plan must go on.
         counts: jobs that starved, timed out or turned out to be unschedulable, and attempts that were evicted, since
             this Controller began.
     """
@@ -79,7 +81,7 @@ class Planner:
         self._look_again_s = look_again_s
         self._scheduler = scheduler or Scheduler()
         self._most_placed = most_placed
-        self._still_waiting: Mapping[str, PendingReason] | None = None  # what the next plan may take over of the latest
+        self._still_waiting: Mapping[str, PendingReason] | None = None  # reasons that the next plan may take over
         self._unplannable = UnplannableJobs()
         self._starved: set[str] = set()
         self._planned_for = (0, 0, 0, 0)
@@ -90,12 +92,12 @@ class Planner:
 
         Args:
             now: seconds since the epoch.
-            instructions: what the commits want done besides is added here.
+            instructions: gets the instructions that the commits return.
         """
         return self._plan(now, instructions, may_give_back=True)
 
     def _plan(self, now: float, instructions: Instructions, may_give_back: bool) -> list[PlacedGang]:
-        """Plan until nothing is left to be placed. Spares are given back once, so that they don't come and go."""
+        """Plan until no gang is left to be placed. Spares give hosts back once, so that they don't come and go."""
         state = self._state
         recent = now < self._planned_at + self._look_again_s
         versions = _versions(state)
@@ -112,8 +114,7 @@ class Planner:
         placements = self._commit(result, now, instructions)
         apply_safely(state, [*result.rooms, *result.evictions, *result.given_back], instructions)
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
-        if done:
-            # its own assignments leave nothing to place
+        if done:  # then the plan's own assignments, which change the versions, leave nothing to place
             self._planned_for = _versions(state)
         apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
         self.unfinished = not result.complete
@@ -131,14 +132,14 @@ class Planner:
     def _note_reasons(self, result: SchedulingResult) -> None:
         """Keep the reasons of jobs that an unfinished plan has not reached.
 
-        After a plan that gave up room the next one looks at all jobs, so that whoever is due to it has it kept.
+        If a job has lost its room, the next plan looks at all jobs, to keep room for the job that is next.
         """
         self._still_waiting = None if result.gave_up_room else result.pending_reasons
         not_reached = {} if result.complete else self.pending_reasons
         self.pending_reasons = {**not_reached, **result.pending_reasons}
 
     def look_again(self) -> None:
-        """Make the next plan anew, though nothing may have changed: a time limit has passed."""
+        """Have the next call make a new plan though nothing may have changed, since a time limit has passed."""
         self._planned_at = -math.inf
 
     @property
@@ -156,7 +157,7 @@ class Planner:
                 return self._find(pending, now, still_waiting, spares)
             except Exception:
                 if not pending:
-                    raise  # no job is to blame
+                    raise  # no job has caused it
                 logger.exception("making a plan failed; looking for the jobs that can't be planned")
                 still_waiting = None
                 self._leave_out_some(pending, now, spares)
@@ -183,7 +184,7 @@ class Planner:
         )
 
     def _leave_out_some(self, pending: list[Job], now: float, spares: Sequence[Job]) -> None:
-        """Find the jobs to blame in plans made of the same as the one that failed: else it would fail again."""
+        """Find the jobs that make the plan fail, by plans of fewer jobs, and leave them out."""
 
         def plan(jobs: Sequence[Job]) -> None:
             self._scheduler.forget()
@@ -217,7 +218,7 @@ class Planner:
         return PlacedGang(job, gang, wanted.reclaim)
 
     def _count(self, result: SchedulingResult) -> None:
-        """Log and count what did not go as its owner hoped, once for each job."""
+        """Log and count the jobs that starve, that are given up, and that are evicted, once each."""
         starved = [job_id for job_id in result.starving if job_id not in self._starved]
         self._starved = {*result.starving} if result.complete else {*self._starved, *result.starving}
         for job_id in starved:
@@ -233,3 +234,65 @@ class Planner:
             timed_out=len(result.timed_out),
             unschedulable=len(result.unschedulable),
         )
+
+
+LEFT_OUT_S = 600.0
+"""How long a job is left out of plans before it is tried again."""
+
+
+class UnplannableJobs:
+    """Leaves jobs out of plans for a while, and says why.
+
+    Attributes:
+        jobs: those that are left out, by id.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, SetAside] = {}
+
+    def without(self, pending: Iterable[Job], now: float) -> list[Job]:
+        """Return the jobs that are not left out now. Forget the jobs whose time is over."""
+        pending = list(pending)
+        waiting = {job.spec.job_id for job in pending} if self.jobs else ()
+        self.jobs = {name: one for name, one in self.jobs.items() if name in waiting and now < (one.until or 0.0)}
+        return [job for job in pending if job.spec.job_id not in self.jobs]
+
+    def leave_out(self, job: Job, error: Exception, now: float) -> None:
+        """Leave a job out for `LEFT_OUT_S`."""
+        job_id = job.spec.job_id
+        why = (
+            f"iris_ray can't place it, {by_a_defect(error)}. {others_go_on('jobs', 'Controller')}. To end the job:"
+            f" iris-ray cancel {job_id}"
+        )
+        self.jobs[job_id] = SetAside(job_id, why, since=now, until=now + LEFT_OUT_S)
+
+    def reasons(self, pending: Iterable[Job], now: float) -> dict[str, PendingReason]:
+        """Return why those of these jobs wait that are left out."""
+        return {
+            job.spec.job_id: PendingReason(
+                job.spec.job_id, PendingKind.PAUSED, job.requirement, (1,), pause=(one.until - now, one.why)
+            )
+            for job in (pending if self.jobs else ())
+            if (one := self.jobs.get(job.spec.job_id)) is not None and one.until is not None
+        }
+
+
+def unplannable(jobs: Sequence[Job], plan: Callable[[Sequence[Job]], object]) -> list[tuple[Job, Exception]]:
+    """Return the jobs that make a plan fail, each with the plan's error.
+
+    The halves of the jobs are tried, then their halves, and so on. One such job costs about as much as two more plans
+    of all jobs.
+
+    Args:
+        jobs: at least one.
+        plan: makes a plan of some jobs; raises an error if one of them can't be planned.
+    """
+    try:
+        plan(jobs)
+    except Exception as error:
+        if len(jobs) == 1:
+            return [(jobs[0], error)]
+        middle = len(jobs) // 2
+        found = [*unplannable(jobs[:middle], plan), *unplannable(jobs[middle:], plan)]
+        return found or [(job, error) for job in jobs[middle:]]  # each half can be planned, but not both together
+    return []

@@ -1,10 +1,19 @@
-"""Groups in the order in which they are taken, searched by how much room a task needs there."""
+"""Groups by rank, searched by how much room a task needs there.
+
+`RankedGroups` has groups in the order in which they are taken. `SuitableGroups` counts groups by what their hosts have
+when they are idle.
+"""
 
 import heapq
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
+
+from iris_ray.model.requirement import Requirement
+from iris_ray.model.workers import Worker
+from iris_ray.scheduler.evaluation import Evaluation
 
 Room = Mapping[str, float]
 """How much of each resource a task could take, by Ray's resource names."""
@@ -12,12 +21,11 @@ Room = Mapping[str, float]
 Needs = Sequence[tuple[str, float]]
 """How much of each resource a task needs; pairs."""
 
-BLOCK = 128
-"""How many groups a block has when it is made."""
-
-
 Ranks = tuple[Any, ...]
 """Sorts groups, the best first. The last part is the group's name."""
+
+BLOCK = 128
+"""How many groups a block has when it is made."""
 
 
 class _Block:
@@ -25,7 +33,8 @@ class _Block:
 
     Attributes:
         ranks: their ranks, ascending.
-        most, least: resource → what no group has more of, and none less. Only of resources that were asked for.
+        most: resource → an amount that no group exceeds. Only of resources that a search has asked for.
+        least: resource → an amount that no group is below. Only of the same resources.
     """
 
     __slots__ = ("least", "most", "ranks")
@@ -35,8 +44,13 @@ class _Block:
         self.most: dict[str, float] = {}
         self.least: dict[str, float] = {}
 
+    def copy(self) -> "_Block":
+        block = _Block(self.ranks.copy())
+        block.most, block.least = self.most.copy(), self.least.copy()
+        return block
+
     def may_fit(self, needs: Needs, rooms: Mapping[str, Room]) -> bool:
-        """Return whether some group may have room. If not, none has."""
+        """Return whether some group may have room. If False, no group has room."""
         most = self.most
         for resource, need in needs:
             if resource not in most:
@@ -46,7 +60,7 @@ class _Block:
         return True
 
     def all_fit(self, needs: Needs) -> bool:
-        """Return whether every group has room for sure. Call `may_fit` first."""
+        """Return whether every group has room; may be False though every group has. Call `may_fit` first."""
         return fits(self.least, needs)
 
     def room_changed(self, room: Room) -> None:
@@ -59,7 +73,7 @@ class _Block:
                 self.least[resource] = have
 
     def forget(self) -> None:
-        """Measure again when asked next: groups have shrunk or gone since."""
+        """Measure again at the next search: groups have shrunk or gone since."""
         self.most.clear()
         self.least.clear()
 
@@ -76,8 +90,8 @@ class RankedGroups:
 
     Attributes:
         rooms: name → room, of all groups.
-        mixed: names of groups whose members' rooms differ. Some member has as much of each resource as the group's
-            room says; whether enough members have enough of all must be counted.
+        mixed: names of groups whose members have different rooms. The room of such a group has the most that any
+            member has, of each resource. The members that have enough of all resources must be counted.
     """
 
     def __init__(self) -> None:
@@ -87,6 +101,13 @@ class RankedGroups:
 
     def __len__(self) -> int:
         return len(self.rooms)
+
+    def copy(self) -> "RankedGroups":
+        """Return a copy, which changes by itself."""
+        groups = RankedGroups()
+        groups.rooms, groups.mixed = self.rooms.copy(), self.mixed.copy()
+        groups._blocks = [block.copy() for block in self._blocks]
+        return groups
 
     def fill(self, groups: Iterable[tuple[Ranks, Room, bool]]) -> None:
         """Add the first groups: rank, room, and whether it is mixed."""
@@ -199,6 +220,75 @@ class RankedGroups:
         for resource, need in needs:
             lacks = [max(lack, 1 - room.get(resource, 0.0) / need) for lack, room in zip(lacks, rooms, strict=True)]
         return ((lack, rank[-1]) for lack, rank in zip(lacks, block.ranks, strict=True) if lack > 0)
+
+
+class SuitableGroups:
+    """Counts the groups that would be free if no task used them, by the resources that their hosts have in all.
+
+    Args:
+        shape: what jobs ask of workers, without amounts.
+        evaluations: of all groups, by name.
+
+    Attributes:
+        buckets: bucket → how many groups have enough hosts for a gang; see `Evaluation.later`.
+    """
+
+    def __init__(self, shape: Requirement, evaluations: Mapping[str, Evaluation]) -> None:
+        self.buckets: Counter[int] = Counter()
+        self._shape = shape
+        self._evaluations = evaluations
+        self._groups: dict[tuple[int, bool], RankedGroups] = {}  # (bucket, later) → groups; made when first read
+
+    def count(self, bucket: int, needs: Needs, later: bool = False) -> int:
+        """Return how many groups of a bucket would be free if no task used them.
+
+        Args:
+            bucket: the bucket.
+            needs: what a task needs.
+            later: whether to count groups, too, that are unfit only because of something that passes by itself.
+        """
+        groups = self._groups.get((bucket, later))
+        if groups is None:
+            groups = self._groups[bucket, later] = self._made(bucket, later)
+        unequal = (name for name in groups.mixed if fits(groups.rooms[name], needs))
+        return groups.count(needs) - sum(not self.suits(name, needs, later) for name in unequal)
+
+    def suits(self, name: str, needs: Needs, later: bool = False) -> bool:
+        """Return whether a group would be free if no task used it."""
+        found = self._evaluations[name]
+        members = _members(found, later)
+        tasks = found.bucket or self._shape.replicas
+        return len(members) >= tasks and sum(fits(worker.resources, needs) for worker in members) >= tasks
+
+    def add(self, name: str, found: Evaluation) -> None:
+        """Count a group that was evaluated."""
+        self.buckets[found.bucket] += bool(found.later)
+        for (bucket, later), groups in self._groups.items():
+            if bucket == found.bucket and _members(found, later):
+                groups.add((name,), *self._size(found, later))
+
+    def remove(self, name: str, found: Evaluation) -> None:
+        """Count a group no more."""
+        self.buckets[found.bucket] -= bool(found.later)
+        for (bucket, later), groups in self._groups.items():
+            if bucket == found.bucket and _members(found, later):
+                groups.remove((name,))
+
+    def _made(self, bucket: int, later: bool) -> RankedGroups:
+        groups = RankedGroups()
+        found = [
+            (name, one) for name, one in self._evaluations.items() if one.bucket == bucket and _members(one, later)
+        ]
+        groups.fill([((name,), *self._size(one, later)) for name, one in found])
+        return groups
+
+    def _size(self, found: Evaluation, later: bool) -> tuple[Mapping[str, float], bool]:
+        tasks = found.bucket or self._shape.replicas
+        return room_of([worker.resources for worker in _members(found, later)], tasks)
+
+
+def _members(found: Evaluation, later: bool) -> tuple[Worker, ...]:
+    return found.later if later else found.eligible
 
 
 def room_of(members: Sequence[Room], tasks: int) -> tuple[Room, bool]:

@@ -1,28 +1,80 @@
-"""What a plan has left of the candidates of one shape. All requirements of that shape read it."""
+"""What a plan has given away so far, and what it has left of the groups of one shape.
 
+A plan changes copies: the candidates stay as the fleet has them.
+"""
+
+import heapq
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from iris_ray.model.workers import TPU, Resources, Worker, rounded
-from iris_ray.scheduler.candidates import Candidates, Standing
+from iris_ray.scheduler.candidates import Candidates, Distance
 from iris_ray.scheduler.evaluation import Evaluation, Rank, Status
-from iris_ray.scheduler.plan import Plan
-from iris_ray.scheduler.ranked_groups import Room, room_of
+from iris_ray.scheduler.ranked_groups import RankedGroups, Room, room_of
 from iris_ray.state.groups import Group
 
 
-class RemainingCapacity:
-    """The candidates, and where the groups stand that the plan has changed. The next plan finds them as they were.
+@dataclass(slots=True)
+class Plan:
+    """The hosts that a plan has given to gangs or keeps for them. What is given is never taken back.
 
     Attributes:
-        candidates: the groups.
+        taken: node_id → the resources that are taken of it.
+        kept: node_id → the job that the host is kept for; no other job gets it.
+        takers: node_id → the job that takes resources of the host.
+        touched: the workers of all of these, in the order in which it happened.
+        tasks: how many tasks were given resources.
+    """
+
+    taken: dict[str, Resources] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    takers: dict[str, str] = field(default_factory=dict)
+    touched: list[Worker] = field(default_factory=list)
+    tasks: int = 0
+
+    def take(self, worker: Worker, demand: Resources, job_id: str) -> None:
+        """Give resources of a worker to a job."""
+        before = self.taken.get(worker.node_id)
+        if before is not None:
+            demand = {r: before.get(r, 0.0) + demand.get(r, 0.0) for r in {**before, **demand}}
+        self.taken[worker.node_id] = demand
+        self.takers[worker.node_id] = job_id
+        self.touched.append(worker)
+        self.tasks += 1
+
+    def keep(self, worker: Worker, job_id: str) -> None:
+        """Keep a worker for a job."""
+        self.kept[worker.node_id] = job_id
+        self.touched.append(worker)
+
+    def lift(self, worker: Worker) -> None:
+        """Keep a worker no more, for now."""
+        del self.kept[worker.node_id]
+        self.touched.append(worker)
+
+
+class RemainingCapacity:
+    """The groups of one shape while a plan is made. All requirements of that shape read it.
+
+    Attributes:
+        candidates: the groups as they were before the plan.
         plan: what was given away.
+        free: bucket → groups that are free but for amounts.
+        changed: name → rank now, or None if too few hosts are idle now; of the groups that were free before the plan
+            and that it has changed, in this order.
         kept: bucket → names of groups of which some host is kept for a job.
     """
 
     def __init__(self, candidates: Candidates, plan: Plan) -> None:
         self.candidates = candidates
         self.plan = plan
+        self.free: dict[int, RankedGroups] = candidates.free.copy()
+        self.changed: dict[str, Rank | None] = {}
         self.kept: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        self._copied: set[int] = set()  # the buckets whose free groups are a copy
+        self._missing: dict[str, int] = {}  # the changed groups with too few idle hosts, and how many more they need
+        self._used_up: list[Distance] | None = []  # the same, sorted; None: to be sorted again
         self._seen = 0  # how many of the plan's touched workers are accounted for
 
     def catch_up(self) -> None:
@@ -44,8 +96,7 @@ class RemainingCapacity:
 
     def rank(self, name: str) -> Rank | None:
         """Return where a group stands among the free ones now; None if it has too few idle hosts."""
-        moves = self.candidates.moved.get(name)
-        return self.candidates.evaluations[name].rank if moves is None else moves[1].rank
+        return self.changed[name] if name in self.changed else self.candidates.evaluations[name].rank
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
         """Return the hosts of a free group that a task may go to, as far as their chips go, and what is left there."""
@@ -65,6 +116,17 @@ class RemainingCapacity:
         usable = self.candidates.evaluations[name].usable
         return self.group(name).workers if usable is None else usable
 
+    def closest(self) -> Iterator[Distance]:
+        """Iterate over the groups that are not free whatever the amounts, the closest to being free first."""
+        if self._used_up is None:
+            self._used_up = sorted((missing, float(missing), name) for name, missing in self._missing.items())
+        return heapq.merge(self._used_up, self.candidates.closest) if self._used_up else iter(self.candidates.closest)
+
+    @property
+    def not_free(self) -> int:
+        """How many groups are not free whatever the amounts, but may be once."""
+        return len(self._missing) + len(self.candidates.closest)
+
     def _account_for(self, name: str) -> None:
         found = self.candidates.evaluations.get(name)
         if found is None or found.status is Status.UNSUITABLE:
@@ -74,17 +136,32 @@ class RemainingCapacity:
         else:
             self.kept[found.bucket].pop(name, None)
         if found.rank is not None:
-            self.candidates.move(name, self._standing(name, found))
+            self._change(name, found, found.rank)
 
-    def _standing(self, name: str, found: Evaluation) -> Standing:
-        rooms, tasks, rank = [room for _, room in self.idle(name)], self.candidates.tasks(found), found.rank
-        if len(rooms) < tasks or rank is None:
-            missing = tasks - len(rooms)
-            return Standing(distance=(missing, float(missing), name))
-        if self.candidates.shape.group_by:
-            rank = *rank[:3], len(rooms) - tasks, name
-        room, is_mixed = room_of(rooms, tasks)
-        return Standing(rank, room, is_mixed)
+    def _change(self, name: str, found: Evaluation, first: Rank) -> None:
+        """Put a group that was free before the plan, then with the rank ``first``, where it stands now."""
+        if found.bucket not in self._copied:
+            self._copied.add(found.bucket)
+            self.free[found.bucket] = self.free[found.bucket].copy()
+        free, tasks, before = self.free[found.bucket], self.candidates.tasks(found), self.rank(name)
+        rooms = [room for _, room in self.idle(name)]
+        now: Rank | None = None
+        if len(rooms) >= tasks:
+            now = (*first[:3], len(rooms) - tasks, name) if self.candidates.shape.group_by else first
+            room, is_mixed = room_of(rooms, tasks)
+            if now == before and is_mixed == (name in free.mixed):
+                free.change_room(now, room)
+                self.changed[name] = now
+                return
+            self._missing.pop(name, None)
+        else:
+            self._missing[name] = tasks - len(rooms)
+        self._used_up = None
+        if before is not None:
+            free.remove(before)
+        if now is not None:
+            free.add(now, room, is_mixed)
+        self.changed[name] = now
 
 
 def _less(free: Resources, taken: Resources) -> Room:

@@ -3,29 +3,31 @@
 A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A plan is made in six steps:
 
 1. Order the pending jobs: `fair_queue.py` says who goes first.
-2. End the jobs that are out of time: `deadlines.py`.
-3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` sorts and
-   counts the evaluations, `candidate_cache.py` keeps them from one plan to the next. Queued jobs are cheap: jobs that
-   ask for the same but for amounts share one evaluation of the fleet. `ranked_groups.py` finds room for an amount.
-4. Subtract what the plan has given away already (`plan.py`, `remaining_capacity.py`); `availability.py` is what is left
-   for one requirement. Then choose groups: `placement.py`.
+2. End the jobs whose ``scheduling_timeout`` is over: `Deadlines` in `fair_queue.py`.
+3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` remembers the
+   evaluations from one plan to the next. A long queue is cheap: jobs whose requirements differ in amounts only share
+   one evaluation of the fleet. `ranked_groups.py` finds room for an amount.
+4. Subtract what the plan has given away already (`remaining_capacity.py`), and choose groups among those that are left
+   for the job's requirement (`availability.py`).
 5. If there are too few, keep groups for a job that has waited too long, or has just lost its hosts: `kept_rooms.py`.
+   Or take hosts from lower bands: `evictions.py`.
 6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
 
 `cycle.py` takes every job through steps 2 to 6.
+
+Between plans the scheduler remembers two things. The evaluations in `candidates.py` decide what a plan costs, and not
+what it says. `SearchFairness` decides something: for which kinds of jobs a plan searches first, if it has no time to
+search for all.
 """
 
 from collections.abc import Iterable, Mapping
 
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.candidate_cache import CandidateCache
-from iris_ray.scheduler.cycle import Cycle
-from iris_ray.scheduler.deadlines import Deadlines
-from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, EvictionRules, Running
-from iris_ray.scheduler.fair_queue import Usage
+from iris_ray.scheduler.candidates import CandidateCache
+from iris_ray.scheduler.cycle import Cycle, SchedulingResult
+from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.scheduler.result import SchedulingResult
-from iris_ray.scheduler.turns import Turns
+from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
@@ -33,25 +35,28 @@ BACKFILL_BOUND_S = 600.0
 
 
 class Scheduler:
-    """Makes plans. It keeps a cache of its evaluations, and for whom plans have looked in vain (`Turns`); no more.
+    """Makes plans.
 
-    A job that does not fit lets those behind it pass, but not for ever. Once it has waited for ``backfill_bound_s``
-    seconds, room is kept for it, for one job at a time among those that compete: the first in the fair order. It stays
-    the job's until the job runs. So a job at the head of the order waits no longer than the bound, plus as long as the
-    tasks in its room still run.
+    Jobs that came later may pass a job that does not fit, but not for ever. Once the job has waited for
+    ``backfill_bound_s`` seconds, the scheduler keeps room for it. Of jobs that compete, one at a time has room: the
+    first in the fair order. It keeps its room until it runs. So a job at the head of the order waits no longer than the
+    bound, plus as long as the tasks in its room still run.
 
     Args:
         backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.
         evictions: when jobs may take hosts from lower bands; None: never.
+
+    Attributes:
+        evictions: the same; it may be replaced between two plans.
     """
 
     def __init__(
         self, backfill_bound_s: float = BACKFILL_BOUND_S, evictions: EvictionRules | None = DEFAULT_RULES
     ) -> None:
         self._backfill_bound_s = backfill_bound_s
-        self._evictions = evictions
+        self.evictions = evictions
         self._cache = CandidateCache()
-        self._turns = Turns(), Turns()
+        self._fairness = SearchFairness(), SearchFairness()
 
     def find_assignments(
         self,
@@ -74,13 +79,13 @@ class Scheduler:
             usage: what each user's gangs hold.
             now: seconds on the clock of the events.
             pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since and that plan
-                gave up no room. If all new jobs can be placed, the jobs with a reason keep it and are not tried again.
-            most: how many gangs to place, or as much other work; None: all that can be placed. A plan that ends there
-                is not ``complete``.
-            past: what each user's gangs have held; None: it does not count.
-            running: what may be evicted; None: nothing.
+                gave up no room. If all new jobs can be placed, jobs with a reason keep it, and are not tried again.
+            most: the plan ends after so many gangs, or as much other work, and is then not ``complete``; None: at the
+                end of the queue.
+            past: what each user's gangs have held; None: past use does not count.
+            running: the attempts that may be evicted; None: none may.
             spares: jobs that hold slices ready for others, or that yield; they may be asked to give their hosts back.
-            limits: of the users; None: there are none.
+            limits: of the users; None: no user has a limit.
         """
         pending = list(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
@@ -88,15 +93,15 @@ class Scheduler:
         if pending_reasons:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits)
         if result is None:
-            eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
+            eviction = (running, self.evictions) if running is not None and self.evictions is not None else None
             leaving = frozenset() if running is None else running.leaving()
-            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving, self._turns)
+            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving, self._fairness)
             result = cycle.run(pending, usage, past, spares)
         self._cache.trim()
         return result
 
     def forget(self) -> None:
-        """Empty the cache. After a plan that failed it may be wrong."""
+        """Forget all evaluations. A plan that failed may have left them half updated."""
         self._cache = CandidateCache()
 
     def check(self, now: float) -> None:
@@ -126,7 +131,7 @@ class Scheduler:
             else:
                 unchanged[job.spec.job_id] = reason
         if not unchanged or any(job.kept for job in pending) or any(r.keeps for r in pending_reasons.values()):
-            return None  # what is kept for a job depends on all others
+            return None  # which groups are kept for a job depends on all other jobs
         result = Cycle(fleet, self._cache, deadlines, most, limits=limits).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():

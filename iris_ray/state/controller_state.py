@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.cluster_settings import ClusterSettings
 from iris_ray.model.goodput_sums import ForgottenJob
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
@@ -36,6 +37,7 @@ from iris_ray.state.events import (
     PastUsageEvent,
     PoolRestartedEvent,
     RoomKeptEvent,
+    SettingSetEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
     SpareGivenBackEvent,
@@ -72,11 +74,13 @@ class ControllerState:
     Attributes:
         fleet: all live workers, and who holds what of them.
         limits: limits by user, and what counts towards them.
+        settings: of the cluster, as operators have set them.
     """
 
     def __init__(self) -> None:
         self.fleet = Fleet()
         self.limits = UserLimits()
+        self.settings = ClusterSettings()
         self._now = 0.0
         self._table = JobTable(self.limits)
         self._allocations = Allocations(self.fleet, self.limits)
@@ -157,6 +161,8 @@ class ControllerState:
                 self._allocations.past.restore(event.hours, event.at)
             case LimitsSetEvent():
                 self.limits.set(event.user, event.band, event.limits)
+            case SettingSetEvent():
+                self.settings.set(event.name, event.to)
             case TaintLiftedEvent():
                 self._quarantine.taint_lifted(event.target, event.taint)
             case WorkerSuspectedEvent():

@@ -6,6 +6,7 @@ Reports carry the attempt that they are about; a report about an older attempt c
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.constraints import Attributes
 from iris_ray.model.goodput import Marks
 from iris_ray.model.job_spec import JobSpec
@@ -147,6 +148,19 @@ class LimitsSetEvent:
     user: str
     band: PriorityBand
     limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class SettingSetEvent:
+    """Somebody has set a setting of the cluster.
+
+    Args:
+        name: of the setting.
+        to: what it is now; None: it has its default again.
+    """
+
+    name: str
+    to: WasSet | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,6 +383,7 @@ Event = (
     | TaintLiftedEvent
     | PastUsageEvent
     | LimitsSetEvent
+    | SettingSetEvent
     | WorkerSuspectedEvent
     | WorkerFailedEvent
     | GangAssignedEvent

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
-from iris_ray.scheduler.eviction_costs import DEFAULT_RULES
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.scheduler.victims import DEFAULT_RULES
 from iris_ray.study.agenda import Timings, strike_at_random
 from iris_ray.study.hosts import CPUS
 from iris_ray.study.jobs import Arrival, JobStream, SimulatedJob, merged

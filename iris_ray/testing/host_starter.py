@@ -10,6 +10,7 @@ from ipaddress import IPv4Address
 from itertools import count
 
 from iris_ray.model.topology import TPUConfig
+from iris_ray.settings import TEST_METADATA_HOST
 from iris_ray.testing.console import ConsoleOutput
 from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, LOOK_S
 from iris_ray.testing.machine import Machine
@@ -18,7 +19,7 @@ from iris_ray.testing.network import Network
 from iris_ray.testing.ray_node.head import RayHead
 from iris_ray.testing.ray_node.host import HostSpec, new_node_id
 from iris_ray.testing.ray_node.launching import ray_settings
-from iris_ray.testing.tpu_host import METADATA_VARIABLE, Host, PlainHost, RunningHost, TPUHost
+from iris_ray.testing.tpu_host import Host, PlainHost, RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace
 
 
@@ -127,7 +128,7 @@ class HostStarter:
         machines: dict[Host, Machine],
         under: Sequence[str],
     ) -> None:
-        environment = {**ray_settings(), **host.environment(addresses), METADATA_VARIABLE: metadata.address}
+        environment = {**ray_settings(), **host.environment(addresses), TEST_METADATA_HOST: metadata.address}
 
         prefix = [] if self._network is None else self._network.prefix(host.address)
 

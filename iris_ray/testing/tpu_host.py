@@ -10,22 +10,16 @@ from typing import Literal, get_args
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_amount, is_int, shown
 from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config
+from iris_ray.settings import HOST_DIR, TEST_METADATA_HOST
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata
-
-HOST_DIR_VARIABLE = "IRIS_RAY_HOST_DIR"
-"""Names the private directory of a simulated host."""
-
-METADATA_VARIABLE = "IRIS_RAY_METADATA_HOST"
-"""The address of a host's metadata server, for iris_ray alone. If Google's own variable, ``GCE_METADATA_HOST``, named
-it, Google's client libraries would ask this server for the cloud VM's credentials: it has none."""
 
 _SUBDIRECTORIES = ("dev", "lock", "logs", "tmp")
 
 # Variables that describe the driver's machine must not describe the simulated hosts.
 _NOT_INHERITED = (
     *("MEGASCALE_", "TPU_", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "RAY_OVERRIDE_"),
-    *(HOST_DIR_VARIABLE, METADATA_VARIABLE),
+    *(HOST_DIR.name, TEST_METADATA_HOST),
 )
 
 
@@ -192,7 +186,7 @@ def _host_environment(directory: Path) -> dict[str, str]:
         "JAX_PLATFORMS": "cpu",
         **machine_environment(),
         "TMPDIR": str(directory / "tmp"),
-        HOST_DIR_VARIABLE: str(directory),
+        HOST_DIR.name: str(directory),
     }
 
 

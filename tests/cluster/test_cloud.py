@@ -14,10 +14,10 @@ from iris_ray import run_on_pod_ray
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.calls.ray_internals import pending_gang_demand
 from iris_ray.actors.controller import autoscaler_demand
-from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, AutoscalerDemand
+from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, AutoscalerDemand
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.connection import current_user
-from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.conftest import Terminal, shared
@@ -44,10 +44,10 @@ def cloud_cluster(clusters: Clusters, provider: CloudTpuServer) -> Iterator[Simu
     @contextmanager
     def start() -> Iterator[SimulatedCluster]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(LOCATION_VARIABLE, provider.location)
-            patch.setenv(ENDPOINT_VARIABLE, provider.address)
-            patch.setenv(VARIABLE, "1")
+            patch.setenv(TEST_CLOUD_TPU_ENDPOINT, provider.address)
             with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
+                settings = f"--setting=cloud_tpu={provider.location}", "--setting=autoscaler_demand=always"
+                iris_ray("controller", "start", "--address", running.address, *settings)
                 yield running
 
     yield from shared(clusters, Shape("cloud", start, slices=2))
@@ -168,8 +168,7 @@ def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: Simulat
 def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     cloud_cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(LOCATION_VARIABLE, provider.location)
-    monkeypatch.setenv(ENDPOINT_VARIABLE, provider.address)
+    monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, provider.address)
     common = ["--type", "v6e-16", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
     too_few = ["provision", *common, "--address", cloud_cluster.address, "--max", "2"]
     command = [*too_few[:-1], "3"]

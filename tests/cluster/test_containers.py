@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from iris_ray import IrisClient, TaskState, run_docker_on_pod
-from iris_ray.actors.host.containers import VARIABLE
 from iris_ray.errors import JobCancelledError, TaskCrashedError
+from iris_ray.settings import CONTAINER_ENGINE
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import Clusters
 from tests.support.containers import Podman, StandIn
@@ -42,7 +42,7 @@ def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slices(clusters: Clusters, switch: Path) -> Iterator[SimulatedCluster]:
     clusters.give_back_and_end()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, str(switch))
+        patch.setenv(CONTAINER_ENGINE.name, str(switch))
         with SimulatedCluster({"v4-16": 3}, quiet=True) as cluster:
             yield cluster
 

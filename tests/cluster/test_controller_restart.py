@@ -1,5 +1,6 @@
 """The Controller's process dies: what runs goes on, what waits is not lost, and the retries used up are remembered."""
 
+import asyncio
 import os
 import signal
 import time
@@ -11,13 +12,15 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
 from iris_ray import run_on_pod, run_on_pod_ray
+from iris_ray.actors.calls.controller_client import get_or_start_controller
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
-from iris_ray.errors import DeposedError
+from iris_ray.errors import DeposedError, NotPermittedError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, all_jobs, controller_pid, kill_controller, result_of
+from tests.support.gangs import Trace, all_jobs, controller_pid, kill_controller, result_of, the_controller
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -66,6 +69,17 @@ def test_host_lost_while_no_controller_runs_restarts_the_gang(trace: Trace, clus
     trace.wait_for_tasks(4, attempt=2, timeout_s=90)
     trace.finish()
     assert len(result_of(job)) == 4
+
+
+def test_setting_holds_at_once_and_under_the_next_controller() -> None:
+    asyncio.run(get_or_start_controller())
+    the_controller().ask(ControllerInterface.set_settings, {"operators": "olga"}, False, "bob")
+    for kill in (kill_controller, lambda: None):
+        assert the_controller().ask(ControllerInterface.list_settings)["operators"].user == "bob"
+        with pytest.raises(NotPermittedError, match="operators are: olga"):
+            the_controller().ask(ControllerInterface.set_settings, {"operators": None}, False, "bob")
+        kill()
+    the_controller().ask(ControllerInterface.set_settings, {"operators": None}, False, "olga")
 
 
 @pytest.mark.proof

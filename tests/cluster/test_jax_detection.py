@@ -19,7 +19,7 @@ def test_jax_finds_the_gang_that_runs_on_a_cluster(cluster: SimulatedCluster, nu
 
     told = run_on_pod(tell, "v4-16", num_slices=num_slices)
     coordinator = told[0][1].coordinator_address.partition(":")[0]
-    environments = [env | {"GCE_METADATA_IP": env["IRIS_RAY_METADATA_HOST"]} for env, _ in told]
+    environments = [env | {"GCE_METADATA_IP": env["IRIS_RAY_TEST_METADATA_HOST"]} for env, _ in told]
 
     def expected(kind: str) -> list[Found]:
         return [Found(kind, f"{coordinator}:8482", len(told), info.task_index) for _, info in told]

@@ -54,7 +54,7 @@ def inhabit(slice_name: str, worker_id: int) -> Any:
 
 def metadata_of(look: dict[str, Any]) -> dict[str, str]:
     """What the metadata server of an inhabitant's host says."""
-    server = f"http://{look['env']['IRIS_RAY_METADATA_HOST']}/computeMetadata/v1"
+    server = f"http://{look['env']['IRIS_RAY_TEST_METADATA_HOST']}/computeMetadata/v1"
     keys = ("instance/preempted", "instance/attributes/agent-worker-number", "instance/attributes/instance-id")
     flavor = {"Metadata-Flavor": "Google"}
     return {key: requests.get(f"{server}/{key}", headers=flavor, timeout=10).text for key in keys}
@@ -105,7 +105,7 @@ def test_host_environment_is_its_own(cluster: SimulatedCluster) -> None:
         assert env["TMPDIR"] == str(directory / "tmp")
         assert sorted(path.name for path in (directory / "dev").iterdir()) == [f"accel{i}" for i in range(4)]
         assert (directory / "lock").is_dir()
-        assert env["IRIS_RAY_METADATA_HOST"].startswith(f"{look['address']}:")
+        assert env["IRIS_RAY_TEST_METADATA_HOST"].startswith(f"{look['address']}:")
         assert not {"GCE_METADATA_HOST", "GCE_METADATA_IP"} & env.keys() - os.environ.keys()
         assert metadata_of(look) == {
             "instance/preempted": "FALSE",

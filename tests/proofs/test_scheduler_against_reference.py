@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.fair_queue import comes_last
-from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import AttemptEndConfirmedEvent, GangAssignedEvent, GangMovedEvent
 from tests.proofs.drawn_worlds import LONG, WORLDS, RandomWorld, Shape

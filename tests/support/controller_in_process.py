@@ -44,7 +44,7 @@ class ControllerOf(Controller):
     def __init__(
         self, read_nodes: Callable[[], NodeTable], end: Callable[[], object], version: str, protocol: int
     ) -> None:
-        super().__init__(read_nodes, end, meter=RecordedMeter)
+        super().__init__(read_nodes, end, find_demand=lambda: None, meter=RecordedMeter)
         self._of = version, protocol
 
     async def versions(self) -> dict[str, Any]:

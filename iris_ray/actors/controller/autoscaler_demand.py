@@ -1,7 +1,7 @@
 """Demand for slices that are not there, in the form that Ray's autoscaler understands: placement groups that wait.
 
 Only where an autoscaler runs: without one these placement groups would only stand in ``ray status``, and Ray would try
-them again and again. ``IRIS_RAY_AUTOSCALER_DEMAND`` in the head node's environment says so in place of a look: 1 or 0.
+them again and again. The cluster's setting ``autoscaler_demand`` says so in place of a look.
 
 One group of one bundle ``{"TPU-<type>-head": 1}`` for each missing slice. What was found on Ray 2.60:
 
@@ -30,20 +30,23 @@ from iris_ray.model.workers import TPU
 
 logger = logging.getLogger(__name__)
 
-VARIABLE = "IRIS_RAY_AUTOSCALER_DEMAND"
 NAME_PREFIX = "iris_ray_demand/"
 MOST_GROUPS = 64
 """Of one type. An autoscaler that has brought so many gets to see the next ones."""
 
 
 class AutoscalerDemand:
-    """Keeps as many placement groups waiting as slices are missing. Everything here blocks.
+    """Keeps as many placement groups waiting as slices are missing. `update` blocks.
+
+    Args:
+        has_autoscaler: whether one serves this cluster.
 
     Attributes:
         asked: how many slices of each type the autoscaler is asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_autoscaler: bool = False) -> None:
+        self._has_autoscaler = has_autoscaler
         self._groups: dict[str, list[PlacementGroup]] = {}
         self._kept_off: dict[str, frozenset[str]] = {}
         self._arrivals = Arrivals()
@@ -51,11 +54,18 @@ class AutoscalerDemand:
         self._knows_all = False  # which groups there are
 
     @staticmethod
-    def of_this_cluster(environ: Mapping[str, str] = os.environ) -> "AutoscalerDemand | None":
-        """Return None if no autoscaler serves this cluster, or the environment switches demand off."""
-        switch = environ.get(VARIABLE)
-        wanted = switch == "1" if switch in ("0", "1") else runs_autoscaler(environ)
-        return AutoscalerDemand() if wanted else None
+    def of_this_cluster() -> "AutoscalerDemand":
+        """Return one that knows whether an autoscaler serves this cluster. Looks through the head's processes."""
+        return AutoscalerDemand(runs_autoscaler(os.environ))
+
+    def is_shown(self, setting: bool | None) -> bool:
+        """Return whether what is missing is to be shown, as the cluster's setting says; None: if an autoscaler runs."""
+        return self._has_autoscaler if setting is None else setting
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is certain that no group is left, also of a process before this one."""
+        return self._knows_all and not self._groups
 
     def asked_for(self, device: str) -> int:
         """Return how many slices of a type the autoscaler is asked for."""

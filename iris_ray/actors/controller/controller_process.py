@@ -14,13 +14,12 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.event_processor import EventProcessor
-from iris_ray.actors.controller.eviction_settings import eviction_rules
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
 from iris_ray.actors.controller.metrics import Measurements, Meter, RayMeter
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeDiff, NodeTable
-from iris_ray.actors.controller.permissions import Permissions, operators_in
+from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.recovery import come_back
@@ -29,10 +28,12 @@ from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cloud.cloud_tpu import ProviderWords
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError
+from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, CLOUD_TPU, EVICTION_GRACE_S, EVICTIONS
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
+from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
 from iris_ray.state.events import MaintenanceCalledOffEvent
 
@@ -62,7 +63,7 @@ class ControllerProcess:
     Args:
         read_nodes: reads Ray's node table; blocks.
         end: ends this process, when only a new one helps.
-        find_demand: returns what tells Ray's autoscaler of missing slices; None if there is no autoscaler.
+        find_demand: returns what tells Ray's autoscaler of missing slices; None: nothing does.
         meter: makes what takes the measurements.
     """
 
@@ -85,8 +86,8 @@ class ControllerProcess:
         self._journal = Journal()
         self._clock = self._journal.clock
         self._background = BackgroundTasks(self._background_failed)
-        scheduler = Scheduler(evictions=eviction_rules(os.environ))
-        self._planner = Planner(self._state, NODE_POLL_S, scheduler, most_placed=MOST_PLACED)
+        self._scheduler = Scheduler()
+        self._planner = Planner(self._state, NODE_POLL_S, self._scheduler, most_placed=MOST_PLACED)
         self._events = EventProcessor(
             self._state, self._planner, self._journal, self._background, self._end, self._measure_wait
         )
@@ -98,9 +99,9 @@ class ControllerProcess:
         )
         self._nodes = NodeDiff(self._state, self._clock)
         self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._clock)
-        self._permissions = Permissions(operators_in(os.environ), self._state, self._nodes)
+        self._permissions = Permissions(self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
-        self._provider = ProviderWords.of(os.environ)
+        self._provider = ProviderWords()
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     async def versions(self) -> dict[str, Any]:
@@ -138,6 +139,7 @@ class ControllerProcess:
             raise
         finally:
             gc.enable()
+        self._follow_settings()
         gc.collect()
         gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
         self._background.start(self._watch_nodes(), "watching Ray's node table")
@@ -148,6 +150,14 @@ class ControllerProcess:
         self._measurements = Measurements(self._state, self._nodes.unusable, self._meter(), self._clock.now())
         self._background.start(self._watch_measurements(self._measurements), "measuring")
         self._events.begin(self._dispatcher)
+
+    def _follow_settings(self) -> None:
+        """Do as the cluster's settings say now. Permissions and the autoscaler's demand look at them themselves."""
+        settings = self._state.settings
+        rules = EvictionRules(settings.value(EVICTION_GRACE_S))
+        self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
+        self._planner.look_again()
+        self._provider.ask_at(settings.value(CLOUD_TPU))
 
     async def _watch_nodes(self) -> None:
         while not self._events.deposed:
@@ -185,8 +195,10 @@ class ControllerProcess:
     async def _watch_demand(self, demand: AutoscalerDemand) -> None:
         while not self._events.deposed:
             try:
-                missing = {tpu_type: sum(gangs) for tpu_type, gangs in self._missing().items()}
-                await asyncio.to_thread(demand.update, missing, slices_in(self._state.fleet))
+                is_shown = demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND))
+                if is_shown or not demand.is_gone:
+                    missing = {tpu_type: sum(gangs) for tpu_type, gangs in self._missing().items()} if is_shown else {}
+                    await asyncio.to_thread(demand.update, missing, slices_in(self._state.fleet))
             except Exception:
                 logger.exception("telling Ray's autoscaler what is missing failed; trying again")
             await asyncio.sleep(NODE_POLL_S)

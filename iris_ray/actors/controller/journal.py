@@ -16,6 +16,7 @@ so it acknowledges nothing.
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
 ``limits/<n>``      the users' limits: a JSON list of [user, band, {limit → number}]
+``settings/<n>``    the cluster's settings: a JSON list of [name, text, who has set it, when]
 ``clock/<n>``       how its clock stood at the latest writing
 ``usage/<n>``       what users have held in the past hours: a JSON list of when, and user → resource → amount-hours
 ``fleet/<n>``       what the chips were in: a JSON object, day → state → chip-seconds
@@ -83,6 +84,7 @@ class SharedRecords:
         self._clock = clock
         self._taints: dict[str, dict[str, Taint]] = {}
         self._limits = 0  # the version of the users' limits that is recorded
+        self._settings = 0  # and that of the cluster's settings
         self._users = 0  # the version of `user_times` that is recorded
         self._sums_at = -math.inf  # when the sums were recorded
 
@@ -102,6 +104,11 @@ class SharedRecords:
             recorded = json.dumps(table).encode()
             self._limits = state.limits.version
             yield "limits", recorded
+        if state.settings.version != self._settings:
+            rows = [(name, was.text, was.user, was.at) for name, was in state.settings.was_set.items()]
+            recorded = json.dumps(rows).encode()
+            self._settings = state.settings.version
+            yield "settings", recorded
 
     def _sums(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
         """Yield what grows all the time: what the chips were in, and what users have held."""

@@ -5,20 +5,19 @@ says, see SECURITY.md.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeVar
 
 from iris_ray.actors.controller.node_table import NodeDiff
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.errors import NotPermittedError
+from iris_ray.model.cluster_settings import OPERATORS
 from iris_ray.model.jobs import Job
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import job_of
 from iris_ray.state.events import SliceReleasedEvent
 
 logger = logging.getLogger(__name__)
-
-OPERATORS_VARIABLE = "IRIS_RAY_OPERATORS"
 
 E = TypeVar("E", bound=ReportedEvent)
 
@@ -27,13 +26,11 @@ class Permissions:
     """Refuses what somebody may not do.
 
     Args:
-        operators: names of users, or None: everybody is an operator.
-        state: read only; knows whose the jobs and slices are.
+        state: read only; knows who is an operator, and whose the jobs and slices are.
         nodes: read only; knows which slices hosts are of that are gone.
     """
 
-    def __init__(self, operators: frozenset[str] | None, state: ControllerState, nodes: NodeDiff) -> None:
-        self._operators = operators
+    def __init__(self, state: ControllerState, nodes: NodeDiff) -> None:
         self._state = state
         self._nodes = nodes
 
@@ -70,12 +67,13 @@ class Permissions:
             )
 
     def _is_operator(self, user: str) -> bool:
-        return self._operators is None or user in self._operators
+        operators = self._state.settings.value(OPERATORS)
+        return operators is None or user in operators
 
     @property
     def _operators_are(self) -> str:
-        names = ", ".join(sorted(self._operators or ())) or "nobody"
-        return f"operators are: {names} ({OPERATORS_VARIABLE} on the head node)"
+        names = ", ".join(sorted(self._state.settings.value(OPERATORS) or ()))
+        return f"operators are: {names} (one of them can change that: iris-ray settings set {OPERATORS.name}=...)"
 
     # -- pools -----------------------------------------------------------------------------------------------------
 
@@ -115,9 +113,3 @@ class Permissions:
             return False
         logger.warning("refused: pool %s reports about host %s, which others use: %s", owner, node_id, event)
         return True
-
-
-def operators_in(environ: Mapping[str, str]) -> frozenset[str] | None:
-    """Return the operators that are named in an environment, by commas; None if the variable is not set."""
-    named = environ.get(OPERATORS_VARIABLE)
-    return None if named is None else frozenset(filter(None, map(str.strip, named.split(","))))

@@ -38,6 +38,7 @@ from iris_ray.actors.protocol.status import (
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown, unknown_number
+from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
 from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.jobs import Job
@@ -45,7 +46,14 @@ from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
 from iris_ray.model.workers import TPU_NAME
-from iris_ray.state.events import JobCancelledEvent, JobYieldsEvent, LimitsSetEvent, TaintedEvent, TaintLiftedEvent
+from iris_ray.state.events import (
+    JobCancelledEvent,
+    JobYieldsEvent,
+    LimitsSetEvent,
+    SettingSetEvent,
+    TaintedEvent,
+    TaintLiftedEvent,
+)
 from iris_ray.state.job_table import is_measured
 
 
@@ -196,6 +204,27 @@ class UserCalls(ControllerProcess):
         events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]
         await self._events.recorded(events)
         return limit_statuses(self._state)
+
+    async def list_settings(self) -> dict[str, WasSet]:
+        await self.ping()
+        return dict(self._state.settings.was_set)
+
+    @checked
+    async def set_settings(self, texts: Mapping[str, str | None], unless_set: bool, user: str) -> dict[str, WasSet]:
+        await self.ping()
+        named = {setting_named(name): text for name, text in texts.items()}
+        checked = {one.name: None if text is None else one.checked(text) for one, text in named.items()}
+        was_set = self._state.settings.was_set
+        before = {name: was_set[name].text if name in was_set else None for name in checked}
+        changes = {n: text for n, text in checked.items() if text != before[n] and not (unless_set and n in was_set)}
+        if changes:
+            self._permissions.require_operator(user, "change the settings of the cluster")
+            now = self._clock.wall(self._clock.now())
+            sets = {name: None if text is None else WasSet(text, user, now) for name, text in changes.items()}
+            recorded = self._events.apply([SettingSetEvent(name, to) for name, to in sets.items()])
+            self._follow_settings()  # at once: Ray may cancel a call
+            await asyncio.shield(recorded)
+        return dict(was_set)
 
     async def statistics(self) -> dict[str, int]:
         await self.ping()

@@ -22,10 +22,11 @@ from ray.actor import ActorHandle
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.containment import Containment
 from iris_ray.errors import CorruptRecordError, DeposedError
+from iris_ray.model.cluster_settings import TABLE, WasSet
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import plain
-from iris_ray.state.events import Event, LimitsSetEvent, PastUsageEvent, TaintedEvent
+from iris_ray.state.events import Event, LimitsSetEvent, PastUsageEvent, SettingSetEvent, TaintedEvent
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import JobRecord
 
@@ -191,7 +192,7 @@ def _number(key: str) -> int:
 
 KINDS = "pool", "job", "gangs"
 """Of keys that have an id after the epoch."""
-SINGLE_KINDS = "taints", "limits", "usage", "fleet", "users", "clock"
+SINGLE_KINDS = "taints", "limits", "settings", "usage", "fleet", "users", "clock"
 """Of keys that end with the epoch."""
 
 
@@ -208,7 +209,7 @@ class LeftBehind:
     values: Mapping[str, bytes] = field(default_factory=dict)
 
     def settings(self, contained: Containment) -> list[Event]:
-        """Return taints, past usage and limits, as events.
+        """Return taints, past usage, limits and the settings of the cluster, as events.
 
         Args:
             contained: takes what can't be read.
@@ -216,7 +217,8 @@ class LeftBehind:
         taints = self._events("taints", "the taints", _taints, contained)
         usage = self._events("usage", "the past usage", _usage, contained)
         limits = self._events("limits", "the limits", _limits, contained)
-        return [*taints, *usage, *limits]
+        settings = self._events("settings", "the settings", _settings, contained)
+        return [*taints, *usage, *limits, *settings]
 
     def records(self, contained: Containment) -> list[JobRecord]:
         """Return the records of its jobs, the oldest first.
@@ -347,4 +349,12 @@ def _usage(recorded: bytes) -> list[PastUsageEvent]:
 def _limits(recorded: bytes) -> list[LimitsSetEvent]:
     events = [LimitsSetEvent(user, PriorityBand[band], Limits(**set_)) for user, band, set_ in json.loads(recorded)]
     made: list[LimitsSetEvent] = plain(list[LimitsSetEvent], events, "limits")
+    return made
+
+
+def _settings(recorded: bytes) -> list[SettingSetEvent]:
+    """Return what was set; without what this version of iris_ray does not know."""
+    rows = [(name, was_set) for name, *was_set in json.loads(recorded) if name in TABLE]
+    events = [SettingSetEvent(name, WasSet(TABLE[name].checked(text), *who_when)) for name, (text, *who_when) in rows]
+    made: list[SettingSetEvent] = plain(list[SettingSetEvent], events, "settings")
     return made

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.settings import HOST_DIR
 
 # -- libtpu lock -------------------------------------------------------------------------------------------------------
 # libtpu's lock: a POSIX write lock on a file, which a process holds as long as it uses the chips.
@@ -121,8 +122,8 @@ def host_devices(environ: Mapping[str, str] = os.environ) -> Devices:
 
 def _simulated(environ: Mapping[str, str]) -> Path | None:
     """Return the directory of a simulated host; None on a real host, which has no devices there."""
-    directory = environ.get("IRIS_RAY_HOST_DIR")
-    return Path(directory) if directory and Path(directory, "dev").is_dir() else None
+    directory = HOST_DIR.read(environ)
+    return directory if directory and (directory / "dev").is_dir() else None
 
 
 @dataclass(frozen=True, slots=True)

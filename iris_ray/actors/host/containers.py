@@ -20,6 +20,7 @@ from iris_ray.model.job_info import JobInfo, job_info_of
 from iris_ray.model.job_spec import ContainerSpec, container_name
 from iris_ray.model.multislice import MEGASCALE_PREFIX
 from iris_ray.model.outcomes import EndKind
+from iris_ray.settings import CONTAINER_ENGINE
 
 LABEL = "iris-ray.container"
 """The label with a container's name. By it a container is found exactly; engines find names by patterns."""
@@ -92,9 +93,8 @@ def _directories(variables: Mapping[str, str], task: JobInfo) -> list[str]:
 # -- engine ------------------------------------------------------------------------------------------------------------
 # The container engine of a host, docker or podman, by its command. The engine owns a container; iris_ray does not.
 
-VARIABLE = "IRIS_RAY_CONTAINER_ENGINE"
-"""Names the host's engine: a command, or its path. Without it, docker is tried first, then podman."""
 KNOWN = ("docker", "podman")
+"""Tried in this order where the host's environment names no engine, by its command or path."""
 
 ANSWER_S = 30.0
 """How long an engine may take to answer."""
@@ -199,7 +199,7 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
     Raises:
         ContainerEngineError: none does; the message says why, for each.
     """
-    wanted = environ.get(VARIABLE)
+    wanted = CONTAINER_ENGINE.read(environ)
     problems = []
     for command in (wanted,) if wanted else KNOWN:
         path = shutil.which(command)
@@ -209,7 +209,7 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
         problems.append(f"{command}: {problem}")
     raise ContainerEngineError(
         f"no container engine answers on this host ({'; '.join(problems)}). Install docker or podman there and let the"
-        f" user of Ray use it; {VARIABLE} names another one"
+        f" user of Ray use it; {CONTAINER_ENGINE.name} names another one"
     )
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from iris_ray.actors.calls.ray_internals import temp_dir
+from iris_ray.settings import HOST_DIR
 
 # -- host directory ----------------------------------------------------------------------------------------------------
 # The directory in which iris_ray keeps its files on a host.
-
-VARIABLE = "IRIS_RAY_HOST_DIR"
 
 
 def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -27,13 +26,13 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
     Raises:
         OSError: another user owns the directory, or may write to it; or it can't be created.
     """
-    configured = environ.get(VARIABLE)
-    path = Path(configured) if configured else _in_rays_directory()
+    configured = HOST_DIR.read(environ)
+    path = configured or _in_rays_directory()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat() if configured else path.lstat()  # an operator's path may be a link, one in /tmp must not
     if reason := _why_unsafe(found):
         raise PermissionError(
-            f"{path} {reason}; remove it, or set {VARIABLE} to a directory of yours before `ray start`"
+            f"{path} {reason}; remove it, or set {HOST_DIR.name} to a directory of yours before `ray start`"
         )
     return path
 
@@ -103,7 +102,7 @@ class LocalDirectories:
     @staticmethod
     def of_host(directory: Path, environ: Mapping[str, str] = os.environ) -> "LocalDirectories":
         """Return those of this host. An operator who has chosen where iris_ray keeps its files finds them there."""
-        return LocalDirectories(directory, None if environ.get(VARIABLE) else MEMORY)
+        return LocalDirectories(directory, None if HOST_DIR.read(environ) else MEMORY)
 
     def take(self, job_id: str) -> Path:
         """Return the directory of a job that has the host to itself, and keep it as long as this process lives.

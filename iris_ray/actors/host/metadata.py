@@ -16,6 +16,7 @@ import aiohttp
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from iris_ray.model.notices import HostNotice, NoticeKind
+from iris_ray.settings import TEST_METADATA_HOST
 
 # -- metadata client ---------------------------------------------------------------------------------------------------
 # Asks a host's own metadata server.
@@ -23,7 +24,7 @@ from iris_ray.model.notices import HostNotice, NoticeKind
 # Every VM on Google Cloud has one (https://cloud.google.com/compute/docs/metadata/overview); other machines have
 # none.
 
-HOST_VARIABLES = ("IRIS_RAY_METADATA_HOST", "GCE_METADATA_HOST")
+HOST_VARIABLES = (TEST_METADATA_HOST, "GCE_METADATA_HOST")
 """Environment variables with the server's ``host`` or ``host:port``; the second one is Google's own name."""
 WELL_KNOWN_HOSTS = ("metadata.google.internal", "169.254.169.254")
 

@@ -18,6 +18,7 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
 )
 from iris_ray.actors.protocol.task_log import LastLines, LogPlace, LogPosition, TaskLog
+from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
@@ -195,6 +196,23 @@ class ForPeople(Protocol):
             user: who sets them.
 
         Raises:
+            NotPermittedError: the user is no operator.
+        """
+
+    async def list_settings(self) -> dict[str, WasSet]:
+        """Return the cluster's settings that somebody has set, by name. All others have their defaults."""
+
+    async def set_settings(self, texts: Mapping[str, str | None], unless_set: bool, user: str) -> dict[str, WasSet]:
+        """Set some settings of the cluster, all or none; do as they say at once. Return those that are set then.
+
+        Args:
+            texts: what to set, by name; None: the default. What is so already needs no operator.
+            unless_set: leave out what somebody has set before.
+            user: who sets them.
+
+        Raises:
+            UnknownNameError: there is no such setting.
+            InvalidRequestError: a setting can't have this value.
             NotPermittedError: the user is no operator.
         """
 

@@ -1,7 +1,7 @@
 """What a machine tells ``iris-ray doctor``: which processes hold its chips, its disks, the metadata server, versions.
 
 On the hosts of a cluster this module runs as a plain Ray task and travels by value, so that a host with another
-iris_ray, or without one, answers as well. So it uses the standard library only, and answers in built-in types.
+iris_ray, or without one, answers as well. So its functions use the standard library only, and answer in built-in types.
 """
 
 import contextlib
@@ -20,8 +20,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from iris_ray.settings import HOST_DIR, TEST_METADATA_HOST
+
+HOST_DIR_VARIABLE = HOST_DIR.name
 METADATA_TIMEOUT_S = 1.0
-METADATA_VARIABLES = ("IRIS_RAY_METADATA_HOST", "GCE_METADATA_HOST")
+METADATA_VARIABLES = (TEST_METADATA_HOST, "GCE_METADATA_HOST")
 METADATA_HOSTS = ("metadata.google.internal", "169.254.169.254")
 PREEMPTED = "instance/preempted"
 MetadataTells = Literal["nothing", "no preemptions", "preemptions"]
@@ -54,7 +57,7 @@ def kept_in(environ: Mapping[str, str]) -> list[Path]:
     # Ray before 2.55 does not tell.
     tell = getattr(ray.get_runtime_context(), "get_temp_dir", None) if ray.is_initialized() else None
     rays = [tell()] if tell else []
-    own = environ.get("IRIS_RAY_HOST_DIR")
+    own = environ.get(HOST_DIR_VARIABLE)
     return [Path(path) for path in (*rays, own) if path]
 
 
@@ -74,7 +77,7 @@ def disk_trouble(path: Path) -> str | None:
 
 def device_places(environ: Mapping[str, str]) -> tuple[Path, Path]:
     """Return the directory of device files, and the file that libtpu locks. Simulated hosts have their own."""
-    own = environ.get("IRIS_RAY_HOST_DIR")  # on a real host it holds logs and no devices
+    own = environ.get(HOST_DIR_VARIABLE)  # on a real host it holds logs and no devices
     if own and Path(own, "dev").is_dir():
         return Path(own, "dev"), Path(own, "lock", "libtpu_lockfile")
     return Path("/dev"), Path("/tmp/libtpu_lockfile")

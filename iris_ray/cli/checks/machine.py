@@ -16,6 +16,7 @@ from iris_ray.cli.checks.host_look import (
     metadata_variable,
 )
 from iris_ray.cli.printing import Finding, Level
+from iris_ray.settings import USER
 
 OLDEST_RAY, NEWEST_RAY = (2, 49), (2, 60)
 """The versions of Ray that iris_ray's use of private APIs was checked on."""
@@ -39,10 +40,10 @@ def check_versions() -> Finding:
 
 
 def check_user(environ: Mapping[str, str], user: str) -> Finding:
-    if environ.get("IRIS_USER"):
-        return Finding(Level.OK, "user", f"{user}, from IRIS_USER")
+    if USER.read(environ):
+        return Finding(Level.OK, "user", f"{user}, from {USER.name}")
     if user in ("root", "ray", "0"):
-        advice = "set IRIS_USER to your name: users share the cluster fairly, and equal names count as one user"
+        advice = f"set {USER.name} to your name: users share the cluster fairly, and equal names count as one user"
         return Finding(Level.WARNING, "user", f"{user}, an account that all users may share", advice)
     return Finding(Level.OK, "user", f"{user}, the operating system's account")
 

@@ -25,13 +25,14 @@ from iris_ray.actors.protocol.payloads import load
 from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles
 from iris_ray.client.log_stream import print_line
 from iris_ray.client.modes.local_process import LocalProcess
-from iris_ray.client.modes.mode import VARIABLE, ModeKind
+from iris_ray.client.modes.mode import ModeKind
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidJobError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
 from iris_ray.model.verdict import judge_gang
 from iris_ray.model.workers import TPU
+from iris_ray.settings import MODE
 
 MOST_TASKS = 64
 """Of a gang on this machine: each is a Python process."""
@@ -173,7 +174,7 @@ def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict
     user = request.process.runtime_env.get("env_vars", {}) | launch.env
     changes = task_environment(os.environ, {}, user, launch.info, launch.multislice, launch.num_cpus)
     files = run.files(launch.info.task_index)
-    ours = {LocalRun.VARIABLE: str(run.directory), TaskFiles.VARIABLE: files.prefix, VARIABLE: ModeKind.SIMPLE.value}
+    ours = {LocalRun.VARIABLE: str(run.directory), TaskFiles.VARIABLE: files.prefix, MODE.name: ModeKind.SIMPLE.value}
     environ = ON_CPU | os.environ | changes | ours
     return {name: value for name, value in environ.items() if value is not None}
 

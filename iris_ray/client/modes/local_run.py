@@ -15,16 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.modes.local_gang import ON_CPU, run_gang
 from iris_ray.client.modes.local_process import LocalProcess
-from iris_ray.client.modes.mode import (
-    VARIABLE,
-    Mode,
-    ModeKind,
-    PlannedFault,
-    plan_in_words,
-    require_possible,
-    require_runnable,
-)
+from iris_ray.client.modes.mode import Mode, ModeKind, PlannedFault, plan_in_words, require_possible, require_runnable
 from iris_ray.errors import InvalidJobError, TaskCrashedError
+from iris_ray.settings import MODE
 
 # -- simulated run -----------------------------------------------------------------------------------------------------
 # A run on a simulated cluster of its own, in a process of its own: this one may be in another cluster.
@@ -88,7 +81,7 @@ def _outcome(path: Path, code: int | None) -> list[Any]:
 
 def _environment() -> dict[str, str]:
     """Return an environment that knows no other cluster."""
-    ours = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "RAY_ADDRESS")}
+    ours = {name: value for name, value in os.environ.items() if name not in (MODE.name, "RAY_ADDRESS")}
     return ON_CPU | ours
 
 

@@ -12,6 +12,7 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.payloads import INLINE_BYTES, load
 from iris_ray.errors import InvalidFunctionError, InvalidModeError, InvalidRequestError
 from iris_ray.model.topology import get_tpu_config
+from iris_ray.settings import MODE
 
 # -- plan --------------------------------------------------------------------------------------------------------------
 # What validate checks beyond what every request is checked for, and the plan that it prints.
@@ -210,8 +211,6 @@ def _nearest(text: str) -> str:
 
 # -- mode --------------------------------------------------------------------------------------------------------------
 
-VARIABLE = "IRIS_RAY_MODE"
-
 
 class ModeKind(StrEnum):
     """Where a run happens."""
@@ -249,8 +248,8 @@ def chosen_mode(mode: str | None, simulate: str | None, environ: Mapping[str, st
         if mode not in (None, ModeKind.SIMULATE):
             raise InvalidModeError(f"simulate={simulate!r} with mode={mode!r}; leave one of them out")
         return Mode(ModeKind.SIMULATE, parse_schedule("simulate", simulate))
-    source = "mode" if mode is not None else VARIABLE
-    written = mode if mode is not None else environ.get(VARIABLE) or ModeKind.CLUSTER
+    source = "mode" if mode is not None else MODE.name
+    written = mode if mode is not None else MODE.read(environ) or ModeKind.CLUSTER
     if not isinstance(written, str):
         raise InvalidModeError(f"mode is {written!r}; give one of {', '.join(ModeKind)}")
     name, colon, schedule = written.partition(":")
@@ -277,6 +276,6 @@ def require_no_local_mode(environ: Mapping[str, str] = os.environ) -> None:
     """
     if chosen_mode(None, None, environ).local:
         raise InvalidModeError(
-            f"{VARIABLE} is {environ[VARIABLE]!r}, which is for run_on_pod; a client needs a cluster with its queue:"
+            f"{MODE.name} is {MODE.read(environ)!r}, which is for run_on_pod; a client needs a cluster with its queue:"
             ' unset the variable, or try IrisClient.local({"v4-16": 2})'
         )

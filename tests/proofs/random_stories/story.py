@@ -13,11 +13,11 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from iris_ray.actors.controller.eviction_settings import GRACE
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.errors import IrisError
+from iris_ray.model.cluster_settings import EVICTION_GRACE_S
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.eviction_costs import LEAST_RUN_S
+from iris_ray.scheduler.victims import LEAST_RUN_S
 from iris_ray.state.attempt_ends import QUICK_ENDS_ARE_FAILURES
 from tests.proofs.random_stories.faults import Faults
 from tests.support.hosts_in_process import Task
@@ -37,7 +37,6 @@ def play(seed: int) -> Counter[str]:
     """
     story = Story(seed)
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        patch.setenv(GRACE, "3")
         patch.setitem(LEAST_RUN_S, PriorityBand.INTERACTIVE, 2.0)
         try:
             Stage(Path(directory), patch).play(story.play, slices=SLICES)
@@ -80,6 +79,7 @@ class Story:
 
     async def play(self, cluster: VirtualCluster) -> None:
         self._cluster, self._faults = cluster, Faults(cluster, SLICES, self._chance)
+        await cluster.ask("set_settings", {EVICTION_GRACE_S.name: "3"}, False, "olga")
         cluster.cores, cluster.process_start_s = self._chance.choice([2, 200]), self._chance.choice([0.0, 0.5, 2.0])
         for number in range(JOBS):
             self._submit(f"job-{number}")

@@ -17,9 +17,21 @@ from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssigned
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import group_name
 from iris_ray.state.user_limits import Account, PastUsage, UserLimits
-from tests.proofs.reference.constraints import is_an_error, is_hopeless, is_met
-from tests.proofs.reference.jobs import counts, is_extra, needs, oldest, uses_chips
-from tests.proofs.reference.workers import is_complete, lack, place, suits, value_of
+from tests.proofs.reference.suitability import (
+    counts,
+    is_an_error,
+    is_complete,
+    is_extra,
+    is_hopeless,
+    is_met,
+    lack,
+    needs,
+    oldest,
+    place,
+    suits,
+    uses_chips,
+    value_of,
+)
 
 
 @dataclass

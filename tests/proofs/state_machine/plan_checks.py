@@ -9,8 +9,8 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
+from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
-from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     AssignedEvent,

@@ -17,6 +17,7 @@ from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.provisioning import HEAD_MARK, OWNER_LABEL, STARTUP_SCRIPT, Joined, NewSlice, Settings
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, NotPermittedError, ProviderError
 from iris_ray.model.topology import get_tpu_config
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.unit.actors.protocol.test_slices import host
 
@@ -335,7 +336,7 @@ def test_script_with_an_address_that_nobody_can_join_at_is_refused(head: str) ->
 def invoke(*changes: str) -> Result:
     command = ["provision", "--type", TYPE, "--max", "2", "--runtime-version", "v"]
     place = ["--location", "projects/p/locations/z", "--head", "10.0.0.2:6379"]
-    return CliRunner().invoke(main, [*command, *place, *changes], env={"IRIS_RAY_CLOUD_TPU_ENDPOINT": "127.0.0.1:1"})
+    return CliRunner().invoke(main, [*command, *place, *changes], env={TEST_CLOUD_TPU_ENDPOINT: "127.0.0.1:1"})
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def invoke(*changes: str) -> Result:
         (["--min", "3"], "--max is 2"),
         (["--name", "Ann"], "--name is 'Ann'"),
         (["--type", "v6e-17", "--location", ""], "not a TPU type"),
-        (["--location", "us-east5-a"], "projects/<project>/locations/<zone>"),
+        (["--location", "us-east5-a"], "projects/PROJECT/locations/ZONE"),
         (["--head", "somewhere"], "--head HOST:PORT"),
     ],
 )

@@ -9,7 +9,7 @@ from ray import cloudpickle
 from iris_ray import IrisClient
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, NO_OWNER_YET, TaskLaunch
 from iris_ray.cli.conventions import USAGE
-from iris_ray.client.job_request import PATIENCE_OF_TESTS, make_request
+from iris_ray.client.job_request import make_request
 from iris_ray.client.placement import placement_of
 from iris_ray.client.remote_options import MAX_VARIABLE_BYTES
 from iris_ray.errors import InvalidJobError, InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
@@ -18,6 +18,7 @@ from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.requirement import ResourceSpec
 from iris_ray.model.topology import get_tpu_config
+from iris_ray.settings import TEST_HOST_SILENCE_S
 from tests.support.command_line import address_of_nobody, invoke
 from tests.support.requests import hello, pod_request, remote, task_request
 
@@ -224,7 +225,7 @@ def test_job_of_a_task_ends_with_it_so_it_can_not_be_detached() -> None:
 
 
 def test_host_silence_and_standbys_travel_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(PATIENCE_OF_TESTS)
+    monkeypatch.delenv(TEST_HOST_SILENCE_S)
     assert (pod_request().host_silence, pod_request().standbys) == (HOST_SILENCE_S, None)
     made = pod_request(host_silence=7, standbys=3)
     assert (made.host_silence, made.standbys) == (7.0, 3)

@@ -14,11 +14,11 @@ from google.api_core import exceptions
 from google.cloud import tpu_v2
 
 from iris_ray.cloud import cloud_tpu
-from iris_ray.cloud.cloud_tpu import WORD_TIMEOUT_S, CloudTpu, Patience, ProviderWords, cloud_tpu_of
-from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.cloud.cloud_tpu import WORD_TIMEOUT_S, CloudTpu, Patience, ProviderWords
 from iris_ray.cloud.provisioning import NewSlice, QueuedState, request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 
 PLACE = "projects/test/locations/here"
@@ -305,17 +305,31 @@ async def _about(words: ProviderWords, name: str) -> Any:
     return await words.about([name])
 
 
-def test_nobody_is_asked_unless_the_environment_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    assert cloud_tpu_of({}) is None
-    assert asyncio.run(_about(ProviderWords.of({}), "a")) == {}
-    assert asyncio.run(_about(ProviderWords.of({LOCATION_VARIABLE: "somewhere"}), "a")) == {}
-    assert "projects/<project>/locations/<zone>" in caplog.text
+def test_provider_is_asked_at_the_zone_that_was_named_last(
+    server: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, server.address)
+    server.add_node("a")
+    words = ProviderWords()
+    assert asyncio.run(_about(words, "a")) == {}
+    words.ask_at(server.location)
+    assert asyncio.run(_about(words, "a"))["a"].state is ProviderState.READY
+    words.ask_at(None)
+    assert asyncio.run(_about(words, "a")) == {}
+
+
+def test_nobody_is_asked_at_a_malformed_zone(caplog: pytest.LogCaptureFixture) -> None:
+    words = ProviderWords()
+    words.ask_at("somewhere")
+    assert asyncio.run(_about(words, "a")) == {}
+    assert "projects/PROJECT/locations/ZONE" in caplog.text
 
 
 @pytest.mark.parametrize("endpoint", ["10.0.0.1:80", "example.com:443", "127.0.0.1", "localhost.example.com:1"])
-def test_endpoint_beyond_loopback_is_refused(endpoint: str) -> None:
-    with pytest.raises(InvalidRequestError, match=ENDPOINT_VARIABLE):
-        cloud_tpu_of({LOCATION_VARIABLE: PLACE, ENDPOINT_VARIABLE: endpoint})
+def test_endpoint_beyond_loopback_is_refused(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, endpoint)
+    with pytest.raises(InvalidRequestError, match=TEST_CLOUD_TPU_ENDPOINT):
+        CloudTpu.at(PLACE)
 
 
 # -- slices asked for and given back -----------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_coscheduled_preemptions_are_no_task_failures(world: World) -> None:
 # -- stage 5: no gang ids -------------------------------------------------------------------------------------------
 
 
-def test_gang_ids_are_gone() -> None:
+def test_gang_is_one_job_and_has_no_id_of_its_own() -> None:
     known = {field.name for kind in (JobSpec, Job, Gang, Task) for field in fields(kind)}
     known |= {field.name for kind in vars(events).values() if isinstance(kind, type) for field in _fields(kind)}
     assert {"job_id", "task_index", "coscheduling"} <= known

@@ -73,7 +73,7 @@ def test_sizes_of_tasks_share_the_memory_of_their_evaluations(in_use: float) -> 
     assert peak_bytes(different.plan) < 2 * peak_bytes(same.plan)
 
 
-def test_plan_changes_back_what_the_plan_before_it_has_moved() -> None:
+def test_plan_that_is_not_committed_leaves_no_trace() -> None:
     """Plans that are not committed leave no trace."""
     world = hosts_and_sizes(40, 7)
     first = world.plan()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.scheduler import SchedulingResult, evaluation_limits
+from iris_ray.scheduler import SchedulingResult, candidates
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.state.events import JobCancelledEvent
 from tests.support.worlds import World, cpu_host
@@ -51,7 +51,7 @@ def test_plan_ends_when_it_has_evaluated_much_and_the_next_one_goes_on(
 def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation_limits, "EVALUATIONS_KEPT", 8 * HOSTS)
+    monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 8 * HOSTS)
     submit_odd_jobs(world, 20, "odd")
     submit_odd_jobs(world, 20, "strange")
     world.submit_tasks("usual", 1, user="usual", resources={"CPU": 1.0})
@@ -63,8 +63,10 @@ def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
     world.check()
 
 
-def test_job_that_was_not_looked_at_is_once_fewer_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluation_limits, "EVALUATIONS_KEPT", 4 * HOSTS)
+def test_job_that_no_plan_has_looked_at_is_placed_once_fewer_jobs_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 4 * HOSTS)
     submit_odd_jobs(world, 1, "odd")
     world.submit_tasks("possible", 1, user="odd", resources={"CPU": 1.0})
     assert world.plan().pending_reasons["possible"].kind is PendingKind.NOT_LOOKED_AT

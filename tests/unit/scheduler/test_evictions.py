@@ -10,10 +10,10 @@ from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler import SchedulingResult
-from iris_ray.scheduler.eviction_costs import LEAST_RUN_S
 from iris_ray.scheduler.evictions import SEARCHES
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
+from iris_ray.scheduler.victims import LEAST_RUN_S
 from iris_ray.state.events import Event, LimitsSetEvent, TaintedEvent, TimePassedEvent
 from tests.support.costs import calls
 from tests.support.worlds import World, cpu_host, host, task_states
@@ -73,7 +73,7 @@ def test_job_that_evicts_nothing_does_not_hold_up_those_like_it(world: World) ->
     assert evicted(world) == {"running"}
 
 
-def test_the_youngest_of_equal_ones_loses_least(world: World) -> None:
+def test_eviction_takes_the_youngest_of_equal_gangs(world: World) -> None:
     for name in "abc":
         world.add_slice(name)
     world.now = 10_000.0
@@ -101,7 +101,7 @@ def test_free_slices_are_taken_first_and_kept_meanwhile(world: World) -> None:
     world.check()
 
 
-def test_one_gang_of_two_slices_rather_than_two_of_one(world: World) -> None:
+def test_eviction_takes_one_gang_of_two_slices_rather_than_two_of_one(world: World) -> None:
     for name in "abcd":
         world.add_slice(name)
     world.now = 10_000.0
@@ -113,7 +113,7 @@ def test_one_gang_of_two_slices_rather_than_two_of_one(world: World) -> None:
     world.check()
 
 
-def test_one_gang_of_one_slice_rather_than_a_larger_one(world: World) -> None:
+def test_eviction_takes_a_gang_of_one_slice_rather_than_a_larger_one(world: World) -> None:
     for name in "abc":
         world.add_slice(name)
     world.now = 10_000.0
@@ -124,7 +124,7 @@ def test_one_gang_of_one_slice_rather_than_a_larger_one(world: World) -> None:
     world.check()
 
 
-def test_what_a_victim_leaves_besides_is_not_taken_once_more(world: World) -> None:
+def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> None:
     """Two jobs need a slice each. The victim of the first has two."""
     for name in "abc":
         world.add_slice(name)
@@ -139,7 +139,7 @@ def test_what_a_victim_leaves_besides_is_not_taken_once_more(world: World) -> No
     world.check()
 
 
-def test_room_that_is_about_to_be_free_is_waited_for(world: World) -> None:
+def test_job_evicts_no_gang_if_a_slice_is_about_to_be_free(world: World) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -152,7 +152,7 @@ def test_room_that_is_about_to_be_free_is_waited_for(world: World) -> None:
 
 
 @pytest.mark.parametrize("what", ["constraint", "taint", "pause", "too few"])
-def test_nobody_is_evicted_for_a_job_that_would_not_run_then(world: World, what: str) -> None:
+def test_job_that_could_not_run_afterwards_evicts_no_gang(world: World, what: str) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -185,7 +185,7 @@ def test_no_spare_takes_hosts(world: World) -> None:
     world.check()
 
 
-def test_higher_band_takes_what_a_band_between_was_to_get(world: World) -> None:
+def test_job_of_a_higher_band_gets_the_hosts_that_a_middle_band_was_to_take(world: World) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -247,7 +247,7 @@ def test_jobs_that_exceed_the_limit_only_together_evict_for_the_first_of_them(
 
 
 @pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
-def test_what_a_job_is_about_to_take_counts_against_the_limit_of_its_user(
+def test_hosts_that_a_job_is_about_to_take_count_against_its_users_limit(
     world: World, limits: dict[str, float]
 ) -> None:
     """Else another job of the user would use the limit up meanwhile, and the eviction would be in vain."""
@@ -268,7 +268,7 @@ def test_what_a_job_is_about_to_take_counts_against_the_limit_of_its_user(
     world.check()
 
 
-def test_nobody_is_evicted_from_hosts_with_more_chips_than_the_limit_of_the_user(world: World) -> None:
+def test_job_evicts_no_gang_from_hosts_with_more_chips_than_its_users_limit(world: World) -> None:
     for number in range(2):
         world.do(host("a", number, resources={"TPU": 8.0, "CPU": 8.0}))
     world.now = 10_000.0
@@ -287,7 +287,9 @@ def test_nobody_is_evicted_from_hosts_with_more_chips_than_the_limit_of_the_user
 @pytest.mark.parametrize(
     ("ran_s", "said"), [(60.0, "in 9 min"), (360.0, "in 4 min"), (590.0, "in 10 s"), (600.0, None)]
 )
-def test_job_says_when_it_may_take_what_has_run_too_short(world: World, ran_s: float, said: str | None) -> None:
+def test_job_says_when_it_may_take_hosts_of_a_gang_that_has_run_too_short(
+    world: World, ran_s: float, said: str | None
+) -> None:
     world.add_slice("a")
     world.now = 10_000.0
     run(world, "young", INTERACTIVE, ran_s=ran_s)
@@ -297,7 +299,7 @@ def test_job_says_when_it_may_take_what_has_run_too_short(world: World, ran_s: f
     world.check()
 
 
-def test_job_says_what_it_may_take_first_and_waits_for_all_that_it_needs(world: World) -> None:
+def test_job_that_may_evict_later_names_the_gangs_that_it_may_take_first_and_until_when_it_waits(world: World) -> None:
     for name in "abc":
         world.add_slice(name)
     world.now = 10_000.0
@@ -311,7 +313,7 @@ def test_job_says_what_it_may_take_first_and_waits_for_all_that_it_needs(world: 
 
 
 @pytest.mark.parametrize("running_band", [PRODUCTION, INTERACTIVE])
-def test_job_that_may_take_nothing_later_either_says_nothing_of_it(world: World, running_band: PriorityBand) -> None:
+def test_job_that_will_never_find_victims_names_none(world: World, running_band: PriorityBand) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -325,7 +327,7 @@ def test_job_that_may_take_nothing_later_either_says_nothing_of_it(world: World,
 # -- shared hosts ------------------------------------------------------------------------------------------------------
 
 
-def test_few_large_tasks_rather_than_many_small_ones(world: World) -> None:
+def test_eviction_takes_few_large_tasks_rather_than_many_small_ones(world: World) -> None:
     world.do(cpu_host("x"))
     tasks(world, "small", 1.0, replicas=4)
     tasks(world, "large", 4.0)
@@ -334,7 +336,7 @@ def test_few_large_tasks_rather_than_many_small_ones(world: World) -> None:
     world.check()
 
 
-def test_small_task_that_suffices_rather_than_a_large_one_that_has_run_longer(world: World) -> None:
+def test_eviction_takes_a_small_task_that_suffices_rather_than_a_large_one_that_has_run_longer(world: World) -> None:
     world.do(cpu_host("x"))
     tasks(world, "large", 7.0)
     tasks(world, "small", 1.0)
@@ -418,7 +420,7 @@ def test_in_any_world_victims_are_necessary_and_sufficient(seed: int) -> None:
     world.check()
 
 
-def test_jobs_that_can_take_nothing_keep_nobody_behind_them_from_taking_hosts(world: World) -> None:
+def test_jobs_with_no_possible_victims_keep_no_job_behind_them_from_taking_hosts(world: World) -> None:
     """There are more of them than a plan has searches."""
     world.add_slice("a")
     world.now = 10_000.0

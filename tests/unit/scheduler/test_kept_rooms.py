@@ -83,7 +83,7 @@ def test_room_is_for_the_first_in_the_fair_order_not_for_the_oldest(world: World
     assert (old.kept, young.kept) == ((), ("a-0", "a-1", "b-0", "b-1"))
 
 
-def test_room_is_not_given_to_the_next_before_those_that_come_first_are_asked(world: World) -> None:
+def test_room_that_is_given_up_goes_to_the_first_job_in_the_queue_with_the_next_plan(world: World) -> None:
     """When the job runs, the plan goes on behind it. Somebody before it may be due."""
     large, a, b = crowded(world)
     first = world.submit("first", user="new", slices=(2,))
@@ -115,7 +115,7 @@ def test_job_that_comes_right_after_room_was_given_up_does_not_pass_the_next_tha
     assert not late.gang.placed
 
 
-def test_slice_that_is_free_takes_the_place_of_one_in_use(world: World) -> None:
+def test_free_slice_replaces_a_slice_in_use_in_the_room(world: World) -> None:
     world.add_slice("c")
     world.start("busy-c", user="other")
     busy = [world.start(f"busy-{name}", user="other") for name in "ab"]
@@ -129,7 +129,7 @@ def test_slice_that_is_free_takes_the_place_of_one_in_use(world: World) -> None:
     assert large.kept == ("c-0", "c-1", "a-0", "a-1")
 
 
-def test_room_of_a_large_task_is_a_host(world: World) -> None:
+def test_large_task_keeps_a_host_that_small_tasks_do_not_fill_up(world: World) -> None:
     """Small tasks fill every gap before it."""
     for name in ("x", "y"):
         world.do(cpu_host(name, cpus=8.0))
@@ -222,7 +222,7 @@ def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> Non
     assert large.kept == ("a-0", "a-1", "b-0", "b-1")
 
 
-def test_gang_does_not_return_to_what_is_kept_for_another(world: World) -> None:
+def test_gang_does_not_return_to_a_slice_that_is_kept_for_another_job(world: World) -> None:
     world.add_slice("c")
     world.add_slice("d")
     busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
@@ -241,7 +241,7 @@ def test_gang_does_not_return_to_what_is_kept_for_another(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "host lost", "host drains"])
-def test_room_is_given_up(world: World, how: str) -> None:
+def test_room_is_given_up_when_its_job_or_a_host_of_it_is_gone(world: World, how: str) -> None:
     large, a, _ = crowded(world)
     world.finish(a)
     world.submit("small", user="new")
@@ -258,7 +258,7 @@ def test_room_is_given_up(world: World, how: str) -> None:
     assert world.busy() >= {"a-0", "a-1"}
 
 
-def test_task_that_pauses_keeps_nothing(world: World) -> None:
+def test_task_that_pauses_has_no_room(world: World) -> None:
     world.start("busy-a", user="other")
     world.start("busy-b", user="other")
     one = world.submit_tasks("one", replicas=1, user="me")

@@ -214,7 +214,7 @@ def test_user_over_a_new_limit_keeps_what_runs_and_gets_nothing_new(world: World
     assert "8 chips, of which 16 are taken" in world.why("two")
 
 
-def test_after_the_bound_later_jobs_of_the_same_user_pass_no_more(world: World) -> None:
+def test_later_jobs_of_a_user_do_not_pass_one_that_waits_for_the_limit_past_the_bound(world: World) -> None:
     limit(world, chips=16)
     small = world.start("small", user="ann")
     world.submit("large", user="ann", slices=(2,))

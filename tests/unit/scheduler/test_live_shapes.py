@@ -1,10 +1,17 @@
 """What live nodes report wins over the rule for their type."""
 
 from dataclasses import replace
+from typing import Any
 
 from iris_ray.model.constraints import AttributeValue
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_VM_COUNT
+from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.state.events import LimitsSetEvent, WorkerSuspectedEvent
 from tests.support.worlds import World, assigned_gangs, host, placed
 
 
@@ -17,9 +24,9 @@ def add_split_slice(world: World, name: str) -> None:
         ))  # fmt: skip
 
 
-def submit_whole(world: World, slices: tuple[int, ...] = (1,)):
+def submit_whole(world: World, slices: tuple[int, ...] = (1,), **changes: Any) -> Job:
     """The gang that run_on_pod submits by the rule: one host with eight chips."""
-    return world.submit(tpu_type="v5litepod-8", slices=slices, resources={"TPU": 8.0}, whole_groups=True)
+    return world.submit(tpu_type="v5litepod-8", slices=slices, resources={"TPU": 8.0}, whole_groups=True, **changes)
 
 
 def test_whole_gang_takes_every_host_that_the_live_slice_has(world: World) -> None:
@@ -95,3 +102,19 @@ def test_slice_whose_hosts_disagree_about_its_size_is_not_used(world: World) -> 
     live_slice(world, "a", "v5litepod-8", 2, 1)
     world.submit(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True)
     assert placed(world) == {}
+
+
+def test_scheduler_that_has_seen_a_shape_in_use_plans_as_a_new_one_does(world: World) -> None:
+    """All slices of a live shape may be lost for a moment. The plan says the same as after the Controller's restart."""
+    add_split_slice(world, "a")
+    world.add_slice("of another type")
+    world.do(LimitsSetEvent("ann", PriorityBand.INTERACTIVE, Limits(chips=8.0)))
+    submit_whole(world, job_id="running", user="ann")
+    world.schedule()
+    submit_whole(world, job_id="waiting", user="ann")
+    world.now += BACKFILL_BOUND_S + 1.0
+    world.do(WorkerSuspectedEvent("a-0", "no answer", world.now + 20.0))
+    reason = world.plan().pending_reasons["waiting"]
+    assert reason.keeps
+    world.scheduler = Scheduler()
+    assert world.plan().pending_reasons["waiting"] == reason

@@ -46,7 +46,7 @@ def closest(world: World, job_id: str = "job") -> list[tuple[str, int]]:
 # -- the kinds of answers -------------------------------------------------------------------------------------------
 
 
-def test_reason_when_nothing_is_like_that(world: World) -> None:
+def test_reason_for_a_type_that_the_cluster_does_not_have_says_so(world: World) -> None:
     world.add_slice("a")
     world.submit(tpu_type="v4-32")
     found = waiting(world)
@@ -54,7 +54,7 @@ def test_reason_when_nothing_is_like_that(world: World) -> None:
     assert found.summary == "It needs 1 slice. No slice in the cluster suits it."
 
 
-def test_reason_when_there_are_fewer_than_that(world: World) -> None:
+def test_reason_when_too_few_slices_exist_counts_them(world: World) -> None:
     world.add_slice("a")
     world.add_slice("b")
     world.start("other")
@@ -64,7 +64,7 @@ def test_reason_when_there_are_fewer_than_that(world: World) -> None:
     assert found.summary == "It needs 3 slices at once. Only 2 slices suit it, and 1 is free now."
 
 
-def test_reason_when_others_use_them(world: World) -> None:
+def test_reason_when_all_slices_are_in_use_counts_them(world: World) -> None:
     world.add_slice("a")
     world.add_slice("b")
     world.start("other", slices=(2,))
@@ -78,7 +78,7 @@ def test_reason_when_others_use_them(world: World) -> None:
     )
 
 
-def test_reason_when_others_come_first_in_the_same_plan(world: World) -> None:
+def test_reason_names_the_job_that_gets_the_slice_in_the_same_plan(world: World) -> None:
     world.add_slice("a")
     world.submit("first", constraints=())
     world.submit("second")
@@ -145,7 +145,7 @@ def test_reason_of_a_task_without_chips_does_not_speak_of_tpus(world: World) -> 
     assert world.why("job") == "waiting for 1 host (any); 0 free; none like that in the cluster"
 
 
-def test_reason_for_more_gpus_than_any_host_has_says_how_many_there_are(world: World) -> None:
+def test_reason_for_more_gpus_than_any_host_has_says_how_many_the_closest_host_has(world: World) -> None:
     world.do(cpu_host("x", gpus=2.0))
     world.submit_tasks("job", 1, resources={"GPU": 4.0})
     assert "waiting for 1 host with 4 GPU a task (any); 0 free; host 10.0.0.9: host x has 2 GPU, a task needs 4" in (
@@ -317,7 +317,7 @@ def test_reason_of_a_slice_with_several_problems_counts_each_host_once(world: Wo
 
 
 @pytest.mark.parametrize("problem", ["draining", "suspected", "foreign", "too small"])
-def test_reason_counts_the_hosts_that_take_nothing_new(world: World, problem: str) -> None:
+def test_reason_counts_the_hosts_that_take_no_new_tasks(world: World, problem: str) -> None:
     world.add_slice("a", "v4-32")
     for number in (1, 3):
         match problem:

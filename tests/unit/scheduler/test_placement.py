@@ -157,7 +157,7 @@ def test_preference_that_nothing_satisfies_keeps_no_job_waiting(world: World) ->
     assert slices(world) == ["a"]
 
 
-def test_preferences_the_more_are_met_the_better(world: World) -> None:
+def test_slice_that_meets_more_preferences_comes_first(world: World) -> None:
     add_slices(world, "a", disk="fast", age=9)
     add_slices(world, "b", disk="slow", age=9)
     add_slices(world, "c", disk="fast", age=1)
@@ -260,7 +260,9 @@ def test_taint_is_tolerated_by_name_or_by_a_constraint_that_asks_for_it(world: W
     ],
     ids=str,
 )
-def test_taint_is_not_tolerated_otherwise(world: World, changes: dict[str, Any]) -> None:
+def test_taint_is_not_tolerated_by_other_names_or_preferences_or_constraints(
+    world: World, changes: dict[str, Any]
+) -> None:
     add_slices(world, "a", **SPOT)
     world.submit(**changes)
     assert slices(world) == []
@@ -359,7 +361,7 @@ def test_rack_gang_of_several_groups_takes_several_racks(world: World) -> None:
     assert (job.gang.groups, [task.node_id for task in job.tasks]) == (("p", "q"), ["a-0", "a-1", "b-0", "b-1"])
 
 
-def test_rack_with_a_host_that_takes_nothing_new_is_used_without_it(world: World) -> None:
+def test_rack_with_a_draining_host_is_used_without_that_host(world: World) -> None:
     add_slices(world, *"abc", tpu_type="v4-8", rack="r")
     world.do(WorkerDrainedEvent("b-0", "maintenance"))
     world.submit(coscheduling=BY_RACK, constraints=())

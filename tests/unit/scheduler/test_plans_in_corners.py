@@ -10,7 +10,7 @@ from iris_ray.model.constraints import Constraint, Scalar
 from iris_ray.model.constraints import ConstraintOp as Op
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
+from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent, WorkerRegisteredEvent
 from tests.support.worlds import S, World, gang_spec, host
@@ -99,7 +99,7 @@ def test_plan_larger_slice_kept_for_another_does_not_stop_a_job_that_would_not_u
     assert {i: w.kept for i, w in world.plan().pending_reasons.items()} == {"first": ("large",), "second": ("small",)}
 
 
-def test_plan_what_this_very_plan_gives_to_those_ahead_is_kept_too() -> None:
+def test_plan_keeps_the_rest_of_a_host_of_which_a_job_ahead_takes_a_part() -> None:
     """A job ahead takes a part of the host, and the rest is kept. Otherwise a job behind would take it."""
     world = World()
     world.do(cpu("a"))
@@ -158,7 +158,7 @@ def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of
     assert world.plan().pending_reasons["whole"].kept == ("a", "b", "c")
 
 
-def test_plan_job_that_hopes_for_more_does_not_keep_its_equal_from_what_is_free() -> None:
+def test_plan_job_that_waits_for_more_slices_does_not_keep_an_equal_job_from_free_ones() -> None:
     """The first one's pause has just ended, so it hopes. The second one has waited for too long to hope."""
     world = World()
     for name in "ab":

@@ -92,7 +92,7 @@ def test_planner_goes_on_until_the_queue_is_planned(world: World) -> None:
     world.check()
 
 
-def test_reason_of_a_job_that_a_plan_has_not_reached_is_that_of_the_plan_before(world: World) -> None:
+def test_job_that_a_plan_has_not_reached_keeps_its_reason_from_the_plan_before(world: World) -> None:
     world.submit_tasks("large", 1, resources={"CPU": 100.0})
     planner = Planner(world.state, 1.0, most_placed=3)
     planner.plan(world.now, Instructions())

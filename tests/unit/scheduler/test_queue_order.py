@@ -165,7 +165,7 @@ def test_backfill_after_the_bound_free_and_busy_slices_are_kept_until_the_gang_h
     assert order(world) == ["large"]
 
 
-def test_backfill_keeps_what_is_free_before_what_is_in_use(world: World) -> None:
+def test_backfill_keeps_free_slices_before_slices_in_use(world: World) -> None:
     add_slices(world, *"abcd")
     world.start("busy-1")
     world.start("busy-2")

@@ -178,7 +178,7 @@ def test_constraint_that_one_host_fails_is_named_as_the_reason(world: World) -> 
     assert "taint:hot not exists" in world.why("job")
 
 
-def test_one_host_of_another_kind_does_not_end_jobs_whose_own_kind_is_not_there(world: World) -> None:
+def test_constraint_that_hosts_of_another_type_can_not_evaluate_does_not_end_the_job(world: World) -> None:
     """A constraint is impossible only if no host can evaluate it that satisfies the job's other constraints."""
     world.do(host("cpu", 0, "v4-8", attributes={"gen": AttributeValue("none")}))
     of_type = Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, "v4-16")

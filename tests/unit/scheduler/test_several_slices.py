@@ -4,7 +4,7 @@ import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
+from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent, WorkerSuspectedEvent
 from tests.support.worlds import World, add_slices, assigned_gangs, placed
 

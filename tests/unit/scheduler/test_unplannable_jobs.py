@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.cycle import Cycle
-from iris_ray.scheduler.unplannable_jobs import LEFT_OUT_S, UnplannableJobs, unplannable
+from iris_ray.scheduler.planner import LEFT_OUT_S, UnplannableJobs, unplannable
 from tests.support.worlds import World
 
 
@@ -44,7 +44,7 @@ def test_the_jobs_that_make_a_plan_fail_are_found_at_little_cost(jobs: list[Job]
         assert plans.jobs <= len(jobs) * (2 + 2 * len(bad))
 
 
-def test_jobs_that_fail_only_together_are_parted(jobs: list[Job]) -> None:
+def test_jobs_that_fail_only_together_leave_a_rest_that_can_be_planned(jobs: list[Job]) -> None:
     plans = Plans([10, 90])
     left = [job for job in jobs if job.spec.job_id not in found_by(plans, jobs)]
     plans.plan(left)
@@ -69,7 +69,7 @@ def test_job_that_ends_meanwhile_is_forgotten(jobs: list[Job]) -> None:
     assert left_out.jobs == {}
 
 
-def test_plan_after_a_failed_one_is_right_though_that_was_half_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_after_one_that_failed_halfway_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the scheduler has cached meanwhile is forgotten."""
     from iris_ray.scheduler.planner import Planner
     from iris_ray.state.instructions import Instructions

@@ -9,9 +9,9 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.eviction_costs import GRACE_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler
+from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import (
     GangMovedEvent,
     GivesWayEvent,
@@ -67,7 +67,7 @@ def test_busy_jobs_keep_their_hosts_from_their_own_band(world: World) -> None:
     assert given_way(world) == []
 
 
-def test_a_job_that_yields_gets_notice_and_leaves_for_one_that_waits(world: World) -> None:
+def test_yielding_job_gets_notice_and_leaves_for_a_waiting_job(world: World) -> None:
     world.do(JobYieldsEvent("slots-two", True))
     other = waiting(world)
     placed, instructions = plan(world)
@@ -82,7 +82,7 @@ def test_a_job_that_yields_gets_notice_and_leaves_for_one_that_waits(world: Worl
     assert (slots.preemptions, slots.evictions, slots.gang.pending) == (0, 1, True)
 
 
-def test_who_waits_already_gets_the_hosts_of_a_job_that_yields_later_with_the_next_plan(world: World) -> None:
+def test_waiting_job_gets_the_hosts_of_a_job_that_yields_later_with_the_next_plan(world: World) -> None:
     planner, waits = Planner(world.state, look_again_s=60.0), waiting(world)
     planner.plan(world.now, Instructions())
     world.do(JobYieldsEvent("slots-one", True))
@@ -92,7 +92,7 @@ def test_who_waits_already_gets_the_hosts_of_a_job_that_yields_later_with_the_ne
     assert waits.pending
 
 
-def test_no_more_leave_than_are_needed_however_often_plans_are_made(world: World) -> None:
+def test_repeated_plans_have_no_more_yielding_jobs_leave_than_are_needed(world: World) -> None:
     for name in ("one", "two"):
         world.do(JobYieldsEvent(f"slots-{name}", True))
     waiting(world)
@@ -102,7 +102,7 @@ def test_no_more_leave_than_are_needed_however_often_plans_are_made(world: World
     assert len(world.state.evicted) == 1
 
 
-def test_two_that_wait_get_two(world: World) -> None:
+def test_two_waiting_jobs_get_the_hosts_of_two_yielding_jobs(world: World) -> None:
     for name in ("one", "two"):
         world.do(JobYieldsEvent(f"slots-{name}", True))
     waiting(world, replicas=1)
@@ -111,7 +111,7 @@ def test_two_that_wait_get_two(world: World) -> None:
     assert len(world.state.evicted) == 2
 
 
-def test_what_yields_does_not_come_back_while_others_leave_for_a_gang(world: World) -> None:
+def test_yielding_job_does_not_come_back_while_others_leave_for_a_gang(world: World) -> None:
     """Otherwise it took the first host again while the second was being freed, and so on."""
     world.do(JobYieldsEvent("slots-one", True))
     world.do(JobYieldsEvent("slots-two", True))
@@ -126,7 +126,7 @@ def test_what_yields_does_not_come_back_while_others_leave_for_a_gang(world: Wor
     assert plan(world)[0] == ["other-1"]
 
 
-def test_it_says_why_it_waits_while_others_leave(world: World) -> None:
+def test_yielding_job_that_waits_while_others_leave_says_why(world: World) -> None:
     world.submit_tasks("more-slots", 1, **SLOTS)
     for job_id in ("slots-one", "more-slots"):
         world.do(JobYieldsEvent(job_id, True))
@@ -136,7 +136,7 @@ def test_it_says_why_it_waits_while_others_leave(world: World) -> None:
     assert world.why("more-slots").endswith("its owner has no use for hosts now, and others wait")
 
 
-def test_it_comes_back_when_nobody_waits(world: World) -> None:
+def test_yielding_job_comes_back_when_no_job_waits(world: World) -> None:
     world.do(JobYieldsEvent("slots-two", True))
     other = waiting(world)
     plan(world)
@@ -149,7 +149,7 @@ def test_it_comes_back_when_nobody_waits(world: World) -> None:
     assert plan(world)[0] == ["slots-two"]
 
 
-def test_at_the_deadline_it_is_stopped(world: World) -> None:
+def test_yielding_job_that_has_not_left_at_the_deadline_is_stopped(world: World) -> None:
     world.do(JobYieldsEvent("slots-one", True))
     waiting(world)
     plan(world)
@@ -158,7 +158,7 @@ def test_at_the_deadline_it_is_stopped(world: World) -> None:
     assert stop.attempt.job_id == "slots-one"
 
 
-def test_higher_bands_take_it_before_anything_that_works_though_it_began_a_moment_ago(world: World) -> None:
+def test_eviction_takes_a_yielding_job_that_has_just_begun_before_jobs_that_work(world: World) -> None:
     world.do(cpu_host("three"))
     world.start_tasks("batch", 1, resources={"CPU": 8.0}, priority=PriorityBand.BATCH)
     world.do(cpu_host("four"))
@@ -179,7 +179,7 @@ def test_jobs_of_slots_take_nothing_from_lower_bands(world: World) -> None:
     assert [eviction.job_id for eviction in world.plan().evictions] == ["gang"]
 
 
-def test_a_job_that_is_of_use_again_is_one_like_any_other(world: World) -> None:
+def test_job_that_no_longer_yields_gives_no_hosts_away(world: World) -> None:
     world.do(JobYieldsEvent("slots-one", True))
     world.do(JobYieldsEvent("slots-one", False))
     waiting(world)
@@ -213,7 +213,7 @@ def test_spare_is_not_given_back_before_the_jobs_that_yield_beside_it_have_left(
     world.check()
 
 
-def test_room_of_a_job_that_comes_to_yield_is_for_those_that_wait(world: World) -> None:
+def test_room_of_a_job_that_begins_to_yield_is_free_for_waiting_jobs(world: World) -> None:
     """It has waited for so long that hosts were kept for it; then its owner had no use for them any more."""
     world.submit_tasks("slots-three", 1, **SLOTS)
     plan(world)

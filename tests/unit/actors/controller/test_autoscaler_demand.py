@@ -64,3 +64,22 @@ def test_nothing_is_asked_for_twice_after_a_call_that_failed(groups: Groups, wha
     assert len(groups.there) == 2
     demand.update({}, {"a-new-one": ("v4-16", True)})
     assert not groups.there
+
+
+@pytest.mark.parametrize(
+    ("setting", "has_autoscaler", "shown"),
+    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
+)
+def test_demand_is_shown_as_the_setting_says_or_if_an_autoscaler_runs(
+    setting: bool | None, has_autoscaler: bool, shown: bool
+) -> None:
+    assert AutoscalerDemand(has_autoscaler).is_shown(setting) is shown
+
+
+def test_groups_of_a_process_before_count_until_they_are_removed(groups: Groups) -> None:
+    AutoscalerDemand().update(MISSING, {})
+    demand = AutoscalerDemand()
+    assert not demand.is_gone
+    demand.update({}, {})
+    assert demand.is_gone
+    assert not groups.there

@@ -165,6 +165,19 @@ def test_damaged_limits_are_left_out(world: ControllerInProcess) -> None:
         world.iris("limit", "ann", "--chips", "8")
 
 
+def test_damaged_settings_are_left_out_and_unknown_ones_ignored(world: ControllerInProcess) -> None:
+    world.iris("settings", "set", "evictions=off")
+    for data in (b"{", b'[["evictions"]]', b'[["evictions", "no", "ann", 1]]', b'[["evictions", "off", 7, 1]]'):
+        damage(world, "settings/", data)
+        restart(world)
+        assert world.jobs() == ["good"]
+        assert list(aside(world)) == ["the settings"]
+        world.iris("settings", "set", "evictions=off")
+    damage(world, "settings/", b'[["of another version", "x", "ann", 1], ["evictions", "off", "ann", 1]]')
+    restart(world)
+    assert world.json("settings")["evictions"]["set_by"] == "ann"
+
+
 def test_odd_keys_in_the_store_do_no_harm(world: ControllerInProcess) -> None:
     log = "log/x", "log/1/x", "checkpoint/x", "checkpoint/1"
     for key in (*log, "epoch/x", "complete/", "taints/²", "job/", "aside/", "corrupt/odd"):

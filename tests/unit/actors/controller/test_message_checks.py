@@ -185,6 +185,8 @@ def test_report_about_a_task_that_there_is_not_is_refused_by_name(world: Control
         ("cancel", ("job", "why", None)),
         ("set_yielding", ({"job": "yes"}, "ann")),
         ("set_limits", ("ann", [0], None, False, "ann")),
+        ("set_settings", ({"evictions": 1}, False, "ann")),
+        ("set_settings", ({"evictions": "off"}, False, None)),
         ("why", (None,)),
         ("evidence", ("node",)),
         ("is_to_grow", (("job", 1, 0),)),

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.controller.permissions import OPERATORS_VARIABLE, operators_in
 from iris_ray.actors.protocol.messages import GangProgress, PoolProcess
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.cli.conventions import FAILED
@@ -29,9 +28,9 @@ from tests.support.controller_in_process import ControllerInProcess
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerInProcess]:
     """Two slices of two hosts each, and their Controller, whose operators are olga and otto."""
     (tmp_path / "hosts").mkdir()
-    monkeypatch.setenv(OPERATORS_VARIABLE, "olga, otto")
     with ControllerInProcess(tmp_path / "hosts", {"v4-16": 2}).installed(monkeypatch) as world:
         world.start_controller()
+        world.iris("settings", "set", "operators=olga, otto", user="olga")
         yield world
 
 
@@ -48,19 +47,11 @@ def pool_of(world: ControllerInProcess, job_id: str) -> str:
     return next(host.holder for host in ask(world, "list_workers") if host.slice_name == slice_name)
 
 
-@pytest.mark.parametrize(
-    ("value", "operators"),
-    [(None, None), ("", frozenset()), ("olga", frozenset({"olga"})), (" olga,, otto ", frozenset({"olga", "otto"}))],
-)
-def test_operators_are_named_by_commas(value: str | None, operators: frozenset[str] | None) -> None:
-    assert operators_in({} if value is None else {OPERATORS_VARIABLE: value}) == operators
-
-
 def test_job_is_cancelled_by_its_user_and_by_operators_only(world: ControllerInProcess) -> None:
     mine, other = world.start("mine"), world.start("other")
     refused = world.iris("cancel", mine, user="bob", code=FAILED).stderr
     assert "mine is a job of ann: only ann and operators may cancel it, and bob is neither" in refused
-    assert "operators are: olga, otto (IRIS_RAY_OPERATORS on the head node)" in refused
+    assert "operators are: olga, otto (one of them can change that: iris-ray settings set operators=...)" in refused
     assert world.state(mine) is JobState.RUNNING
     world.iris("cancel", mine, user="ann")
     world.iris("cancel", other, user="otto")
@@ -87,17 +78,25 @@ def test_only_its_user_and_operators_say_that_a_job_yields(world: ControllerInPr
         ("taint", "v4-16-0", "spot"),
         ("untaint", "v4-16-1", "spot"),
         ("limit", "ann", "--chips", "8"),
+        ("settings", "set", "evictions=off"),
+        ("settings", "reset", "operators"),
     ],
-    ids=lambda command: command[0],
+    ids=" ".join,
 )
-def test_only_operators_drain_taint_and_set_limits(world: ControllerInProcess, command: tuple[str, ...]) -> None:
+def test_only_operators_drain_taint_set_limits_and_change_settings(
+    world: ControllerInProcess, command: tuple[str, ...]
+) -> None:
     world.iris("drain", "v4-16-1", user="olga")
     world.iris("taint", "v4-16-1", "spot", user="olga")
-    before = world.json("workers"), world.json("limit")
+
+    def seen() -> list[Any]:
+        return [world.json(shown) for shown in ("workers", "limit", "settings")]
+
+    before = seen()
     assert "only operators may" in world.iris(*command, user="ann", code=FAILED).stderr
-    assert (world.json("workers"), world.json("limit")) == before
+    assert seen() == before
     world.iris(*command, user="olga")
-    assert (world.json("workers"), world.json("limit")) != before
+    assert seen() != before
 
 
 def test_limits_are_shown_to_everybody(world: ControllerInProcess) -> None:
@@ -178,11 +177,8 @@ def test_anybody_may_report_about_a_host_that_nobody_uses(world: ControllerInPro
     assert "no answer" in next(host.unavailable for host in ask(world, "list_workers") if host.node_id == free.node_id)
 
 
-def test_without_the_variable_everybody_is_an_operator(
-    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(OPERATORS_VARIABLE)
-    world.iris("controller", "upgrade")
+def test_everybody_is_an_operator_where_none_is_set(world: ControllerInProcess) -> None:
+    world.iris("settings", "reset", "operators", user="olga")
     mine = world.start("mine")
     world.iris("drain", "v4-16-1", user="bob")
     world.iris("cancel", mine, user="bob")

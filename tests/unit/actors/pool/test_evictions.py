@@ -5,11 +5,10 @@ import time
 
 import pytest
 
-from iris_ray.actors.controller.eviction_settings import EVICTIONS, GRACE, eviction_rules
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.eviction_costs import GRACE_S
+from iris_ray.scheduler.victims import GRACE_S
 from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
@@ -94,15 +93,36 @@ def test_gang_goes_on_if_the_job_that_takes_its_hosts_is_cancelled(stage: Stage)
     stage.play(story, slices=1)
 
 
-@pytest.mark.parametrize(
-    ("value", "grace_s"), [("60", 60.0), ("0", 0.0), ("-1", GRACE_S), ("soon", GRACE_S), ("nan", 30.0)]
-)
-def test_grace_is_what_the_variable_says_if_it_makes_sense(value: str, grace_s: float) -> None:
-    rules = eviction_rules({GRACE: value})
-    assert rules is not None
-    assert rules.grace_s == grace_s
+def test_eviction_takes_the_grace_that_is_set_also_under_the_next_controller(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.ask("set_settings", {"eviction_grace_s": "90"}, False, "olga")
+        cluster.restart_controller()
+        cluster.run("job", work=trains, priority=PriorityBand.BATCH)
+        first = await cluster.runs("job", 2)
+        await asyncio.sleep(RAN_S)
+        began = time.time()
+        cluster.run("prod", work=serves, priority=PriorityBand.PRODUCTION)
+        await cluster.until(lambda: all(task.told.is_set() for task in first))
+        deadlines = [task.notice.deadline - began for task in first if task.notice is not None]
+        assert all(abs(deadline - 90.0) < 2.0 for deadline in deadlines), deadlines
+        await cluster.ask("cancel", "prod", "enough", "ann")
+        await cluster.ask("cancel", "job", "enough", "ann")
+
+    stage.play(story, slices=1)
 
 
-def test_evictions_can_be_switched_off() -> None:
-    assert eviction_rules({EVICTIONS: "0"}) is None
-    assert eviction_rules({EVICTIONS: "1"}) is not None
+def test_nothing_is_evicted_while_evictions_are_off_and_at_once_when_they_are_on(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.ask("set_settings", {"evictions": "off"}, False, "olga")
+        cluster.run("job", work=trains, priority=PriorityBand.BATCH)
+        first = await cluster.runs("job", 2)
+        cluster.run("prod", work=serves, priority=PriorityBand.PRODUCTION)
+        await asyncio.sleep(2 * RAN_S)
+        assert not any(task.told.is_set() for task in first)
+        await cluster.ask("set_settings", {"evictions": None}, False, "olga")
+        await asyncio.sleep(1.0)
+        assert all(task.told.is_set() for task in first)
+        await cluster.ask("cancel", "prod", "enough", "ann")
+        await cluster.ask("cancel", "job", "enough", "ann")
+
+    stage.play(story, slices=1)

@@ -29,6 +29,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     from iris_ray.actors.controller.controller import Controller
     from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
     from iris_ray.actors.protocol.messages import AttemptOrder, GangProgress, HostPlace, JobView, PoolProcess, PoolView
+    from iris_ray.model.cluster_settings import WasSet
     from iris_ray.model.lifecycle import AttemptId
     from iris_ray.model.notices import Notice
     from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
@@ -38,7 +39,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
         for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
     }
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
-    travelling = *orders, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
+    travelling = *orders, WasSet, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     assert (PROTOCOL_VERSION, methods, fields) == (8, METHODS, FIELDS)
 
@@ -79,6 +80,8 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "lift_taint": ["target", "taint", "user"],
         "list_limits": [],
         "set_limits": ["whose", "bands", "limits", "reset", "user"],
+        "list_settings": [],
+        "set_settings": ["texts", "unless_set", "user"],
         "statistics": [],
     },
     "SlicePoolManager": {
@@ -96,6 +99,7 @@ FIELDS = {
     "AttemptOrder": ["attempt", "slices", "bundle", "epoch", "incarnation", "spare_for"],
     "AttemptId": ["job_id", "number", "gang"],
     "HostPlace": ["node_id", "address", "slice_name", "host_index"],
+    "WasSet": ["text", "user", "at"],
     "PoolProcess": ["owner", "incarnation"],
     "PoolView": ["incarnation", "slices"],
     "Notice": ["kind", "reason", "deadline"],

@@ -88,12 +88,12 @@ def test_doctor_looks_for_the_metadata_server_where_the_hosts_do(monkeypatch: py
     nobody = address_of_nobody()
     assert (host_look.METADATA_VARIABLES, host_look.METADATA_HOSTS) == (HOST_VARIABLES, WELL_KNOWN_HOSTS)
     with metadata_server(200) as address:
-        variables = {"IRIS_RAY_METADATA_HOST": address, "GCE_METADATA_HOST": nobody}
+        variables = {"IRIS_RAY_TEST_METADATA_HOST": address, "GCE_METADATA_HOST": nobody}
         assert host_look.metadata_tells(variables) == "preemptions"
         monkeypatch.setattr(host_look, "METADATA_HOSTS", (nobody, address))
         assert host_look.metadata_tells({}) == "preemptions"
-    finding = check_metadata({"IRIS_RAY_METADATA_HOST": nobody})
-    assert (finding.level, "IRIS_RAY_METADATA_HOST names it" in (finding.advice or "")) == (Level.WARNING, True)
+    finding = check_metadata({"IRIS_RAY_TEST_METADATA_HOST": nobody})
+    assert (finding.level, "IRIS_RAY_TEST_METADATA_HOST names it" in (finding.advice or "")) == (Level.WARNING, True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:none", "no host"])

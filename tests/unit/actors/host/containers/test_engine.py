@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.host import containers as module
-from iris_ray.actors.host.containers import VARIABLE, ContainerEngine, ContainerState, find_engine
+from iris_ray.actors.host.containers import ContainerEngine, ContainerState, find_engine
 from iris_ray.errors import ContainerEngineError
+from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
 from tests.support.waiting import wait_until
@@ -43,10 +44,10 @@ def test_operators_choice_comes_first_and_is_not_replaced(
 ) -> None:
     nerdctl = StandIn(tmp_path, "nerdctl")
     monkeypatch.setenv("PATH", str(engine.path.parent))
-    assert find_engine({VARIABLE: str(nerdctl.path)}).path == str(nerdctl.path)
+    assert find_engine({CONTAINER_ENGINE.name: str(nerdctl.path)}).path == str(nerdctl.path)
     nerdctl.break_down()
     with pytest.raises(ContainerEngineError, match="Cannot connect to the daemon"):
-        find_engine({VARIABLE: str(nerdctl.path)})
+        find_engine({CONTAINER_ENGINE.name: str(nerdctl.path)})
 
 
 def test_host_without_an_engine_says_why_for_each(engine: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

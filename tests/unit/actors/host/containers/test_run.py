@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.host.containers import VARIABLE, ContainerRecord, ContainerState, container_exit
+from iris_ray.actors.host.containers import ContainerRecord, ContainerState, container_exit
 from iris_ray.actors.host.exit_status import ProgramExit
 from iris_ray.actors.host.user_code import exited
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.job_spec import ContainerSpec
 from iris_ray.model.outcomes import EndKind
+from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
 from tests.support.task_children import NOTICE
@@ -65,7 +66,7 @@ class Task:
         (directory / "tasks").mkdir(exist_ok=True)
         self.files = TaskFiles(str(directory / "tasks" / "77"))
         self._output = directory / "output"
-        env = {**INFO.to_env(), TaskFiles.VARIABLE: self.files.prefix, VARIABLE: str(engine.path)}
+        env = {**INFO.to_env(), TaskFiles.VARIABLE: self.files.prefix, CONTAINER_ENGINE.name: str(engine.path)}
         assert forge.stdin is not None
         assert forge.stdout is not None
         forge.stdin.write(json.dumps({"env": env, "spec": spec, "output": str(self._output)}) + "\n")

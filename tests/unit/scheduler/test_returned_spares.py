@@ -7,10 +7,10 @@ import pytest
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.explanation import Unplaced
-from iris_ray.scheduler.given_back import KINDS_LOOKED_AT, GivenBack
+from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.scheduler.planner import Planner
+from iris_ray.scheduler.returned_spares import KINDS_LOOKED_AT, ReturnedSpares
 from iris_ray.state.events import (
     JobYieldsEvent,
     LimitsSetEvent,
@@ -73,7 +73,7 @@ def test_job_that_waits_for_a_limit_gets_the_slice_of_a_spare_of_its_user(world:
     assert given_back(world) == [], "the new spare waits"
 
 
-def test_limit_that_a_spare_does_not_make_room_in_takes_none(world: World) -> None:
+def test_job_over_a_limit_takes_no_spare_that_leaves_it_over_the_limit(world: World) -> None:
     """Otherwise the next spare took the slice, and gave it back again, plan after plan."""
     world.add_slice("large", "v4-32")
     limit(world, 24)
@@ -112,20 +112,20 @@ def test_job_that_waits_for_a_limit_gets_the_hosts_of_one_of_its_user_that_yield
     world.check()
 
 
-def test_as_many_are_given_back_as_the_job_needs(world: World) -> None:
+def test_spares_give_back_as_many_slices_as_the_waiting_job_needs(world: World) -> None:
     world.submit("other", slices=(2, 3))
     assert given_back(world) == ["job/spare-1", "job/spare-2"]
     assert plan(world)[0] == ["other"]
 
 
-def test_nothing_is_given_back_to_a_job_that_could_not_run_anyway(world: World) -> None:
+def test_spare_stays_if_the_waiting_job_could_not_run_anyway(world: World) -> None:
     world.submit("too large", slices=(3,))
     world.submit("elsewhere", tpu_type="v4-32")
     assert given_back(world) == []
     assert plan(world)[0] == []
 
 
-def test_nothing_is_given_back_of_hosts_that_the_job_avoids(world: World) -> None:
+def test_spare_on_hosts_that_the_waiting_job_avoids_stays(world: World) -> None:
     """Otherwise the next spare took it, and gave it back again, plan after plan."""
     other = world.submit("other", user="other", max_retries_failure=5)
     for slice_name in "bc":
@@ -140,7 +140,7 @@ def test_nothing_is_given_back_of_hosts_that_the_job_avoids(world: World) -> Non
     assert "it avoids" in world.why("other")
 
 
-def test_nothing_is_given_back_that_has_more_chips_than_the_limit_of_the_user_allows(world: World) -> None:
+def test_spare_with_more_chips_than_the_waiting_jobs_limit_allows_stays(world: World) -> None:
     world.do(LimitsSetEvent("other", PriorityBand.INTERACTIVE, Limits(chips=1)))
     world.submit_tasks("task", replicas=1, user="other", resources={"TPU": 1.0})
     assert given_back(world) == []
@@ -166,7 +166,7 @@ def test_single_task_gets_a_host_of_a_spare(world: World) -> None:
     assert plan(world)[0] == ["task"]
 
 
-def test_gang_that_may_hope_for_more_slices_gets_a_spare_only_once_it_would_take_it() -> None:
+def test_gang_that_waits_for_more_slices_gets_a_spare_only_once_it_would_take_it() -> None:
     """Otherwise the next spare took what it left alone, and gave it back again, plan after plan."""
     world = World()
     for name in "ab":
@@ -183,7 +183,7 @@ def test_gang_that_may_hope_for_more_slices_gets_a_spare_only_once_it_would_take
     world.check()
 
 
-def test_jobs_that_nothing_helps_keep_nobody_behind_them_from_getting_a_spare(world: World) -> None:
+def test_jobs_that_no_spare_helps_keep_no_job_behind_them_from_getting_one(world: World) -> None:
     """They are of more kinds than a plan looks at."""
     for number in range(2 * KINDS_LOOKED_AT):
         world.submit(f"odd-{number}", user="odd", slices=(9 + number,))
@@ -193,7 +193,7 @@ def test_jobs_that_nothing_helps_keep_nobody_behind_them_from_getting_a_spare(wo
     assert wants.gang.placed
 
 
-def test_spares_give_nothing_back_to_spares(world: World) -> None:
+def test_spares_give_no_slice_back_to_other_spares(world: World) -> None:
     job = world.state.jobs["job"]
     world.lose("a-0")
     world.confirm(job, 1)
@@ -243,10 +243,10 @@ def test_spare_that_stands_in_for_a_slice_that_is_to_go_is_not_given_back(world:
 def test_job_that_makes_the_choice_of_spares_fail_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner once looked for it among plans without spares, for ever."""
 
-    def fails(_: GivenBack, one: Unplaced) -> list[str]:
+    def fails(_: ReturnedSpares, one: Unplaced) -> list[str]:
         raise ValueError(f"a defect, met by {one.job.spec.job_id}")
 
-    monkeypatch.setattr(GivenBack, "_for", fails)
+    monkeypatch.setattr(ReturnedSpares, "_for", fails)
     world.submit("other")
     planner = Planner(world.state, look_again_s=0.5)
     assert planner.plan(world.now, Instructions()) == []

@@ -1,21 +1,132 @@
-"""The search for running gangs that have to end so that a job finds room: as few and as cheap ones as possible.
+"""Which running gangs may have to end so that a job of a higher band finds room, and the search for the cheapest ones.
 
-A victim that turns out to be superfluous is left alone.
+A victim is of a lower band than the job that waits, and has run for the minimum time of its band. `EvictionCosts` says
+what the end of an attempt costs. Sets of victims are compared by these, in this order: how many victims they have of
+INTERACTIVE, then of BATCH; how much they lose, in seconds of hosts since their attempts began; how many spares they
+have. Spares and jobs that yield count for nothing else, since their end loses no work.
+
+`VictimSearch` looks for the cheapest set for one job, and leaves out every victim that turns out to be superfluous.
 """
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU, Worker, rounded
-from iris_ray.scheduler.availability import Availability
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for
 from iris_ray.scheduler.evaluation import Status
-from iris_ray.scheduler.eviction_costs import Cost, EvictionCosts
-from iris_ray.scheduler.placement import best_free, buckets_for
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
+
+GRACE_S = 30.0
+LEAST_RUN_S = {PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
+
+Cost = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionRules:
+    """When attempts may be evicted, and how much time they get.
+
+    Args:
+        grace_s: seconds from the notice to the end.
+        least_run_s: how many seconds an attempt of each band runs before it may be evicted.
+    """
+
+    grace_s: float = GRACE_S
+    least_run_s: Mapping[PriorityBand, float] = field(default_factory=lambda: LEAST_RUN_S)
+
+
+DEFAULT_RULES = EvictionRules()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The running attempts that a plan knows of.
+
+    Args:
+        jobs: all jobs by id.
+        attempts: the attempts of each band that hold hosts, in the order in which they got them.
+        evicted: the attempts that are about to give their hosts to other jobs.
+    """
+
+    jobs: Mapping[str, Job]
+    attempts: Mapping[PriorityBand, dict[AttemptId, None]]
+    evicted: Collection[AttemptId] = ()
+
+    def leaving(self) -> frozenset[str]:
+        """Return the ids of the jobs that give their hosts to whichever job waits, and not to a certain one."""
+        gangs = ((attempt.job_id, self.jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self.evicted)
+        return frozenset(job_id for job_id, gang in gangs if gang.eviction is not None and not gang.eviction.job_id)
+
+
+class EvictionCosts:
+    """What the ends of running attempts cost, while a plan is made.
+
+    Args:
+        running: what runs.
+        rules: when attempts may be evicted.
+        now: seconds on the clock of the events.
+
+    Attributes:
+        leaving: the attempts that are about to give their hosts to other jobs, each with the id of the job that takes
+            them.
+    """
+
+    def __init__(self, running: Running, rules: EvictionRules, now: float) -> None:
+        self.leaving: dict[AttemptId, str] = {}
+        self._running = running
+        self._rules = rules
+        self._now = now
+        self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
+        for attempt in running.evicted:
+            if (eviction := running.jobs[attempt.job_id].gangs[attempt.gang].eviction) is not None:
+                self.leaving[attempt] = eviction.job_id
+
+    def of(self, attempt: AttemptId, taker: PriorityBand, patient: bool) -> Cost | None:
+        """Return what the end of an attempt costs; None if a gang of the band ``taker`` may not take its hosts.
+
+        Args:
+            attempt: the attempt that would end.
+            taker: the band of the job that would take its hosts.
+            patient: whether attempts may be taken that have not yet run for the minimum time.
+        """
+        if attempt in self.leaving:
+            return None
+        known = self._costs.get(attempt)
+        if known is None:
+            known = self._costs[attempt] = self._cost(attempt)
+        band, cost = known
+        return cost if band > taker and cost and (patient or not cost[0]) else None
+
+    def hosts_of(self, attempt: AttemptId) -> Iterable[str | None]:
+        """Return the node ids of an attempt's hosts."""
+        return (task.node_id for task in self._running.jobs[attempt.job_id].gangs[attempt.gang].tasks)
+
+    def _cost(self, attempt: AttemptId) -> tuple[PriorityBand, Cost]:
+        job = self._running.jobs[attempt.job_id]
+        gang, band = job.gangs[attempt.gang], job.spec.priority
+        if not gang.placed or gang.attempt != attempt.number:
+            return band, ()  # the attempt ends already
+        if job.yields or job.spec.spare_for is not None:
+            return band, _cost(band, victims=0, lost=0.0, spares=1)
+        ran = self._now - gang.running_since
+        protected_s = max(0.0, self._rules.least_run_s.get(band, math.inf) - ran)
+        if protected_s == math.inf:
+            return band, ()
+        return band, _cost(band, victims=1, lost=max(0.0, ran) * len(gang.tasks), spares=0, protected_s=protected_s)
+
+
+def _cost(band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0) -> Cost:
+    """Return a cost: seconds until the eviction is allowed; victims by band, high to low; seconds of hosts; spares."""
+    by_band = (float(victims * (band is other)) for other in PriorityBand if other > PriorityBand.PRODUCTION)
+    return (protected_s, *by_band, lost, float(spares))
+
 
 Victims = frozenset[AttemptId]
 Room = dict[str, Victims]
@@ -26,15 +137,16 @@ class VictimSearch:
     """Looks for victims for one job.
 
     Args:
-        costs: what their ends cost.
-        fleet, plan: what the plan is made from, and what it has given away.
-        available: where the job looks for room.
-        patient: whether those count, too, that have not run for the minimum time.
+        costs: what the end of each attempt costs.
+        fleet: the workers that the plan is made for.
+        plan: the hosts that the plan has given away.
+        available: the groups that the job's requirement finds.
+        patient: whether attempts may be taken that have not yet run for the minimum time.
 
     Attributes:
-        job: which.
-        needed: how many groups it needs.
-        exist: whether there are so many that suit it.
+        job: the job that needs room.
+        needed: how many groups the job needs.
+        exist: whether so many groups suit the job, free or in use.
     """
 
     def __init__(
@@ -63,10 +175,10 @@ class VictimSearch:
     # -- the whole -------------------------------------------------------------------------------------------------
 
     def room_without_victims(self, own: Collection[str]) -> Room:
-        """Return groups that are free, that the job is taking already, or that are about to be free, as far as needed.
+        """Return groups that need no victims, as many as needed: free, being taken by the job, or about to be free.
 
         Args:
-            own: node ids of the hosts that were kept for it.
+            own: node ids of the hosts that were kept for the job.
         """
         free = best_free(self.needed, self._available, self._buckets, self._fleet.held_by(self.job.spec.owner))
         leaving = (node_id for attempt in self._costs.leaving for node_id in self._costs.hosts_of(attempt))
@@ -79,11 +191,11 @@ class VictimSearch:
         return room
 
     def complete(self, room: Room, names: Iterable[str]) -> Room | None:
-        """Return enough groups, with what has to end there; None if there are too few.
+        """Return enough groups, each with the attempts that have to end there; None if there are too few groups.
 
         Args:
             room: groups that need no victims.
-            names: groups that may be freed.
+            names: groups in use that may be freed.
         """
         options = {name: more for name in names if name not in room and (more := self._option(name)) is not None}
         enough, victims = self.needed, frozenset[AttemptId]()
@@ -112,7 +224,7 @@ class VictimSearch:
         return (name for name in names if self._is_nobodys(name) and self._available.is_free_soon(name))
 
     def _best(self, options: Iterable[Victims], victims: Victims, missing: int) -> Victims:
-        """Return what costs least beside these victims, for each group that it frees with them."""
+        """Return the victims to add that cost least for each group that they free together with ``victims``."""
         counts = Counter(needs - victims for needs in options)
         touching: dict[AttemptId, set[Victims]] = {}
         for more in counts:
@@ -127,9 +239,9 @@ class VictimSearch:
         return min(counts, key=price)
 
     def _without_superfluous(self, room: Room, victims: Victims, options: Room) -> Room:
-        """Leave out the victims without which there is room as well, the most expensive ones first.
+        """Leave out the victims that are superfluous, the most expensive ones first.
 
-        What others free besides may do instead.
+        A group that the other victims free besides may stand in for the group of a victim that is left out.
         """
         for victim in sorted(victims, key=lambda attempt: (self._total({attempt}), attempt), reverse=True):
             fewer = victims - {victim}
@@ -148,11 +260,11 @@ class VictimSearch:
     # -- one group -------------------------------------------------------------------------------------------------
 
     def cost_of(self, attempt: AttemptId) -> Cost | None:
-        """Return what the end of an attempt costs; None if it is no victim."""
+        """Return what the end of an attempt costs; None if it can't be a victim."""
         return self._costs.of(attempt, self.job.spec.priority, self._patient)
 
     def _may_use(self, name: str) -> bool:
-        """Return whether the job could use a group if what runs there ended."""
+        """Return whether the job could use a group if the attempts there ended."""
         available = self._available
         found = available.candidates.evaluations.get(name)
         if found is None or found.bucket not in self._buckets or found.status is Status.UNSUITABLE:
@@ -160,11 +272,11 @@ class VictimSearch:
         return available.suits(name) and not available.is_free(name) and self._is_nobodys(name)
 
     def _is_nobodys(self, name: str) -> bool:
-        """Return whether nothing of a group is kept for a job."""
+        """Return whether no host of a group is kept for any job."""
         return self._plan.kept.keys().isdisjoint(self._available.group(name).node_ids)
 
     def _option(self, name: str) -> Victims | None:
-        """Return what has to end so that a group is free: on the hosts where it costs least."""
+        """Return the attempts that have to end so that a group is free: those on the hosts where this costs least."""
         hosts = [victims for host in self._hosts(name) if (victims := self._victims_on(host)) is not None]
         tasks = self._available.tasks(name)
         if len(hosts) < tasks:
@@ -172,18 +284,18 @@ class VictimSearch:
         return frozenset[AttemptId]().union(*sorted(hosts, key=self._total)[:tasks])
 
     def _is_freed(self, name: str, victims: Victims) -> bool:
-        """Return whether a group is free once these have ended."""
+        """Return whether a group is free once these victims have ended."""
         return sum(self._fits(host, victims) for host in self._hosts(name)) >= self._available.tasks(name)
 
     def _hosts(self, name: str) -> list[Worker]:
-        """Return the hosts of a group that suit the job but for the amounts that it asks for, used or not."""
+        """Return the hosts of a group that suit the job's shape, whether they are in use or not."""
         suitable = self._available.candidates.evaluations[name].eligible
         return [host for host in suitable if not self._available.avoids(host)]
 
     # -- one host --------------------------------------------------------------------------------------------------
 
     def _victims_on(self, host: Worker) -> Victims | None:
-        """Return what has to end on a host so that there is room for a task; None if there never is."""
+        """Return the attempts that have to end on a host so that a task finds room; None if no victims make room."""
         victims: Victims = frozenset()
         there: dict[AttemptId, float] = {}
         for occupant, held in host.occupants.items():
@@ -195,7 +307,7 @@ class VictimSearch:
             if self._need.chips and held.get(TPU):
                 victims |= {attempt}
         if not victims <= there.keys():
-            return None  # its chips are in use by what is no victim
+            return None  # an attempt that can't be a victim uses the host's chips
         while not self._fits(host, victims):
             left = [attempt for attempt in there if attempt not in victims]
             if not left:
@@ -204,7 +316,7 @@ class VictimSearch:
         return victims
 
     def _worth(self, host: Worker, attempt: AttemptId, victims: Victims) -> tuple[float, Cost, AttemptId]:
-        """Sort what could end on a host: what frees most of what is missing, for its price, comes first."""
+        """Sort the attempts that could end on a host: first the one that frees most of what is missing for its cost."""
         cost = self._total({attempt})
         missing = self._missing(host, victims)
         freed = missing - self._missing(host, victims | {attempt})
@@ -214,7 +326,7 @@ class VictimSearch:
         return self._missing(host, victims) == 0.0
 
     def _missing(self, host: Worker, victims: Victims) -> float:
-        """Return how much of a task's needs is missing once these have ended, over all resources; 0 if it fits."""
+        """Return how much of a task's needs a host lacks once these victims have ended, over all resources."""
         free = dict(host.free_soon())
         for occupant, held in host.occupants.items():
             if (occupant[1] in victims or occupant[1] in self._costs.leaving) and occupant not in host.ending:

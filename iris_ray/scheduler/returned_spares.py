@@ -1,4 +1,4 @@
-"""Which spares, and which jobs that yield, give their hosts back, since a job that waits could use them."""
+"""Which spares, and which jobs that yield, give their hosts back to a waiting job that could use them."""
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
@@ -6,34 +6,33 @@ from itertools import islice
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.workers import Worker, accelerators
-from iris_ray.scheduler.availability import Availability
-from iris_ray.scheduler.deadlines import Deadlines
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.explanation import Unplaced
-from iris_ray.scheduler.fair_queue import comes_last
+from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, comes_last
 from iris_ray.scheduler.limits import Allowances, most_chips_of
-from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
-from iris_ray.scheduler.plan import Plan
-from iris_ray.scheduler.turns import Turns
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.user_limits import Account
 
 KINDS_LOOKED_AT = 64
-"""For so many kinds of jobs that wait, a plan looks for spares in vain; the others are left to the next one."""
+"""A plan ends its search for spares once it has found none for so many kinds of jobs. The next plan goes on."""
 
 _Kind = tuple[object, ...]
 
 
-class GivenBack:
-    """Chooses spares, once a plan is made.
+class ReturnedSpares:
+    """Chooses the spares that give their hosts back, once a plan is made.
 
     Args:
-        spares: those that hold slices, and the jobs that yield. A replacement is no spare in this sense: its gang is
-            about to lose a slice.
-        leaving: ids of those that give their hosts back already.
-        fleet, deadlines, plan: what the plan was made from, and the plan.
+        spares: the spares that hold slices, and the jobs that yield. A replacement is no spare in this sense: its gang
+            is about to lose a slice.
+        fleet: the workers that the plan was made for.
+        deadlines: tells which time limits have passed.
         allowances: what each user may still get.
-        turns: for which kinds of jobs earlier plans have looked for spares.
+        plan: the hosts that the plan has given away.
+        fairness: for which kinds of jobs earlier plans have searched for spares in vain.
+        leaving: ids of the spares and jobs that give their hosts back already.
     """
 
     def __init__(
@@ -43,14 +42,14 @@ class GivenBack:
         deadlines: Deadlines,
         allowances: Allowances,
         plan: Plan,
-        turns: Turns,
+        fairness: SearchFairness,
         leaving: Collection[str] = (),
     ) -> None:
         self._fleet = fleet
         self._deadlines = deadlines
         self._allowances = allowances
         self._plan = plan
-        self._turns = turns
+        self._fairness = fairness
         self._leaving = leaving
         self._on: dict[str, str] = {}  # node_id → id of the spare that holds the host
         self._yielding: set[str] = set()
@@ -67,16 +66,16 @@ class GivenBack:
         self._promised: set[str] = set()  # hosts about to be free that jobs before in the queue wait for
 
     def choose(self, unplaced: Iterable[Unplaced]) -> list[str]:
-        """Return the ids of spares whose slices let jobs run, of as few as will do, for the first jobs in the queue.
+        """Return the ids of the spares whose slices let waiting jobs run: as few as possible, the first jobs first.
 
-        A spare whose slice is needed beside jobs that yield is given back only once these have left: it would get its
-        slice again, and again, while they leave.
+        If a job needs the hosts of spares and of jobs that yield, the spares give theirs back only once the jobs that
+        yield have left. Else a spare would get its slice again, and again, while they leave.
         """
         chosen: dict[str, None] = {}
         hopeless: set[_Kind] = set()
         for one in unplaced if self._on else ():
             kind = self._kind(one)
-            is_hopeless = kind in hopeless or self._turns.had(kind)
+            is_hopeless = kind in hopeless or self._fairness.passes_over(kind)
             if comes_last(one.job) or one.reason.taken_from or (is_hopeless and not one.reason.kept):
                 continue
             found = self._for(one)
@@ -88,7 +87,7 @@ class GivenBack:
             self._on = {node_id: spare for node_id, spare in self._on.items() if spare not in found}
             if not self._on or len(hopeless) == KINDS_LOOKED_AT:
                 break
-        self._turns.end_plan(hopeless, had_time=len(hopeless) < KINDS_LOOKED_AT)
+        self._fairness.end_plan(hopeless, had_time=len(hopeless) < KINDS_LOOKED_AT)
         return list(chosen)
 
     def _kind(self, one: Unplaced) -> _Kind:
@@ -103,14 +102,15 @@ class GivenBack:
         )
 
     def _for(self, one: Unplaced) -> list[str] | None:
-        """Return the spares with which a job has enough groups, those that leave already included.
+        """Return the spares whose groups are enough for a job, those that leave already included.
 
-        Empty if what is about to be free will do; None if they are too few, or it needs none.
+        Return an empty list if groups that are about to be free are enough, and None if the spares' groups are too few
+        or the job needs none.
         """
         available = one.available
         available.catch_up()
         if self._hopes(one.job) and any(map(available.free_soon, buckets_for(one.job, available))):
-            return None  # it might leave alone what is given back
+            return None  # the gang waits for more groups, and might not take the ones that spares give back
         if one.reason.limit is not None:
             return self._for_limited(one, one.reason.limit.needed)
         least = num_groups(one.job)[0]
@@ -127,16 +127,16 @@ class GivenBack:
         return list(dict.fromkeys(self._on[node_id] for node_id in node_ids if node_id in self._on))
 
     def _for_limited(self, one: Unplaced, needed: float) -> list[str] | None:
-        """Return the spares of a job's own user in whose place it could run: what they hold counts towards the limit.
+        """Return the spares of a job's own user in whose place the job could run within the user's limit.
 
         Args:
-            one: the job.
-            needed: how many chips it expects to take.
+            one: the job, which waits for the limit.
+            needed: how many chips the job expects to take.
         """
         job, available, least = one.job, one.available, num_groups(one.job)[0]
         account = job.spec.user, job.spec.priority
         if account in self._within_limits:
-            return None  # one at a time, since each takes some of what is left
+            return None  # one job of an account at a time, since each uses some of the limit
         own = (name for name in self._groups(one) if self._accounts_in(name, available) == {account})
         room = list(islice(own, least))
         free = best_free(least - len(room), available, buckets_for(job, available), ()) if self._is_first else []
@@ -152,7 +152,7 @@ class GivenBack:
         return found
 
     def _accounts_in(self, name: str, available: Availability) -> set[Account]:
-        """Return whose spares a group has."""
+        """Return the accounts of the spares that hold hosts of a group."""
         node_ids = available.group(name).node_ids
         return {self._accounts[self._on[node_id]] for node_id in node_ids if node_id in self._on}
 
@@ -163,9 +163,9 @@ class GivenBack:
         return sum(map(accelerators, held))
 
     def _free(self, one: Unplaced, least: int) -> list[str]:
-        """Return groups that are free for a job already: those of its room, and of others as many as it needs.
+        """Return groups that are free for a job already: those of its room, then others, as many as it needs.
 
-        Only the first job gets others: so they are counted once.
+        Only the first job gets groups outside its room, so that each free group is counted once.
         """
         names = self._own(one)
         if self._is_first and len(names) < least:
@@ -173,9 +173,9 @@ class GivenBack:
         return names
 
     def _room(self, one: Unplaced, names: Collection[str], count: int) -> tuple[list[str], list[str]]:
-        """Return so many groups for a job beside those that it has: given back, and about to be free.
+        """Return ``count`` more groups for a job: those that spares hold, and those that are about to be free.
 
-        The latter go before what jobs that yield would give back, since that is warm.
+        Groups that are about to be free replace groups of jobs that yield, which are warm for their owners.
         """
         room = list(islice(self._groups(one), count))
         if not any(self._yields(node_id) for name in room for node_id in one.available.group(name).node_ids):
@@ -194,7 +194,7 @@ class GivenBack:
         return [name for name in free if taken.isdisjoint(one.available.group(name).node_ids)]
 
     def _about_to_be_free(self, one: Unplaced, names: Collection[str]) -> Iterator[str]:
-        """Yield the groups, but for these, that the job gets once the ends of all ended attempts are confirmed."""
+        """Yield groups beside ``names`` that are free for the job once the ends of all ended attempts are confirmed."""
         available, need, plan = one.available, one.available.requirement, self._plan
         for bucket in buckets_for(one.job, available):
             for name in sorted(available.candidates.ending.get(bucket, ())):
@@ -210,9 +210,9 @@ class GivenBack:
                     yield name
 
     def _groups(self, one: Unplaced) -> Iterator[str]:
-        """Yield the groups that would be free for a job without the spares there, those of its room first.
+        """Yield the groups that would be free for a job without the spares there.
 
-        Then those that all leave already.
+        The groups of its room come first, then those whose spares all leave already.
         """
         available, workers, kept = one.available, self._fleet.workers, self._plan.kept
         name_of = available.candidates.grouping.name_of

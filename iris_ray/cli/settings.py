@@ -1,0 +1,111 @@
+"""``iris-ray settings``: what operators have decided for the whole cluster."""
+
+import time
+from collections.abc import Iterable, Mapping
+
+import click
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.conventions import SuggestingGroup
+from iris_ray.cli.options import json_option
+from iris_ray.cli.printing import print_json, print_table
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.cluster_settings import TABLE, WasSet, setting_named
+
+_HEADERS = ("SETTING", "VALUE", "DEFAULT", "GIVE", "SET BY", "MEANING")
+
+
+@click.group("settings", cls=SuggestingGroup, invoke_without_command=True)
+@json_option
+@address_option
+@click.pass_context
+def settings(context: click.Context, as_json: bool) -> None:
+    """What operators have decided for the whole cluster: show it, or set it.
+
+    \b
+      iris-ray settings
+      iris-ray settings set operators=olga,otto eviction_grace_s=60
+      iris-ray settings reset eviction_grace_s
+
+    A running Controller follows at once, and its successors do, too. Only operators set; as long as operators is not
+    set, everybody is one.
+    """
+    if context.invoked_subcommand is None:
+        with cluster():
+            found = ControllerConnection().ask(ControllerInterface.list_settings)
+        show(found, TABLE, as_json)
+
+
+@settings.command("set")
+@click.argument("assignments", nargs=-1, required=True, metavar="NAME=VALUE...")
+@json_option
+@address_option
+def set_(assignments: tuple[str, ...], as_json: bool) -> None:
+    """Set settings, all or none."""
+    from iris_ray.client.connection import current_user
+
+    wanted = read_assignments(assignments)
+    with cluster():
+        found = ControllerConnection().ask(ControllerInterface.set_settings, wanted, False, current_user())
+    show(found, wanted, as_json)
+
+
+@settings.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@json_option
+@address_option
+def reset(names: tuple[str, ...], as_json: bool) -> None:
+    """Give settings their defaults again."""
+    from iris_ray.client.connection import current_user
+
+    wanted: dict[str, str | None] = {setting_named(name).name: None for name in names}
+    with cluster():
+        found = ControllerConnection().ask(ControllerInterface.set_settings, wanted, False, current_user())
+    show(found, wanted, as_json)
+
+
+def read_assignments(assignments: Iterable[str]) -> dict[str, str | None]:
+    """Return the texts by the names of the settings.
+
+    Raises:
+        InvalidRequestError: one is no NAME=VALUE, or the setting can't have the value, or there is none.
+    """
+    found: dict[str, str | None] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        setting = setting_named(name.strip())
+        if not equals:
+            raise InvalidRequestError(f"{assignment!r} has no value; write {setting.name}=VALUE: {setting.form}")
+        found[setting.name] = setting.checked(text)
+    return found
+
+
+def show(was_set: Mapping[str, WasSet], names: Iterable[str], as_json: bool) -> None:
+    """Print how some settings stand."""
+    rows = [(TABLE[name], was_set.get(name)) for name in names]
+    if as_json:
+        print_json(
+            {
+                one.name: {
+                    "value": one.default if was is None else was.text,
+                    "default": one.default,
+                    "form": one.form,
+                    "help": one.help,
+                    "set_by": was and was.user,
+                    "set_at": was and was.at,
+                }
+                for one, was in rows
+            }
+        )
+        return
+    cells = [
+        (one.name, one.default if was is None else was.text, one.default, one.form, _set_by(was), one.help)
+        for one, was in rows
+    ]
+    print_table(_HEADERS, cells, "no settings")
+
+
+def _set_by(was: WasSet | None) -> str:
+    return "" if was is None else f"{was.user}, {time.strftime('%Y-%m-%d %H:%M', time.localtime(was.at))}"

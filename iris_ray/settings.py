@@ -1,0 +1,79 @@
+"""Every environment variable that a user may set: its name, where it is set, what it means and how it is read.
+
+No other module knows the name of such a variable. A variable is read when it is needed, not when a module is imported.
+What holds for a whole cluster is no variable, see `model/cluster_settings.py`.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Generic[Value]):
+    """One environment variable.
+
+    Attributes:
+        name: of the variable.
+        where: in which processes' environment it is set.
+        meaning: what it says, for docs/environment.md.
+        parse: returns the value of its text.
+    """
+
+    name: str
+    where: str
+    meaning: str
+    parse: Callable[[str], Value]
+
+    def read(self, environ: Mapping[str, str] | None = None) -> Value | None:
+        """Return its value; None if it is not set, or empty.
+
+        Args:
+            environ: has the variable; None: this process's environment.
+        """
+        text = (os.environ if environ is None else environ).get(self.name)
+        return self.parse(text) if text else None
+
+
+USER = Variable(
+    "IRIS_USER", "driver, command line", "who you are, for fair share; else the account's name", str
+)  # the Controller checks names
+MODE = Variable(
+    "IRIS_RAY_MODE",
+    "driver, command line",
+    "`simple`, `validate` or `simulate`: runs happen [on this machine](local-modes.md)",
+    str,
+)  # `client/modes/mode.py` knows the modes and checks it
+DASHBOARD_TOKEN = Variable(
+    "IRIS_RAY_DASHBOARD_TOKEN",
+    "where `iris-ray dashboard` runs",
+    "what readers from other machines must give: see [the dashboard](dashboard.md#from-your-laptop)",
+    str,
+)
+DEBUG = Variable("IRIS_DEBUG", "command line", "1 shows where an unforeseen error comes from", lambda text: text != "0")
+HOST_DIR = Variable(
+    "IRIS_RAY_HOST_DIR",
+    "host, before `ray start`",
+    "where iris_ray keeps its files; default `iris_ray-<uid>` in Ray's directory, `/tmp/ray`",
+    Path,
+)
+CONTAINER_ENGINE = Variable(
+    "IRIS_RAY_CONTAINER_ENGINE",
+    "host, before `ray start`",
+    "the command that runs [containers](docker.md); unset: docker, else podman",
+    str,
+)
+
+VARIABLES: tuple[Variable[Any], ...] = (USER, MODE, DASHBOARD_TOKEN, DEBUG, HOST_DIR, CONTAINER_ENGINE)
+
+TEST_METADATA_HOST = "IRIS_RAY_TEST_METADATA_HOST"
+"""For tests and `SimulatedCluster` only: HOST:PORT of a metadata server that iris_ray asks in place of Google's. If
+Google's own variable, ``GCE_METADATA_HOST``, named it, Google's client libraries would ask it for credentials, too."""
+TEST_CLOUD_TPU_ENDPOINT = "IRIS_RAY_TEST_CLOUD_TPU_ENDPOINT"
+"""For tests only: HOST:PORT of an emulator of the Cloud TPU API, on loopback: the traffic is not encrypted."""
+TEST_HOST_SILENCE_S = "IRIS_RAY_TEST_HOST_SILENCE_S"
+"""For tests only: another default of the option ``host_silence``; their machines are busy with something else."""

@@ -1,0 +1,22 @@
+"""The pages have a line for every variable that users set, and for every setting of a cluster."""
+
+import re
+
+from iris_ray.model.cluster_settings import TABLE
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT, TEST_HOST_SILENCE_S, TEST_METADATA_HOST, VARIABLES
+from tests.docs.pages import REPOSITORY
+
+OF_TESTS = {TEST_CLOUD_TPU_ENDPOINT, TEST_HOST_SILENCE_S, TEST_METADATA_HOST}
+
+
+def test_page_has_a_line_for_every_variable_and_no_other() -> None:
+    page = (REPOSITORY / "docs" / "environment.md").read_text().partition("## Variables that a task gets")[0]
+    lines = re.findall(r"^\| `(IRIS_\w+)` \| ([^|]+) \| (.+) \|$", page, re.MULTILINE)
+    assert sorted(lines) == sorted((one.name, one.where, one.meaning) for one in VARIABLES)
+    assert set(re.findall(r"IRIS_RAY_TEST_\w+", page)) == OF_TESTS
+
+
+def test_page_has_a_line_for_every_setting_of_a_cluster() -> None:
+    page = (REPOSITORY / "docs" / "operating.md").read_text()
+    lines = re.findall(r"^\| `(\w+)` \| `(\w+)` \| ([^|]+) \| (.+) \|$", page, re.MULTILINE)
+    assert lines == [(one.name, one.default, one.form, one.help) for one in TABLE.values()]
