@@ -41,8 +41,8 @@ def ls(slice_name: str | None, by_host: bool, as_json: bool) -> None:
     it shows what Ray knows.
 
     \b
-      iris-ray workers
-      iris-ray workers v4-32-0
+      iris-ray host ls
+      iris-ray host ls v4-32-0
     """
     with cluster():
         slices = slices_of(_hosts())
@@ -187,7 +187,7 @@ def _in_words(target: str, affected: Sequence[WorkerStatus]) -> str:
 
 
 # -- give notice -------------------------------------------------------------------------------------------------------
-# ``iris-ray give-notice``: tell the tasks on a slice or host that it is about to end.
+# ``iris-ray host give-notice``: tell the tasks on a slice or host that it is about to end.
 
 NOTICE_S = 30
 """What a spot VM gets."""
@@ -211,15 +211,15 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
     """Tell the tasks on a slice or host that it is about to end, and wait until they have left.
 
     \b
-      iris-ray give-notice v4-32-7/3 --seconds 300 --reason "kernel update"
-      iris-ray give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
+      iris-ray host give-notice v4-32-7/3 --seconds 300 --reason "kernel update"
+      iris-ray host give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
 
     Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
     until Ray starts there anew. The command ends nothing. The exit code is 1 if tasks are still there at the end.
     """
     from iris_ray.actors.calls.ray_internals import announce_end
 
-    deadline, why = time.time() + seconds, reason or "iris-ray give-notice"
+    deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
     with cluster():
         controller = ControllerConnection()
         hosts = _hosts_of(target, controller.ask_all(ControllerInterface.list_workers))
@@ -242,7 +242,7 @@ def _hosts_of(target: str, workers: Sequence[WorkerStatus]) -> list[WorkerStatus
     if hosts:
         return hosts
     if target == HERE:
-        raise UnknownNameError("no job can run on this machine; name a slice or host: iris-ray workers shows them")
+        raise UnknownNameError("no job can run on this machine; name a slice or host: iris-ray host ls shows them")
     raise unknown("slice or host", target, (view.slice for view in slices_of(workers)))
 
 

@@ -1,4 +1,4 @@
-"""``iris-ray limit``: how much each user may have."""
+"""``iris-ray cluster limits``: how much each user may have."""
 
 from typing import Any
 
@@ -34,10 +34,10 @@ def limits(user: str | None, priority: str | None, reset: bool, as_json: bool, *
     """How much each user has and may have, in each band; or set it for USER, or for "everybody".
 
     \b
-      iris-ray limit
-      iris-ray limit ann --priority batch --chips 256
-      iris-ray limit everybody --running-jobs 20
-      iris-ray limit ann --reset
+      iris-ray cluster limits
+      iris-ray cluster limits ann --priority batch --chips 256
+      iris-ray cluster limits everybody --running-jobs 20
+      iris-ray cluster limits ann --reset
 
     What runs goes on, also if it is over a new limit. Limits last until --reset, also if the Controller restarts.
     """
@@ -46,7 +46,9 @@ def limits(user: str | None, priority: str | None, reset: bool, as_json: bool, *
     wanted = Limits(**numbers)
     bands = [PriorityBand[priority.upper()]] if priority else list(PriorityBand)
     if user is None and (reset or not wanted.is_empty):
-        raise InvalidRequestError(f"whose limits? Give a user, or {EVERYBODY_IN_WORDS}: iris-ray limit ann --chips 256")
+        raise InvalidRequestError(
+            f"whose limits? Give a user, or {EVERYBODY_IN_WORDS}: iris-ray cluster limits ann --chips 256"
+        )
     whose = EVERYBODY if user == EVERYBODY_IN_WORDS else user
     with cluster():
         controller = ControllerConnection()

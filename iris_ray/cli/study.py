@@ -1,4 +1,4 @@
-"""``iris-ray simulate``: a fleet and its jobs in virtual time, under several policies."""
+"""``iris-ray study``: a fleet and its jobs in virtual time, under several policies."""
 
 import gc
 import importlib.util
@@ -159,11 +159,11 @@ def study(
     """See in virtual time how long jobs would wait, what the hosts would do, and what a policy would change.
 
     \b
-      iris-ray simulate examples/fleet.toml
-      iris-ray simulate examples/fleet.toml --days 2 --policy "one spare" --json
+      iris-ray study examples/fleet.toml
+      iris-ray study examples/fleet.toml --days 2 --policy "one spare" --json
 
     The Controller's own code decides who runs where. FLEET.toml describes hosts, losses, jobs and policies:
-    docs/simulating.md explains it. No cluster is needed.
+    docs/studies.md explains it. No cluster is needed.
     """
     described = _read(fleet)
     wanted = replace(

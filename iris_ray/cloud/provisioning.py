@@ -1,4 +1,4 @@
-"""What to ask the provider for, and what to give back. Pure; `iris-ray provision` carries it out.
+"""What to ask the provider for, and what to give back. Pure; `iris-ray cluster provision` carries it out.
 
 Every slice is a queued resource of one node: if one resource had several nodes, the provider would restart all of them
 to repair one. A queued resource holds quota until it is deleted, whatever its state, so those that have FAILED or were
@@ -361,7 +361,7 @@ HEAD_MARK = "@RAY_HEAD@"
 """The placeholder for HOST:PORT of the cluster's head in start-up scripts."""
 STARTUP_SCRIPT = f"""\
 #!/bin/bash
-# From `iris-ray provision`: this TPU host joins a Ray cluster. All who see the TPU can read this: no secrets here.
+# From `iris-ray cluster provision`: this TPU host joins a Ray cluster. All who see the TPU can read this: no secrets!
 export PATH="/usr/local/bin:$PATH"
 until ray start --address='{HEAD_MARK}'; do
   sleep 10

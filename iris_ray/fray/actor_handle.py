@@ -160,7 +160,7 @@ class InTaskOf:
             fray.actor.ActorUnavailableError: it does not run now, or not yet. A RuntimeError, also where Fray has none.
         """
         if (address := endpoints_of(self.job_id, self.endpoint).get(self.endpoint)) is None:
-            raise unavailable(f"actor {self} does not run now; its job: iris-ray status {self.job_id}")
+            raise unavailable(f"actor {self} does not run now; its job: iris-ray job status {self.job_id}")
         return ActorAddress.parse(address)
 
     def __str__(self) -> str:

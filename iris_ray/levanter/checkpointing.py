@@ -1,6 +1,6 @@
 """When a run of Levanter in a gang saves: as its config says, at a notice, and once everything else is done.
 
-Saves and restores are marked, so that `iris-ray goodput` counts them by their kinds.
+Saves and restores are marked, so that `iris-ray job goodput` counts them by their kinds.
 """
 
 import contextlib

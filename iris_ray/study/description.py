@@ -1,4 +1,4 @@
-"""From a description in TOML to a study. ``docs/simulating.md`` lists all names."""
+"""From a description in TOML to a study. ``docs/studies.md`` lists all names."""
 
 import math
 import sys

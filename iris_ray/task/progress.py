@@ -22,7 +22,7 @@ from iris_ray.model.plain_values import LARGEST_INT
 def heartbeat(step: int | None = None) -> None:
     """Say that this task makes progress, for jobs with a ``stall_timeout``. Writes a small file, and sends nothing.
 
-    Call it at the beginning of every step: `iris-ray goodput` then knows what the time of the job went into.
+    Call it at the beginning of every step: `iris-ray job goodput` then knows what the time of the job went into.
 
     Args:
         step: how far it is. ``iris-ray ls`` shows it. If the gang stalls, the task that is furthest behind is named.
@@ -38,7 +38,7 @@ def heartbeat(step: int | None = None) -> None:
 
 
 def report_status(text: str) -> None:
-    """Say in a few words how it goes; ``iris-ray ls`` and ``iris-ray status`` show it some seconds later.
+    """Say in a few words how it goes; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
 
     The words of the job's first task that says anything count; each call replaces those before. Call it as often as you
     like: a call writes a small file, which is read every few seconds. Outside a task it does nothing.
@@ -63,7 +63,7 @@ def report_status(text: str) -> None:
 
 @contextlib.contextmanager
 def unproductive(what: str) -> Iterator[None]:
-    """Mark the time of a block as no training: ``iris-ray goodput`` counts it by its kind.
+    """Mark the time of a block as no training: ``iris-ray job goodput`` counts it by its kind.
 
     Args:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;

@@ -1,4 +1,4 @@
-"""What ``iris-ray selftest`` runs on the hosts."""
+"""What ``iris-ray cluster selftest`` runs on the hosts."""
 
 import os
 import platform

@@ -298,7 +298,7 @@ def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_n
         asked = threads.submit(client.task_status, job, 1)
         (tmp_path / "stopped").touch()
         time.sleep(FIRST_WORD_S + 1.0)  # so that the waiting one has asked in vain
-        iris(cluster, "controller", "start")
+        iris(cluster, "cluster", "controller", "start")
         wait_until(lambda: b"task-0| found 10.0.0.1:80\n" in printed.read_bytes())
         (tmp_path / "finish").touch()
         assert job.results(60) == ["10.0.0.1:80", ""]

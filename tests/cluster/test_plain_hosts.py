@@ -124,7 +124,7 @@ def test_head_that_is_a_tpu_host_gives_notice_like_any_other(tmp_path: Path) -> 
     assert "no longer idle" in refused.stderr
     assert not noticed.exists()
     told = subprocess.run(
-        [sys.executable, "-m", "iris_ray", "give-notice", "here", "--seconds", "30", "--address", context.gcs_address],
+        command_line("--address", context.gcs_address, "host", "give-notice", "here", "--seconds", "30"),
         capture_output=True,
         text=True,
     )

@@ -86,7 +86,7 @@ def test_script_is_sent_runs_on_the_slice_and_its_jobs_are_known(head: RayHead, 
     assert f"sending {workspace}: 2 files, " in output
     assert "arguments ['x y']" in output
     assert f"results {[('my-slice', 'blue', SECRET)]}" in output
-    status = json.loads(iris(head, workspace, "status", "mine", "--json"))
+    status = json.loads(iris(head, workspace, "job", "status", "mine", "--json"))
     (job,) = status["job_ids"]
     assert status["state"] == "succeeded"
     assert f"iris_ray: job {job}" in iris(head, workspace, "logs", "mine")
@@ -104,7 +104,7 @@ def test_job_that_is_stopped_gives_its_slice_back(head: RayHead, workspace: Path
     submit = ["submit", "--ray-job", "--run-id", "waits", "--env-file", "variables", "train.py", "--", "wait"]
     assert iris(head, workspace, *submit).splitlines()[0] == "waits"
     while "waits" not in iris(head, workspace, "logs", "waits").rpartition("arguments ['wait']")[2]:
-        assert "failed" not in iris(head, workspace, "status", "waits")
+        assert "failed" not in iris(head, workspace, "job", "status", "waits")
     assert "is being stopped" in iris(head, workspace, "cancel", "waits", "--yes")
     again = ["submit", "--ray-job", "--env-file", "variables", "-f", "train.py"]
     assert "results [('my-slice'" in iris(head, workspace, *again)
@@ -142,4 +142,4 @@ def test_token_that_is_missing_or_wrong_is_refused_before_anything_is_sent(head:
         output = iris(head, workspace, *submit, code=FAILED, RAY_AUTH_TOKEN="another-token-of-many-characters")
         assert "refuses this token" in output
         assert "sending" not in output
-    assert "has no job 'nobody'" in iris(head, workspace, "status", "nobody", code=USAGE)
+    assert "has no job 'nobody'" in iris(head, workspace, "job", "status", "nobody", code=USAGE)

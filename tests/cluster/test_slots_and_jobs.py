@@ -139,9 +139,9 @@ def calls_until_it_is_over(session: Session) -> tuple[set[int], str]:
 @pytest.mark.long
 def test_tainted_hosts_get_no_slots_and_slots_that_tolerate_the_taint_do(cluster: SimulatedCluster) -> None:
     first, second, third = cluster.slice_names
-    iris(cluster, "controller", "start")
-    iris(cluster, "drain", first)
-    iris(cluster, "taint", second, "for-slots")
+    iris(cluster, "cluster", "controller", "start")
+    iris(cluster, "host", "drain", first)
+    iris(cluster, "host", "drain", second, "for-slots")
     with SlotClient([SlotHosts(3, tpu_type="v4-16", memory=GB)], policy=EAGER) as client:
         wait_until(lambda: len(client.status().runners) == 2, 60)
         tolerant = SlotHosts(2, tpu_type="v4-16", memory=GB, tolerations=["for-slots"])
@@ -149,8 +149,8 @@ def test_tainted_hosts_get_no_slots_and_slots_that_tolerate_the_taint_do(cluster
             wait_until(lambda: len(other.status().runners) == 2, 60)
             there = [name for job in all_jobs() if not job.state.finished for name in job.groups]
             assert sorted(there) == sorted([second, third])
-    iris(cluster, "undrain", first)
-    iris(cluster, "untaint", second, "for-slots")
+    iris(cluster, "host", "undrain", first)
+    iris(cluster, "host", "undrain", second, "for-slots")
 
 
 @pytest.mark.long
@@ -184,7 +184,7 @@ def test_a_killed_runner_takes_its_slots_along_and_comes_back(cluster: Simulated
 @pytest.mark.long
 def test_slots_and_tasks_never_use_a_host_together_beyond_what_it_has(cluster: SimulatedCluster, trace: Trace) -> None:
     """All CPUs of one host are of slots; a task that needs one there waits until they are given back."""
-    iris(cluster, "controller", "start")
+    iris(cluster, "cluster", "controller", "start")
     node = cluster.node_id(cluster.slice_names[0], 0)
     there = [Constraint("ray.io/node-id", ConstraintOp.EQ, AttributeValue(node))]
     cpus = int(next(w.resources["CPU"] for w in all_workers() if w.node_id == node))

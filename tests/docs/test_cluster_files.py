@@ -99,7 +99,7 @@ def test_cluster_for_gce_is_what_rays_launcher_takes() -> None:
             config = get_tpu_config(kind["node_config"]["acceleratorType"])
             assert (name, kind["resources"]["TPU"]) == (config.name, config.chips_per_vm)
     *_, start, start_controller = map(shlex.split, whole["head_start_ray_commands"])
-    assert start_controller[:4] == ["iris-ray", "controller", "start", "--setting"]
+    assert start_controller[:4] == ["iris-ray", "cluster", "controller", "start", "--setting"]
     assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in start
     assert "RAY_gcs_storage=rocksdb" in start
 

@@ -1,4 +1,4 @@
-"""``iris-ray events``: what it tells about the real Controller's jobs."""
+"""``iris-ray job events``: what it tells about the real Controller's jobs."""
 
 from iris_ray.cli.conventions import USAGE
 from tests.support.controller_in_process import ControllerInProcess
@@ -11,7 +11,7 @@ def test_story_of_a_job_that_fails_twice_and_succeeds_survives_a_restart(world: 
     world.fail(job, 0)
     world.wait_for_attempt(job, 3)
     world.succeed(job)
-    found = world.json("events", job)
+    found = world.json("job", "events", job)
     assert [(event["attempt"], event["what"].split(":")[0]) for event in found] == [
         (None, "submitted by ann, interactive"),
         (1, "runs on v4-16-0"),
@@ -25,6 +25,6 @@ def test_story_of_a_job_that_fails_twice_and_succeeds_survives_a_restart(world: 
     assert "worker 1" in found[2]["what"]
     assert found == sorted(found, key=lambda event: event["at"])
     world.restart_controller()
-    assert world.json("events", job) == found
-    assert "charged as a failure" in world.iris("events", job).stdout
-    assert "did you mean train" in world.iris("events", "trian", code=USAGE).stderr
+    assert world.json("job", "events", job) == found
+    assert "charged as a failure" in world.iris("job", "events", job).stdout
+    assert "did you mean train" in world.iris("job", "events", "trian", code=USAGE).stderr

@@ -1,4 +1,4 @@
-"""``iris-ray stacks`` and ``profile`` of what does not run; tests/cluster/test_insight.py has what does."""
+"""``iris-ray job stacks`` and ``profile`` of what does not run; tests/cluster/test_insight.py has what does."""
 
 from pathlib import Path
 
@@ -13,16 +13,17 @@ from tests.support.controller_in_process import ControllerInProcess
 def test_only_what_runs_has_stacks_and_a_profile(world: ControllerInProcess) -> None:
     world.start("train", slices=(3,))
     waits = world.submit("eval")
-    assert "no task runs: pending" in world.iris("stacks", waits).stderr
-    assert world.json("stacks", waits) == []
-    assert "task 1 is pending: only what runs has a profile" in world.iris("profile", waits, "1", code=USAGE).stderr
-    assert "did you mean train" in world.iris("stacks", "trian", code=USAGE).stderr
-    assert "7" in world.iris("profile", waits, "7", code=USAGE).stderr
+    assert "no task runs: pending" in world.iris("job", "stacks", waits).stderr
+    assert world.json("job", "stacks", waits) == []
+    refused = world.iris("job", "profile", waits, "1", code=USAGE).stderr
+    assert "task 1 is pending: only what runs has a profile" in refused
+    assert "did you mean train" in world.iris("job", "stacks", "trian", code=USAGE).stderr
+    assert "7" in world.iris("job", "profile", waits, "7", code=USAGE).stderr
 
 
 def test_profile_is_not_made_for_a_file_that_can_not_be_there(tmp_path: Path) -> None:
     for output, said in ((tmp_path / "none" / "x.svg", "none is no directory"), (tmp_path, "is a directory")):
-        done = invoke("profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
+        done = invoke("job", "profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
         assert done.exit_code == USAGE
         assert said in done.stderr
 
@@ -34,5 +35,5 @@ def test_profile_of_a_job_that_a_task_has_submitted_is_a_file_here(
     monkeypatch.setattr(inspection, "place_of", lambda _: ("node", "10.0.0.1"))
     monkeypatch.setattr(inspection, "profile", lambda *_: b"a picture")
     world.start("parent/child")
-    assert "parent-child-0.svg: 9 bytes" in world.iris("profile", "parent/child", "0").stdout
+    assert "parent-child-0.svg: 9 bytes" in world.iris("job", "profile", "parent/child", "0").stdout
     assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"

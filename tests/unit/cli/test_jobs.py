@@ -20,15 +20,15 @@ def test_why_status_tasks_and_cancel_of_a_job_that_waits(world: ControllerInProc
     assert [job["job_id"] for job in world.json("ls")] == [first, second]
     assert f"in use by {first}" in world.iris("why", second).stdout
     assert "it does not wait" in world.iris("why", first).stdout
-    assert re.search(r"tasks: +2 pending", world.iris("status", second).stdout)
-    tasks = world.json("tasks", first)
+    assert re.search(r"tasks: +2 pending", world.iris("job", "status", second).stdout)
+    tasks = world.json("job", "tasks", first)
     assert [(task["state"], task["group"]) for task in tasks[:2]] == [("RUNNING", "v4-16-0")] * 2
-    slices = world.json("workers")
+    slices = world.json("host", "ls")
     assert [(view["state"], view["jobs"]) for view in slices] == [("BUSY", [first])] * 3 + [("FREE", [])]
     assert f"did you mean {second}" in world.iris("cancel", second[:-1], code=USAGE).stderr
     cancelled = world.json("cancel", second)
     assert cancelled == {"job_id": second, "cancelled": True, "state_before": "PENDING"}
-    assert world.json("status", second)["error"] == "cancelled by ann"
+    assert world.json("job", "status", second)["error"] == "cancelled by ann"
     assert "had already ended: killed" in world.iris("cancel", second).stdout
     assert not world.json("cancel", second)["cancelled"]
 
@@ -51,12 +51,13 @@ def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(world: Cont
 
 def test_what_a_job_says_of_itself_is_in_the_list_and_in_its_status(world: ControllerInProcess) -> None:
     job = world.start("train")
-    assert world.json("status", job)["status"] is None
+    assert world.json("job", "status", job)["status"] is None
     world.says(job, 7, "loss 2.31, ETA 3 h")
     wait_until(lambda: world.status(job).status is not None)
     assert "step 7: loss 2.31, ETA 3 h" in world.iris("ls").stdout
-    assert re.search(r"says: +step 7: loss 2\.31, ETA 3 h\nheartbeat: +\d+s ago", world.iris("status", job).stdout)
-    found = world.json("status", job)
+    printed = world.iris("job", "status", job).stdout
+    assert re.search(r"says: +step 7: loss 2\.31, ETA 3 h\nheartbeat: +\d+s ago", printed)
+    found = world.json("job", "status", job)
     assert (found["step"], found["status"]) == (7, "loss 2.31, ETA 3 h")
 
 
@@ -68,8 +69,8 @@ def test_lists_are_whole_though_the_controller_gives_them_page_by_page(
     first = world.start("train", slices=(3,))
     jobs = [first, *(world.submit(f"job-{number}") for number in range(4))]
     assert [job["job_id"] for job in world.json("ls")] == jobs
-    assert [task["task_index"] for task in world.json("tasks", first)] == list(range(6))
-    hosts = [host["node_id"] for view in world.json("workers") for host in view["hosts"]]
+    assert [task["task_index"] for task in world.json("job", "tasks", first)] == list(range(6))
+    hosts = [host["node_id"] for view in world.json("host", "ls") for host in view["hosts"]]
     assert len(set(hosts)) == len(hosts) == 7, "those of the slices, and the head"
     assert len(world.jobs()) == 2, "one page"
 
@@ -89,14 +90,14 @@ def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(world: Control
     }
     assert f"in use by {ann}" in world.iris("why", urgent, user="carl").stdout
     wait_until(lambda: urgent in world.iris("why", batch, user="bob").stdout)
-    assert "in use by" in world.json("status", urgent)["waiting"]["sentence"]
-    assert world.json("status", ann)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
-    assert [(task["state"], task["group"]) for task in world.json("tasks", ann)] == [
+    assert "in use by" in world.json("job", "status", urgent)["waiting"]["sentence"]
+    assert world.json("job", "status", ann)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
+    assert [(task["state"], task["group"]) for task in world.json("job", "tasks", ann)] == [
         ("RUNNING", f"v4-16-{number}") for number in range(3) for _ in (0, 1)
     ]
     assert f"did you mean {sweep}" in world.iris("cancel", sweep[:-1], user="bob", code=USAGE).stderr
     assert f"{sweep} is cancelled; it was pending" in world.iris("cancel", sweep, user="bob").stdout
-    assert world.json("status", sweep)["error"] == "cancelled by bob"
+    assert world.json("job", "status", sweep)["error"] == "cancelled by bob"
 
 
 @pytest.mark.parametrize(

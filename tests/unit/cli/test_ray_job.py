@@ -54,8 +54,8 @@ def test_variables_travel_by_name_or_by_file(dashboard: Dashboard, url: str) -> 
 
 def test_status_logs_and_cancel_take_the_id_with_the_same_address(dashboard: Dashboard, url: str) -> None:
     dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "hello\niris_ray: job train-1\n"
-    assert json.loads(invoke("status", "mine", "--address", url, "--json").stdout)["job_ids"] == ["train-1"]
-    assert "train-1" in invoke("status", "mine", "--address", url).stdout
+    assert json.loads(invoke("job", "status", "mine", "--address", url, "--json").stdout)["job_ids"] == ["train-1"]
+    assert "train-1" in invoke("job", "status", "mine", "--address", url).stdout
     assert invoke("logs", "mine", RAY_ADDRESS=url).stdout == "hello\niris_ray: job train-1\n"
     assert "mine is being stopped" in invoke("cancel", "mine", "--yes", "--address", url).stdout
     assert dashboard.changes == ["POST /api/jobs/mine/stop"]

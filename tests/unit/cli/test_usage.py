@@ -27,7 +27,7 @@ from iris_ray.cli.conventions import (
     errors_as_lines,
     exit_code,
 )
-from iris_ray.cli.main import SECTIONS, main
+from iris_ray.cli.main import Commands, main
 from iris_ray.cli.run import run
 from iris_ray.cli.selftest import SelfTest
 from iris_ray.cli.submit import submit
@@ -97,46 +97,61 @@ def test_codes_are_those_of_the_help() -> None:
     assert exit_code(NoClusterError()) == NO_CLUSTER
 
 
-def test_help_lists_every_command_with_a_line() -> None:
-    output = invoke("--help").output
-    for section, commands in SECTIONS.items():
+GROUPS = {path: command for path, command in {"": main, **COMMANDS}.items() if isinstance(command, Commands)}
+
+
+@pytest.mark.parametrize("path", GROUPS)
+def test_help_lists_every_command_with_a_line(path: str) -> None:
+    output = invoke(*path.split(), "--help").output
+    for section, entries in GROUPS[path].sections.items():
         assert f"{section}:" in output
-        for name, does in commands.items():
-            assert re.search(rf"^  {name} +{re.escape(does.split()[0])}", output, re.MULTILINE)
-            assert invoke(name, "--help").exit_code == 0
-            assert COMMANDS[name].name == name
+        for name, entry in entries.items():
+            assert re.search(rf"^  {name} +{re.escape(entry.does.split()[0])}", output, re.MULTILINE)
+            assert invoke(*path.split(), name, "--help").exit_code == 0
+            assert COMMANDS[f"{path} {name}".strip()].name == name
+
+
+def test_list_of_commands_fits_on_a_screen() -> None:
+    assert len(main.entries) <= 14
 
 
 def examples() -> Iterator[str]:
     """Every command line in the help of any command; tests/docs has those of the documents."""
     for command in ("", *COMMANDS):
-        for line in invoke(*filter(None, [command]), "--help").output.splitlines():
+        for line in invoke(*command.split(), "--help").output.splitlines():
             if line.strip().startswith("iris-ray "):
                 yield re.split(r"  +| \| ", line.strip())[0]
 
 
 def test_every_example_is_a_command_with_options_that_it_has() -> None:
-    found = sorted(set(examples()))
-    for example in found:
-        name, *arguments = shlex.split(example)[1:]
-        command = COMMANDS[name]
-        context = command.make_context(name, arguments)
-        if isinstance(command, click.Group) and arguments:
-            assert command.get_command(context, arguments[0]), example
-    shown = {shlex.split(example)[1] for example in found}
-    assert shown == set(COMMANDS)
+    shown = [called(shlex.split(example)[1:]) for example in sorted(set(examples()))]
+    assert [path for path, command in COMMANDS.items() if path not in GROUPS and command not in shown] == []
+
+
+def called(words: list[str]) -> click.Command:
+    """The command of `COMMANDS` that is called so; fails unless it takes the rest of the words."""
+    command: click.Command = main
+    while isinstance(command, Commands):
+        name, *words = words
+        inner = command.get_command(click.Context(command), name)
+        assert inner is not None, name
+        command = inner
+    context = command.make_context(name, list(words))
+    if isinstance(command, click.Group) and words:
+        assert command.get_command(context, words[0]), words
+    return command
 
 
 def test_help_tells_from_nothing_to_a_finished_job_in_a_dozen_lines() -> None:
     story = invoke("--help").output.partition("From nothing to a finished job:")[2].partition("Options:")[0]
     commands = re.findall(r"^ +iris-ray (\w+)", story, re.MULTILINE)
-    assert commands == ["demo", "doctor", "run", "submit", "ls", "why", "logs", "cancel", "workers"]
+    assert commands == ["demo", "doctor", "run", "submit", "ls", "why", "logs", "cancel", "host"]
     assert len(story.strip().splitlines()) <= 12
     assert story.count("RAY_ADDRESS") == 1
 
 
 def test_other_tools_names_lead_to_commands_that_exist() -> None:
-    assert set(OTHER_NAMES.values()) <= set(COMMANDS)
+    assert set(OTHER_NAMES.values()) <= set(COMMANDS) | {path.split()[-1] for path in COMMANDS}
     assert not set(OTHER_NAMES) & set(COMMANDS)
 
 
@@ -150,9 +165,9 @@ def test_help_and_completion_need_none_of_the_slow_libraries() -> None:
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
-        ("dr", "drain"),
+        ("host dr", "drain"),
         ("logs --fol", "--follow"),
-        ("controller u", "upgrade"),
+        ("cluster controller u", "upgrade"),
         ("run x.py v5p-25", "v5p-256"),
         ("submit x.py --tpu v4-1", "v4-16"),
     ],
@@ -168,11 +183,15 @@ def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["wokers"], "did you mean workers"),
+        (["stauts"], "did you mean job status"),
+        (["workers"], "did you mean host ls?"),
+        (["untaint", "v4-16-0"], "did you mean host undrain?"),
+        (["simulate", "fleet.toml"], "did you mean study?"),
+        (["host", "taint"], "did you mean drain?"),
         (["jobs"], "did you mean ls?"),
         (["kill", "x"], "did you mean cancel?"),
-        (["controller", "strat"], "did you mean start or status"),
-        (["controller", "jobs"], "there is no command 'jobs'. See"),
+        (["cluster", "controller", "strat"], "did you mean start or status"),
+        (["cluster", "controller", "jobs"], "there is no command 'jobs'. See"),
         (["ls", "--jsn"], "--json"),
         (["logs", "x", "first"], "'first' is not a valid number"),
         (["ls", "--address", "nonsense"], "HOST:PORT"),
@@ -197,7 +216,7 @@ def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
         (["submit", __file__, "--max-task-failures", "-1"], "-1 is not in the range"),
         (["submit", __file__, "--json", "--follow"], "leave out --follow"),
         (["run", __file__, "v4-16", "--env", "1=2"], "NAME=VALUE"),
-        (["taint", "v4-16-0", "not a name"], "is not the name of a taint"),
+        (["host", "drain", "v4-16-0", "not a name"], "is not the name of a taint"),
     ],
 )
 def test_typo_is_bad_usage_and_the_line_says_how_to_mend_it(arguments: list[str], said: str) -> None:
@@ -237,7 +256,7 @@ def test_name_is_compared_closely_with_a_few_of_very_many(monkeypatch: pytest.Mo
     assert sum(compared) < 2000
 
 
-@pytest.mark.parametrize("command", [["ls"], ["why", "x"], ["workers"], ["controller", "status"], ["drain", "x"]])
+@pytest.mark.parametrize("command", [["ls"], ["why", "x"], ["host", "ls"], ["host", "drain", "x"]])
 def test_no_cluster_is_said_at_once(command: list[str]) -> None:
     nobody = address_of_nobody()
     done = invoke(*command, RAY_ADDRESS=nobody)

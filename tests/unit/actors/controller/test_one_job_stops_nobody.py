@@ -169,7 +169,7 @@ def test_job_that_can_not_be_recorded_is_ended_and_says_why(
     submit_poison(world)
     world.wait_for_state(POISON, JobState.KILLED)
     others_go_on(world)
-    assert "could not be recorded" in world.iris("status", POISON).stdout
+    assert "could not be recorded" in world.iris("job", "status", POISON).stdout
     assert list(aside(world)) == [POISON]
     assert not world.tasks_of(POISON), "nothing follows from what is not recorded"
 

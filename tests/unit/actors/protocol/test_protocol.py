@@ -15,7 +15,8 @@ def test_versions_of_one_protocol_go_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "advice"), [(PROTOCOL_VERSION - 1, "iris-ray controller upgrade"), (PROTOCOL_VERSION + 1, "install")]
+    ("theirs", "advice"),
+    [(PROTOCOL_VERSION - 1, "iris-ray cluster controller upgrade"), (PROTOCOL_VERSION + 1, "install")],
 )
 def test_another_protocol_is_refused_with_both_versions_and_what_to_do(theirs: int, advice: str) -> None:
     with pytest.raises(VersionMismatchError) as refused:
