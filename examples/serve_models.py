@@ -15,9 +15,7 @@ from collections import defaultdict
 
 import openai
 
-from iris_ray import SlotClient, SlotHosts
-from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
-from iris_ray.slots.front import HttpFront
+from iris_ray.slots import HttpFront, IdleFor, PlacementPolicy, ServingPolicy, SlotClient, SlotHosts
 from iris_ray.testing import SimulatedCluster
 
 MB = 2**20

@@ -17,12 +17,12 @@ import click
 from iris_ray.actors.protocol.overview import as_json
 from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing import duration, print_json, print_table
-from iris_ray.errors import InvalidSimulationError
+from iris_ray.errors import InvalidStudyError
 from iris_ray.model.checks import unknown
 from iris_ray.model.options import PriorityBand
 from iris_ray.study.description import read_study
 from iris_ray.study.history import History
-from iris_ray.study.report import Report, Waits, report
+from iris_ray.study.report import Report, Waits, report_on
 from iris_ray.study.study import Study, StudyPolicy
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -189,21 +189,21 @@ def _read(path: Path) -> Study:
     try:
         description = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidSimulationError(f"{path} can't be read: {error.strerror}") from None
+        raise InvalidStudyError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSimulationError(f"{path} is not valid TOML: {error}") from None
+        raise InvalidStudyError(f"{path} is not valid TOML: {error}") from None
 
     def read_lines(name: str) -> list[str]:
         trace = path.parent / name
         try:
             return trace.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidSimulationError(f"the trace {trace} can't be read: {error}") from None
+            raise InvalidStudyError(f"the trace {trace} can't be read: {error}") from None
 
     try:
         return read_study(description, read_lines)
-    except InvalidSimulationError as error:
-        raise InvalidSimulationError(f"{path}: {error}") from None
+    except InvalidStudyError as error:
+        raise InvalidStudyError(f"{path}: {error}") from None
 
 
 def _chosen(policies: Sequence[StudyPolicy], names: Sequence[str]) -> tuple[StudyPolicy, ...]:
@@ -225,7 +225,7 @@ def _outcome(study: Study, policy: StudyPolicy) -> Outcome:
             show(study.seconds * step / STEPS / 86_400.0)
         spent = time.process_time() - began
         gc.unfreeze()
-    return Outcome(policy.name, report(simulation.history, study.seconds), simulation.history, spent)
+    return Outcome(policy.name, report_on(simulation.history, study.seconds), simulation.history, spent)
 
 
 @contextmanager
@@ -283,9 +283,9 @@ HOUR = 3600.0
 
 
 def require_matplotlib() -> None:
-    """Raise InvalidSimulationError if pictures can't be drawn."""
+    """Raise InvalidStudyError if pictures can't be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidSimulationError(
+        raise InvalidStudyError(
             "pictures need matplotlib, which is not installed; pip install 'iris-ray[bench]', or leave out --picture"
         )
 
@@ -294,7 +294,7 @@ def draw(path: Path, outcomes: Outcomes) -> None:
     """Draw waits, what the hosts were used for, and shares, each by policy.
 
     Raises:
-        InvalidSimulationError: the file can't be written, or its suffix names no format.
+        InvalidStudyError: the file can't be written, or its suffix names no format.
     """
     import matplotlib
 
@@ -308,7 +308,7 @@ def draw(path: Path, outcomes: Outcomes) -> None:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
-        raise InvalidSimulationError(f"the picture {path} can't be written: {error}") from None
+        raise InvalidStudyError(f"the picture {path} can't be written: {error}") from None
     finally:
         pyplot.close(figure)
 

@@ -96,7 +96,7 @@ class Report:
         return self.attempts
 
 
-def report(history: History, until: float, since: float = 0.0) -> Report:
+def report_on(history: History, until: float, since: float = 0.0) -> Report:
     """Return what happened from one time to another, in seconds.
 
     Waits are those of jobs that were submitted in this time.

@@ -14,6 +14,7 @@ import ray
 from iris_ray import IrisClient, ResourceSpec, preemption_notice, release, run_on_pod, run_on_pod_ray
 from iris_ray.errors import TaskCrashedError
 from tests.support.clusters import Clusters
+from tests.support.command_line import command_line
 from tests.support.processes import alive
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ import pytest
 from iris_ray.model.options import PriorityBand
 from iris_ray.study import Simulation
 from iris_ray.study.jobs import JobStream, RunTimes
-from iris_ray.study.report import report
+from iris_ray.study.report import report_on
 from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -65,7 +65,7 @@ POLICIES = (
 def test_the_state_holds_whatever_happens(policy: StudyPolicy, seed: int) -> None:
     simulation = simulated(small_study(seed), policy)
     simulation.state.check()
-    found = report(simulation.history, 2 * DAY)
+    found = report_on(simulation.history, 2 * DAY)
     assert found.finished["SUCCEEDED"] > 50
     assert found.preempted > 10
 
@@ -89,14 +89,14 @@ def test_every_policy_meets_the_same_jobs_and_losses() -> None:
 
 
 def test_gangs_that_heed_notices_lose_less() -> None:
-    default, _, ignored = (report(simulated(small_study(), policy).history, 2 * DAY) for policy in POLICIES)
+    default, _, ignored = (report_on(simulated(small_study(), policy).history, 2 * DAY) for policy in POLICIES)
     assert default.use.lost < ignored.use.lost
 
 
 def test_planning_at_intervals_changes_little() -> None:
     """Utilisation and shares stay within a few percent."""
     exact, coarse = (
-        report(simulated(replace(small_study(), plan_every_s=every_s), POLICIES[0]).history, 2 * DAY)
+        report_on(simulated(replace(small_study(), plan_every_s=every_s), POLICIES[0]).history, 2 * DAY)
         for every_s in (0.0, 30.0)
     )
     assert coarse.plans < exact.plans
@@ -126,7 +126,7 @@ def test_production_waits_less_if_it_takes_hosts_from_lower_bands() -> None:
     for policy in (StudyPolicy(name="default"), StudyPolicy(name="nobody gives way", evictions=False)):
         simulation = replace(small_study(), seconds=DAY).simulation(policy)
         simulation.run_until(DAY)
-        reports.append(report(simulation.history, DAY))
+        reports.append(report_on(simulation.history, DAY))
     default, nobody = reports
     assert default.evicted > 0 == nobody.evicted
     assert default.waits_by_band["production"].longest_s < 0.5 * nobody.waits_by_band["production"].longest_s

@@ -13,7 +13,7 @@ import requests
 
 from iris_ray.actors.host.metadata import UPCOMING_MAINTENANCE
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataServers, Value
+from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataServers, MetadataValue
 from iris_ray.testing.tpu_host import TPUHost
 from tests.support.metadata import FLAVOR, ask
 from tests.support.waiting import wait_until
@@ -47,7 +47,7 @@ def test_long_poll_waits_for_a_change(host_metadata: HostMetadata) -> None:
     etag = ask(host_metadata, PREEMPTED).headers["ETag"]
     questions: list[dict[str, Any]] = [{"last_etag": etag}, {}]
     for known in questions:
-        host_metadata.set(PREEMPTED, Value("FALSE", etag=etag))
+        host_metadata.set(PREEMPTED, MetadataValue("FALSE", etag=etag))
         timer = threading.Timer(0.1, host_metadata.preempt)
         began = time.monotonic()
         timer.start()

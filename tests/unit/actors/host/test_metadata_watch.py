@@ -18,7 +18,7 @@ import pytest
 
 from iris_ray.actors.host.metadata import PREEMPTION_NOTICE_S, UPCOMING_MAINTENANCE, MetadataWatch, WatchTimes
 from iris_ray.model.notices import HostNotice, NoticeKind
-from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, Value
+from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataValue
 from tests.support.metadata import FLAVOR
 from tests.support.waiting import wait_until
 
@@ -118,8 +118,8 @@ def test_watch_tells_of_maintenance_when_it_comes_near_and_again_when_it_is_move
 
 WITHDRAWALS: dict[str, Callable[[HostMetadata], None]] = {
     "an error": lambda host_metadata: host_metadata.call_off_maintenance(),
-    "the text NONE": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, Value("NONE")),
-    "an empty object": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, Value("{ }")),
+    "the text NONE": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, MetadataValue("NONE")),
+    "an empty object": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, MetadataValue("{ }")),
     "no such key": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, None),
     "a week later": lambda host_metadata: host_metadata.announce_maintenance(7 * 86_400),
 }
