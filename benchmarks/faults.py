@@ -25,7 +25,6 @@ from iris_ray import run_on_pod_ray
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import actor_pid
 
 TPU_TYPE, NOTE_S = "v4-16", 0.01
 SETTLE_S = 8.0
@@ -118,7 +117,8 @@ def kill_task(sample: Sample) -> set[int]:
 
 def kill_actor(kind: str, worker: int) -> Callable[[Sample], set[int]]:
     def kill(sample: Sample) -> set[int]:
-        os.kill(actor_pid(sample.cluster, sample.task(2)[1], worker, kind), signal.SIGKILL)
+        (pid,) = sample.cluster.host_pids(sample.task(2)[1], worker, f"ray::{kind}")
+        os.kill(pid, signal.SIGKILL)
         return {2 + worker}
 
     return kill

@@ -1,7 +1,7 @@
-"""Live lines at the bottom of the terminal: one for each thing that this process waits for.
+"""Live lines at the bottom of the terminal: one for each thing for which this process waits.
 
-They appear if stderr is a terminal that can move its cursor; elsewhere nothing is drawn. Rich lays them out: it knows
-the width of characters, NO_COLOR and terminals without any abilities (TERM=dumb).
+They appear only if stderr is a terminal that can move its cursor. Rich lays them out: it knows the width of characters,
+NO_COLOR and terminals without any abilities (TERM=dumb).
 """
 
 import contextlib
@@ -19,94 +19,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
-# What else the process prints while live lines are drawn: it goes above them, byte for byte.
-
-Above = Callable[[str | bytes], AbstractContextManager[None]]
-"""Clears the live lines for as long as a text is written."""
-
-
-class StreamAbove:
-    """A stream to the terminal that clears the live lines before each write.
-
-    Rich's own redirection is not used: it wraps long lines, ends lines that have no end yet, such as progress bars, and
-    sends stdout to the terminal even if it leads into a file.
-
-    Args:
-        stream: a text stream, or a binary one.
-        above: clears the lines.
-    """
-
-    def __init__(self, stream: Any, above: Above) -> None:
-        self._stream = stream
-        self._above = above
-
-    def write(self, text: Any) -> Any:
-        with self._above(text):
-            written = self._stream.write(text)
-            self._stream.flush()  # not later, when the lines are there again
-        return written
-
-    def writelines(self, lines: Iterable[Any]) -> None:
-        for line in lines:
-            self.write(line)
-
-    @property
-    def buffer(self) -> "StreamAbove":
-        return StreamAbove(self._stream.buffer, self._above)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-class RedirectedStreams:
-    """``sys.stdout``, ``sys.stderr`` and the handlers of `logging` that write to them, if they are terminals."""
-
-    def __init__(self, above: Above) -> None:
-        self._above = above
-        self._ours: dict[str, tuple[Any, StreamAbove]] = {}
-
-    def begin(self) -> None:
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            if stream is not None and not isinstance(stream, StreamAbove) and stream.isatty():
-                self._ours[name] = stream, StreamAbove(stream, self._above)
-                setattr(sys, name, self._ours[name][1])
-                _redirect_handlers(stream, self._ours[name][1])
-
-    def end(self) -> None:
-        """Put the original streams back, except where somebody else has put another one meanwhile."""
-        for name, (stream, ours) in self._ours.items():
-            if getattr(sys, name) is ours:
-                setattr(sys, name, stream)
-            _redirect_handlers(ours, stream)
-        self._ours.clear()
-
-
-def _redirect_handlers(stream: Any, other: Any) -> None:
-    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
-        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
-            if isinstance(handler, logging.StreamHandler) and getattr(handler, "stream", None) is stream:
-                handler.setStream(other)
-
-
-# -- live lines --------------------------------------------------------------------------------------------------------
-
 PATIENCE_S = 2.0
-"""What takes less has no line."""
+"""Waits that take less have no line."""
 TICK_S = 0.2
 MOST_LINES = 4
 
 
 class LiveLine:
-    """One line.
-
-    Args:
-        label: what it is about.
-        lines: draws it.
-        after_s: seconds after which it appears.
-        began: when what it is about began, as of ``time.monotonic``.
-    """
+    """One line, made by `live_line`."""
 
     def __init__(self, label: str, lines: "LiveLines", after_s: float, began: float) -> None:
         self._label = label
@@ -117,7 +37,7 @@ class LiveLine:
 
     @property
     def live(self) -> bool:
-        """Whether anybody sees it: if not, print what matters."""
+        """Whether lines are drawn at all; if not, callers print what matters."""
         return self._lines.drawable
 
     @property
@@ -125,11 +45,11 @@ class LiveLine:
         return time.monotonic() - self._began >= self._after_s and bool(self._text)
 
     def show(self, text: str) -> None:
-        """Say how it stands now. What is longer than the terminal is wide is cut off."""
+        """Set the text; the terminal's width cuts it off."""
         self._text = " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in text).split())
 
     def parts(self) -> tuple[str, str, str]:
-        """Return its label, text and the time since it began."""
+        """Return its label, its text and the elapsed time."""
         minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         return self._label, self._text, f"{minutes}:{seconds:02d}"
 
@@ -143,9 +63,9 @@ class LiveLines:
         self._lines: list[LiveLine] = []
         self._streams = RedirectedStreams(self._above)
         self._stream: Any = None
-        self._console: Console | None = None  # of that stream; made when the first line is due, as rich takes a moment
+        self._console: Console | None = None  # for that stream; made when the first line is due, as rich takes a moment
         self._drawn: list[tuple[str, str, str]] = []
-        self._mid_line = False  # something else has begun a line and not ended it, such as a question
+        self._mid_line = False  # whether other output has begun a line and not ended it, such as a question
         self._drawing = threading.Condition(self._lock)
 
     @property
@@ -171,11 +91,11 @@ class LiveLines:
                 if is_last := not self._lines and self._stream is not None:
                     self._stream = self._console = None
                 self._drawing.notify_all()
-            if is_last:  # waits for those who log, and they wait for the lock
+            if is_last:  # outside the lock: it waits for logging threads, which wait for the lock
                 self._streams.end()
 
     def forget(self) -> None:
-        """A forked child: the lines, and the thread that draws them, are its parent's."""
+        """Reset a forked child: the lines, and the thread that draws them, belong to its parent."""
         self._streams.end()
         self.__init__()  # type: ignore[misc]
 
@@ -225,12 +145,12 @@ class LiveLines:
 
 @contextlib.contextmanager
 def live_line(label: str, after_s: float = PATIENCE_S, began: float | None = None) -> Iterator[LiveLine]:
-    """Give a line within the block, in which something takes its time.
+    """Show a line while the block waits for something.
 
     Args:
-        label: what the line is about.
-        after_s: seconds after which it appears, if there is anything to show by then.
-        began: when that began, as of ``time.monotonic``; None: now.
+        label: the subject of the line.
+        after_s: seconds after which it appears, if it has a text by then.
+        began: when the wait began, as of ``time.monotonic``; None: now.
 
     Example::
 
@@ -246,7 +166,7 @@ def live_line(label: str, after_s: float = PATIENCE_S, began: float | None = Non
 
 
 def _terminal() -> Any:
-    """Return stderr, or None if it is not a terminal on which lines can be drawn."""
+    """Return stderr if lines can be drawn on it, or None."""
     stream = sys.stderr
     if stream is None or stream.closed or not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return None
@@ -260,14 +180,14 @@ def _console(stream: Any) -> "Console":
 
 
 def _take_width(console: "Console") -> None:
-    """Have a console use the width that the terminal has now, whatever COLUMNS says."""
+    """Have a console use the terminal's present width, whatever COLUMNS says."""
     with contextlib.suppress(OSError, ValueError):
         if (columns := os.get_terminal_size(console.file.fileno()).columns) > 0:
             console.width = columns
 
 
 def _stdout_is_a_pipe() -> bool:
-    """Return whether another program gets stdout, such as ``grep``: what it prints would run into the lines."""
+    """Return whether another program gets stdout, such as ``grep``, whose output would run into the lines."""
     try:
         return stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
     except (AttributeError, OSError, ValueError):  # no stdout, or no file
@@ -275,7 +195,7 @@ def _stdout_is_a_pipe() -> bool:
 
 
 def _laid_out(label: str, text: str, elapsed: str, width: int) -> Any:
-    """Return a line that leaves the last column free: some terminals wrap a full line at once."""
+    """Return the text of a line. It leaves the last column free: some terminals wrap a full line at once."""
     from rich.text import Text
 
     front = Text.assemble((label, "bold"), " " * bool(text), text, no_wrap=True)
@@ -287,11 +207,78 @@ def _laid_out(label: str, text: str, elapsed: str, width: int) -> Any:
 
 
 def _in_foreground(stream: Any) -> bool:
-    """Return whether the terminal is this process's to draw on; otherwise the shell's prompt is there."""
+    """Return whether this process is in the terminal's foreground; otherwise the shell's prompt is there."""
     try:
         return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
     except (OSError, ValueError):
         return True
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+# While live lines are drawn, all other output of the process goes above them, byte for byte.
+
+Above = Callable[[str | bytes], AbstractContextManager[None]]
+"""Clears the live lines for as long as a text is written."""
+
+
+class StreamAbove:
+    """A text or binary stream to the terminal that clears the live lines before each write.
+
+    We don't use Rich's own redirection: it wraps long lines, ends unfinished lines, such as progress bars, and sends
+    stdout to the terminal even if it leads into a file.
+    """
+
+    def __init__(self, stream: Any, above: Above) -> None:
+        self._stream = stream
+        self._above = above
+
+    def write(self, text: Any) -> Any:
+        with self._above(text):
+            written = self._stream.write(text)
+            self._stream.flush()  # before the lines are drawn again
+        return written
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        for line in lines:
+            self.write(line)
+
+    @property
+    def buffer(self) -> "StreamAbove":
+        return StreamAbove(self._stream.buffer, self._above)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class RedirectedStreams:
+    """``sys.stdout``, ``sys.stderr`` and the handlers of `logging` that write to them, if they are terminals."""
+
+    def __init__(self, above: Above) -> None:
+        self._above = above
+        self._ours: dict[str, tuple[Any, StreamAbove]] = {}
+
+    def begin(self) -> None:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            if stream is not None and not isinstance(stream, StreamAbove) and stream.isatty():
+                self._ours[name] = stream, StreamAbove(stream, self._above)
+                setattr(sys, name, self._ours[name][1])
+                _redirect_handlers(stream, self._ours[name][1])
+
+    def end(self) -> None:
+        """Restore the original streams, except where other code has replaced ours meanwhile."""
+        for name, (stream, ours) in self._ours.items():
+            if getattr(sys, name) is ours:
+                setattr(sys, name, stream)
+            _redirect_handlers(ours, stream)
+        self._ours.clear()
+
+
+def _redirect_handlers(stream: Any, other: Any) -> None:
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in logger.handlers if isinstance(logger, logging.Logger) else ():
+            if isinstance(handler, logging.StreamHandler) and getattr(handler, "stream", None) is stream:
+                handler.setStream(other)
 
 
 _all_lines = LiveLines()

@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
-from iris_ray.errors import InvalidRequestError
+from iris_ray.errors import InvalidJobError, InvalidRequestError
+from iris_ray.model.job_spec import OPTIONS_OF_A_JOB
 from iris_ray.model.options import OPTIONS, ModeOptions, Option, options_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -72,11 +73,11 @@ def require_valid(options: Mapping[str, Any]) -> None:
     """Refuse options that make no sense.
 
     Raises:
-        InvalidRequestError: the first one, with what to give instead.
+        InvalidRequestError: the first one, with what to give instead; an InvalidJobError if it is a part of the job.
     """
     for name, value in options.items():
         if (problem := OPTIONS[name].check.problem(value)) is not None:
-            raise InvalidRequestError(f"{name} {problem}")
+            raise (InvalidJobError if name in OPTIONS_OF_A_JOB else InvalidRequestError)(f"{name} {problem}")
 
 
 def _with_options(docstring: str | None, options: Mapping[str, Option]) -> str | None:

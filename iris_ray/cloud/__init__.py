@@ -1,6 +1,6 @@
-"""Google's Cloud TPU API: what it says about lost slices, and how iris_ray asks for missing slices.
+"""Google's Cloud TPU API: asks why slices are lost, and requests missing slices.
 
 May import: the pure core (`model`, `state`, `scheduler`).
-Start with `cloud_tpu.py` (the client), or with `demand.py` (what is missing) and `provisioning.py` (what to ask for),
-which are pure.
+Start with `cloud_tpu.py` (the client), or with `demand.py` (which slices jobs miss) and `provisioning.py` (which slices
+to request and to delete), which are pure.
 """

@@ -27,51 +27,6 @@ if TYPE_CHECKING:
     from google.cloud import tpu_v2
 
 
-# -- replies -----------------------------------------------------------------------------------------------------------
-# What the replies of the Cloud TPU API mean. Pure.
-
-
-def word_of_node(node: "tpu_v2.Node") -> ProviderWord:
-    """Return what a node's own state says, by the rules of the API's documentation."""
-    state, health = node.state.name, node.health.name
-    described = f" ({node.health_description})" if node.health_description else ""
-    if state in ("PREEMPTED", "TERMINATED"):
-        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that its node is {state}")
-    if state in ("STATE_UNSPECIFIED", "UNKNOWN"):
-        return ProviderWord(ProviderState.UNKNOWN, f"the provider says that its node is {state}{described}")
-    if state != "READY":
-        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {state}{described}")
-    if health not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
-        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {health}{described}")
-    return ProviderWord(ProviderState.READY, "the provider says that its node is READY")
-
-
-def word_of_queued(resource: "tpu_v2.QueuedResource") -> ProviderWord | None:
-    """Return what the queued resource says ahead of its node, or None."""
-    state, who = resource.state.state.name, resource.state.state_initiator.name
-    if state in ("SUSPENDING", "SUSPENDED") and who == "SERVICE":
-        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that it has it {state}")
-    if state in ("SUSPENDING", "SUSPENDED", "DELETING"):
-        return ProviderWord(ProviderState.FAILED, f"the provider says that a user has it {state}")
-    return None
-
-
-def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
-    """Return a queued resource, which has one node, as what a provisioner needs of it."""
-    spec, state = resource.tpu.node_spec[0], resource.state
-    error = state.failed_data.error.message if state.state.name == "FAILED" else ""
-    return QueuedSlice(
-        name=resource.name.rpartition("/")[2],
-        accelerator_type=spec.node.accelerator_type,
-        state=QueuedState.__members__.get(state.state.name, QueuedState.UNKNOWN),
-        labels=dict(spec.node.labels),
-        by_service=state.state_initiator.name == "SERVICE",
-        error=error,
-    )
-
-
-# -- cloud tpu ---------------------------------------------------------------------------------------------------------
-
 _ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
 
 Reply = TypeVar("Reply")
@@ -79,7 +34,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How many seconds one try may take, and all tries of a call together."""
+    """The time limits of one try, and of all tries of a call together, in seconds."""
 
     try_s: float
     total_s: float
@@ -118,7 +73,7 @@ class CloudTpu:
         return CloudTpu(location, os.environ.get(TEST_CLOUD_TPU_ENDPOINT) or None)
 
     def prepare(self) -> None:
-        """Make the client ahead of the first call: the import takes a while, and credentials may take longer.
+        """Make the client ahead of the first call, because the import and the credentials may take long.
 
         Errors are ignored here; the first call raises them again.
         """
@@ -126,7 +81,7 @@ class CloudTpu:
             self._client()
 
     def slice_word(self, slice_name: str, patience: Patience = FOR_A_WORD) -> ProviderWord:
-        """Return what the provider says about a slice. The word is UNKNOWN if it can't be asked."""
+        """Return the provider's word about a slice; UNKNOWN if the provider can't be asked."""
         try:
             return self._word(slice_name, patience)
         except ProviderError as error:
@@ -144,7 +99,7 @@ class CloudTpu:
         return [queued_slice(resource) for resource in found or () if len(resource.tpu.node_spec) == 1]
 
     def create(self, wanted: NewSlice, patience: Patience = FOR_CHANGES) -> str | None:
-        """Ask for a slice. Asking again with the same `NewSlice` changes nothing: Google knows the request id.
+        """Request a slice. A repetition with the same `NewSlice` changes nothing: Google knows the request id.
 
         Returns:
             Why the API refuses (no quota, no permission, …), or None.
@@ -176,7 +131,7 @@ class CloudTpu:
             self._call(lambda client, timeout: client.create_queued_resource(request, timeout=timeout), patience)
         except ProviderError as error:
             if isinstance(error.__cause__, exceptions.AlreadyExists):
-                return None  # names are used once: this is an earlier request of ours
+                return None  # it is an earlier request of ours, since names are used once
             return _refusal(error)
         return None
 
@@ -197,7 +152,7 @@ class CloudTpu:
             self._call(lambda client, timeout: client.delete_queued_resource(request, timeout=timeout), patience, True)
         except ProviderError as error:
             if isinstance(error.__cause__, (InternalServerError, Unknown)):
-                return str(error)  # it may fail for this one alone
+                return str(error)  # it may fail for this resource alone
             return _refusal(error)
         return None
 
@@ -221,7 +176,6 @@ class CloudTpu:
         return f"{self.location}/queuedResources/{name}"
 
     def _client(self) -> Any:
-        """Return the client, which is made once."""
         with self._making:
             if self._made is None:
                 from google.cloud import tpu_v2
@@ -265,7 +219,7 @@ class CloudTpu:
 
 
 def _refusal(error: ProviderError) -> str:
-    """Return why the API refuses; raises the error if it was not the API that said no."""
+    """Return the API's refusal as a sentence; raise the error if it is not a refusal."""
     from google.api_core.exceptions import ClientError
 
     if isinstance(error.__cause__, ClientError):
@@ -281,8 +235,49 @@ def _in_words(error: Exception) -> str:
     return f"the Cloud TPU API {what}: {type(error).__name__}: {first_line}"
 
 
+# -- replies of the API ------------------------------------------------------------------------------------------------
+
+
+def word_of_node(node: "tpu_v2.Node") -> ProviderWord:
+    """Return the verdict on a slice from its node's state, by the rules of the API's documentation."""
+    state, health = node.state.name, node.health.name
+    described = f" ({node.health_description})" if node.health_description else ""
+    if state in ("PREEMPTED", "TERMINATED"):
+        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that its node is {state}")
+    if state in ("STATE_UNSPECIFIED", "UNKNOWN"):
+        return ProviderWord(ProviderState.UNKNOWN, f"the provider says that its node is {state}{described}")
+    if state != "READY":
+        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {state}{described}")
+    if health not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
+        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {health}{described}")
+    return ProviderWord(ProviderState.READY, "the provider says that its node is READY")
+
+
+def word_of_queued(resource: "tpu_v2.QueuedResource") -> ProviderWord | None:
+    """Return the verdict from the queued resource, which goes before its node's; None if it has none."""
+    state, who = resource.state.state.name, resource.state.state_initiator.name
+    if state in ("SUSPENDING", "SUSPENDED") and who == "SERVICE":
+        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that it has it {state}")
+    if state in ("SUSPENDING", "SUSPENDED", "DELETING"):
+        return ProviderWord(ProviderState.FAILED, f"the provider says that a user has it {state}")
+    return None
+
+
+def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
+    """Return a queued resource of one node in the provisioner's form."""
+    spec, state = resource.tpu.node_spec[0], resource.state
+    error = state.failed_data.error.message if state.state.name == "FAILED" else ""
+    return QueuedSlice(
+        name=resource.name.rpartition("/")[2],
+        accelerator_type=spec.node.accelerator_type,
+        state=QueuedState.__members__.get(state.state.name, QueuedState.UNKNOWN),
+        labels=dict(spec.node.labels),
+        by_service=state.state_initiator.name == "SERVICE",
+        error=error,
+    )
+
+
 # -- provider words ----------------------------------------------------------------------------------------------------
-# Asks the provider about lost slices, without ever delaying a verdict for long.
 
 logger = logging.getLogger(__name__)
 
@@ -293,10 +288,10 @@ WORD_KEPT_S = 5.0
 
 
 class ProviderWords:
-    """Asks the provider about slices side by side. The answer takes `WORD_TIMEOUT_S` at most, whatever the API does.
+    """Asks the provider about several slices at once. It takes `WORD_TIMEOUT_S` at most, whatever the API does.
 
     Args:
-        cloud: the zone whose API is asked; None: nobody is.
+        cloud: the zone whose API it asks; None: it asks nobody.
     """
 
     def __init__(self, cloud: CloudTpu | None = None) -> None:
@@ -305,7 +300,7 @@ class ProviderWords:
         self._ask_of(cloud)
 
     def ask_at(self, location: str | None) -> None:
-        """Ask the API of this zone from now on; None: nobody is asked."""
+        """Ask the API of this zone from now on; None: ask nobody."""
         if location == (None if self._cloud is None else self._cloud.location):
             return
         self._asked.clear()
@@ -334,7 +329,7 @@ class ProviderWords:
         return words
 
     def _ask(self, cloud: CloudTpu, name: str) -> "asyncio.Future[ProviderWord]":
-        """Return the future answer. All hosts of a slice are lost at about the same time: they share one answer."""
+        """Return the future answer. The hosts of a slice are lost at about the same time, and share one answer."""
         if name not in self._asked:
             loop = asyncio.get_running_loop()
             self._asked[name] = answer = loop.run_in_executor(self._threads, _word_or_defect, cloud, name)

@@ -1,4 +1,4 @@
-"""How many slices waiting jobs miss. Pure."""
+"""How many more slices the waiting jobs need. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -22,24 +22,22 @@ from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.state.fleet import Fleet
 
 ARRIVAL_S = 600.0
-"""For so many seconds an incomplete slice counts as arriving; later it counts as broken."""
+"""Seconds for which an incomplete slice counts as arriving; later it counts as broken."""
 
 
 def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> dict[str, list[int]]:
-    """Return how many more slices of each type each waiting gang would need to run, each on its least count.
+    """Return how many more slices of its type each waiting gang needs to run on its least number of slices.
 
-    The gangs of a type are in the order of band and age. With so many more slices, a gang would run, and with fewer it
-    would not. Single tasks need a slice for as many of them as it has hosts.
+    The gangs of a type are in the order of band and age. Single tasks need one slice for as many tasks as it has hosts.
 
-    A job that waits because others use all slices would run on a new one, so it counts. A job that pauses after a
-    failed launch, or waits for a limit of its user, does not count, nor one that the plan has not looked at. Neither
-    does one that a new slice does not fit, because its constraints ask for more than the type, or its tasks for more
-    than the hosts of this type have that the cluster has seen.
+    A job that waits because other jobs use all slices counts. A job does not count if it pauses after a failed launch,
+    waits for a limit of its user, or was not considered by the latest plan; nor if a new slice would not suit it,
+    because it has other constraints than the type, or needs more than the known hosts of this type have.
     """
 
     @cache
     def new_slice_for(device: str, requirement: Requirement) -> TPUConfig | None:
-        """Return the type of a new slice that would do, or None: the same for thousands of jobs."""
+        """Return the type of a new slice that would suit, or None; cached, for thousands of jobs are alike."""
         config = get_tpu_config(device)
         return config if _new_slice_would_do(requirement, config, fleet.host_sizes.get(config.name)) else None
 
@@ -56,22 +54,14 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> 
         there = min(needed, free.setdefault(requirement, waiting.free))
         free[requirement] -= there
         if short := needed - there:
-            missing[config.name] += [short] if job.spec.coscheduling else _slices_for_tasks(short, config)
+            missing[config.name] += [short] if job.spec.coscheduling else [1] * -(-short // config.vm_count)
     return dict(missing)
 
 
-def _slices_for_tasks(tasks: int, config: TPUConfig) -> list[int]:
-    """Return one for each slice that some single tasks need."""
-    return [1] * -(-tasks // config.vm_count)
-
-
 def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resources | None) -> bool:
-    """Return whether a new slice would suit a requirement.
+    """Return whether a new slice of a type would suit a requirement.
 
-    Args:
-        requirement: what a gang asks for.
-        config: the type of the slice.
-        host: what its hosts have; None if none has been seen yet.
+    ``host`` is the resources of its hosts; None if the cluster has had none yet.
     """
     if not requirement.chips or requirement.group_by not in (TPU_NAME, None):
         return False
@@ -90,7 +80,7 @@ def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resou
 
 
 def slices_in(fleet: Fleet) -> dict[str, tuple[str, bool]]:
-    """Return the type of each slice that has hosts, and whether it has every host exactly once."""
+    """Return the type of each slice with hosts in the cluster, and whether every host is there exactly once."""
     grouping = fleet.grouping(TPU_NAME)
     groups = filter(None, map(grouping.get, grouping))
     return {g.name: (string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "", g.defect is None) for g in groups}
@@ -98,7 +88,7 @@ def slices_in(fleet: Fleet) -> dict[str, tuple[str, bool]]:
 
 @dataclass(slots=True)
 class Arrivals:
-    """Tells slices that are arriving, whose hosts join one after the other, from broken ones."""
+    """Tells arriving slices, whose hosts join one after the other, from broken ones."""
 
     _first_seen: dict[str, float] = field(default_factory=dict)
     _complete: set[str] = field(default_factory=set)
@@ -107,7 +97,7 @@ class Arrivals:
         """Return how many slices of each type are arriving.
 
         Args:
-            slices: the type of each slice that has hosts, and whether it has all of them.
+            slices: the result of `slices_in`.
             now: seconds on any monotonic clock.
         """
         self._first_seen = {name: self._first_seen.get(name, now) for name in slices}
@@ -120,5 +110,5 @@ class Arrivals:
 
 
 def net_demand(missing: Mapping[str, int], arriving: Mapping[str, int]) -> dict[str, int]:
-    """Return what is still missing when the arriving slices have arrived."""
+    """Return how many slices are still missing when the arriving ones have arrived."""
     return {name: count for name, n in missing.items() if (count := n - arriving.get(name, 0)) > 0}

@@ -1,9 +1,8 @@
-"""What to ask the provider for, and what to give back. Pure; `iris-ray cluster provision` carries it out.
+"""Plans which slices to request from the provider, and which to delete. `iris-ray cluster provision` carries it out.
 
-Every slice is a queued resource of one node: if one resource had several nodes, the provider would restart all of them
-to repair one. A queued resource holds quota until it is deleted, whatever its state, so those that have FAILED or were
-SUSPENDED are deleted. A provisioner owns only what carries its label and a name with its prefix; it neither touches nor
-counts anything else.
+Every slice is a queued resource of one node: to repair one node of several, the provider would restart all of them. A
+queued resource holds quota until it is deleted, whatever its state, so FAILED and SUSPENDED ones are deleted. A
+provisioner owns the resources with its label and its prefix in the name; it neither touches nor counts others.
 """
 
 import uuid
@@ -14,9 +13,6 @@ from enum import Enum
 from iris_ray.cloud.demand import ARRIVAL_S
 from iris_ray.cloud.provisioning_history import ProvisioningHistory
 from iris_ray.model.topology import TPUConfig
-
-# -- queued slices -----------------------------------------------------------------------------------------------------
-# Slices as the provider knows them: queued resources of one node each. Pure.
 
 OWNER_LABEL = "iris-ray-provisioner"
 """The label with the name of the provisioner that made a queued resource."""
@@ -40,7 +36,7 @@ class QueuedState(Enum):
 
 COMING = (QueuedState.CREATING, QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES, QueuedState.PROVISIONING)
 CANCELLABLE = (QueuedState.ACCEPTED, QueuedState.WAITING_FOR_RESOURCES)
-"""The states in which a request can be given back before it becomes a slice."""
+"""The states in which a request can be withdrawn before it becomes a slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +44,8 @@ class QueuedSlice:
     """A queued resource of one node, which has the same name.
 
     Attributes:
-        name: without project and zone.
-        accelerator_type: as Google spells it.
-        labels: of its node.
+        name: its name without project and zone.
+        accelerator_type: the type as Google spells it.
         by_service: whether the provider, not a user, caused its state.
         error: why it failed.
     """
@@ -84,25 +79,25 @@ class NewSlice:
 
 
 def request_id(verb: str, name: str) -> str:
-    """Return the UUID that makes repeating a request harmless: names are never used twice."""
+    """Return a UUID that makes repetitions of a request harmless: names are never used twice."""
     return str(uuid.uuid5(_NAMESPACE, f"{verb}/{name}"))
 
 
 # -- provisioning ------------------------------------------------------------------------------------------------------
 
 JOIN_S, BROKEN_S = 1800.0, 300.0
-"""When an ACTIVE slice is deleted: if it never joined the cluster whole, and if it lacks hosts that it had."""
+"""How long an ACTIVE slice may take to join the cluster whole, and how long it may lack hosts that it had."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one provisioner shall do.
+    """The settings of one provisioner.
 
     Attributes:
-        owner: its name, in the label and in the names of what it makes.
+        owner: its name, in the label and in the names of its slices.
         config: the type of its slices.
-        least, most: how many slices it keeps at least, and holds at most, slices that only hold quota included.
-        idle_s: seconds after which an unneeded slice is given back.
+        least, most: how many slices it keeps at least, and holds at most, including those that only hold quota.
+        idle_s: seconds after which an unneeded slice is deleted.
     """
 
     owner: str
@@ -116,7 +111,7 @@ class Settings:
         return f"iris-{self.owner}-{self.config.name}-"
 
     def owns(self, found: QueuedSlice) -> bool:
-        """Return whether this provisioner made it."""
+        """Return whether this provisioner has made a slice."""
         return found.name.startswith(self.prefix) and found.labels.get(OWNER_LABEL) == self.owner
 
 
@@ -127,7 +122,7 @@ class Joined:
     Attributes:
         whole: whether all of its hosts are in the cluster.
         in_use: whether a job runs on it, a process keeps it warm, or other Ray work uses its chips.
-        closed: whether a provisioner has closed it to new jobs, to give it back.
+        closed: whether a provisioner has closed it to new jobs, to delete it.
     """
 
     whole: bool
@@ -137,7 +132,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Ask for a slice of this name; an earlier plan may have asked for it already."""
+    """Request a slice of this name; an earlier plan may have requested it already."""
 
     name: str
     reason: str
@@ -148,11 +143,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Give a slice back.
-
-    Attributes:
-        if_unused: only if no job has started on it meanwhile.
-    """
+    """Delete a slice; with ``if_unused`` only if no job has started on it meanwhile."""
 
     name: str
     reason: str
@@ -164,7 +155,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Something is wanted, but not done now."""
+    """Slices are wanted, but can't be requested now."""
 
     reason: str
 
@@ -184,17 +175,17 @@ def plan(
     now: float,
     date: float,
 ) -> list[Action]:
-    """Return what to do now, each action with its reason.
+    """Return the actions to take now, each with its reason.
 
     Args:
-        settings: what is wanted.
+        settings: the provisioner's settings.
         demand: how many slices of the type each waiting gang misses, the first to be served first; None if the cluster
             could not be asked.
         found: all queued resources of the zone.
         joined: the slices that have hosts in the cluster; ignored if ``demand`` is None.
-        history: what earlier plans left behind; this call changes it.
-        now: seconds by a monotonic clock.
-        date: seconds since the epoch; new names contain it.
+        history: the memory of earlier plans; this call changes it.
+        now: seconds on a monotonic clock.
+        date: seconds since the epoch, for new names.
     """
     ours = {one.name: one for one in found if settings.owns(one)}
     for name, asked_at in list(history.unconfirmed.items()):
@@ -213,7 +204,7 @@ def _sort_out(
     history: ProvisioningHistory,
     now: float,
 ) -> tuple[list[Action], list[QueuedSlice], list[QueuedSlice]]:
-    """Return deletions of failed, suspended and broken slices; the slices that are coming; those that are there."""
+    """Return deletions of failed, suspended and broken slices; the coming slices; and the present ones."""
     deletions: list[Action] = []
     coming: list[QueuedSlice] = []
     present: list[QueuedSlice] = []
@@ -264,10 +255,10 @@ def _release(
     history: ProvisioningHistory,
     now: float,
 ) -> list[Action]:
-    """Give back what no job can use, down to the least number: requests first, then the slices idle the longest.
+    """Delete what no job can use, down to the least number: requests first, then the slices that are idle longest.
 
-    A gang that would need more slices than there may be can't use any. One for which others would have to leave theirs
-    first can.
+    A gang that needs more slices than ``settings.most`` can't use any. A gang that has to wait for other jobs' slices
+    can use new ones.
     """
     present_here = {one.name: joined[one.name] for one in present} if demand is not None else {}
     useful = _useful(demand or (), present_here.values(), settings.most)
@@ -281,7 +272,7 @@ def _release(
 
 
 def _useful(demand: Iterable[int], present: Iterable[Joined], most: int) -> int:
-    """Return how many slices those gangs miss that could get all they miss."""
+    """Return how many slices the gangs miss that could get all their slices within ``most``."""
     idle_now = sum(not one.in_use and not one.closed for one in present)
     return sum(missing for missing in demand if missing + idle_now <= most)
 
@@ -289,7 +280,7 @@ def _useful(demand: Iterable[int], present: Iterable[Joined], most: int) -> int:
 def _unneeded_requests(
     coming: Sequence[QueuedSlice], most: int, idle_s: float, history: ProvisioningHistory, now: float
 ) -> list[Action]:
-    """Return deletions of the first requests, of so many at most, that no job has waited for, for long enough."""
+    """Return deletions of requests, at most ``most``, for which no job has waited for ``idle_s``."""
     deletions: list[Action] = []
     for number, one in enumerate(one for one in coming if one.state in CANCELLABLE):
         unneeded = number < most
@@ -301,7 +292,7 @@ def _unneeded_requests(
 def _idle_slices(
     names: Sequence[str], unused: Collection[str], idle_s: float, history: ProvisioningHistory, now: float
 ) -> list[Action]:
-    """Return deletions of the slices that have been unused for long enough, the longest first."""
+    """Return deletions of the slices that have been unused for ``idle_s``, the longest first."""
     unused_s = {name: history.lasting("idle", name, name in unused, now) for name in names}
     idle = sorted(((unused_s[name], name) for name in unused if unused_s[name] >= idle_s), reverse=True)
     return [
@@ -320,7 +311,7 @@ def _obtain(
     now: float,
     date: float,
 ) -> list[Action]:
-    """Ask for what completes gangs, within the cap, and not soon after a failure."""
+    """Request slices that complete gangs, within ``settings.most`` and after the pause of a failure."""
     unconfirmed = list(history.unconfirmed)
     actions: list[Action] = [Create(name, "it was asked for, and is not listed yet") for name in unconfirmed]
     coming, held = coming + len(unconfirmed), held + len(unconfirmed)
@@ -344,7 +335,7 @@ def _obtain(
 
 
 def _completed(demand: Sequence[int], slices: int) -> tuple[int, list[int]]:
-    """Return how many of some slices complete gangs, one after the other, and what the other gangs miss."""
+    """Return how many of the slices complete gangs, one after the other, and what the other gangs miss."""
     used, left_out = 0, []
     for missing in demand:
         if used + missing <= slices:
@@ -353,9 +344,6 @@ def _completed(demand: Sequence[int], slices: int) -> tuple[int, list[int]]:
             left_out.append(missing)
     return used, left_out
 
-
-# -- startup script ----------------------------------------------------------------------------------------------------
-# The script by which a new TPU host joins the Ray cluster.
 
 HEAD_MARK = "@RAY_HEAD@"
 """The placeholder for HOST:PORT of the cluster's head in start-up scripts."""
@@ -367,4 +355,4 @@ until ray start --address='{HEAD_MARK}'; do
   sleep 10
 done
 """
-"""The default, for images with Ray and iris_ray installed."""
+"""The default script by which a new TPU host joins the Ray cluster, for images with Ray and iris_ray installed."""

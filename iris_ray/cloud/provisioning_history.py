@@ -1,4 +1,4 @@
-"""What a provisioner remembers: failures and backoff, unconfirmed requests, how long conditions have held. Pure."""
+"""The memory of a provisioner: failures and backoff, unconfirmed requests, how long conditions have held. Pure."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -8,15 +8,13 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
 
 @dataclass(slots=True)
 class ProvisioningHistory:
-    """What a provisioner remembers from one plan to the next. If it is lost, timers begin anew.
-
-    Times are of the clock that the plans are made with.
+    """The memory of a provisioner from one plan to the next. If it is lost, timers begin anew.
 
     Attributes:
-        failures: how many in a row; a slice that joins the cluster ends the row.
-        not_before: when the next slice may be asked for.
+        failures: failures in a row; a slice that joins the cluster ends the row.
+        not_before: when the next slice may be requested; times are of the clock of `plan`.
         last_failure: a sentence.
-        unconfirmed: names that were asked for and are not listed yet, and the times of the first requests.
+        unconfirmed: names of requested slices that are not listed yet, and the times of the first requests.
     """
 
     failures: int = 0
@@ -39,7 +37,7 @@ class ProvisioningHistory:
         return float(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(max(0, self.failures - 1), 20)))
 
     def refused(self, name: str, now: float, why: str) -> None:
-        """Record that the provider refuses the slice of that name; it is not asked for again."""
+        """Record that the provider refuses the slice of that name; it is not requested again."""
         self.unconfirmed.pop(name, None)
         self.failed(now, why)
 
@@ -50,7 +48,7 @@ class ProvisioningHistory:
             self.failed(now, why)
 
     def has_joined(self, name: str) -> None:
-        """Record that all hosts of a slice are in the cluster. The first time, this ends a row of failures."""
+        """Record that all hosts of a slice are in the cluster. The first such record ends the row of failures."""
         if name not in self._joined:
             self._joined.add(name)
             self.failures, self.not_before = 0, 0.0
@@ -67,7 +65,7 @@ class ProvisioningHistory:
         return now - self._since.setdefault((what, name), now)
 
     def forget_all_but(self, names: Collection[str]) -> None:
-        """Drop what is remembered of slices that are gone."""
+        """Forget the slices that are gone."""
         self._since = {key: since for key, since in self._since.items() if key[1] in names}
         self._counted &= set(names)
         self._joined &= set(names)

@@ -1,9 +1,8 @@
-"""The dashboard: web pages that show the fleet, the queue, jobs, users and what has happened.
+"""The dashboard: web pages that show the fleet, the queue, jobs, users and recent events.
 
-It runs in a process of its own, so that pages cost the Controller nothing but one question twice a second, however
-many people look. It only reads. `follower.py` asks; `cluster_view.py` turns the answers into tables of rows
-(`rows.py`); `follower.py` sends what has changed to every open page; `server.py` serves. The pages are plain HTML,
-CSS and JavaScript in ``static/``.
+It runs in a process of its own and only reads: it asks the Controller twice a second, however many pages are open.
+`follower.py` asks, and sends changes to every open page; `cluster_view.py` turns the answers into tables of rows
+(`rows.py`); `server.py` serves. The pages are plain HTML, CSS and JavaScript in ``static/``.
 
 Start with `cluster_view.py`. May import: `actors.calls`, `actors.protocol` and the pure core. Nothing but the command
 line may import it.

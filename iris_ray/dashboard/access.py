@@ -1,7 +1,6 @@
-"""Who may read: programs on this machine; from elsewhere, whoever has the token."""
+"""Who may read the dashboard: programs on this machine without a token, other machines with one."""
 
 import hmac
-import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import is_loopback
 from iris_ray.settings import DASHBOARD_TOKEN
 
 RAY_TOKEN, RAY_TOKEN_PATH, RAY_TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", ".ray/auth_token"
@@ -23,16 +23,8 @@ HEADERS = {
 }
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches what listens there."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def token_of(environment: Mapping[str, str]) -> str | None:
-    """Return the dashboard's token, or else the one of the Ray cluster; None if there is none."""
+    """Return the dashboard's token, or else the Ray cluster's; None if there is none."""
     if token := DASHBOARD_TOKEN.read(environment) or environment.get(RAY_TOKEN):
         return token
     path = environment.get(RAY_TOKEN_PATH) or Path(environment.get("HOME", "/"), RAY_TOKEN_FILE)
@@ -46,7 +38,7 @@ def require_token(host: str, environment: Mapping[str, str] = os.environ) -> str
     """Return the token that readers need; None if the dashboard is for this machine only.
 
     Raises:
-        InvalidRequestError: others could reach it, and there is no token.
+        InvalidRequestError: other machines could reach it, and there is no token.
     """
     if is_loopback(host):
         return None
@@ -61,7 +53,7 @@ def require_token(host: str, environment: Mapping[str, str] = os.environ) -> str
 
 
 def guard(token: str | None) -> Middleware:
-    """Return the middleware that refuses strangers."""
+    """Return the middleware that refuses requests without the token, or under a foreign name."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -72,7 +64,7 @@ def guard(token: str | None) -> Middleware:
 
 
 async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
-    """Set the headers that keep pages safe. For every response, as it begins."""
+    """Set the security headers of a response."""
     response.headers.update(HEADERS)
 
 
@@ -87,7 +79,7 @@ def _bytes(text: str) -> bytes:
 def _refusal(request: web.Request, token: str | None) -> web.StreamResponse | None:
     if token is None:
         if is_loopback(request.host.rpartition(":")[0] or request.host):
-            return None  # another name may be a stranger's page whose name was made to lead here
+            return None  # with another name, a stranger's page may have had its name resolve to this machine
         return web.Response(status=403, text="this dashboard is for its own machine: open it as http://localhost\n")
     bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
     if request.path in OPEN_PATHS or any(is_right(one, token) for one in (bearer, request.cookies.get(COOKIE))):

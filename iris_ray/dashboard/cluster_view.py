@@ -1,4 +1,4 @@
-"""The cluster as the pages show it: tables of rows, kept up to date by the Controller's changes."""
+"""The cluster as tables of rows for the pages, kept up to date by the Controller's changes."""
 
 import time
 from collections import Counter, deque
@@ -16,8 +16,7 @@ TABLES = "cluster", "slices", "jobs", "queue", "users", "events"
 class ClusterView:
     """Six tables: ``cluster`` (one row, "now"), ``slices``, ``jobs``, ``queue``, ``users`` and ``events``.
 
-    Args:
-        clock: tells the time; seconds since the epoch.
+    ``clock`` returns seconds since the epoch.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -26,23 +25,23 @@ class ClusterView:
         self._hosts: dict[str, WorkerStatus] = {}
         self._unusable: set[str] = set()  # node ids of hosts that no job can get
         self._members: dict[str, dict[str, None]] = {}  # slice → node ids
-        self._spares: dict[str, str] = {}  # job that only holds slices ready → the job for which it does
+        self._spares: dict[str, str] = {}  # spare job → the job for which it holds slices ready
         self._happened: deque[int] = deque()
         self._last_happening = 0
         self._order: list[str] = []
         self._waiting = 0
 
     def begin(self, jobs: Iterable[JobStatus], hosts: Iterable[WorkerStatus]) -> None:
-        """Show these jobs and hosts and no others: everything was listed anew. Nothing of it has just happened."""
+        """Show these jobs and hosts and no others, without events: the Controller has listed all of them anew."""
         jobs, hosts = list(jobs), list(hosts)
         job_ids, node_ids = {job.job_id for job in jobs}, {host.node_id for host in hosts}
         self._take_jobs(jobs, [job_id for job_id in self.tables["jobs"].rows if job_id not in job_ids], silent=True)
         self._take_hosts(hosts, [node_id for node_id in self._hosts if node_id not in node_ids], silent=True)
 
     def apply(self, changes: Changes) -> None:
-        """Take up what has changed."""
+        """Show the changes."""
         self._take_jobs(changes.jobs, changes.forgotten)
-        unusable = _unusable(changes.workers)  # all that are there, unless they are more than a page
+        unusable = _unusable(changes.workers)  # all of them, unless they are more than a page
         gone = self._unusable - unusable if len(unusable) < PAGE else set()
         self._take_hosts(changes.workers, [*changes.lost, *gone])
         self.tables["queue"].replace({one.job_id: queue_row(one) for one in changes.queue})
@@ -50,11 +49,7 @@ class ClusterView:
         self._order, self._waiting = [one.job_id for one in changes.queue], changes.waiting
 
     def take_changes(self, about: Row) -> Diff:
-        """Return what has changed since the last call.
-
-        Args:
-            about: what else to show of the cluster.
-        """
+        """Return the rows that have changed since the last call. ``about`` is more to show in the cluster's row."""
         diff = Diff()
         for name in TABLES[1:]:
             self.tables[name].take_changes(name, diff)
@@ -116,7 +111,6 @@ class ClusterView:
                 events.drop(str(self._happened.popleft()))
 
     def _count(self) -> Row:
-        """Return how many hosts, chips and jobs there are of each kind."""
         slices, jobs = self.tables["slices"].rows.values(), self.tables["jobs"].rows.values()
         with_chips = [one for one in slices if one["chips"] or one["tpu"]]
         hosts: Counter[str] = Counter(host[1] for one in with_chips for host in one["hosts"])

@@ -1,4 +1,4 @@
-"""Asks the Controller what has changed, for all pages together."""
+"""Asks the Controller for changes, and sends them to every open page: server-sent events, encoded once for all."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,16 @@ from iris_ray.dashboard.cluster_view import ClusterView
 from iris_ray.dashboard.rows import Diff
 from iris_ray.errors import IrisError
 
-# -- channel -----------------------------------------------------------------------------------------------------------
-# What has changed, on its way to every open page: server-sent events, encoded once for all.
-
 DIFFS_KEPT = 120
-"""A page that was away for no longer than so many changes goes on where it was."""
+"""A page that has missed no more than so many changes gets them when it is back."""
 MOST_BEHIND = 240
-"""A page that does not read is closed when so many changes wait for it. It comes again by itself."""
+"""A page that does not read is closed when so many changes wait for it. It reconnects by itself."""
 
 RELOAD = b"event: reload\ndata: {}\n\n"
 
 
 class OpenPage:
-    """An open page, and what it was not sent yet. None: it is too far behind."""
+    """An open page, and the queue of its messages; None at the end: it is too far behind."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -42,11 +39,7 @@ class OpenPage:
 
 
 class Channel:
-    """Gives every page the view's tables once, and then what changes.
-
-    Args:
-        view: its tables are what a new page gets.
-    """
+    """Gives every new page the view's tables, and then all changes."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -85,7 +78,7 @@ class Channel:
         return self._snapshot[1]
 
     def open(self, version: str) -> OpenPage:
-        """Return a reader for a page that has the tables of a version."""
+        """Return a reader for a page that has this version of the tables."""
         reader = OpenPage()
         instance, _, number = version.rpartition("-")
         missed = [message for known, message in self._diffs if number.isdecimal() and known > int(number)]
@@ -101,7 +94,7 @@ class Channel:
         self._readers.pop(reader, None)
 
     async def wait_for_reader(self, timeout_s: float) -> None:
-        """Return after so many seconds; earlier if the first page is opened."""
+        """Return after so many seconds, or when the first page is opened."""
         self._came.clear()
         if self.has_readers:
             await asyncio.sleep(timeout_s)
@@ -121,18 +114,16 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 IDLE_POLL_S = 2.0
-"""How often it asks while no page is open, so that the events go on."""
+"""How often it asks while no page is open, so that the table of events has no gaps."""
 ASK_AGAIN_S = 2.0
 
 
 class Follower:
-    """Keeps a view up to date and tells the channel what has changed.
+    """Keeps a view up to date and publishes its changes in the channel.
 
     Args:
         connect: returns a connection to the Controller; blocks; raises `IrisError` if there is none.
-        view: the tables.
-        channel: the open pages.
-        address: of the cluster, as people know it.
+        address: the cluster's address, for people.
     """
 
     def __init__(
@@ -163,7 +154,7 @@ class Follower:
             await self._channel.wait_for_reader(pause_s)
 
     async def _step(self) -> bool:
-        """Ask once; return whether there is more to ask for at once."""
+        """Ask once; return whether the Controller has more changes already."""
         if self._source is None:
             self._source = await asyncio.to_thread(self._connect)
         changes = await asyncio.to_thread(self._source.ask, ControllerInterface.changes, self._position)

@@ -1,4 +1,4 @@
-"""What has happened, found by comparing rows before and after."""
+"""Finds events by comparing rows of jobs and slices before and after a change."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,19 +12,18 @@ _CONDITIONS = {
     "quarantined": "in quarantine",
     "closed": "closed",
 }
-"""Of hosts: those that people want to know of, in words."""
+"""The conditions of hosts that are worth an event, in words."""
 _FINE = "fine again"
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One thing that has happened.
+    """One event.
 
     Attributes:
         kind: "submitted", "started", "restarted", "ended", "eviction" or "host".
         level: "good", "bad", "notice" or "plain".
-        text: what, in words.
-        job, slice, user: what it is about, as far as it is about such a thing.
+        job, slice, user: its subjects, or None.
     """
 
     kind: str
@@ -36,7 +35,7 @@ class Happening:
 
 
 def of_job(before: Row | None, now: Row) -> Iterator[Happening]:
-    """Yield what has happened to a job. Spares are no jobs to people."""
+    """Yield the events of a job; none of a spare, which people do not see as a job."""
     if now["spare_for"]:
         return
     about = {"job": now["id"], "user": now["user"]}
@@ -55,7 +54,7 @@ def of_job(before: Row | None, now: Row) -> Iterator[Happening]:
 
 
 def of_slice(before: Row | None, now: Row | None) -> Iterator[Happening]:
-    """Yield what has happened to the hosts of a slice; one thing for all to which the same has happened."""
+    """Yield the events of the hosts of a slice, one for all hosts with the same change."""
     had = {host[0]: host[1] for host in before["hosts"]} if before else {}
     if now is None:
         assert before is not None

@@ -1,4 +1,4 @@
-"""What is asked for one job at a time: the job in full, and its logs. Pages that ask at once share an answer."""
+"""Answers questions of pages about single jobs and their logs. Pages that ask at the same time share an answer."""
 
 import asyncio
 import time
@@ -16,23 +16,19 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.model.goodput import Totals, productive_share
 
 SHARED_S = 0.5
-"""The server reuses an answer for so many seconds, and shares one that is still awaited among all who ask for it."""
+"""How long the server reuses an answer. Pages that ask before it has arrived share it."""
 GOODPUT_S = 10.0
 MOST_ANSWERS = 200
 PIECE_BYTES = 256 << 10
 TAIL_LINES = 500
 THREADS = 16
-"""In which questions are asked. A host that is silent holds one for 20 s; all else that the server does has others."""
+"""The threads that ask. A silent host holds one for 20 s; they are not used for anything else."""
 
 T = TypeVar("T")
 
 
 class JobPages:
-    """Answers for single jobs.
-
-    Args:
-        connect: returns a connection to the Controller; blocks; raises `IrisError` if there is none.
-    """
+    """Answers for single jobs; ``connect`` as for `Follower`."""
 
     def __init__(self, connect: Callable[[], ControllerConnection]) -> None:
         self._connect = connect
@@ -49,11 +45,11 @@ class JobPages:
         return await self._shared(("job", job_id), lambda source: _job(source, job_id))
 
     async def goodput(self) -> dict[str, Any]:
-        """Return what the time of each user's jobs went into. It is asked once in `GOODPUT_S`."""
+        """Return how each user's jobs spent their time, asked at most once in `GOODPUT_S`."""
         return await self._shared(("goodput",), _goodput, GOODPUT_S)
 
     async def logs(self, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return a piece of what a task has printed, and where the next one begins.
+        """Return a piece of a task's output, and where the next piece begins.
 
         Args:
             job_id: the job.
@@ -105,7 +101,7 @@ def _job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
 
 
 def goodput_by_user(jobs: Iterable[JobGoodput]) -> dict[str, Any]:
-    """Return for each user how many jobs there are, what their chip-seconds went into, and the productive share."""
+    """Return each user's number of jobs, their chip-seconds by use, and the productive share."""
     totals: dict[str, Totals] = {}
     counts: Counter[str] = Counter()
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Where the cluster's dashboard is, for those who would like a link to it."""
+"""Records the address of the cluster's dashboard, so that commands can print links to it."""
 
 import json
 import socket
@@ -17,9 +17,8 @@ class _Place:
     """Where a dashboard is.
 
     Attributes:
-        machine: the name of the machine on which the URL is good.
-        url: of the dashboard.
-        ray_job: the Ray job that it is: one that was killed leaves its address behind, and Ray knows that it ended.
+        machine: the name of the machine on which the URL works.
+        ray_job: the dashboard's Ray job. A killed dashboard leaves its address behind; Ray knows that its job ended.
     """
 
     machine: str
@@ -28,19 +27,19 @@ class _Place:
 
 
 def announce(url: str) -> None:
-    """Have others know that a dashboard serves at this URL, as this machine knows it."""
+    """Record that a dashboard serves at this URL on this machine."""
     place = _Place(socket.gethostname(), url, ray.get_runtime_context().get_job_id())
     ClusterStore().put(_KEY, json.dumps(asdict(place)).encode())
 
 
 def withdraw() -> None:
-    """Take `announce` back, unless another dashboard has announced itself since. Many have the same URL."""
+    """Delete the record of `announce`, unless another dashboard, perhaps with the same URL, has replaced it."""
     if (found := _announced()) is not None and found.ray_job == ray.get_runtime_context().get_job_id():
         ClusterStore().delete(_KEY)
 
 
 def link_to(page: str = "") -> str | None:
-    """Return the address of a page, with its machine if that is another than this; None without a dashboard."""
+    """Return the address of a page, with the machine's name if it is another one; None without a dashboard."""
     found = _announced()
     if found is None or not driver_lives(found.ray_job):
         return None

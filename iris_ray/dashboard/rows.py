@@ -1,4 +1,4 @@
-"""The tables that the pages show: rows of jobs, hosts and users, and what has changed in them."""
+"""The tables of the pages: rows of jobs, hosts and users, and their changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Diff:
-    """What has changed in tables.
+    """Changes of tables.
 
     Attributes:
         put: table → key → the new row.
-        drop: table → keys of rows that are gone.
+        drop: table → keys of removed rows.
     """
 
     put: dict[str, dict[str, Row]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Diff:
 
 
 class Table:
-    """Rows by key. It knows which have changed since `take_changes` was last called."""
+    """Rows by key, and the keys that have changed since the last `take_changes`."""
 
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
@@ -55,14 +55,14 @@ class Table:
         return row
 
     def replace(self, rows: Mapping[str, Row]) -> None:
-        """Have these rows and no others."""
+        """Replace all rows."""
         for key in self.rows.keys() - rows.keys():
             self.drop(key)
         for key, row in rows.items():
             self.put(key, row)
 
     def take_changes(self, name: str, diff: Diff) -> None:
-        """Add to a diff, under a name, what has changed since the last call."""
+        """Add the changes since the last call to a diff, under this table's name."""
         put = {key: self.rows[key] for key in self._changed if key in self.rows}
         drop = [key for key in self._changed if key not in self.rows]
         if put:
@@ -72,14 +72,10 @@ class Table:
         self._changed.clear()
 
 
-# -- host rows ---------------------------------------------------------------------------------------------------------
-# Rows of slices and their hosts.
-
-
 def slice_row(hosts: Sequence[WorkerStatus], spares: Mapping[str, str]) -> Row:
-    """Return the row of a slice, or of a host that is of none.
+    """Return the row of a slice, or of a single host without one.
 
-    A host in ``hosts`` is ``[number, condition, job, why, address, node id]``; one that is missing has no address.
+    A host in ``hosts`` is ``[number, condition, job, why, address, node id]``; a missing host has no address.
     """
     (view,) = slices_of(hosts)
     rows = [_host(host, spares) for host in view.hosts]
@@ -112,11 +108,8 @@ def _kind(view: SliceView) -> str:
     return "GPU" if gpus else "no TPU"
 
 
-# -- job rows ----------------------------------------------------------------------------------------------------------
-# Rows of jobs and of the queue.
-
 ERROR_CHARACTERS = 300
-"""Of an error, so many are in a list; the job's page has them all."""
+"""The length of errors in the table of jobs; the job's page has the whole error."""
 
 
 def job_row(job: JobStatus) -> Row:
@@ -150,12 +143,8 @@ def queue_row(waiting: WaitingJob) -> Row:
     return {"why": waiting.why, "kind": waiting.kind.lower(), "since": waiting.since}
 
 
-# -- user rows ---------------------------------------------------------------------------------------------------------
-# Rows of users: what they have, what they may have, and what the queue counts.
-
-
 def user_rows(limits: Iterable[LimitStatus], shares: Iterable[UserShare]) -> Mapping[str, Row]:
-    """Return a row for each user who has something, has had something lately, or has limits."""
+    """Return a row for each user who holds resources now, held some lately, or has limits."""
     rows: dict[str, dict[str, Any]] = {}
     for share in shares:
         row = rows.setdefault(share.user, _row(share.user))

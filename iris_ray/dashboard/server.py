@@ -1,14 +1,14 @@
-"""The HTTP server: pages, tables, changes as they come, and what is asked for one job at a time.
+"""The HTTP server of the dashboard.
 
 ==========================  ============================================================================
 ``/``                       the pages
 ``/api/snapshot``           all tables, and their version
-``/api/changes?since=V``    server-sent events: what has changed since that version, as it comes
+``/api/changes?since=V``    server-sent events: the changes since a version, as they come
 ``/api/jobs``, …            one table: its rows
-``/api/goodput``            what the time of each user's jobs went into
+``/api/goodput``            how each user's jobs spent their time
 ``/api/jobs/ID``            a job in full: why it waits, its tasks and attempts
-``/api/jobs/ID/logs``       a piece of what a task has printed; ``task``, ``attempt``, ``offset`` or ``tail``
-``/healthz``, ``/readyz``   it lives; it has the Controller's word on the cluster
+``/api/jobs/ID/logs``       a piece of a task's output; ``task``, ``attempt``, ``offset`` or ``tail``
+``/healthz``, ``/readyz``   the server lives; the Controller answers it
 ==========================  ============================================================================
 """
 
@@ -31,9 +31,9 @@ from iris_ray.errors import InvalidRequestError, IrisError, UnknownNameError
 STATIC = Path(__file__).parent / "static"
 KEEP_ALIVE_S = 10.0
 MOST_OF_A_VERSION = 50
-"""Characters. Those of the channel have about twelve."""
+"""Characters. The channel's versions have about twelve."""
 JOB = "{job:[^/]+}"
-"""Any id. What aiohttp takes for a part of a path by itself has no braces."""
+"""Any id. By default, aiohttp would not match ids with braces."""
 LOGIN = (STATIC / "login.html").read_text()
 
 
@@ -42,8 +42,8 @@ def application(connect: Callable[[], ControllerConnection], address: str, token
 
     Args:
         connect: returns a connection to the Controller; blocks; raises `IrisError` if there is none.
-        address: of the cluster, as people know it.
-        token: what readers must have; None: whoever reaches the server may read.
+        address: the cluster's address, for people.
+        token: the token that readers need; None: everybody who reaches the server may read.
     """
     view = ClusterView()
     channel = Channel(view)
@@ -81,7 +81,7 @@ async def _running(follower: Follower) -> AsyncIterator[None]:
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with our errors' own words."""
+    """Answer with the messages of our errors."""
     try:
         return await handler(request)
     except UnknownNameError as error:
@@ -170,9 +170,6 @@ class _Routes:
         return web.Response(body=encode(found), content_type="application/json")
 
 
-# -- serve -------------------------------------------------------------------------------------------------------------
-# Runs the dashboard in this process until it is told to end.
-
 PORT = 8267
 """Ray's dashboard has 8265."""
 
@@ -185,12 +182,12 @@ async def serve(
     token: str | None,
     ready: Callable[[str], object],
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Run the dashboard in this process until SIGINT or SIGTERM.
 
     Args:
         connect, address, token: see `application`.
-        host, port: where to listen; port 0 takes a free one.
-        ready: called with the URL once it listens.
+        host, port: the address at which it listens; port 0 takes a free one.
+        ready: called with the URL when it listens.
 
     Raises:
         InvalidRequestError: it can't listen there.

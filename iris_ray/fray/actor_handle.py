@@ -1,4 +1,4 @@
-"""The caller's side of an actor: handles, methods and futures, as Fray has them. Handles can be sent to anybody."""
+"""The caller's side of an actor: Fray's handles, methods, futures and groups. Handles can be pickled."""
 
 import importlib
 import os
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from iris_ray.actors.protocol.status import JobStatus
 
 
-# -- actor call --------------------------------------------------------------------------------------------------------
-# What a caller and an actor say to each other: one method's call, and its result or error, as bytes over gRPC.
+# -- messages ----------------------------------------------------------------------------------------------------------
+# A call of a method, and its result or error, travel as bytes over gRPC.
 
 SERVICE, METHOD = "iris_ray.fray.Actor", "Call"
 PATH = f"/{SERVICE}/{METHOD}"
 TOKEN = "iris-ray-token"
-"""The key of the call's metadata under which the address's token travels."""
+"""The key of the token in the call's metadata."""
 
 KEEPALIVE_MS = 10_000
 OPTIONS = [
@@ -38,7 +38,7 @@ OPTIONS = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),  # hosts of a cluster reach each other
     ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # a host that has vanished is noticed while it is waited for
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # notices a lost host during a call
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
 ]
@@ -46,11 +46,11 @@ OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class ActorAddress:
-    """Where an actor listens, and the word without which it takes no call.
+    """Where an actor listens, and the token without which it takes no call.
 
     Attributes:
         target: ``host:port``.
-        token: made at random for each server. It is as well protected as Ray's key-value store.
+        token: random for each server, and as well protected as Ray's key-value store.
     """
 
     target: str
@@ -72,27 +72,19 @@ class ActorAddress:
 
 
 def require_no_tls(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse actors where Ray encrypts what it sends: their calls would not be.
-
-    Raises:
-        UnsupportedOptionError: it does.
-    """
+    """Raise UnsupportedOptionError if Ray encrypts its messages: calls of actors would not be encrypted."""
     if environ.get("RAY_USE_TLS", "0") not in ("0", ""):
         raise UnsupportedOptionError("RAY_USE_TLS is set, and calls of Fray's actors are not encrypted")
 
 
 def pack_call(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Return a call as bytes.
-
-    Raises:
-        TypeError, pickle.PicklingError: an argument can't travel.
-    """
+    """Return a call as bytes; raises TypeError or pickle.PicklingError if an argument can't be pickled."""
     packed: bytes = cloudpickle.dumps((method, args, kwargs))
     return packed
 
 
 def pack_result(result: Any) -> bytes:
-    """Return a method's result as bytes, or the error that it can't travel."""
+    """Return a method's result as bytes, or a ResultNotPicklableError."""
     try:
         return pickle.dumps((True, cloudpickle.dumps(result), ""))
     except Exception as error:
@@ -109,10 +101,10 @@ def pack_error(error: BaseException) -> bytes:
 
 
 def unpack_answer(answer: bytes) -> Any:
-    """Return a method's result, or raise its error; a note of that has the traceback from inside the actor.
+    """Return a method's result, or raise its error with the actor's traceback in a note.
 
     Raises:
-        RemoteUserError: the method raised what can't be rebuilt here.
+        RemoteUserError: the method raised an error that can't be unpickled here.
     """
     fine, payload, text = pickle.loads(answer)
     if fine:
@@ -135,7 +127,7 @@ def _rebuilt(payload: bytes, text: str) -> BaseException:
 
 
 def unavailable(message: str) -> RuntimeError:
-    """Return the error that an actor does not answer: Fray's own if it has one, as newer versions do."""
+    """Return the error for an actor that does not answer: Fray's own class, in versions that have one."""
     theirs: Any = importlib.import_module("fray.actor")
     error: RuntimeError = getattr(theirs, "ActorUnavailableError", ActorUnavailableError)(message)
     return error
@@ -143,12 +135,7 @@ def unavailable(message: str) -> RuntimeError:
 
 @dataclass(frozen=True, slots=True)
 class InTaskOf:
-    """An actor that a task of a job is. Its attempts have different addresses.
-
-    Attributes:
-        job_id: the job.
-        endpoint: what the task registers its address as.
-    """
+    """An actor in a task of a job. Each attempt of the task has another address, registered under ``endpoint``."""
 
     job_id: str
     endpoint: str
@@ -157,7 +144,7 @@ class InTaskOf:
         """Return its address now.
 
         Raises:
-            fray.actor.ActorUnavailableError: it does not run now, or not yet. A RuntimeError, also where Fray has none.
+            fray.actor.ActorUnavailableError: the actor does not run now; a RuntimeError in all versions of Fray.
         """
         if (address := endpoints_of(self.job_id, self.endpoint).get(self.endpoint)) is None:
             raise unavailable(f"actor {self} does not run now; its job: iris-ray job status {self.job_id}")
@@ -169,7 +156,7 @@ class InTaskOf:
 
 @dataclass(frozen=True, slots=True)
 class InProcess:
-    """An actor that a process hosts for as long as it lives."""
+    """An actor in a process that lives as long as the actor."""
 
     name: str
     address: ActorAddress
@@ -210,19 +197,19 @@ class ActorHandle:
         return f"<ActorHandle {self._place}>"
 
     def _call(self, request: bytes) -> tuple[grpc.Future, Way]:
-        """Send a call, and return by which way. Blocks while the actor is looked up: at first, and after its loss."""
+        """Send a call; return it with its connection. Blocks to look up the actor, at first and after its loss."""
         with self._lock:
             if self._way is None:
                 address = self._place.find()
                 self._way = Way(grpc.insecure_channel(address.target, options=OPTIONS), address)
-            way = self._way  # nobody closes it before the call is on its way
+            way = self._way  # `_forget` can't close it before the call is sent
             return way.channel.unary_unary(PATH).future(request, metadata=((TOKEN, way.address.token),)), way
 
     def _forget(self, way: Way) -> None:
-        """Look for the actor again at the next call, unless that has been done since a call went this way."""
+        """Drop a connection, so that the next call looks for the actor again."""
         with self._lock:
             if self._way is not way:
-                return  # calls of the actor's next attempt may run on the new one
+                return  # calls of the actor's next attempt may use the new connection
             self._way = None
         way.channel.close()
 
@@ -234,11 +221,11 @@ class ActorMethod:
         self._handle, self._name = handle, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, wait, and return its result or raise its error; raises like `ActorFuture.result`."""
+        """Call the method and wait; returns and raises like `ActorFuture.result`."""
         return self.remote(*args, **kwargs).result()
 
     def remote(self, *args: Any, **kwargs: Any) -> "ActorFuture":
-        """Call it, and return a future of its result at once."""
+        """Call the method, and return a future of its result at once."""
         request = pack_call(self._name, args, kwargs)
         try:
             return ActorFuture(self._handle, self._name, *self._handle._call(request))
@@ -246,7 +233,7 @@ class ActorMethod:
             return ActorFuture(self._handle, self._name, error)
 
     def submit(self, *args: Any, **kwargs: Any) -> "ActorFuture":
-        """The same as `remote`: a call may take as long as it takes."""
+        """The same as `remote`: calls have no time limit."""
         return self.remote(*args, **kwargs)
 
 
@@ -265,9 +252,9 @@ class ActorFuture:
             timeout: seconds; None waits for ever.
 
         Raises:
-            TimeoutError: it still runs, and goes on.
+            TimeoutError: the call still runs, and goes on.
             fray.actor.ActorUnavailableError: the actor is lost or not there. It may have run the call. The next call
-                looks for the actor's next attempt.
+                goes to the actor's next attempt.
         """
         if isinstance(self._running, RuntimeError):
             raise self._running
@@ -284,16 +271,14 @@ class ActorFuture:
 
 
 # -- actor group -------------------------------------------------------------------------------------------------------
-# The actors of one job, as they come and go.
 
 POLL_S = 0.2
 
 
 class ActorGroup:
-    """The actors of one job: ``count`` tasks, each of which is one. It can be pickled.
+    """The actors of one job, numbered, one in each of ``count`` tasks. It can be pickled.
 
-    Actors are told apart by their number. One that is preempted or fails comes back as long as its job has retries, as
-    a new object under its old handle.
+    An actor that is preempted or fails comes back while its job has retries: a new object with the old handle.
     """
 
     def __init__(self, job_id: str, name: str, count: int) -> None:
@@ -301,28 +286,28 @@ class ActorGroup:
         self._handed_out: set[int] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ActorGroup, (self.job_id, self._name, self._count)  # whoever gets it has discovered nothing yet
+        return ActorGroup, (self.job_id, self._name, self._count)  # the copy has handed out no handles
 
     @property
     def job_id(self) -> str:
-        """The job, for `iris-ray` and `IrisClient`."""
+        """The job's id, for `iris-ray` and `IrisClient`."""
         return self._job.job_id
 
     @property
     def ready_count(self) -> int:
-        """How many actors take calls now."""
+        """The number of actors that take calls now."""
         return len(self._ready())
 
     def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> "list[FraysHandle]":
         """Wait until so many actors take calls, and return their handles by number.
 
         Args:
-            count: how many; None: all.
+            count: the number of actors; None: all.
             timeout: seconds.
 
         Raises:
-            TimeoutError: some are not ready in time; the message says what their job waits for. They go on.
-            fray.actor.ActorUnavailableError: the job has ended. A RuntimeError, also where Fray has none.
+            TimeoutError: some actors are not ready in time; the message says what their job waits for. They go on.
+            fray.actor.ActorUnavailableError: the job has ended; a RuntimeError in all versions of Fray.
         """
         wanted = self._count if count is None else min(count, self._count)
         deadline = time.monotonic() + timeout
@@ -339,7 +324,7 @@ class ActorGroup:
         return self._hand_out(ready[:wanted])
 
     def discover_new(self) -> "list[FraysHandle]":
-        """Return the handles of actors that take calls now, and that this object has not returned before."""
+        """Return the handles of actors that take calls now, except those that this object has returned before."""
         return self._hand_out([index for index in self._ready() if index not in self._handed_out])
 
     def is_done(self) -> bool:

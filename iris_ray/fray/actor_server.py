@@ -1,4 +1,4 @@
-"""Serves the methods of one object in this process to others, and is the task of an actor's job."""
+"""The actor's side of an actor: a server of one object's methods, in a task of a job or in this process."""
 
 import contextvars
 import functools
@@ -26,7 +26,7 @@ from iris_ray.fray.actor_handle import (
     pack_result,
     require_no_tls,
 )
-from iris_ray.fray.job_request import band_of, fray_placement, function_in_task, task_request
+from iris_ray.fray.job_request import InTask, MakesClient, band_of, fray_placement, task_request
 from iris_ray.model.checks import require_int
 from iris_ray.model.options import default_of
 from iris_ray.task.endpoints import register_endpoint
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 GRACE_S = 10.0
-"""How long calls that run have when an actor ends by its own wish."""
+"""How long running calls may take when an actor ends itself."""
 
 
 class ActorServer:
-    """Takes calls of an object's methods, on the address by which other hosts of the cluster reach this one.
+    """Takes calls of an object's methods, at the address by which other hosts of the cluster reach this host.
 
     Args:
-        max_concurrency: how many methods may run at a time; the others wait.
+        max_concurrency: how many methods may run at a time; further calls wait.
     """
 
     def __init__(self, max_concurrency: int) -> None:
@@ -58,16 +58,16 @@ class ActorServer:
         self.address = ActorAddress.of_port(host, port)
 
     def serve(self, instance: Any) -> None:
-        """Begin to take calls. Methods whose names begin with an underscore are not served.
+        """Begin to take calls of methods whose names do not begin with an underscore.
 
-        They run in threads, in copies of this call's context: Fray's current client is the same there.
+        They run in threads, in copies of the present context, so that Fray's current client is the same there.
         """
         self._instance = instance
         self._context = contextvars.copy_context()
         self._server.start()
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more calls, and wait for those that run, at most so many seconds."""
+        """Take no more calls, and wait at most ``grace_s`` for those that run."""
         self._server.stop(grace_s).wait()
 
     def _call(self, request: bytes, about: grpc.ServicerContext) -> bytes:
@@ -76,7 +76,7 @@ class ActorServer:
             about.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this actor's")
         try:
             return self._context.copy().run(self._answer, request)
-        except BaseException as error:  # of the method's, SystemExit included
+        except BaseException as error:  # the method may even raise SystemExit
             return pack_error(error)
 
     def _answer(self, request: bytes) -> bytes:
@@ -87,9 +87,9 @@ class ActorServer:
 
 
 def make_instance(context: "ActorContext", actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make the object, with Fray's ``current_actor()`` set meanwhile."""
+    """Make the object while Fray's ``current_actor()`` is set."""
     actor: Any = importlib.import_module("fray.actor")
-    token = actor._set_current_actor(context)  # which Fray has for its backends
+    token = actor._set_current_actor(context)  # Fray has it for its backends
     try:
         return actor_class(*args, **kwargs)
     finally:
@@ -99,10 +99,10 @@ def make_instance(context: "ActorContext", actor_class: type, args: tuple[Any, .
 def serve_actor(
     actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], group: str, max_concurrency: int
 ) -> None:
-    """Be one actor of a group, in a task, until the actor itself says that it ends.
+    """Serve one actor of a group, in a task, until the actor ends itself.
 
     Raises:
-        BaseException: what the class raises when an object is made, or what the actor gives as the reason of its end.
+        BaseException: the exception of the class's constructor, or the error with which the actor ended itself.
     """
     from fray.actor import ActorContext
 
@@ -120,11 +120,8 @@ def serve_actor(
         raise context._errors[0]
 
 
-# -- actor request -----------------------------------------------------------------------------------------------------
-# From a class to the request of a job whose tasks are actors, or to an actor of this process.
-
-
 def actor_request(
+    client: MakesClient,
     actor_class: type,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -139,7 +136,7 @@ def actor_request(
     Actors on slices of one VM are placed, lost and restarted one by one, on larger slices as one gang.
 
     Raises:
-        InvalidRequestError: something can't work as written; nothing was acquired.
+        InvalidRequestError: an option can't work; nothing was acquired.
     """
     from fray.types import ActorConfig, ResourceConfig
 
@@ -149,7 +146,7 @@ def actor_request(
     config = ActorConfig() if actor_config is None else actor_config
     serve = functools.partial(serve_actor, actor_class, args, kwargs, name, config.max_concurrency)
     return task_request(
-        function_in_task(serve),
+        InTask.of(serve, client),
         name,
         resources,
         fray_placement(resources, count, tpu_gang=False),

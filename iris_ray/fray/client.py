@@ -1,4 +1,4 @@
-"""`Client`: Fray's interface to jobs and actors, on a Ray cluster."""
+"""Fray's interface to jobs and actors, on a Ray cluster."""
 
 import threading
 from contextlib import suppress
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from fray.types import ActorConfig, EnvironmentConfig, JobRequest, ResourceConfig
 
 _submitting = threading.Lock()
-"""Two threads that submit the same job would not see each other's."""
+"""Held while a job is looked up and submitted: two threads that submit the same job would both miss the other's."""
 
 
 class Client:
     """Fray's client, for ``fray.current_client.set_current_client``. Tasks of its jobs have it as the current one, too.
 
     Args:
-        iris: the way to the cluster; ``IrisClient.remote(address)`` from outside of it. None: the cluster that this
-            process runs in.
-        detached: its jobs go on when this process ends. Not for what a task submits, which ends with that task.
+        iris: the connection to the cluster: ``IrisClient.remote(address)`` from outside of it; None: the cluster in
+            which this process runs.
+        detached: whether its jobs go on when this process ends. Not in a task, whose jobs end with it.
 
     Raises:
         FrayMissingError: Fray is not installed here.
@@ -49,21 +49,21 @@ class Client:
         self._groups: list[ActorGroup] = []
 
     def submit(self, request: "JobRequest", adopt_existing: bool = True) -> JobHandle:
-        """Put a job into the cluster's queue; returns as soon as it is there.
+        """Put a job into the cluster's queue; return as soon as it is there.
 
-        A name counts for one user, and in one job: what a task submits has names of its own. A name is free again when
-        its job has ended.
+        A name is unique among the unfinished jobs of a user; jobs that tasks submit have names of their own, within the
+        job of the task.
 
         Args:
             request: the job.
-            adopt_existing: if such a job has not ended, return that, whichever process submitted it.
+            adopt_existing: whether to return an unfinished job of this name, whichever process submitted it.
 
         Raises:
             fray.client.JobAlreadyExists: there is one, and ``adopt_existing`` is False; the error has its handle.
-            InvalidRequestError: something can't work as written; nothing was acquired.
-            UnsupportedOptionError: something that iris_ray does not do; an InvalidRequestError, too.
+            InvalidRequestError: an option can't work; nothing was acquired.
+            UnsupportedOptionError: iris_ray does not support an option; an InvalidRequestError, too.
         """
-        made = fray_request(request)
+        made = fray_request(request, Client)
         with _submitting:
             if (job_id := unfinished_job(request.name)) is None:
                 self._jobs.append(JobHandle(launch(made, self._detached).job_id))
@@ -88,7 +88,7 @@ class Client:
             Its handle, and ``shutdown()``.
 
         Raises:
-            UnsupportedOptionError: Ray encrypts what it sends (``RAY_USE_TLS``); calls of actors would not be.
+            UnsupportedOptionError: Ray encrypts its messages (``RAY_USE_TLS``); calls of actors would not be encrypted.
         """
         return host_here(actor_class, args, kwargs, name, actor_config)
 
@@ -123,16 +123,17 @@ class Client:
         """Make actors, each in a task of one job; returns as soon as the job is in the queue.
 
         Args:
-            actor_class, args, kwargs: what each of them is made of. `fray.actor.current_actor` tells them apart.
-            name: of the group.
-            count: how many; on TPU slices of several VMs a multiple of these.
-            resources: what each of them takes; one CPU if left out.
+            actor_class, args, kwargs: the class of all actors, and its arguments. `fray.actor.current_actor` tells the
+                actors apart.
+            name: the group's name.
+            count: the number of actors; on TPU slices of several VMs a multiple of the VMs.
+            resources: the resources of each actor; one CPU if left out.
             actor_config: how many methods run at a time, and how often an actor comes back: after preemptions
                 ``max_restarts`` times (100 if left out), after failures ``max_task_retries`` times (0 if left out).
             environment: variables and packages.
 
         Raises:
-            InvalidRequestError: something can't work as written; nothing was acquired.
+            InvalidRequestError: an option can't work; nothing was acquired.
         """
         return self._create(actor_class, args, kwargs, name, count, resources, actor_config, environment)
 
@@ -140,10 +141,10 @@ class Client:
         """End the actors that this client has made in tasks. Jobs that are not detached end with this process.
 
         Args:
-            wait: for the ends of the jobs that this client has submitted.
+            wait: whether to wait for the ends of the jobs that this client has submitted.
         """
         for group in self._groups:
-            with suppress(UnknownNameError):  # it has ended, and the Controller keeps only the newest that have
+            with suppress(UnknownNameError):  # it has ended, and the Controller keeps only the newest ended jobs
                 group.shutdown()
         for job in self._jobs if wait else ():
             with suppress(UnknownNameError):
@@ -152,16 +153,16 @@ class Client:
         self._jobs.clear()
 
     def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
-        request = actor_request(actor_class, args, kwargs, *asked)
+        request = actor_request(Client, actor_class, args, kwargs, *asked)
         name, count, *_ = asked
         self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
         return self._groups[-1]
 
 
 def unfinished_job(name: str) -> str | None:
-    """Return the id of the newest job of that name that has not ended, of this user, and of this job if in a task."""
+    """Return the id of this user's newest unfinished job of a name; in a task, of a job that this job has submitted."""
     if find_controller() is None:
-        return None  # no job has needed one yet
+        return None  # no job has been submitted yet
     user, me = current_user(), get_job_info()
     parent = me.job_id if me else ""
     for job in reversed(ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_jobs)):

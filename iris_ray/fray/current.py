@@ -1,8 +1,8 @@
-"""Fray's current client: the one module that touches what Fray does not publish, checked on 0.2.20 and 0.2.227.
+"""Fray's current client: the one module that touches private parts of Fray, checked on 0.2.20 and 0.2.227.
 
-Fray keeps the client in a context variable, and new threads begin without its value. There Fray looks for a cluster of
-Iris by the ``IRIS_*`` variables of the process, which tasks of ours have, too, and falls back to running everything in
-the process itself, without a word.
+Fray keeps the client in a context variable, and new threads begin without its value. In such a thread, Fray would look
+for a cluster of Iris by the ``IRIS_*`` variables, which our tasks have, too, and then silently run everything in the
+process itself.
 """
 
 import contextlib
@@ -20,11 +20,7 @@ _VARIABLE = "_current_client_var"
 
 
 def require_fray() -> None:
-    """Refuse to work without Fray.
-
-    Raises:
-        FrayMissingError: the package is not there, or is another one of that name.
-    """
+    """Raise FrayMissingError if Fray is not installed, or another package has its name."""
     try:
         importlib.import_module("fray.client")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A job of Fray's, by its id: from any process of the cluster, also one that did not submit it."""
+"""A handle of a job of Fray's, by the job's id. It works in every process of the cluster."""
 
 import math
 import time
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FIRST_POLL_S, LAST_POLL_S = 0.05, 1.0
 MOST_LOG_BYTES = 1 << 20
-"""Of one task."""
+"""Bytes of one task's log that `JobHandle.logs` reads."""
 
 _NAMES = {
     JobState.PENDING: "PENDING",
@@ -27,11 +27,11 @@ _NAMES = {
     JobState.WORKER_FAILED: "FAILED",
     JobState.UNSCHEDULABLE: "FAILED",
 }
-"""Fray knows fewer states."""
+"""Our states as Fray's, which are fewer."""
 
 
 def fray_status(state: JobState) -> "FrayStatus":
-    """Return a state as Fray calls it."""
+    """Return Fray's name of a state."""
     from fray.types import JobStatus as FrayStatus
 
     return FrayStatus[_NAMES[state]]
@@ -50,19 +50,19 @@ class JobHandle:
         return self._job_id
 
     def status(self) -> "FrayStatus":
-        """Return how the job stands: pending, running, succeeded, failed or stopped."""
+        """Return the job's state: pending, running, succeeded, failed or stopped."""
         return fray_status(self.look().state)
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> "FrayStatus":
-        """Wait for the job's end, and return how it stands then.
+        """Wait for the job's end, and return its state.
 
         Args:
             timeout: seconds; None waits for ever.
-            raise_on_failure: whether anything but a success in time is an error. If not, the status says what it is.
+            raise_on_failure: whether to raise the errors below; if not, the returned state tells.
 
         Raises:
-            fray.client.JobFailed: it has failed, or was stopped; a note says why.
-            TimeoutError: it goes on; the message says what it does or waits for.
+            fray.client.JobFailed: the job has failed, or was stopped; a note says why.
+            TimeoutError: the job goes on; the message says what it does or waits for.
         """
         status = self._wait(math.inf if timeout is None else timeout)
         if raise_on_failure and not status.state.finished:
@@ -72,10 +72,10 @@ class JobHandle:
         return fray_status(status.state)
 
     def logs(self, max_lines: int = 0) -> tuple[str, ...]:
-        """Return what the tasks have printed in their latest attempts, task by task, at most 1 MiB of each.
+        """Return the output of the tasks' latest attempts, task by task, at most 1 MiB of each.
 
         Args:
-            max_lines: the last lines of each task, so many in all; 0: all.
+            max_lines: the number of lines in all, the last ones of each task; 0: all lines.
         """
         controller = ControllerConnection(patience_s=RESTART_S)
         tasks = [task.task_index for task in controller.ask_all(ControllerInterface.list_tasks, self._job_id)]
@@ -88,13 +88,13 @@ class JobHandle:
         return tuple(lines[-max_lines:])
 
     def terminate(self) -> None:
-        """End the job, wherever it stands."""
+        """End the job, whatever its state."""
         user = current_user()
         controller = ControllerConnection(patience_s=RESTART_S)
         controller.ask(ControllerInterface.cancel, self._job_id, f"terminated by {user}", user)
 
     def look(self) -> JobStatus:
-        """Return how the job stands, in full."""
+        """Return the job's full status."""
         if self._end is not None:
             return self._end
         status = ControllerConnection(patience_s=RESTART_S).ask(ControllerInterface.job_status, self._job_id)

@@ -1,4 +1,4 @@
-"""From Fray's `JobRequest` to a request of iris_ray: checked, and complete, without a cluster."""
+"""Turns Fray's `JobRequest` into a request of iris_ray: checked and complete, without a cluster."""
 
 import functools
 import json
@@ -25,86 +25,144 @@ from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU_TOPOLOGY
 
 if TYPE_CHECKING:
+    from fray.client import Client as FraysClient
     from fray.types import Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
 
+MakesClient = Callable[[], "FraysClient"]
+"""A function that makes a client of Fray, importable in tasks."""
 
-# -- entrypoint --------------------------------------------------------------------------------------------------------
-# What each task of a job of Fray's runs: its entrypoint, with Fray's current client set to ours.
+log = logging.getLogger(__name__)
 
+BANDS = {0: PriorityBand.INTERACTIVE, 1: PriorityBand.PRODUCTION, 2: PriorityBand.INTERACTIVE, 3: PriorityBand.BATCH}
+"""Fray's priorities are Iris's bands; 0 leaves the choice to the backend."""
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A program and its arguments, which no shell reads. What it prints is the task's output.
-
-    Raises, when it is called:
-        subprocess.CalledProcessError: it has ended with another exit code than 0, or by a signal.
-        OSError: it can't be started, for example because the host does not have it.
-    """
-
-    command: str
-    arguments: tuple[str, ...]
-
-    def __call__(self) -> None:
-        subprocess.run([self.command, *self.arguments], check=True)
-
-
-@dataclass(frozen=True, slots=True)
-class InTask:
-    """A function, run where ``fray.current_client.current_client()`` is a client of ours.
-
-    It is unpickled once that is so: modules that ask for the client when they are imported get ours, too. What it
-    returns is dropped, as Fray drops it.
-    """
-
-    pickled: bytes
-
-    def __call__(self) -> None:
-        from iris_ray.fray.client import Client
-
-        with as_current_client(Client()):
-            cloudpickle.loads(self.pickled)()
+_REFUSED_RESOURCES = {
+    "image": "tasks run in the image of their Ray node",
+    "container_profile": "tasks run in the container of their Ray node",
+    "target_cluster": "connect to that cluster instead",
+}
+_REFUSED_ENVIRONMENT = {
+    "docker_image": "tasks run in the image of their Ray node",
+    "setup_scripts": "install what they install into the image, or ask for pip_packages",
+    "secrets": "give them as env_vars",
+}
+_IGNORED_ENVIRONMENT = {
+    "extras": "the image of the cluster must have them",
+    "sync_packages": "the image of the cluster must have them",
+}
 
 
-def in_task(entrypoint: "Entrypoint") -> InTask:
-    """Return what each task of a job with this entrypoint runs.
+def fray_request(request: "JobRequest", client: MakesClient) -> RunRequest:
+    """Check a job of Fray's and return it as a request of iris_ray.
+
+    Args:
+        request: the job.
+        client: makes Fray's current client in each task.
 
     Raises:
-        InvalidFunctionError: there is nothing to run, or it can't be pickled.
+        InvalidRequestError: an option makes no sense; nothing was acquired.
+        UnsupportedOptionError: iris_ray does not support an option that must not be ignored silently.
     """
-    return function_in_task(_function_of(entrypoint))
+    if getattr(request, "processes_per_task", 1) != 1:
+        raise UnsupportedOptionError(
+            f"processes_per_task is {request.processes_per_task}: each task is one process, with all its GPUs; leave it"
+            " out, and start the others from it"
+        )
+    if getattr(request, "timeout", None) is not None:
+        log.warning("job %s: timeout has no effect", request.name)
+    return task_request(
+        InTask.of(_function_of(request.entrypoint), client),
+        request.name,
+        request.resources,
+        fray_placement(request.resources, request.replicas or 1, tpu_gang=True),
+        request.environment,
+        priority=band_of(request.priority),
+        max_retries_failure=request.max_retries_failure,
+        max_retries_preemption=request.max_retries_preemption,
+        max_task_failures=getattr(request, "max_task_failures", 0) or None,
+    )
 
 
-def function_in_task(function: Callable[[], Any]) -> InTask:
-    """Return what each task of a job runs in order to run this function; raises like `in_task`."""
-    return InTask(pickle_function(function, name_of(function)))
+def task_request(
+    task: "InTask",
+    name: str,
+    resources: "ResourceConfig",
+    placement: Placement,
+    environment: "EnvironmentConfig | None",
+    **options: Any,
+) -> RunRequest:
+    """Return the request of a job whose tasks run in an environment of Fray's; raises like `fray_request`.
+
+    ``options`` are those of `IrisClient.submit`.
+    """
+    if not isinstance(name, str) or not name or "/" in name:
+        raise InvalidRequestError(f"name is {name!r}; give a str without slashes")
+    _refuse("resources", resources, _REFUSED_RESOURCES)
+    _refuse("environment", environment, _REFUSED_ENVIRONMENT)
+    for option, why in _IGNORED_ENVIRONMENT.items():
+        if asked := getattr(environment, option, None):
+            log.warning("job %s: %s %s are not installed; %s", name, option, list(asked), why)
+    made = make_request(task, placement, name, env=variables(environment, resources), **options)
+    if environment is None or not environment.pip_packages:
+        return made
+    runtime_env = {**made.process.runtime_env, "pip": list(environment.pip_packages)}
+    return replace(made, process=replace(made.process, runtime_env=runtime_env))
 
 
-def _function_of(entrypoint: "Entrypoint") -> Callable[[], Any]:
-    if (asked := entrypoint.callable_entrypoint) is not None:
-        return functools.partial(asked.callable, *asked.args, **asked.kwargs)
-    if (program := entrypoint.binary_entrypoint) is not None:
-        return Command(program.command, tuple(program.args))
-    raise InvalidFunctionError("the entrypoint has neither a function nor a program; see Entrypoint.from_callable")
+def variables(environment: "EnvironmentConfig | None", resources: "ResourceConfig") -> dict[str, str]:
+    """Return the environment variables of the tasks: Fray's for the device, overridden by the job's own.
+
+    ``IRIS_TASK_RESOURCES`` describes the task's share of its host in Iris's format. Marin's code reads its memory
+    there; without it, it assumes unlimited memory.
+    """
+    own = environment.env_vars if environment is not None else {}
+    return {**resources.device.default_env_vars(), "IRIS_TASK_RESOURCES": _in_words_of_iris(resources), **own}
+
+
+def _in_words_of_iris(resources: "ResourceConfig") -> str:
+    device = resources.device
+    chips = {} if device.kind == "cpu" else {device.kind: {"variant": device.variant, "count": device.chip_count()}}
+    amounts = {"cpu_millicores": round(resources.cpu * 1000), "memory_bytes": round(size_in_bytes(resources.ram))}
+    return json.dumps({**amounts, "device": chips})
+
+
+def band_of(priority: int) -> PriorityBand:
+    """Return the band for a priority of Fray's.
+
+    Raises:
+        InvalidRequestError: there is no such priority.
+    """
+    if priority not in BANDS:
+        raise InvalidRequestError(
+            f"priority is {priority!r}; give 0 or 2 (interactive), 1 (production) or 3 (batch), as in Iris"
+        )
+    return BANDS[priority]
+
+
+def _refuse(whose: str, config: object, reasons: dict[str, str]) -> None:
+    for option, why in reasons.items():
+        if (asked := getattr(config, option, None)) not in (None, {}, [], ()):
+            shown = "given" if option == "secrets" else repr(asked)
+            raise UnsupportedOptionError(f"{option} of the {whose} is {shown}: {why}")
 
 
 # -- placement ---------------------------------------------------------------------------------------------------------
-# From Fray's `ResourceConfig` to what iris_ray places.
 
 ANY_REGION = "*"
-"""Fray's word for "in whatever region"."""
+"""Fray's word for any region."""
 ACCELERATOR_TYPE = "ray.io/accelerator-type"
 TOPOLOGY = "ray.io/tpu-topology"
 _NOT_PREEMPTIBLE = Constraint("preemptible", ConstraintOp.EQ, False)
-"""A preference: most clusters don't say it of their hosts, and Marin's coordinators all ask for it."""
+"""A preference, not a constraint: all Marin's coordinators ask for it, but most clusters have no such label."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b|bytes?)?", re.IGNORECASE)
 _POWERS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("", "k", "m", "g", "t", "p"))}
 
 
 def size_in_bytes(text: str) -> float:
-    """Return an amount of memory as Fray reads it: all units are binary, so "4g", "4gb" and "4GiB" are 4 × 2³⁰.
+    """Return bytes for an amount of memory as Fray reads it: units are binary, so "4g", "4gb" and "4GiB" are 4 × 2³⁰.
 
     Raises:
-        InvalidRequestError: it is not an amount.
+        InvalidRequestError: the text is not an amount.
     """
     found = _SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
     if found is None:
@@ -116,13 +174,13 @@ def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool) -
     """Return where a job's tasks go.
 
     Args:
-        resources: what each task takes.
-        replicas: how many tasks; on TPUs those of all slices together, as Fray counts them.
+        resources: the resources of each task.
+        replicas: the number of tasks; on TPUs, of all slices together, as Fray counts them.
         tpu_gang: whether tasks on TPUs are one gang even if each slice has a single VM. On larger slices they always
             are.
 
     Raises:
-        InvalidRequestError: the parts make no sense, or not together.
+        InvalidRequestError: a value makes no sense, or two contradict each other.
     """
     device = resources.device
     amounts: dict[str, Any] = {"cpu": resources.cpu, "memory_gb": size_in_bytes(resources.ram) / BYTES_PER_GB}
@@ -151,7 +209,7 @@ def _on_slices(tpu: TPUConfig, replicas: int, gang: bool, amounts: dict[str, Any
 
 
 def _of_device(resources: "ResourceConfig") -> tuple[Constraint, ...]:
-    """The types that will do, the first one and its alternatives, and the shape of the slice."""
+    """Return constraints for the type of the device or its alternatives, and for the topology of the slice."""
     device, others = resources.device, tuple(resources.device_alternatives or ())
     if device.kind == "tpu":
         types = [get_tpu_config(variant) for variant in (device.variant, *others)]
@@ -169,7 +227,7 @@ def _of_device(resources: "ResourceConfig") -> tuple[Constraint, ...]:
 
 
 def _of_place(resources: "ResourceConfig") -> tuple[Constraint, ...]:
-    """The region and the zone, by the names that operators give as labels."""
+    """Return constraints for region and zone, which operators give as labels."""
     found = []
     regions = list(resources.regions or ())
     if ANY_REGION in regions and len(regions) > 1:
@@ -181,116 +239,49 @@ def _of_place(resources: "ResourceConfig") -> tuple[Constraint, ...]:
     return tuple(found)
 
 
-# -- job request -------------------------------------------------------------------------------------------------------
-
-log = logging.getLogger(__name__)
-
-BANDS = {0: PriorityBand.INTERACTIVE, 1: PriorityBand.PRODUCTION, 2: PriorityBand.INTERACTIVE, 3: PriorityBand.BATCH}
-"""Fray's priorities are Iris's bands; 0 leaves it to the backend."""
-
-_REFUSED_RESOURCES = {
-    "image": "tasks run in the image of their Ray node",
-    "container_profile": "tasks run in the container of their Ray node",
-    "target_cluster": "connect to that cluster instead",
-}
-_REFUSED_ENVIRONMENT = {
-    "docker_image": "tasks run in the image of their Ray node",
-    "setup_scripts": "install what they install into the image, or ask for pip_packages",
-    "secrets": "give them as env_vars",
-}
-_IGNORED_ENVIRONMENT = {
-    "extras": "the image of the cluster must have them",
-    "sync_packages": "the image of the cluster must have them",
-}
+# -- entrypoint --------------------------------------------------------------------------------------------------------
 
 
-def fray_request(request: "JobRequest") -> RunRequest:
-    """Check a job of Fray's and return it as one of ours.
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program and its arguments, run without a shell. Its output is the task's output.
 
-    Raises:
-        InvalidRequestError: something makes no sense; nothing was acquired.
-        UnsupportedOptionError: something that iris_ray does not do, and that must not be dropped without a word.
+    Raises, when it is called:
+        subprocess.CalledProcessError: the program ended with another exit code than 0, or by a signal.
+        OSError: the program can't be started, for example because the host does not have it.
     """
-    if getattr(request, "processes_per_task", 1) != 1:
-        raise UnsupportedOptionError(
-            f"processes_per_task is {request.processes_per_task}: each task is one process, with all its GPUs; leave it"
-            " out, and start the others from it"
-        )
-    if getattr(request, "timeout", None) is not None:
-        log.warning("job %s: timeout has no effect", request.name)
-    return task_request(
-        in_task(request.entrypoint),
-        request.name,
-        request.resources,
-        fray_placement(request.resources, request.replicas or 1, tpu_gang=True),
-        request.environment,
-        priority=band_of(request.priority),
-        max_retries_failure=request.max_retries_failure,
-        max_retries_preemption=request.max_retries_preemption,
-        max_task_failures=getattr(request, "max_task_failures", 0) or None,
-    )
+
+    command: str
+    arguments: tuple[str, ...]
+
+    def __call__(self) -> None:
+        subprocess.run([self.command, *self.arguments], check=True)
 
 
-def task_request(
-    task: InTask,
-    name: str,
-    resources: "ResourceConfig",
-    placement: Placement,
-    environment: "EnvironmentConfig | None",
-    **options: Any,
-) -> RunRequest:
-    """Return the request of a job whose tasks run a function in an environment of Fray's; raises like `fray_request`.
+@dataclass(frozen=True, slots=True)
+class InTask:
+    """A function that a task runs with our client as ``fray.current_client.current_client()``.
 
-    Args:
-        options: as for `IrisClient.submit`.
+    It is unpickled after the client is set: modules that ask for the client when they are imported get ours, too. Its
+    result is dropped, as Fray drops it.
     """
-    if not isinstance(name, str) or not name or "/" in name:
-        raise InvalidRequestError(f"name is {name!r}; give a str without slashes")
-    _refuse("resources", resources, _REFUSED_RESOURCES)
-    _refuse("environment", environment, _REFUSED_ENVIRONMENT)
-    for option, why in _IGNORED_ENVIRONMENT.items():
-        if asked := getattr(environment, option, None):
-            log.warning("job %s: %s %s are not installed; %s", name, option, list(asked), why)
-    made = make_request(task, placement, name, env=variables(environment, resources), **options)
-    if environment is None or not environment.pip_packages:
-        return made
-    runtime_env = {**made.process.runtime_env, "pip": list(environment.pip_packages)}
-    return replace(made, process=replace(made.process, runtime_env=runtime_env))
+
+    pickled: bytes
+    client: MakesClient
+
+    @classmethod
+    def of(cls, function: Callable[[], Any], client: MakesClient) -> "InTask":
+        """Pickle a function; raises InvalidFunctionError if it can't be pickled."""
+        return cls(pickle_function(function, name_of(function)), client)
+
+    def __call__(self) -> None:
+        with as_current_client(self.client()):
+            cloudpickle.loads(self.pickled)()
 
 
-def variables(environment: "EnvironmentConfig | None", resources: "ResourceConfig") -> dict[str, str]:
-    """Return the variables of the tasks.
-
-    They are those that Fray gives to every task on such a device, the job's own, which win over them, and what a task
-    has of its host in the words of Iris: Marin's code reads its memory there, and would believe in endless memory.
-    """
-    own = environment.env_vars if environment is not None else {}
-    return {**resources.device.default_env_vars(), "IRIS_TASK_RESOURCES": _in_words_of_iris(resources), **own}
-
-
-def _in_words_of_iris(resources: "ResourceConfig") -> str:
-    """Return the JSON of Iris's message ``ResourceSpecProto``."""
-    device = resources.device
-    chips = {} if device.kind == "cpu" else {device.kind: {"variant": device.variant, "count": device.chip_count()}}
-    amounts = {"cpu_millicores": round(resources.cpu * 1000), "memory_bytes": round(size_in_bytes(resources.ram))}
-    return json.dumps({**amounts, "device": chips})
-
-
-def band_of(priority: int) -> PriorityBand:
-    """Return the band that a priority of Fray's means.
-
-    Raises:
-        InvalidRequestError: it means none.
-    """
-    if priority not in BANDS:
-        raise InvalidRequestError(
-            f"priority is {priority!r}; give 0 or 2 (interactive), 1 (production) or 3 (batch), as in Iris"
-        )
-    return BANDS[priority]
-
-
-def _refuse(whose: str, config: object, reasons: dict[str, str]) -> None:
-    for option, why in reasons.items():
-        if (asked := getattr(config, option, None)) not in (None, {}, [], ()):
-            shown = "given" if option == "secrets" else repr(asked)
-            raise UnsupportedOptionError(f"{option} of the {whose} is {shown}: {why}")
+def _function_of(entrypoint: "Entrypoint") -> Callable[[], Any]:
+    if (asked := entrypoint.callable_entrypoint) is not None:
+        return functools.partial(asked.callable, *asked.args, **asked.kwargs)
+    if (program := entrypoint.binary_entrypoint) is not None:
+        return Command(program.command, tuple(program.args))
+    raise InvalidFunctionError("the entrypoint has neither a function nor a program; see Entrypoint.from_callable")

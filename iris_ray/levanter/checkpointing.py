@@ -1,4 +1,4 @@
-"""When a run of Levanter in a gang saves: as its config says, at a notice, and once everything else is done.
+"""Checkpoints of a Levanter run in a gang: as its config says, at a notice, and at the end of all other work.
 
 Saves and restores are marked, so that `iris-ray job goodput` counts them by their kinds.
 """
@@ -15,15 +15,15 @@ from iris_ray.task.progress import heartbeat, unproductive
 
 
 class GangCheckpointer:
-    """Levanter's Checkpointer, which also tells the gang of each step, and saves at a notice.
+    """Levanter's Checkpointer, with a heartbeat for each step, and a save at a notice.
 
-    The checkpoint of the last step says that a run is complete. So it is left to `save_last_step`, after the last
-    evaluations and exports, which Levanter would not do again.
+    The checkpoint of the last step marks a run as complete. So `save_last_step` saves it, after the last evaluations
+    and exports, which Levanter would not repeat.
 
     Args:
         checkpointer: Levanter's.
-        num_train_steps: how many steps the run has.
-        before_leaving: called once the checkpoint of a notice is saved.
+        num_train_steps: the number of steps of the run.
+        before_leaving: called when the checkpoint of a notice is saved.
     """
 
     def __init__(self, checkpointer: Any, num_train_steps: int, before_leaving: Callable[[], object]) -> None:
@@ -34,9 +34,9 @@ class GangCheckpointer:
         self._save_last_step: Callable[..., object] | None = None
 
     def on_step(self, *info: Any, force: bool = False, **state: Any) -> None:
-        """Levanter calls it after each step, with a ``StepInfo`` or with ``tree`` and ``step``, as its versions differ.
+        """Levanter calls it after each step, with a ``StepInfo`` or, in other versions, with ``tree`` and ``step``.
 
-        After the last one it calls it once more. ``force`` says the same, but not in all versions.
+        After the last step it calls it once more, in some versions with ``force``.
         """
         step = int(info[0].step if info else state["step"])
         heartbeat(step)
@@ -46,7 +46,7 @@ class GangCheckpointer:
             return
         self._latest_step = step
         if notice := agreed_notice(step):
-            self._checkpointer.save_interval = timedelta.resolution  # so a checkpoint is due, a temporary one
+            self._checkpointer.save_interval = timedelta.resolution  # makes a temporary checkpoint due
         with unproductive("checkpoint_save"):
             save(force=bool(notice) and step == 0)  # Levanter saves its first step only if it must
             if notice:
@@ -69,9 +69,9 @@ class GangCheckpointer:
 
 @contextlib.contextmanager
 def marked_restores() -> Iterator[None]:
-    """Have the time marked within the block for which Levanter loads a checkpoint."""
+    """Mark the time in which Levanter loads checkpoints within the block."""
     levanter = sys.modules.get("levanter.checkpoint")
-    if levanter is None:  # nothing of Levanter is used that could load one
+    if levanter is None:  # the module that loads checkpoints is not imported
         yield
         return
     load = levanter.load_checkpoint
@@ -80,7 +80,7 @@ def marked_restores() -> Iterator[None]:
     @functools.wraps(load)
     def marked(*args: Any, **kwargs: Any) -> Any:
         nonlocal loading
-        if loading:  # some versions call it once more for another path
+        if loading:  # some versions call themselves for another path
             return load(*args, **kwargs)
         loading = True
         try:
@@ -101,7 +101,7 @@ def is_complete(path: str, num_train_steps: int) -> bool:
 
     Args:
         path: the directory of the run's checkpoints, in any file system that fsspec knows.
-        num_train_steps: how many steps the run has.
+        num_train_steps: the number of steps of the run.
     """
     import fsspec
 

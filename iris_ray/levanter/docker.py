@@ -1,4 +1,4 @@
-"""Levanter's way to run a program in containers from a laptop: a config that goes to a cluster by Ray's job API."""
+"""Levanter's way to run a program in containers from a laptop: Ray's job API sends a config to a cluster."""
 
 import json
 import re
@@ -54,16 +54,14 @@ class RunDockerOnPodConfig:
     """A program to run in containers on TPU slices, with the fields and defaults of Levanter's.
 
     Args:
-        image_id: the image.
-        command: the program and its arguments, as a list, or in one str as a shell would read it.
+        command: the program and its arguments, as a list, or as one str in a shell's syntax.
         tpu_type: such as ``"v4-32"``.
         env: environment variables of the program.
-        name: what people call the job.
         retries: further attempts after the program has failed.
-        node_count: how many slices.
+        node_count: the number of slices.
 
     Raises:
-        InvalidRequestError: something can't work as written.
+        InvalidRequestError: a field can't work as written.
     """
 
     image_id: str
@@ -76,7 +74,7 @@ class RunDockerOnPodConfig:
 
     def __post_init__(self) -> None:
         make_docker_request(self.image_id, self.arguments, **self.options)
-        object.__setattr__(self, "env", dict(self.env))  # another mapping may not travel
+        object.__setattr__(self, "env", dict(self.env))  # another mapping may not be picklable
 
     @property
     def arguments(self) -> Sequence[str]:
@@ -112,12 +110,14 @@ def submit_tpu_job_on_ray(
     with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
         (Path(folder) / FILE).write_text(json.dumps(asdict(config)))
         command = ["python", "-m", __name__, FILE]
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"run_docker_{config.name}")[:100]  # what Ray takes for an id
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"run_docker_{config.name}")[
+            :100
+        ]  # the characters and length of Ray's ids
         return submit(RayJobConfig(command, folder), ray_address, run_id or name)
 
 
 def main(path: Path) -> None:
-    """Run what a config in a file asks for: the job's command on the cluster."""
+    """Run the job of a config file, as the command of a Ray job on the cluster."""
     config = RunDockerOnPodConfig(**json.loads(path.read_text()))
     run(config.image_id, config.arguments, **config.options)
 

@@ -1,4 +1,4 @@
-"""The two functions of ``levanter.infra.ray_tpu`` that take other arguments by position than those of `iris_ray`."""
+"""The two functions of ``levanter.infra.ray_tpu`` whose positional arguments differ from those of `iris_ray`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack

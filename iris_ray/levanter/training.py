@@ -15,34 +15,35 @@ if TYPE_CHECKING:
     from iris_ray.levanter.checkpointing import GangCheckpointer
 
 PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.jax"]
-"""For the option ``preload``: what waiting processes import ahead, so that a start need not wait for the imports."""
+"""Modules for the option ``preload``: waiting processes import them ahead, so that a start does not wait for them."""
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")
 
 
 def run(main: Callable[[Config], Result], config: Config) -> Result | None:
-    """Call a ``main`` function of Levanter in a task of a gang, so that it goes on where the attempt before has saved.
+    """Call a ``main`` function of Levanter in a task of a gang; it continues from the last attempt's checkpoint.
 
     - The gang's processes are joined before Levanter touches JAX. Levanter does not join them again, and starts no Ray.
     - The run's id is the config's, else ``$RUN_ID``, else the job's id: each attempt finds the checkpoints of the run.
-    - Every step is a heartbeat; saves and restores are marked for ``iris-ray job goodput``. At a notice a checkpoint is
-      saved, and the gang moves without losing a step.
-    - Once ``main`` has returned, the last step is saved, and that is waited for. Then the run is complete: another
-      attempt, or another job with the same id, does not call ``main``.
+    - Every step is a heartbeat; saves and restores are marked for ``iris-ray job goodput``. At a notice the gang saves
+      a checkpoint, and moves without losing a step.
+    - When ``main`` has returned, `run` saves the last step and waits for it. Then the run is complete: another attempt,
+      or another job with the same id, does not call ``main``.
 
     Outside a task it only calls ``main``.
 
     Args:
         main: such as ``levanter.main.train_lm.main``.
-        config: for ``main``: a ``TrainerConfig``, or a dataclass that has one as ``trainer``. It is left as it is.
+        config: the argument of ``main``: a ``TrainerConfig``, or a dataclass that has one as ``trainer``. It stays
+            unchanged.
 
     Returns:
-        What ``main`` returns; None if the run was complete.
+        The result of ``main``; None if the run was complete.
 
     Raises:
-        InvalidRequestError: the config is none of Levanter's, its checkpoints would be on one host only, or it would
-            shut the host down.
+        InvalidRequestError: the config is not Levanter's, its checkpoints would be on one host only, or it would shut
+            the host down.
 
     Example::
 
@@ -74,7 +75,6 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
 
 
 def _trainer_of(config: Any) -> Any:
-    """Return the part of a config that is Levanter's ``TrainerConfig``."""
     trainer = getattr(config, "trainer", config)
     if not (
         dataclasses.is_dataclass(trainer) and dataclasses.is_dataclass(config) and hasattr(trainer, "checkpointer")
@@ -109,7 +109,7 @@ def _join() -> None:
 
 
 def _in_a_gang(given: Any, me: JobInfo) -> Any:
-    """Return Levanter's config with what a gang needs: other parts of it do by themselves what iris_ray has done."""
+    """Return Levanter's config for a gang, with a run id, and without Levanter's own start of Ray and JAX."""
     changes = {
         "id": given.id or os.environ.get("RUN_ID") or re.sub(r"[^\w.-]", "-", me.job_id),
         "distributed": dataclasses.replace(given.distributed, initialize_jax_distributed=False),
@@ -123,7 +123,7 @@ def _in_a_gang(given: Any, me: JobInfo) -> Any:
 
 
 def _with_gang_checkpointers(trainer: Any) -> "list[GangCheckpointer]":
-    """Have a config make checkpointers for a gang, and return the list of those that it has made."""
+    """Have a config make checkpointers for a gang, and return a list that will hold them."""
     from iris_ray.levanter.checkpointing import GangCheckpointer
 
     made: list[GangCheckpointer] = []
@@ -138,7 +138,7 @@ def _with_gang_checkpointers(trainer: Any) -> "list[GangCheckpointer]":
 
 
 def _finish_trackers() -> None:
-    """Have W&B and its kind upload what they have: the process is about to be ended."""
+    """Have W&B and other trackers upload their data, because the process is about to end."""
     import levanter.tracker
 
     levanter.tracker.current_tracker().finish()

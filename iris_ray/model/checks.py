@@ -5,6 +5,7 @@ refuses a value names it and says what to give: "spares is -1; give an int of 0 
 """
 
 import difflib
+import ipaddress
 import math
 import sys
 from bisect import bisect
@@ -195,3 +196,11 @@ def _likely(name: str, known: list[str]) -> list[str]:
     alphabetical = sorted(known)
     place = bisect(alphabetical, name)
     return alphabetical[max(0, place - MOST_COMPARED // 2) : place + MOST_COMPARED // 2]
+
+
+def is_loopback(host: str | None) -> bool:
+    """Return whether a host name is a loopback address, or ``localhost``, without asking a name server."""
+    try:
+        return host == "localhost" or ipaddress.ip_address((host or "").strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -3,8 +3,9 @@
 Reports carry the attempt that they are about; a report about an older attempt changes nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.constraints import Attributes
@@ -405,3 +406,29 @@ Event = (
     | SliceHeldEvent
     | SliceReleasedEvent
 )
+
+
+E = TypeVar("E")
+
+# -- what a pool reports of an attempt, in which order. Simulated pools do the same ----------------------------------
+
+
+def all_reached(attempt: AttemptId, tasks: Iterable[int], state: TaskState) -> list[TaskStateChangedEvent]:
+    """Return the report that all tasks of an attempt, given by their indexes, run or have returned."""
+    return [TaskStateChangedEvent(attempt, index, state) for index in tasks]
+
+
+def attempt_over(
+    attempt: AttemptId, why: Iterable[E] = (), released: Iterable[SliceReleasedEvent] = ()
+) -> list[E | SliceReleasedEvent | AttemptEndConfirmedEvent]:
+    """Return the report that no process of an attempt is left.
+
+    It confirms the end at last, since other attempts may have the hosts from then on. After success it has only that:
+    the results come long before the processes are gone.
+
+    Args:
+        attempt: which.
+        why: what is known of its hosts, and then how it ended: a gang that is tried again is to avoid these hosts.
+        released: its slices that its pool does not use again. The others may stay warm.
+    """
+    return [*why, *released, AttemptEndConfirmedEvent(attempt)]

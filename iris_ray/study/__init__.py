@@ -1,8 +1,8 @@
 """A cluster in virtual time: the Controller's own state, scheduler and planner, with simulated hosts, pools and jobs.
 
-May import: `model`, `state`, `scheduler`, `errors`. No Ray, no clock, no I/O; chance comes from seeds.
-Start with `simulation.py`; `pools.py` says what pools and tasks do, `hosts.py` what happens to hosts.
-`description.py` reads a study from TOML, `report.py` says what came of it.
+May import: `model`, `state`, `scheduler`, `errors`. No Ray, no clock, no I/O; random numbers come from seeds.
+Start with `simulation.py`; `pools.py` simulates pools and tasks, `hosts.py` the loss and return of hosts.
+`description.py` reads a study from TOML, `report.py` sums up its results.
 """
 
 from iris_ray.study.jobs import SimulatedJob, slice_spec, tasks_spec

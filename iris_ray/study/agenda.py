@@ -1,4 +1,4 @@
-"""What is going to happen, in the order of time."""
+"""The virtual clock of a simulation: planned actions, how long they take, and random ones."""
 
 import heapq
 import math
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Agenda:
-    """A virtual clock, and the actions that wait for their time. At the same time, what was planned first runs first.
+    """A virtual clock, and the actions that wait for their time. Actions of the same time run in the planned order.
 
     Attributes:
         now: seconds since the beginning.
@@ -21,44 +21,40 @@ class Agenda:
         self._planned = 0
 
     def at(self, when: float, action: Callable[..., object], *args: Any) -> None:
-        """Have an action run at a time; at once if the time has passed; never if it is infinite."""
+        """Plan an action for a time; for now if the time has passed; never if it is infinite."""
         if when < math.inf:
             self._planned += 1
             heapq.heappush(self._waiting, (max(when, self.now), self._planned, action, args))
 
     def after(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
-        """Have an action run after so many seconds."""
+        """Plan an action for so many seconds from now."""
         self.at(self.now + seconds, action, *args)
 
     @property
     def next_at(self) -> float:
-        """When the next action runs; infinite if none waits."""
+        """The time of the next action; infinite if none waits."""
         return self._waiting[0][0] if self._waiting else math.inf
 
     def run_until(self, end: float) -> None:
-        """Run what is due by then, also what is planned meanwhile; then it is that late."""
+        """Run all actions that are due by ``end``, also those planned meanwhile, and set the clock to it."""
         while self._waiting and self._waiting[0][0] <= end:
             self.now, _, action, args = heapq.heappop(self._waiting)
             action(*args)
         self.now = end
 
 
-# -- timings -----------------------------------------------------------------------------------------------------------
-# How long what pools and hosts do takes.
-
-
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds.
+    """How long the actions of pools and hosts take, in seconds.
 
     Attributes:
         launch: from an order to running tasks, on hosts where the pool has no processes yet.
-        warm_launch: the same on slices that the pool keeps warm.
+        warm_launch: from an order to running tasks, on slices that the pool keeps warm.
         failed_launch: from an order to the report that the launch failed.
-        stop: until no process of a gang is left that is stopped, or has failed.
-        exit: the same after success.
+        stop: from the stop or failure of a gang to the end of its last process.
+        exit: from the success of a gang to the end of its last process.
         reclaim: until a pool has released a slice that it keeps warm.
-        keep_warm: how long a pool keeps the slices that a job left which goes on elsewhere.
+        keep_warm: how long a pool keeps the slices of a job that moves elsewhere.
     """
 
     launch: float = 10.0
@@ -70,21 +66,17 @@ class Timings:
     keep_warm: float = 60.0
 
 
-# -- hazards -----------------------------------------------------------------------------------------------------------
-# What happens to hosts at random, from seeded generators.
-
-
 def strike_at_random(
     agenda: Agenda, targets: Sequence[str], every_s: float, strike: Callable[[str], object], chance: Random
 ) -> None:
-    """Have something happen to one of the targets, again and again, independently of what happened before.
+    """Strike random targets at random times, each strike independent of those before (a Poisson process).
 
     Args:
         agenda: the clock.
-        targets: names of what it may happen to.
+        targets: names of hosts or slices.
         every_s: the mean time between two strikes at the same target, in seconds.
-        strike: what happens; gets the target.
-        chance: decides when and to which.
+        strike: gets the target.
+        chance: decides the times and the targets.
     """
     if not targets:
         return

@@ -1,4 +1,4 @@
-"""From a description in TOML to a study. ``docs/studies.md`` lists all names."""
+"""Reads a study from its description in TOML. ``docs/studies.md`` lists all names."""
 
 import math
 import sys
@@ -20,18 +20,15 @@ from iris_ray.study.simulation import LOOK_AGAIN_S
 from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy
 from iris_ray.study.traces import FORMATS, TraceRules, arrivals, read_trace
 
-# -- sections ----------------------------------------------------------------------------------------------------------
-# Reads tables of TOML value by value. What makes no sense is refused, with its place and what would do.
-
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
 
 class Section:
-    """One table of a description.
+    """Reads one table of a description value by value. Each error names the place of the value and a correct one.
 
     Args:
         table: its values.
-        place: what to call it in messages, such as ``[[slices]] number 1``; empty for the whole description.
+        place: its name in messages, such as ``[[slices]] number 1``; empty for the whole description.
         known: all names that it may have.
     """
 
@@ -61,14 +58,7 @@ class Section:
         return InvalidStudyError(f"{self.at(name)} is {value!r}; give {expected}")
 
     def number(self, name: str, default: float | None = None, least: float = 0.0, unit: float = 1.0) -> float:
-        """Return a number.
-
-        Args:
-            name: of the value.
-            default: if there is no such value; None: it has to be there.
-            least: what it must not be below.
-            unit: what to multiply it with. The default is not multiplied.
-        """
+        """Return a number of at least ``least``, times ``unit``; without a value the ``default``, not multiplied."""
         if name not in self._table and default is not None:
             return default
         value = self._table.get(name)
@@ -117,10 +107,10 @@ class Section:
         """Return items with their weights, from a list of items, a table of weights by item, or one item.
 
         Args:
-            name: of the value.
+            name: the value's name.
             default: the item if there is no such value.
-            read: makes an item of what is written; raises ValueError.
-            expected: what to give, for messages.
+            read: parses an item; raises ValueError.
+            expected: correct values, in words, for messages.
         """
         value = self._table.get(name, default)
         pairs = value.items() if isinstance(value, Mapping) else [(item, 1) for item in _listed(value)]
@@ -169,11 +159,11 @@ _BANDS = tuple(band.name.lower() for band in PriorityBand)
 
 
 def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
-    """Return the study that a description asks for.
+    """Return the study of a description.
 
     Args:
-        description: what the TOML file says.
-        read_lines: returns the lines of a trace file, by the name that the description has.
+        description: the contents of the TOML file.
+        read_lines: returns the lines of a trace file, by its name in the description.
 
     Raises:
         InvalidStudyError: a value is missing or makes no sense; the message has its place.
@@ -287,7 +277,7 @@ def _trace_name(one: Section, number: int) -> str:
 
 
 def _require_own_names(names: Iterable[str], of: str) -> None:
-    """Refuse two of one name: the ids of their jobs, or their results, would be the same."""
+    """Refuse equal names: the ids of their jobs, or the names of their results, would be equal."""
     for name, count in Counter(names).items():
         if count > 1:
             raise InvalidStudyError(f"{count} of {of} have the name {name!r}; give each a name of its own")
@@ -322,7 +312,7 @@ def _band(one: Section) -> PriorityBand:
 
 
 def _slice_counts(written: object) -> tuple[int, ...]:
-    """Return the slice counts that would do a job, from 2, "2", [2, 4] or "2,4"."""
+    """Return the slice counts that a job can use, from 2, "2", [2, 4] or "2,4"."""
     if isinstance(written, str):
         written = [int(part) for part in written.split(",")]
     try:

@@ -1,4 +1,4 @@
-"""What has happened in a simulation."""
+"""The record of a simulation: its jobs, attempts and hosts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,16 +14,14 @@ class AttemptHistory:
     """One attempt, from its assignment until its hosts are free.
 
     Attributes:
-        id: which.
-        user: whose.
         spare: whether it only held slices ready.
         groups: names of its slices, or of its host.
-        held: what it held in all, by Ray's resource names.
-        assigned_at: seconds; so are all other times.
+        held: the resources that it held in all, by Ray's names.
+        assigned_at: when it got its hosts; all times are in seconds.
         began_at: when its tasks began to run, or None.
         ended_at: when they ended, or None.
         freed_at: when its hosts were free, or None.
-        kept_s: for how many of its seconds the work counted in the end: what it did after the last save is lost.
+        kept_s: the seconds whose work counted in the end; work after the last save is lost.
         outcome: how it ended, in a word.
     """
 
@@ -41,7 +39,7 @@ class AttemptHistory:
 
     @property
     def lost_s(self) -> float:
-        """For how many of its seconds the work was lost."""
+        """The seconds whose work was lost."""
         if self.spare or self.began_at is None or self.ended_at is None:
             return 0.0
         return self.ended_at - self.began_at - self.kept_s
@@ -52,10 +50,9 @@ class JobHistory:
     """One job. Times are in seconds; None: not yet.
 
     Attributes:
-        spec: what it asks for.
-        size: its chips, or its CPUs if it uses no chips; of the smallest gang that it can run as, all tasks together.
+        size: the chips of all tasks of its smallest possible gang together; the CPUs if it uses no chips.
         submitted_at, assigned_at, ended_at: when it was submitted, first got hosts, and ended.
-        state: how it ended, by the name of its `JobState`.
+        state: the name of its final `JobState`.
     """
 
     spec: JobSpec
@@ -70,7 +67,7 @@ class JobHistory:
         return self.spec.user
 
     def waited_s(self, now: float) -> float:
-        """Return for how many seconds it waited for its first hosts, or has waited by now."""
+        """Return how many seconds it waited for its first hosts, or has waited by now."""
         until = now if self.assigned_at is None else self.assigned_at
         return max(0.0, min(until, now if self.ended_at is None else self.ended_at) - self.submitted_at)
 
@@ -81,15 +78,14 @@ class JobHistory:
 
 @dataclass(slots=True)
 class History:
-    """What has happened, in the order of time.
+    """The record of a simulation, in the order of time.
 
     Attributes:
         jobs: by id, without the spares that the state makes.
-        attempts: all of them, those of spares included.
-        capacity: what the live hosts had from then on, by Ray's resource names.
-        plans: how many were made.
-        events: how many the state has handled.
-        starved: how many jobs waited longer than the backfill bound, so that groups were kept for them.
+        attempts: all attempts, also those of spares.
+        capacity: the resources of all live hosts from a time on, by Ray's names.
+        events: the number of events that the state has handled.
+        starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.
     """
 
     jobs: dict[str, JobHistory] = field(default_factory=dict)
@@ -101,7 +97,7 @@ class History:
     _live: dict[AttemptId, AttemptHistory] = field(default_factory=dict)
 
     def capacity_is(self, now: float, totals: Mapping[str, float]) -> None:
-        """Note what the live hosts have together from now on."""
+        """Note the resources of all live hosts together from now on."""
         if self.capacity and self.capacity[-1][0] == now:
             self.capacity.pop()
         self.capacity.append((now, dict(totals)))

@@ -1,4 +1,4 @@
-"""The hosts of a simulation: slices and hosts without TPU that come, go and return."""
+"""The hosts of a simulation: slices and hosts without TPU that are lost and return."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -13,17 +13,16 @@ from iris_ray.study.history import History
 from iris_ray.study.pools import SimulatedPools
 
 CPUS = 120.0
-"""Of a TPU host, unless told."""
+"""The default CPUs of a TPU host."""
 
 
 class SimulatedHosts:
-    """All hosts, those included that are away.
+    """All hosts, also those that are away.
 
     Args:
-        agenda: the clock, and what is to happen later.
         fleet: the live hosts; read only.
         apply: takes events.
-        history: is told of what the live hosts have.
+        history: records the capacity of the live hosts.
         pools: are told of broken slices.
 
     Attributes:
@@ -53,11 +52,7 @@ class SimulatedHosts:
     ) -> list[str]:
         """Add slices of a type, and return their names: ``v4-16-0``, ``v4-16-1``, …
 
-        Args:
-            tpu_type: such as ``v4-16``.
-            count: how many.
-            cpus: of each host.
-            attributes: more facts about each host.
+        ``cpus`` and ``attributes`` are those of each host.
         """
         config = get_tpu_config(tpu_type)
         first = sum(name.rpartition("-")[0] == config.name for name in self.slices)
@@ -93,8 +88,8 @@ class SimulatedHosts:
 
         Args:
             name: the slice.
-            notice_s: how long before its hosts are told; None: they are not.
-            away_s: after how long it is there again.
+            notice_s: seconds between the notice and the loss; None: there is no notice.
+            away_s: seconds until it is there again.
         """
         if notice_s is None:
             self.lose(self.slices[name], "preempted", away_s)
@@ -106,7 +101,7 @@ class SimulatedHosts:
         self._agenda.at(deadline, self.lose, self.slices[name], "preempted", away_s)
 
     def lose(self, hosts: Sequence[str], reason: str, away_s: float = 3600.0) -> None:
-        """Have hosts die now, and bring those that were there back later."""
+        """Have live hosts die now, and bring them back later."""
         lost = [node_id for node_id in hosts if node_id in self._fleet.workers]
         for name in {self._fleet.workers[node_id].slice_name for node_id in lost} - {None}:
             self._pools.slice_broke(name or "")

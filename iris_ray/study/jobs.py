@@ -1,4 +1,4 @@
-"""What simulated jobs ask for, and what their tasks do."""
+"""Simulated jobs, and streams of jobs that come at random, from seeded generators."""
 
 import heapq
 import itertools
@@ -17,18 +17,17 @@ from iris_ray.model.workers import TPU, TPU_TOPOLOGY
 
 @dataclass(frozen=True, slots=True)
 class SimulatedJob:
-    """A job, and what its tasks do. All times are in seconds.
+    """A job, and the behaviour of its tasks. All times are in seconds.
 
     Args:
-        spec: what it asks for.
         run_s: how long each gang runs on the largest number of slices that it can use. On half as many it takes twice
             as long.
-        save_every_s: how often tasks save their state; a gang that loses its hosts goes on from there. Infinite: never.
+        save_every_s: how often tasks save their state, from which a gang that loses its hosts goes on. Infinite: never.
         heeds_notices: whether a gang that is told to move saves its state and moves.
         save_s: how long it takes to save after a notice.
-        fails_after_s: each attempt fails after so long; infinite: none does.
+        fails_after_s: how long each attempt runs before it fails; infinite: none fails.
         crashes: whether it fails by a signal, such as a segmentation fault, instead of an exception.
-        launch_fails: whether no launch of it ever succeeds.
+        launch_fails: whether all its launches fail.
         keep_warm_s: how long its pool keeps idle slices after the job's end.
     """
 
@@ -44,13 +43,9 @@ class SimulatedJob:
 
 
 def slice_spec(job_id: str, tpu_type: str, num_slices: int | Sequence[int] = 1, **changes: Any) -> JobSpec:
-    """Return the spec of a gang on whole slices, as `run_on_pod` submits it. Its pool is its own.
+    """Return the spec of a gang on whole slices, as `run_on_pod` submits it, with a pool of its own.
 
-    Args:
-        job_id: its id.
-        tpu_type: such as ``v4-32``.
-        num_slices: how many slices, or the numbers of slices that it can use.
-        changes: other values of the `JobSpec`.
+    ``changes`` are other values of the `JobSpec`.
     """
     config = get_tpu_config(tpu_type)
     values: dict[str, Any] = {
@@ -67,20 +62,12 @@ def slice_spec(job_id: str, tpu_type: str, num_slices: int | Sequence[int] = 1, 
 
 
 def tasks_spec(job_id: str, replicas: int = 1, cpus: float = 1.0, **changes: Any) -> JobSpec:
-    """Return the spec of tasks without TPU that are placed one by one. Its pool is its own.
-
-    Args:
-        job_id: its id.
-        replicas: how many tasks.
-        cpus: of each task.
-        changes: other values of the `JobSpec`.
-    """
+    """Return the spec of tasks without TPU that are placed one by one, with a pool of its own."""
     values: dict[str, Any] = {"owner": f"pool of {job_id}", "replicas": replicas, "resources": {"CPU": cpus}}
     return JobSpec(job_id=job_id, **(values | changes))
 
 
 # -- workload ----------------------------------------------------------------------------------------------------------
-# Jobs that come at random, from seeded generators.
 
 Arrival = tuple[float, SimulatedJob]
 """When a job is submitted, in seconds, and the job."""
@@ -95,15 +82,15 @@ class RunTimes:
     """Run times with a lognormal distribution, which fits those of most clusters.
 
     Args:
-        median_s: half of them are shorter; seconds.
-        p90_s: nine of ten are shorter; the median for run times that are all equal.
+        median_s: seconds; half of the run times are shorter.
+        p90_s: seconds; nine of ten run times are shorter. Equal to the median if all run times are equal.
     """
 
     median_s: float
     p90_s: float
 
     def draw(self, chance: Random) -> float:
-        """Return one of them, in seconds."""
+        """Return a random run time, in seconds."""
         return self.median_s * math.exp(math.log(self.p90_s / self.median_s) / _P90 * chance.gauss(0.0, 1.0))
 
 
@@ -112,16 +99,14 @@ class JobStream:
     """Jobs of one kind, which come independently of each other (a Poisson process).
 
     Args:
-        name: begins the jobs' ids.
+        name: the prefix of the jobs' ids.
         per_day: how many come in a day, on average.
         run: how long they run.
-        users: whose they are, and how often in relation to the others.
-        band: their priority band.
-        tpu_type: the slices that they run on; None: hosts without TPU.
-        num_slices: the slice counts of the jobs, each a tuple of the counts that would do, and how often in relation
-            to the others.
-        replicas: how many tasks they have on hosts without TPU.
-        cpus: of each such task.
+        users: their users, with weights.
+        tpu_type: the type of their slices; None: hosts without TPU.
+        num_slices: the slice counts of the jobs, each a tuple of the counts that a job can use, with weights.
+        replicas: the number of their tasks on hosts without TPU.
+        cpus: the CPUs of each such task.
         save_every_s: how often they save their state; infinite: never.
         heeds_notices: whether they save and move when they are told.
     """
@@ -139,7 +124,7 @@ class JobStream:
     heeds_notices: bool = True
 
     def arrivals(self, chance: Random, until: float) -> Iterator[Arrival]:
-        """Yield the jobs that come until then, in the order of time."""
+        """Yield the jobs that come until a time, in order."""
         now = 0.0
         for number in itertools.count():
             now += chance.expovariate(self.per_day / 86_400.0)

@@ -1,7 +1,7 @@
-"""What the callers' side does: it launches attempts, reports how they end, and obeys stops and notices.
+"""The simulated pools: they launch attempts, report how these end, and obey stops and notices.
 
-The order of reports is that of `iris_ray.actors.pool.gang_run`: the end of an attempt is confirmed once none of its
-processes is left, and its slices are released with it or after a while.
+They report what `iris_ray.actors.pool.gang_run` reports, in the same order: `all_reached` and `attempt_over`. The end
+of an attempt is confirmed when its last process is gone. Broken slices are released then, others after a while.
 """
 
 import math
@@ -16,13 +16,14 @@ from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
-    AttemptEndConfirmedEvent,
     Event,
     GangMovedEvent,
     SliceReleasedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     WorkerBlamedEvent,
+    all_reached,
+    attempt_over,
 )
 from iris_ray.state.instructions import Instructions, NotifyGang, StopAttempt
 from iris_ray.study.agenda import Agenda, Timings
@@ -35,7 +36,6 @@ class SimulatedAttempt:
     """One attempt that has not ended.
 
     Attributes:
-        id: which.
         owner: the id of its pool.
         work: its job; None for a spare.
         slices: names of its slices; empty for tasks that share hosts.
@@ -59,12 +59,11 @@ class SimulatedPools:
     """All pools of a simulation.
 
     Args:
-        agenda: the clock, and what is to happen later.
-        state: read only; what happens comes to it as events.
-        apply: takes these events.
-        look_at: has a plan made at a time.
-        history: is told what happens.
-        timings: how long everything takes.
+        state: the Controller's state; only `apply` changes it.
+        apply: takes events.
+        look_at: requests a plan at a time.
+        history: records what happens.
+        timings: how long actions take.
 
     Attributes:
         bad_hosts: ids of hosts where no launch succeeds.
@@ -90,7 +89,7 @@ class SimulatedPools:
         self._live: dict[AttemptId, SimulatedAttempt] = {}
         self._saved: dict[tuple[str, int], float] = {}  # job id and gang → seconds of work
         self._warm: dict[str, str] = {}  # slice → owner that has processes there
-        self._uses: Counter[str] = Counter()  # of each slice
+        self._uses: Counter[str] = Counter()  # by slice
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -99,7 +98,7 @@ class SimulatedPools:
         self._work[work.spec.job_id] = work
 
     def carry_out(self, instructions: Instructions, placements: Iterable[PlacedGang]) -> None:
-        """Obey what the state wants done, and start the gangs that have got hosts."""
+        """Obey the state's instructions, and start the gangs that have got hosts."""
         for stop in instructions.stop:
             self._stop(stop)
         dropped = [spare.job_id for spare in instructions.dropped]
@@ -116,13 +115,13 @@ class SimulatedPools:
             self._forget(job_id)
 
     def finish(self, job_id: str) -> None:
-        """Have all tasks of a job that run return now."""
+        """Have all running tasks of a job return now."""
         for attempt in [attempt for attempt in self._live.values() if attempt.id.job_id == job_id]:
             if attempt.began_at <= self._agenda.now:
                 self._returned(attempt)
 
     def slice_broke(self, name: str) -> None:
-        """Note that a host of a slice is lost: no process is kept there."""
+        """Note that a host of a slice is lost: its pool keeps no processes there."""
         owner = self._warm.pop(name, None)
         if owner is not None and not any(name in attempt.slices for attempt in self._live.values()):
             self._apply([SliceReleasedEvent(name, owner)])
@@ -203,10 +202,10 @@ class SimulatedPools:
             self._agenda.after(self._timings.stop, self._confirm, attempt)
 
     def _drop(self, job_id: str) -> None:
-        """Forget a spare. Its slices stay warm for a while."""
         for attempt in [attempt for attempt in self._live.values() if attempt.id.job_id == job_id]:
             self._end(attempt, "dropped")
             self._history.freed(attempt.id, self._agenda.now)
+            self._apply(self._broken(attempt))
             self._leave(attempt)
 
     # -- notices ---------------------------------------------------------------------------------------------------
@@ -242,16 +241,10 @@ class SimulatedPools:
     # -- shared ----------------------------------------------------------------------------------------------------
 
     def _report(self, attempt: SimulatedAttempt, state: TaskState) -> None:
-        self._apply(TaskStateChangedEvent(attempt.id, index, state) for index in attempt.tasks)
+        self._apply(all_reached(attempt.id, attempt.tasks, state))
 
     def _end(self, attempt: SimulatedAttempt, outcome: str, saved: bool = False) -> None:
-        """Note that an attempt has ended, and what it has saved.
-
-        Args:
-            attempt: which; it is not live any more.
-            outcome: how, in a word.
-            saved: whether all that it has done is saved.
-        """
+        """Note that an attempt has ended, and how much of its work is saved: all, or up to the last regular save."""
         del self._live[attempt.id]
         now, kept_s = self._agenda.now, 0.0
         if attempt.work is not None and attempt.began_at <= now:
@@ -263,8 +256,8 @@ class SimulatedPools:
         self._history.ended(attempt.id, now, outcome, kept_s)
 
     def _confirm(self, attempt: SimulatedAttempt, *events: Event) -> None:
-        """Report that no process of an attempt is left, after other events about its end."""
-        self._apply([*events, AttemptEndConfirmedEvent(attempt.id)])
+        """Report other events about the end of an attempt, and then that its last process is gone."""
+        self._apply(attempt_over(attempt.id, events, self._broken(attempt)))
         self._history.freed(attempt.id, self._agenda.now)
         self._leave(attempt)
         job = self._state.jobs.get(attempt.id.job_id)
@@ -273,21 +266,20 @@ class SimulatedPools:
                 if when > self._agenda.now:
                     self._look_at(when)
 
+    def _broken(self, attempt: SimulatedAttempt) -> list[SliceReleasedEvent]:
+        gone = (name for name in attempt.slices if self._warm.get(name) != attempt.owner)
+        return [SliceReleasedEvent(name, attempt.owner) for name in gone]
+
     def _leave(self, attempt: SimulatedAttempt) -> None:
-        """Keep the slices of an attempt warm for a while. Those that broke are released at once."""
+        """Keep the unbroken slices of an attempt warm for a while."""
         job = self._state.jobs.get(attempt.id.job_id)
         goes_on = job is not None and not job.state.finished
         keep_s = self._timings.keep_warm if goes_on or attempt.work is None else attempt.work.keep_warm_s
-        released = []
-        for name in attempt.slices:
-            if self._warm.get(name) != attempt.owner:
-                released.append(SliceReleasedEvent(name, attempt.owner))
-            elif keep_s > 0:
+        for name in [name for name in attempt.slices if self._warm.get(name) == attempt.owner]:
+            if keep_s > 0:
                 self._agenda.after(keep_s, self._release_idle, name, attempt.owner, self._uses[name])
             else:
-                del self._warm[name]
-                released.append(SliceReleasedEvent(name, attempt.owner))
-        self._apply(released)
+                self._release_idle(name, attempt.owner, self._uses[name])
 
     def _release_idle(self, name: str, owner: str, uses: int) -> None:
         if self._warm.get(name) == owner and self._uses[name] == uses:

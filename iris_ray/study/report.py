@@ -1,4 +1,4 @@
-"""What a simulation shows: waits, shares, what the hosts were used for, starvation."""
+"""The results of a simulation: waits, shares, use of the hosts, starvation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Waits:
     """How long jobs waited from submission to their first hosts. A job that still waits counts with its wait so far.
 
     Attributes:
-        jobs: how many jobs.
-        waiting: how many of them still wait.
-        p50_s, p90_s, p99_s, longest_s: so many percent waited no longer; seconds.
+        jobs: the number of jobs.
+        waiting: the number of those that still wait.
+        p50_s, p90_s, p99_s, longest_s: percentiles of the waits, in seconds.
     """
 
     jobs: int
@@ -29,14 +29,14 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What became of the time of all hosts, as parts of it that make up 1.
+    """How the time of all hosts was used, as parts of 1.
 
     Attributes:
         useful: tasks ran, and their work counted.
         lost: tasks ran, and their work had to be done again.
         starting: attempts started or ended.
         spare: slices were held ready.
-        idle: nothing held the hosts.
+        idle: no attempt held the hosts.
     """
 
     useful: float
@@ -47,30 +47,24 @@ class Use:
 
     @property
     def utilisation(self) -> float:
-        """What was held of all hosts."""
+        """The part of the hosts' time in which attempts held them."""
         return 1.0 - self.idle
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a simulation shows.
+    """The results of a simulation.
 
     Attributes:
         seconds: the time that it covers.
-        resource: what is counted in `use`, `shares` and sizes: chips, or CPUs where there are none. Ray's name.
-        waits: of all jobs.
-        waits_by_band: of the jobs of each priority band, by its name.
-        waits_by_user: of each user's jobs.
-        waits_by_size: of the jobs of each size.
-        shares: the part of what all users held that each user held.
-        use: what the hosts were used for.
-        finished: how many jobs ended in each state.
-        attempts: how many there were, without those of spares.
-        preempted: how many of them lost hosts, or moved because they had a notice.
-        evicted: how many of them gave their hosts to a higher band.
-        failed_launches: how many attempts never started.
-        starved: how many jobs waited longer than the backfill bound, so that groups were kept for them.
-        plans, events: how many there were.
+        resource: Ray's name of the resource that `use`, `shares` and sizes count: chips, or CPUs if there are none.
+        shares: each user's part of the resources that all users held.
+        finished: the number of jobs that ended in each state.
+        attempts: the number of attempts, without those of spares.
+        preempted: the number of attempts that lost hosts, or moved after a notice.
+        evicted: the number of attempts that gave their hosts to a higher band.
+        failed_launches: the number of attempts that never started.
+        starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.
     """
 
     seconds: float
@@ -97,10 +91,7 @@ class Report:
 
 
 def report_on(history: History, until: float, since: float = 0.0) -> Report:
-    """Return what happened from one time to another, in seconds.
-
-    Waits are those of jobs that were submitted in this time.
-    """
+    """Return the results from one time to another, in seconds. Waits are those of jobs that were submitted then."""
     resource = TPU if any(TPU in totals for _, totals in history.capacity) else "CPU"
     jobs = [job for job in history.jobs.values() if since <= job.submitted_at <= until]
     own = [one for one in history.attempts if not one.spare and since <= one.assigned_at <= until]
@@ -126,7 +117,7 @@ def report_on(history: History, until: float, since: float = 0.0) -> Report:
 
 
 def waits(jobs: Sequence[JobHistory], now: float) -> Waits:
-    """Return how long some jobs waited, as seen at a time."""
+    """Return the waits of jobs, as seen at a time."""
     waited = sorted(job.waited_s(now) for job in jobs)
     return Waits(
         jobs=len(jobs),
@@ -139,12 +130,12 @@ def waits(jobs: Sequence[JobHistory], now: float) -> Waits:
 
 
 def percentile(ascending: Sequence[float], percent: float) -> float:
-    """Return the least value that so many percent don't exceed (nearest rank); 0 if there are no values."""
+    """Return the least value that ``percent`` of the values don't exceed (nearest rank); 0 if there are no values."""
     return ascending[max(0, -int(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
 
 
 def shares(history: History, resource: str, since: float, until: float) -> dict[str, float]:
-    """Return the part of what all users held together that each user held."""
+    """Return each user's part of the resources that all users held."""
     held: dict[str, float] = {}
     for one in history.attempts:
         held[one.user] = held.get(one.user, 0.0) + _held(one, resource, since, until)
@@ -153,7 +144,7 @@ def shares(history: History, resource: str, since: float, until: float) -> dict[
 
 
 def use(history: History, resource: str, since: float, until: float) -> Use:
-    """Return what the hosts were used for."""
+    """Return how the time of the hosts was used."""
     total = _capacity(history, resource, since, until) or 1.0
     spare = sum(_held(one, resource, since, until) for one in history.attempts if one.spare)
     own = [one for one in history.attempts if not one.spare]
@@ -181,7 +172,7 @@ def _capacity(history: History, resource: str, since: float, until: float) -> fl
 
 
 def _overlap(begin: float | None, end: float | None, since: float, until: float) -> float:
-    """Return for how many seconds between two times something lasted. No beginning: never; no end: it lasts still."""
+    """Return the seconds of an interval between two times. Without a beginning it is empty; without an end it lasts."""
     if begin is None:
         return 0.0
     return max(0.0, min(until, until if end is None else end) - max(since, begin))

@@ -20,24 +20,17 @@ LOOK_AGAIN_S = 60.0
 
 
 class Simulation:
-    """A cluster in virtual time. Everything that the Controller decides is decided by the Controller's own code.
+    """A cluster in virtual time. The Controller's own code makes all its decisions.
 
     Args:
-        timings: how long what hosts and pools do takes.
-        backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.
-        plan_every_s: plans are made at multiples of so many seconds only, for speed; 0: after whatever happens, as the
+        timings: how long the actions of hosts and pools take.
+        backfill_bound_s: for how many seconds later jobs may pass a waiting job.
+        plan_every_s: make plans only at multiples of so many seconds, for speed; 0: after every event, as the
             Controller does.
         look_again_s: how long the latest plan holds while jobs wait and nothing happens. The Controller looks twice a
             second. Pauses and timeouts end at their time anyway.
-        check_every: after so many events the state checks its invariants, for tests; 0: never.
+        check_every: the number of events between two checks of the state's invariants, for tests; 0: no checks.
         evictions: when jobs may take hosts from lower bands; None: never.
-
-    Attributes:
-        state: the Controller's.
-        agenda: the clock, and what is going to happen.
-        hosts: the hosts.
-        pools: the callers' side.
-        history: what has happened.
     """
 
     def __init__(
@@ -60,10 +53,10 @@ class Simulation:
         self._plan_every_s = plan_every_s
         self._look_again_s = look_again_s
         self._check_every = check_every
-        self._instructions = Instructions()  # what the latest events want done
-        self._backlogs: dict[str, Iterator[SimulatedJob]] = {}  # id of a job that waits → its user's next ones
+        self._instructions = Instructions()  # of the events since the latest plan
+        self._backlogs: dict[str, Iterator[SimulatedJob]] = {}  # id of a waiting job → its user's next jobs
         self._changed = False  # whether events have come since the latest plan
-        self._told = 0.0  # how late it is, as far as the state knows
+        self._told = 0.0  # the time that the state knows
         self._looks_at = 0.0
 
     @property
@@ -75,29 +68,29 @@ class Simulation:
         """Return why a job waits, by the latest plan; an empty string if it does not."""
         return str(self._planner.pending_reasons.get(job_id, ""))
 
-    # -- what is to happen -----------------------------------------------------------------------------------------
+    # -- planned events --------------------------------------------------------------------------------------------
 
     def submit(self, job: SimulatedJob, at: float | None = None) -> None:
-        """Have a job submitted, now unless told."""
+        """Submit a job, now or at a time."""
         self.agenda.at(self.now if at is None else at, self._submit, job)
 
     def submit_all(self, jobs: Iterable[tuple[float, SimulatedJob]]) -> None:
-        """Have many jobs submitted, each at its time. They come in the order of time, and are made one by one."""
+        """Submit many jobs, each at its time. The iterator yields them in that order, and is read one by one."""
         self._submit_next(iter(jobs))
 
     def keep_waiting(self, jobs: Iterable[SimulatedJob], waiting: int = 1) -> None:
-        """Have one job after the other submitted, so that always so many of them wait for their first hosts."""
+        """Submit one job after the other, so that always ``waiting`` of them wait for their first hosts."""
         backlog = iter(jobs)
         for _ in range(waiting):
             self._submit_from(backlog)
 
     def cancel(self, job_id: str, at: float | None = None) -> None:
-        """Have a job cancelled by its user, now unless told."""
+        """Have a job's user cancel it, now or at a time."""
         event = JobCancelledEvent(job_id, "cancelled by its user")
         self.agenda.at(self.now if at is None else at, self.apply, (event,))
 
     def finish(self, job_id: str, at: float | None = None) -> None:
-        """Have all tasks of a job that run return, now unless told."""
+        """Have all running tasks of a job return, now or at a time."""
         self.agenda.at(self.now if at is None else at, self.pools.finish, job_id)
 
     # -- the course of time ----------------------------------------------------------------------------------------
@@ -110,7 +103,7 @@ class Simulation:
         self.agenda.now = end
 
     def look_at(self, when: float) -> None:
-        """Have a plan made at that time, whether anything happens or not."""
+        """Request a plan at a time, even without events."""
         self.agenda.at(when, self._planner.look_again)
 
     def apply(self, events: Iterable[Event]) -> None:
@@ -127,12 +120,10 @@ class Simulation:
                 state.check()
 
     def _turn_at(self, when: float) -> float:
-        """Return when what happens then is planned for."""
         every_s = self._plan_every_s
         return max(when, math.ceil(when / every_s) * every_s) if every_s else when  # the product may be rounded down
 
     def _take_turn(self) -> None:
-        """Plan, commit, carry out."""
         self.apply(())
         self._changed = False
         self.history.plans += 1
@@ -149,7 +140,7 @@ class Simulation:
             self.look_at(self._looks_at)
 
     def _require_no_defect(self) -> None:
-        """Raise what the Controller would survive: a simulation is to show defects."""
+        """Raise the defects that the Controller would contain: a simulation has to show them."""
         for failure in self._instructions.failed:
             raise failure.error
         for aside in self._planner.left_out.values():

@@ -1,4 +1,4 @@
-"""A study: a fleet, its work, and the policies that are compared. Each policy meets the same jobs and losses."""
+"""A study compares policies on one fleet and one workload. Each policy meets the same jobs and losses."""
 
 import math
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ class SliceKind:
 
     Args:
         tpu_type: such as ``v4-32``.
-        count: how many.
-        cpus: of each host.
+        count: the number of slices.
+        cpus: the CPUs of each host.
         preempted_every_s: mean time between two preemptions of the same slice.
-        notice_s: how long before a preemption its hosts are told; None: they are not.
-        away_s: after how long a preempted slice is there again.
+        notice_s: time between the notice of a preemption and the loss; None: there is no notice.
+        away_s: time until a preempted slice returns.
         host_dies_every_s: mean time between two deaths of the same host.
-        repair_s: after how long a dead host is there again.
+        repair_s: time until a dead host returns.
     """
 
     tpu_type: str
@@ -44,10 +44,10 @@ class HostKind:
     """Hosts without TPU. Times are in seconds; infinite: never.
 
     Args:
-        count: how many.
-        cpus: of each.
+        count: the number of hosts.
+        cpus: the CPUs of each host.
         dies_every_s: mean time between two deaths of the same host.
-        repair_s: after how long a dead host is there again.
+        repair_s: time until a dead host returns.
     """
 
     count: int
@@ -61,9 +61,8 @@ class Backlog:
     """A user whose queue never ends.
 
     Args:
-        stream: the jobs; they are all the user's.
-        user: whose.
-        waiting: how many of them always wait.
+        stream: the jobs, all of this user.
+        waiting: the number of jobs that always wait.
     """
 
     stream: JobStream
@@ -73,13 +72,12 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPolicy:
-    """What operators and users may choose.
+    """Choices of operators and users that a study compares.
 
     Args:
-        name: what to call it.
-        spares: how many slices each gang on slices holds ready.
+        spares: the number of slices that each gang on slices holds ready.
         heed_notices: whether the gangs that can save do so when they are told to move.
-        backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.
+        backfill_bound_s: for how many seconds later jobs may pass a waiting job.
         evictions: whether jobs may take hosts from lower bands.
     """
 
@@ -90,7 +88,7 @@ class StudyPolicy:
     evictions: bool = True
 
     def applied_to(self, job: SimulatedJob) -> SimulatedJob:
-        """Return the job as it is under this policy."""
+        """Return the job with the options of this policy."""
         spec = job.spec
         if self.spares and spec.coscheduling is not None:
             spec = replace(spec, spares=self.spares)
@@ -102,14 +100,14 @@ class Study:
     """A fleet, its work, and the policies to compare.
 
     Args:
-        seconds: how much time passes.
-        seed: decides all chance.
+        seconds: the simulated time.
+        seed: the seed of all random numbers.
         slices, hosts: the fleet.
         streams: jobs that come at random.
         backlogs: users whose queues never end.
         traced: jobs of traces, in the order of time.
-        policies: what is compared; the first one is what the others are compared with.
-        timings: how long what pools and hosts do takes.
+        policies: the policies; the first one is the baseline.
+        timings: how long the actions of pools and hosts take.
         plan_every_s, look_again_s: see `Simulation`.
     """
 
@@ -126,7 +124,7 @@ class Study:
     look_again_s: float = LOOK_AGAIN_S
 
     def simulation(self, policy: StudyPolicy, check_every: int = 0) -> Simulation:
-        """Return a simulation of a policy at its beginning. Its `run_until` makes time pass."""
+        """Return a simulation of a policy, at its beginning; `run_until` runs it."""
         rules = DEFAULT_RULES if policy.evictions else None
         simulation = Simulation(
             self.timings, policy.backfill_bound_s, self.plan_every_s, self.look_again_s, check_every, rules
@@ -175,5 +173,5 @@ class Study:
         return (backlog.stream.job(f"{name}-{number}", chance) for number in count())
 
     def _chance(self, what: str) -> Random:
-        """Return the generator of one source of chance. What the others draw does not change what it draws."""
+        """Return a random generator for one purpose, independent of the generators for other purposes."""
         return Random(f"{self.seed} {what}")

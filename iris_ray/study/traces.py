@@ -1,14 +1,14 @@
-"""Jobs of a real cluster, from its accounting.
+"""Reads the jobs of a real cluster from its accounting.
 
-Two formats are read, each with a line of column names first:
+There are two formats, each with a first line of column names:
 
-- ``slurm``: what ``sacct --parsable2 --allusers`` prints with the columns JobID, User, Submit, ElapsedRaw (or Elapsed)
-  and AllocTRES (or ReqTRES).
-- ``csv``: comma-separated as in the public traces of Helios, and of Philly once it is flat: user, submit_time,
-  gpu_num, duration and, where there are any, job_id, cpu_num and node_num.
+- ``slurm``: the output of ``sacct --parsable2 --allusers`` with the columns JobID, User, Submit, ElapsedRaw (or
+  Elapsed) and AllocTRES (or ReqTRES).
+- ``csv``: comma-separated as in the public traces of Helios, and in a flattened one of Philly: user, submit_time,
+  gpu_num, duration and, if there are any, job_id, cpu_num and node_num.
 
-A trace says for how long jobs ran, not what they did, so jobs that failed or were cancelled run as long as they did
-there and then succeed. Jobs that never ran are left out.
+A trace has only the run times of jobs, so jobs that failed or were cancelled run as long as they did there and then
+succeed. Jobs that never ran are left out.
 """
 
 import csv
@@ -32,12 +32,10 @@ class TracedJob:
     """One job of a trace.
 
     Attributes:
-        job_id, user: as in the trace.
-        submitted_at: seconds; from when is up to the trace.
-        run_s: for how many seconds it ran.
-        accelerators: how many GPUs it had.
-        cpus: how many CPUs it had.
-        nodes: on how many nodes.
+        submitted_at: seconds since a time of the trace's choice.
+        run_s: how many seconds it ran.
+        accelerators: the number of its GPUs.
+        cpus: the number of its CPUs, on all nodes together.
     """
 
     job_id: str
@@ -54,13 +52,12 @@ class TraceRules:
     """How jobs of a trace become jobs on slices.
 
     Args:
-        name: begins the jobs' ids.
-        tpu_type: a job with accelerators runs on as many slices of this type as have that many chips.
-        band: their priority band.
+        name: the prefix of the jobs' ids.
+        tpu_type: the type of slices for jobs with accelerators, as many slices as have enough chips.
         save_every_s: how often they save their state; infinite: never.
         heeds_notices: whether they save and move when they are told.
-        max_slices: jobs on more slices, or more CPUs than a host has, are left out.
-        max_cpus: of a host without TPU; 0 leaves all jobs without accelerators out.
+        max_slices: jobs on more slices are left out.
+        max_cpus: the CPUs of a host without TPU; jobs with larger tasks are left out, 0 leaves out all without GPUs.
     """
 
     name: str
@@ -84,7 +81,7 @@ def arrivals(jobs: Iterable[TracedJob], rules: TraceRules) -> list[Arrival]:
 
 
 def _with_own_ids(jobs: Iterable[TracedJob]) -> Iterator[TracedJob]:
-    """Yield the jobs. One whose id was there before, such as one that was requeued, gets a number behind it."""
+    """Yield the jobs. Repeated ids, as of requeued jobs, get a number at their end."""
     seen: Counter[str] = Counter()
     for job in jobs:
         seen[job.job_id] += 1
@@ -105,7 +102,7 @@ def read_trace(lines: Iterable[str], form: str, source: str) -> Iterator[TracedJ
     """Yield the jobs of a trace that ran.
 
     Args:
-        lines: of the file.
+        lines: the file's lines.
         form: ``slurm`` or ``csv``.
         source: the file's name, for messages.
 
@@ -136,7 +133,7 @@ def read_trace(lines: Iterable[str], form: str, source: str) -> Iterator[TracedJ
 
 
 def _slurm_row(row: Mapping[str, str]) -> TracedJob | None:
-    if "." in row["jobid"] or row["submit"] in ("", "Unknown"):  # a step of a job, or a job that never was
+    if "." in row["jobid"] or row["submit"] in ("", "Unknown"):  # a step of a job, or a job that was never submitted
         return None
     tres = dict(re.findall(r"([^,=]+)=([^,]+)", row.get("alloctres") or row.get("reqtres") or ""))
     gpus = [amount for name, amount in tres.items() if name == "gres/gpu"] or [
@@ -168,7 +165,6 @@ def _csv_row(row: Mapping[str, str]) -> TracedJob | None:
 
 
 def _seconds(text: str) -> float:
-    """Return a point in time in seconds, from a number of seconds or from a date with time."""
     try:
         seconds = float(text)
     except ValueError:

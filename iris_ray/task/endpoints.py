@@ -1,8 +1,7 @@
 """Names under which the tasks of a job find each other's addresses.
 
-A task that offers an endpoint records it in the cluster's key-value store. The record counts only as long as that
-attempt of that task is not over. So it outlives the Controller, and need not be taken back. A run without Ray keeps
-files instead.
+A task records its endpoint in the cluster's key-value store, which outlives the Controller. The record counts only
+while that attempt of the task runs, so nothing has to remove it. A run without Ray keeps files instead.
 """
 
 import pickle
@@ -31,7 +30,7 @@ def register_endpoint(name: str, address: str) -> None:
     Registering a name again replaces its address.
 
     Raises:
-        InvalidRequestError: called outside a task, or an argument is no str, or one that can't be stored.
+        InvalidRequestError: called outside a task, or an argument is not a str, or can't be stored.
         NoClusterError: called in a process that the task has started, which is not connected to the cluster.
     """
     me, key = _task(name)
@@ -44,16 +43,16 @@ def register_endpoint(name: str, address: str) -> None:
 
 
 def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
-    """Return the address that a task of this job has registered.
+    """Return the address that a task of this job has registered under a name.
 
     Args:
-        name: its name.
-        timeout: for how many seconds to wait until a task registers it; ``math.inf`` waits for ever.
+        name: the endpoint's name.
+        timeout: seconds to wait until a task registers it; ``math.inf`` waits for ever.
 
     Raises:
-        EndpointNotFoundError: no task has, or the one that did has ended.
-        ControllerUnavailableError: no Controller could tell: none ran within the timeout, nor within 20 s.
-        InvalidRequestError: called outside a task, or the timeout is no number.
+        EndpointNotFoundError: no running task has registered the name.
+        ControllerUnavailableError: no Controller answered within the timeout, nor within 20 s.
+        InvalidRequestError: called outside a task, or the timeout is not a number.
         NoClusterError: called in a process that the task has started.
     """
     me, key = _task(name)
@@ -73,7 +72,7 @@ def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
     Raises:
         NoClusterError: this process is connected to no cluster.
         UnknownNameError: there is no such job.
-        ControllerUnavailableError: no Controller could tell within 20 s.
+        ControllerUnavailableError: no Controller answered within 20 s.
     """
     start = endpoint_key(job_id, "")
     records = {key: pickle.loads(record) for key, record in _store().items(start + prefix).items()}
@@ -115,7 +114,6 @@ def _store() -> ClusterStore:
 
 
 def _task(name: str) -> tuple[JobInfo, str]:
-    """Return which task this is, and the key of an endpoint of its job."""
     me = get_job_info()
     if me is None:
         raise InvalidRequestError("endpoints are for tasks of a job; this process is not one")

@@ -1,4 +1,4 @@
-"""JAX on a gang: one call that joins all processes, and one that has them save the same step."""
+"""JAX on a gang: `initialize` joins all processes, and `agreed_notice` has them save the same step."""
 
 import contextlib
 import os
@@ -15,20 +15,20 @@ from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import PreemptionNotice, preemption_notice
 
 WAIT_FOR_TASK_0_S = 60.0
-"""How long the other tasks wait for task 0 to listen before they leave the waiting, and the error, to JAX."""
+"""How long the other tasks wait for task 0 to listen. After that, JAX waits, and raises its own error."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
 
 NOTICE_TIMEOUT_S = 5.0
-"""How much later than its peers a process may hear of a notice that JAX has told all of them."""
+"""How long a process waits for its own notice after JAX has agreed on the step."""
 
 
 def initialize(**kwargs: Any) -> None:
     """Join the processes of this gang into one JAX program; call it before anything else touches JAX's devices.
 
-    ``jax.distributed.initialize()`` finds its peers by itself on Cloud TPU, with one fixed port. This one takes the
-    address that iris_ray chose for this attempt, so it can't meet a leftover of an earlier attempt or another gang on
-    the host, and it works without TPUs, too. Outside a task, and in a task that runs by itself, it does nothing, so
-    that a script also runs on its own.
+    On Cloud TPU, ``jax.distributed.initialize()`` finds its peers by itself, with one fixed port. This function takes
+    the address that iris_ray chose for this attempt, so it can't meet a leftover of an earlier attempt or another gang
+    on the host, and it works without TPUs, too. Outside a task, and in a task without peers, it does nothing, so that
+    a script also runs on its own.
 
     Args:
         kwargs: passed on to ``jax.distributed.initialize``, such as ``initialization_timeout=60`` (seconds).
@@ -57,13 +57,13 @@ def initialize(**kwargs: Any) -> None:
 
 
 def _place_among_others() -> JobInfo | None:
-    """Return this task's place in its gang; None outside a task, and in a task that runs by itself."""
+    """Return this task's place in its gang; None outside a task, and in a task without peers."""
     info = get_job_info()
     return info if info is not None and info.in_gang and info.num_tasks > 1 else None
 
 
 def _wait_for_listener(address: str, timeout_s: float) -> None:
-    """Wait until a process listens there. JAX tries again only after a second if it comes before task 0."""
+    """Wait until a process listens there. JAX itself would try again only after a second if task 0 is late."""
     host, _, port = address.rpartition(":")
     deadline, pause_s = time.monotonic() + timeout_s, SHORTEST_PAUSE_S
     while time.monotonic() < deadline:
@@ -74,10 +74,10 @@ def _wait_for_listener(address: str, timeout_s: float) -> None:
 
 
 def agreed_notice(step: int) -> PreemptionNotice | None:
-    """Return the notice that this gang has had, at a step that is the same in all its processes; until then None.
+    """Return the gang's preemption notice, at the same step in all processes; until then None.
 
     All processes must call it once in every step. JAX agrees on the step by itself, because each process gets
-    SIGTERM with the notice. In a process that runs alone this is `preemption_notice`.
+    SIGTERM with the notice. In a task without peers this is `preemption_notice`.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""Where in its gang the calling task is."""
+"""The calling task's place in its gang."""
 
 import os
 from collections.abc import Mapping

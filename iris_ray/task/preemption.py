@@ -1,7 +1,7 @@
-"""How a task learns that its gang is to move, and says that it is ready to.
+"""How a task learns that its gang has to move, and reports that it has saved its state.
 
-Everything goes through two files of the task's process on its host: TPUHostActor writes the notice, and the task
-marks there that it has saved its state. So child processes of a task can use them, too.
+Both go through files of the task's process on its host: TPUHostActor writes the notice, and the task its report. So
+child processes of a task can use them, too.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """Advance notice that this task's gang is to move.
+    """Advance notice that this task's gang has to move.
 
     Attributes:
-        kind: `NoticeKind`: PREEMPTION, MAINTENANCE, GROWTH if more slices are there for it, or EVICTION if a job of a
-            higher band takes its hosts.
+        kind: `NoticeKind`: PREEMPTION, MAINTENANCE, GROWTH if it can have more slices, or EVICTION if a job of a higher
+            band takes its hosts.
         reason: why, in words, with the host that goes away.
         deadline: when the attempt ends at the latest; seconds since the epoch.
     """
@@ -41,10 +41,10 @@ class PreemptionNotice:
         return self.deadline - time.time()
 
     def saved(self) -> NoReturn:
-        """Say that this task has saved its state, and wait for its end. Does not return.
+        """Report that this task has saved its state, and wait for its end. Does not return.
 
-        Once every task of the gang has said so, or has returned, all are ended and the gang goes on elsewhere at once,
-        with a new attempt. Otherwise the gang moves at the deadline.
+        When every task of the gang has reported this or has returned, the attempt ends and the gang moves at once.
+        Otherwise it moves at the deadline.
         """
         files = TaskFiles.of_this_task()
         assert files is not None, "a notice comes from the files of a task"
@@ -55,9 +55,9 @@ class PreemptionNotice:
 
 
 def preemption_notice() -> PreemptionNotice | None:
-    """Return the notice that this task's gang has had, or None. Costs a look into the file system.
+    """Return the notice of this task's gang, or None. Costs a look into the file system.
 
-    Tasks of a gang may see it at slightly different times. Where all must save the same step, as in JAX, use
+    Tasks of a gang may see it at slightly different times. If all have to save the same step, as in JAX, use
     `iris_ray.jax.agreed_notice`.
 
     Example::
@@ -74,13 +74,13 @@ def preemption_notice() -> PreemptionNotice | None:
 
 
 def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:
-    """Have a function called, once, in a thread of its own, when this task's gang is to move. Outside a task: never.
+    """Call a function once, in a thread of its own, when this task's gang has to move. Outside a task: never.
 
-    Code that you can't change may rely on SIGTERM: a task that has installed a handler for it (JAX and Orbax do) gets
-    that signal with the notice; others get none.
+    For code that relies on SIGTERM: a task that has installed a handler for it (JAX and Orbax do) gets that signal
+    with the notice; others get none.
 
     Raises:
-        InvalidRequestError: nobody could call it.
+        InvalidRequestError: ``callback`` can't be called, or is async.
     """
     if not callable(callback) or inspect.iscoroutinefunction(callback):
         raise InvalidRequestError(

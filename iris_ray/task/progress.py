@@ -1,7 +1,7 @@
-"""How a task says how far it is.
+"""How a task reports its progress.
 
-What it says goes through files of its process (`actors/protocol/task_files.py`), which TPUHostActor reads every few
-seconds. So child processes of a task can say it, too.
+Reports go through files of its process (`actors/protocol/task_files.py`), which TPUHostActor reads every few seconds.
+So child processes of a task can report, too.
 """
 
 import contextlib
@@ -20,15 +20,16 @@ from iris_ray.model.plain_values import LARGEST_INT
 
 
 def heartbeat(step: int | None = None) -> None:
-    """Say that this task makes progress, for jobs with a ``stall_timeout``. Writes a small file, and sends nothing.
+    """Report that this task makes progress, for jobs with a ``stall_timeout``. Writes a small file, and sends nothing.
 
-    Call it at the beginning of every step: `iris-ray job goodput` then knows what the time of the job went into.
+    Call it at the beginning of every step: `iris-ray job goodput` then knows how the job spent its time.
 
     Args:
-        step: how far it is. ``iris-ray ls`` shows it. If the gang stalls, the task that is furthest behind is named.
+        step: the number of the step. ``iris-ray ls`` shows it. If the gang stalls, the error names the task that is
+            furthest behind.
 
     Raises:
-        InvalidRequestError: the step is no int of 64 bits.
+        InvalidRequestError: the step is not an int of 64 bits.
     """
     number = None if step is None else _whole(step)
     if (files := TaskFiles.of_this_task()) is not None:
@@ -38,16 +39,16 @@ def heartbeat(step: int | None = None) -> None:
 
 
 def report_status(text: str) -> None:
-    """Say in a few words how it goes; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
+    """Report the job's status in a few words; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
 
-    The words of the job's first task that says anything count; each call replaces those before. Call it as often as you
-    like: a call writes a small file, which is read every few seconds. Outside a task it does nothing.
+    The job's status is that of its first task that reports one; each call replaces the last report. Call it as often as
+    you like: a call writes a small file, which is read every few seconds. Outside a task it does nothing.
 
     Args:
-        text: one line; of a longer text the first 200 characters are kept.
+        text: one line; the first 200 characters are kept.
 
     Raises:
-        InvalidRequestError: it is not a str.
+        InvalidRequestError: the text is not a str.
 
     Example::
 
@@ -63,14 +64,14 @@ def report_status(text: str) -> None:
 
 @contextlib.contextmanager
 def unproductive(what: str) -> Iterator[None]:
-    """Mark the time of a block as no training: ``iris-ray job goodput`` counts it by its kind.
+    """Mark the time of a block as unproductive: ``iris-ray job goodput`` counts it by its kind.
 
     Args:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;
-            ``"checkpoint_save"`` at any time, for as long as the save keeps the next step from beginning.
+            ``"checkpoint_save"`` at any time, while the save delays the next step.
 
     Raises:
-        InvalidRequestError: it is nothing of these.
+        InvalidRequestError: there is no such kind.
 
     Example::
 
@@ -94,7 +95,7 @@ _marking = threading.Lock()
 
 
 def _whole(step: Any) -> int:
-    """Return a step as an int; NumPy and JAX have ints of their own."""
+    """Return a step as an int, also one of NumPy's or JAX's ints."""
     try:
         number = int(step)
     except (TypeError, ValueError, OverflowError):
@@ -105,7 +106,7 @@ def _whole(step: Any) -> int:
 
 
 def _note_first_steps(files: TaskFiles, step: int) -> None:
-    """Note when the first two steps began: by how much the first one took longer is the time of the compilation."""
+    """Note when the first two steps began: the extra time of the first one is that of the compilation."""
     known = _first_steps.setdefault(files.prefix, [])
     if len(known) < 2 and step not in known:
         known.append(step)
@@ -122,7 +123,7 @@ def _mark(files: TaskFiles, what: str, seconds: float) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file as a whole. A full disk is no reason to end a training run, so then nothing happens."""
+    """Replace a file atomically. If the disk is full, do nothing: that is no reason to end a training run."""
     unfinished = Path(f"{path}.{threading.get_native_id()}")  # the id is unique among all processes
     with contextlib.suppress(OSError):
         unfinished.write_text(text, encoding="utf-8")

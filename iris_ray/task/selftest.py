@@ -1,4 +1,4 @@
-"""What ``iris-ray cluster selftest`` runs on the hosts."""
+"""The functions that ``iris-ray cluster selftest`` runs on the hosts."""
 
 import os
 import platform
@@ -13,12 +13,12 @@ from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import preemption_notice
 
 ENDING_S = 30.0
-"""How long what a task has left behind may take to end; its results are out before that."""
+"""How long a process that a task has left behind may take to end, which it may do after the task's result is out."""
 PACKAGES = ("iris-ray", "ray", "jax", "jaxlib", "libtpu")
 
 
 def facts() -> dict[str, Any]:
-    """Return where this task runs, and which software the host has."""
+    """Return this task's slice and host, and the versions of the host's software."""
     me = get_job_info()
     assert me is not None, "the task of a gang"
     return {
@@ -31,7 +31,7 @@ def facts() -> dict[str, Any]:
 
 
 def devices() -> dict[str, Any]:
-    """Join the gang's processes and add up a one from each of their devices; return what JAX sees."""
+    """Join the gang's processes and sum a one from each of their devices; return JAX's view of the gang."""
     import iris_ray.jax
 
     iris_ray.jax.initialize()
@@ -57,7 +57,7 @@ def devices() -> dict[str, Any]:
 
 
 def crash() -> None:
-    """End this process without a word."""
+    """End this process without an exception."""
     os._exit(3)
 
 
@@ -67,7 +67,7 @@ def leave_a_daemon(seconds: str) -> None:
 
 
 def daemons(seconds: str) -> int:
-    """Return how many such processes run on this host; those that are being ended have a while."""
+    """Return how many such processes run on this host, after `ENDING_S` for those that are being ended."""
     command, end = ["sleep", str(float(seconds))], time.monotonic() + ENDING_S
     while found := sum(bool(process.info["cmdline"] == command) for process in psutil.process_iter(["cmdline"])):
         if time.monotonic() > end:

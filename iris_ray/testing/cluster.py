@@ -37,8 +37,6 @@ from iris_ray.testing.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a running cluster is made of."""
-
     head: HeadMachine
     network: Network | None
     starter: HostStarter
@@ -173,13 +171,13 @@ class SimulatedCluster:
 
     @property
     def slice_names(self) -> list[str]:
-        """Names of the slices that have at least one host left, frozen hosts included; oldest first."""
+        """Names of the slices that have at least one host left, also a frozen one; oldest first."""
         with self._lock:
             slices = {name: hosts for name, hosts in self._slices.items() if isinstance(hosts[0].host, TPUHost)}
             return [name for name, hosts in slices.items() if any(h.machine.running for h in hosts)]
 
     def worker_ids(self, slice_name: str) -> list[int]:
-        """Return the worker ids of the hosts that a slice has left, frozen hosts included; ascending."""
+        """Return the worker ids of the remaining hosts of a slice, including frozen ones; ascending."""
         return [h.host.worker_id for h in self._slice(slice_name) if h.machine.running]
 
     def node_id(self, slice_name: str, worker_id: int) -> str:
@@ -190,13 +188,19 @@ class SimulatedCluster:
         """Return a host's private directory, called ``IRIS_RAY_HOST_DIR`` in its environment.
 
         It holds ``dev`` (an empty file ``accelN`` for each chip), ``lock``, ``logs`` and ``tmp`` (its TMPDIR). It is
-        the working directory of processes on the host that choose none, and lasts until ``shutdown``.
+        the default working directory of processes on the host, and lasts until ``shutdown``.
         """
         return self._host(slice_name, worker_id).host.directory
 
-    def host_pids(self, slice_name: str, worker_id: int) -> list[int]:
-        """Return the pids of all processes that run on a host now, the raylet's first; none once it is gone."""
-        return self._host(slice_name, worker_id).machine.pids()
+    def host_pids(self, slice_name: str, worker_id: int, command: str = "") -> list[int]:
+        """Return the pids of all processes that run on a host now, the raylet's first; none once it is gone.
+
+        Args:
+            slice_name: The host's slice.
+            worker_id: Its number within the slice.
+            command: Only those whose command line holds this text, such as ``"ray::SliceActor"``.
+        """
+        return self._host(slice_name, worker_id).machine.pids(command)
 
     def metadata(self, slice_name: str, worker_id: int) -> HostMetadata:
         """Return a host's metadata server, as every TPU VM has one: read its address, or make it misbehave."""
@@ -209,7 +213,7 @@ class SimulatedCluster:
 
         Args:
             tpu_type: Its type.
-            under: A command that is to run the raylets of its hosts, such as
+            under: A command that runs the raylets of its hosts, such as
                 ``["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]`` for containers of their own.
 
         Returns:
@@ -221,9 +225,9 @@ class SimulatedCluster:
         """Start more hosts without TPU and wait until they have joined.
 
         Args:
-            count: How many.
-            gpus: How many GPUs Ray believes each of them to have. There are none.
-            labels: Of their Ray nodes, such as ``{"rack": "a"}``.
+            count: The number of hosts.
+            gpus: The number of GPUs that each host pretends to have.
+            labels: Labels of their Ray nodes, such as ``{"rack": "a"}``.
 
         Returns:
             Their names. Each counts as a slice of one host: ``kill_host("host-0", 0)``.
@@ -243,7 +247,7 @@ class SimulatedCluster:
         self._running().faults.kill(victim)
 
     def kill_raylet(self, slice_name: str, worker_id: int) -> None:
-        """Send SIGKILL to a host's raylet alone. What else runs there ends by itself, or 30 s later with the host."""
+        """Send SIGKILL to a host's raylet alone. Its other processes end by themselves, or 30 s later with the host."""
         victim = self._host(slice_name, worker_id)
         self._running().faults.kill_raylet(victim)
 
@@ -253,12 +257,12 @@ class SimulatedCluster:
         """Take a slice away.
 
         Args:
-            slice_name: Which one.
+            slice_name: The slice.
             notice_s: None or 0 kills all its hosts before this returns. Otherwise the preemption is announced now, and
                 the hosts are killed this many seconds later, in the background.
-            heard_by: Who announces it. ``"ray"``: Ray is told that the nodes will be preempted (a drain with a
-                deadline); it ends a drained node earlier if, or as soon as, nothing runs on it. ``"metadata"``: the
-                hosts' metadata servers announce it. They name no deadline; listeners assume the 30 s of a spot VM.
+            heard_by: Where it is announced. ``"ray"``: Ray drains the nodes, with a deadline; it ends a drained node
+                before the deadline as soon as nothing runs on it. ``"metadata"``: the hosts' metadata servers announce
+                it. They name no deadline; listeners assume the 30 s of a spot VM.
 
         Returns:
             The preemption, to ``wait()`` for. ``shutdown()`` does not wait for it.
@@ -274,7 +278,7 @@ class SimulatedCluster:
         self._running().faults.announce_maintenance(host, checked_seconds("starts_in_s", starts_in_s))
 
     def call_off_maintenance(self, slice_name: str, worker_id: int) -> None:
-        """Have a host's metadata server say that no maintenance is planned (any more)."""
+        """Have a host's metadata server say that no maintenance is planned."""
         host = self._host(slice_name, worker_id)
         self._running().faults.call_off_maintenance(host)
 
@@ -297,34 +301,34 @@ class SimulatedCluster:
         from_hosts: bool = True,
         direction: str = "both",
     ) -> None:
-        """Lose the packets of a host without a word, until `reconnect`. Needs ``networks=True``.
+        """Lose the packets of a host silently, until `reconnect`. Needs ``networks=True``.
 
         Args:
-            slice_name, worker_id: Which host.
+            slice_name, worker_id: The host.
             from_head: Whether it is cut off from the head, where drivers, metadata servers and the Controller are.
             from_hosts: Whether it is cut off from all other hosts.
-            direction: ``"in"``: what is sent to the host is lost; ``"out"``: what it sends; ``"both"``.
+            direction: Which packets are lost: those to the host (``"in"``), from the host (``"out"``), or ``"both"``.
         """
         host, network = self._host(slice_name, worker_id), self._network()
         others = [network.head] if from_head else []
         if from_hosts:
             with self._lock:
                 others += [other.host.address for hosts in self._slices.values() for other in hosts]
-        self._running().end_watch.expect(host)  # its raylet ends once it hears that it counts as dead
+        self._running().end_watch.expect(host)  # its raylet ends when it learns that Ray has marked it dead
         network.lose(host.host.address, others, checked_direction(direction))
 
     def reconnect(self, slice_name: str, worker_id: int) -> None:
-        """Lose no more packets of a host. If Ray has marked it dead meanwhile, it ends by itself."""
+        """Stop losing packets of a host. If Ray has marked it dead meanwhile, it ends by itself."""
         self._network().find(self._host(slice_name, worker_id).host.address)
 
     def slow_down(self, slice_name: str, worker_id: int, bits_per_s: int | None) -> None:
-        """Let a host send no more than so many bits a second; None: as many as it can. Needs ``networks=True``."""
+        """Limit the bits that a host sends in a second; None: no limit. Needs ``networks=True``."""
         if bits_per_s is not None:
             checked_count("bits_per_s", bits_per_s, least=1)
         self._network().slow_down(self._host(slice_name, worker_id).host.address, bits_per_s)
 
     def kill_gcs(self) -> None:
-        """Send SIGKILL to Ray's GCS; return when it is gone. Processes continue, but learn nothing new.
+        """Send SIGKILL to Ray's GCS; return when it is gone. Other processes continue, but learn nothing new.
 
         Only in a ``persistent`` cluster. Ray's processes wait a minute for the next GCS, then they end.
         """
@@ -399,12 +403,10 @@ class SimulatedCluster:
             ray.shutdown()
 
     def _is_driver_here(self, head: HeadMachine) -> bool:
-        """Return whether this process is connected to this cluster now, by us or by the user."""
         return ray.is_initialized() and bool(ray.get_runtime_context().gcs_address == head.ray.gcs_address)
 
     @classmethod
     def _after_fork(cls) -> None:
-        """Detach a forked child of the driver from the cluster."""
         if cls._active is not None and cls._active._workspace is not None:
             cls._active._workspace.leave_to_parent()
         cls._active = None

@@ -1,4 +1,4 @@
-"""What a simulated cluster tells on stderr, and a delayed Ctrl-C."""
+"""The messages of a simulated cluster on stderr, and a delayed Ctrl-C."""
 
 import contextlib
 import signal
@@ -12,11 +12,7 @@ from iris_ray.terminal import LiveLine, live_line
 
 
 class ConsoleOutput:
-    """Prints what happens, with the seconds since the cluster began. In a terminal a live line shows how it starts.
-
-    Args:
-        quiet: print nothing.
-    """
+    """Prints messages with the seconds since the cluster began, unless ``quiet``. A live line shows the start."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -25,7 +21,7 @@ class ConsoleOutput:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """The cluster starts within the block."""
+        """Show the steps of the start within the block in a live line."""
         self._began = time.monotonic()
         if self._quiet:
             yield
@@ -38,7 +34,7 @@ class ConsoleOutput:
                 self._line = None
 
     def step(self, text: str) -> None:
-        """Tell about a step of the start, which nobody needs to know of afterwards."""
+        """Show a step of the start, which is of no interest afterwards."""
         if self._line is not None:
             self._line.show(text)
         else:
@@ -48,10 +44,6 @@ class ConsoleOutput:
         if not self._quiet:
             elapsed = time.monotonic() - self._began
             print(f"[simulated cluster {elapsed:6.1f} s] {text}", file=sys.stderr, flush=True)
-
-
-# -- interrupts --------------------------------------------------------------------------------------------------------
-# Delays Ctrl-C.
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What can happen to the hosts of a simulated cluster: kills, preemptions, maintenance, freezes."""
+"""The faults of hosts in a simulated cluster: kills, preemptions, maintenance, freezes."""
 
 import threading
 import time
@@ -10,9 +10,6 @@ from iris_ray.testing.console import ConsoleOutput
 from iris_ray.testing.host_starter import EndWatch
 from iris_ray.testing.ray_node.head import RayHead
 from iris_ray.testing.tpu_host import NoticeChannel, RunningHost
-
-# -- preemption --------------------------------------------------------------------------------------------------------
-# The preemption of one slice.
 
 
 class Preemption:
@@ -69,10 +66,8 @@ class Preemption:
 class HostFaults:
     """Injects faults; `SimulatedCluster` has the same methods, documented, by the names of slices and hosts.
 
-    Args:
-        head: the cluster's head, which hears of preemptions.
-        end_watch: told which hosts may end by themselves.
-        console: told of every fault.
+    It announces preemptions to the head, tells the end watch which hosts may end by themselves, and the console of
+    every fault.
     """
 
     def __init__(self, head: RayHead, end_watch: EndWatch, console: ConsoleOutput) -> None:

@@ -1,4 +1,4 @@
-"""The head of a simulated cluster: it starts, its GCS is killed and restarted, it is replaced."""
+"""The head of a simulated cluster: its start, the end and restart of its GCS, and its replacement."""
 
 import subprocess
 import time
@@ -26,7 +26,7 @@ class HeadMachine:
         address: IP address of the head.
         cpus: logical CPUs of the head, as Ray counts them.
         dashboard: whether the head has Ray's dashboard.
-        persistent: whether the GCS stores everything on disk.
+        persistent: whether the GCS stores its state on disk.
         console: told of every step.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Starts the hosts of a simulated cluster."""
+"""Starts the hosts of a simulated cluster, and reports those that end unasked."""
 
 import random
 import subprocess
@@ -16,8 +16,7 @@ from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, LOOK_S
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 from iris_ray.testing.network import Network
-from iris_ray.testing.ray_node.head import RayHead
-from iris_ray.testing.ray_node.host import HostSpec, new_node_id
+from iris_ray.testing.ray_node.head import HostSpec, RayHead, new_node_id
 from iris_ray.testing.ray_node.launching import ray_settings
 from iris_ray.testing.tpu_host import Host, PlainHost, RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace
@@ -27,11 +26,10 @@ class HostStarter:
     """Plans new hosts, starts them, and waits until they have joined.
 
     Args:
-        head: the cluster's head.
         workspace: where the hosts run.
         metadata: serves the hosts' metadata.
         addresses: IP addresses for new hosts.
-        network: joins them; None: they are all on this machine's loopback interface.
+        network: the hosts' network; None: they are all on this machine's loopback interface.
         cpus: logical CPUs of each host, as Ray counts them.
         console: told of every step.
     """
@@ -59,9 +57,7 @@ class HostStarter:
     def start_slices(self, configs: Sequence[TPUConfig], under: Sequence[str] = ()) -> list[list[RunningHost]]:
         """Start the hosts of all slices side by side, and wait until all have joined.
 
-        Args:
-            configs: the types of the slices.
-            under: a command that runs the hosts' raylets.
+        ``under`` is a command that runs the hosts' raylets.
 
         Returns:
             The hosts of each slice, by worker id.
@@ -102,7 +98,6 @@ class HostStarter:
         return [[RunningHost(host, machines[host], metadata[host]) for host in hosts] for hosts in slices]
 
     def _plan_slice(self, config: TPUConfig) -> list[TPUHost]:
-        """Return the hosts of a new slice, with a name that this cluster never used before."""
         name = f"{config.name}-{next(self._next_index.setdefault(config.name, count()))}"
         return [
             TPUHost(
@@ -177,17 +172,14 @@ def log_tail(workspace: Workspace, host: Host) -> str:
 
 
 def loopback_addresses() -> Iterator[str]:
-    """Yield addresses of this machine that most likely nothing else uses: Linux answers to all of 127.0.0.0/8.
+    """Yield loopback addresses that most likely no other program uses: Linux answers to all of 127.0.0.0/8.
 
-    Each node has its own, so that addresses tell hosts apart and two hosts can listen on the same port. The machine's
-    real address may change while the cluster lives, and Ray does not let drivers connect to 127.0.0.1.
+    Each node has an address of its own, so that addresses tell hosts apart and two hosts can listen on the same port.
+    The machine's real address may change while the cluster lives, and Ray does not let drivers connect to 127.0.0.1.
     """
     first = int(IPv4Address("127.0.0.1")) + (random.randrange(1, 2**16) << 8)
     return (str(IPv4Address(first + number)) for number in count())
 
-
-# -- end watch ---------------------------------------------------------------------------------------------------------
-# Reports simulated hosts that end unasked: a fault of this machine, not of the simulation.
 
 _LOOK_S = 0.5
 
@@ -195,10 +187,8 @@ _LOOK_S = 0.5
 class EndWatch:
     """Watches hosts in the background, and prints the end of a raylet's log if the raylet ended by itself.
 
-    It prints in a quiet cluster too: otherwise such an end looks like a loss that a test asked for.
-
-    Args:
-        tail: returns the last lines of a host's logs, as the end of a message.
+    Such an end is a fault of this machine, not of the simulation. It prints in a quiet cluster, too: otherwise the end
+    would look like a loss that a test asked for. ``tail`` returns the last lines of a host's logs.
     """
 
     def __init__(self, tail: Callable[[RunningHost], str]) -> None:
@@ -215,7 +205,7 @@ class EndWatch:
             self._hosts.append(host)
 
     def expect(self, host: RunningHost) -> None:
-        """Expect a host to end by itself: it was drained, or is frozen for longer than Ray waits."""
+        """Stop watching a host that may end by itself: it was drained, or is frozen for longer than Ray waits."""
         with self._lock:
             self._hosts = [other for other in self._hosts if other is not host]
 

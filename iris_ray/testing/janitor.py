@@ -1,6 +1,6 @@
-"""Removes a simulated cluster's directory once the driver and all process supervisors are gone, however they ended.
+"""Removes a simulated cluster's directory when the driver and all process supervisors are gone, however they ended.
 
-If the hosts had networks of their own, these are removed before; the file ``networks`` in the directory names them.
+It removes the hosts' networks first; the file ``networks`` in the directory names them.
 
 Run as a script, never imported: ``python -I -S janitor.py DIRECTORY``, with the reading end of the lifeline pipe as its
 standard input. The driver and every process supervisor hold the writing end, so the pipe's end of file means that no
@@ -31,7 +31,7 @@ def main(directory: str) -> int:
 
 
 def remove_networks(record: str) -> None:
-    """Remove the namespaces and the bridge that the record names, as far as they are still there."""
+    """Remove the namespaces and the bridge that the record names, if they still exist."""
     if os.path.exists(record):
         with open(record) as lines:
             for line in reversed(lines.read().splitlines()):

@@ -32,7 +32,7 @@ class Machine:
         cwd: its working directory.
         log: a file for the output of the supervisor, and of the command until it opens its own log.
         lifeline: the writing end of the janitor's pipe.
-        prefix: what precedes the whole command line, such as a program that enters a namespace and replaces itself.
+        prefix: the beginning of the whole command line, such as a program that enters a namespace.
     """
 
     def __init__(
@@ -74,9 +74,14 @@ class Machine:
         """Whether this process has asked for the machine's end."""
         return self._kill_asked
 
-    def pids(self) -> list[int]:
-        """Return the pids of all processes on the machine, parents before children; empty once it is gone."""
-        return [process.pid for process in self._processes() if _status(process) not in (None, psutil.STATUS_ZOMBIE)]
+    def pids(self, command: str = "") -> list[int]:
+        """Return the pids of all processes on the machine, parents before children; empty once it is gone.
+
+        Args:
+            command: only those whose command line holds this text.
+        """
+        alive = (process for process in self._processes() if _status(process) not in (None, psutil.STATUS_ZOMBIE))
+        return [process.pid for process in alive if not command or command in _command_line(process)]
 
     def begin_kill(self) -> None:
         """Ask the supervisor to SIGKILL everything, and return at once."""
@@ -110,7 +115,7 @@ class Machine:
             _send(process, signal.SIGKILL)
 
     def freeze(self) -> None:
-        """SIGSTOP everything on the machine, processes that start meanwhile included."""
+        """SIGSTOP everything on the machine, including processes that start meanwhile."""
         # A stopped process cannot fork: as soon as one pass finds no running process, there is none.
         for _ in range(_SIGNAL_ROUNDS):
             running = [process for process in self._processes() if _status(process) not in _NOT_RUNNING]
@@ -138,6 +143,13 @@ def _status(process: psutil.Process) -> str | None:
         return str(process.status())
     except psutil.NoSuchProcess:
         return None
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:

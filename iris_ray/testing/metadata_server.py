@@ -1,7 +1,7 @@
 """The metadata servers of simulated hosts: real HTTP, with the answers of Google's.
 
 The protocol is documented at https://cloud.google.com/compute/docs/metadata/querying-metadata (headers, ETags, long
-polls) and https://cloud.google.com/tpu/docs/view-maintenance-notifications. They serve no credentials.
+polls) and https://cloud.google.com/tpu/docs/view-maintenance-notifications. The servers have no credentials.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class MetadataFault(Enum):
 
     UNAVAILABLE = "answers 503 to every request, as the real one does during maintenance"
     HANGS = "accepts requests and never answers"
-    HANGS_UP = "closes every connection, those that wait for a change included"
+    HANGS_UP = "closes every connection, also those that wait for a change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class MetadataValue:
     etag: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
-# How the real server says that nothing is planned; machine types without support answer a plain 404.
+# The real server's answer if no maintenance is planned; machine types without support answer a plain 404.
 NO_MAINTENANCE = MetadataValue(
     '{ "error": "no notifications have been received yet, try again later" }', 503, "application/json"
 )

@@ -1,7 +1,7 @@
-"""A network of their own for the hosts of a simulated cluster, which can fail: namespaces of Linux on a bridge.
+"""A network for the hosts of a simulated cluster, which can fail: Linux namespaces on a bridge.
 
-It needs root and iproute2. Packets are lost without a word, as in a real partition: the sender's kernel is told a
-hardware address that no interface has (`ip-neighbour(8)`), so a direction between two machines can be lost by itself.
+It needs root and iproute2. Packets are lost silently, as in a real partition: the sender's kernel is told a hardware
+address that no interface has (`ip-neighbour(8)`), so each direction between two machines can be lost by itself.
 """
 
 import os
@@ -20,9 +20,9 @@ Direction = Literal["both", "in", "out"]
 """Which packets of a host are lost: all, those to it, or those from it."""
 
 _RANGE = IPv4Network("198.18.0.0/15")
-"""For benchmarks of networks: RFC 2544."""
+"""RFC 2544 reserves it for benchmarks of networks."""
 _PREFIX = 20
-"""Of one cluster: over its life it may have 4,000 hosts, since no address is used again."""
+"""The prefix length of one cluster's subnet: 4,000 hosts over its life, since no address is used again."""
 _NOBODY = "02:00:00:00:00:01"
 _INTERFACE = "net0"
 
@@ -32,10 +32,8 @@ class _Member:
     """A machine in the network.
 
     Attributes:
-        address: its IP address.
-        namespace: where it is; None: in that of this process, as the head is.
-        interface: its name there.
-        hardware: its hardware address.
+        namespace: its network namespace; None: this process's own, as for the head.
+        interface: the name of its interface there.
     """
 
     address: str
@@ -45,10 +43,10 @@ class _Member:
 
 
 class Network:
-    """Machines on one bridge. Each has a network namespace, but for the head, which is in this process's own.
+    """Machines on one bridge. Each has a network namespace, except the head, which is in this process's own.
 
     Args:
-        record: a file for the names of what ``janitor.py`` is to remove when all machines have ended.
+        record: a file for the names of the namespaces and links that ``janitor.py`` has to remove.
 
     Raises:
         InvalidRequestError: this process may not make networks, or iproute2 is missing.
@@ -73,12 +71,12 @@ class Network:
         self._members[self.head] = _Member(self.head, None, self._bridge, _hardware(1))
 
     def addresses(self) -> Iterator[str]:
-        """Yield the IP addresses of new machines, each of which is in the network as soon as it is yielded."""
+        """Yield the IP addresses of new machines; a machine is in the network when its address is yielded."""
         for number in self._numbers:
             yield self._add(number)
 
     def prefix(self, address: str) -> list[str]:
-        """Return what precedes a command that is to run on a machine."""
+        """Return the beginning of a command line that runs on a machine."""
         namespace = self._members[address].namespace
         return [] if namespace is None else ["nsenter", f"--net=/run/netns/{namespace}"]
 
@@ -88,12 +86,12 @@ class Network:
             _tell(one, other.address, _NOBODY)
 
     def find(self, address: str) -> None:
-        """Lose no more packets from and to a machine."""
+        """Stop losing packets from and to a machine."""
         for one, other in self._pairs(address, [*self._members], "both"):
             _tell(one, other.address, other.hardware)
 
     def slow_down(self, address: str, bits_per_s: int | None) -> None:
-        """Let a machine send no more than so many bits a second, in bursts of 16 KiB; None: as many as it can."""
+        """Limit the bits that a machine sends in a second, in bursts of 16 KiB; None: no limit."""
         kind = ["noqueue"]
         if bits_per_s is not None:
             kind = ["tbf", "rate", f"{bits_per_s}bit", "burst", "16kb", "latency", "1s"]
@@ -117,7 +115,6 @@ class Network:
         return address
 
     def _pairs(self, address: str, others: list[str], direction: Direction) -> Iterator[tuple[_Member, _Member]]:
-        """Yield senders and receivers."""
         here = self._members[address]
         for other in (self._members[name] for name in others if name != address):
             if direction != "in":
@@ -139,7 +136,7 @@ def checked_direction(direction: str) -> Direction:
 
 
 def _free_subnet() -> IPv4Network:
-    """Return a part of the range of which no interface here has an address."""
+    """Return a part of the range in which no interface of this machine has an address."""
     subnets = list(_RANGE.subnets(new_prefix=_PREFIX))
     first = os.getpid() % len(subnets)
     taken = {IPv4Interface(word).ip for word in _ip("-o", "-4", "address", "show").split() if "/" in word}

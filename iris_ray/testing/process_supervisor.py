@@ -8,7 +8,7 @@ uses only the standard library, and little of that, because every simulated host
 - The supervisor ends when the command ends, when its standard input is closed or written to, on SIGTERM, or when the
   driver process is gone (a pidfd reports that even if a forked child of the driver still holds the pipe). Before it
   ends, it sends SIGKILL to all descendants and waits until they are gone. Exit code: 0, or 3 if some are still there
-  after 10 s. Containers of tasks are removed as well: a real machine takes them with it.
+  after 10 s. It removes the containers of tasks as well, which a real machine would take with it.
 - If the command is killed (SIGKILL), the others live on for 30 s, as on a real machine that loses one process.
 - The supervisor holds ``LIFELINE_FD`` open for as long as it lives, and passes it to no child: the reader at the other
   end of that pipe learns when all supervisors are gone.
@@ -32,7 +32,7 @@ LEFTOVERS = 3
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of all descendants of ``root``, zombies included, from one pass over /proc."""
+    """Return the pids of all descendants of ``root``, including zombies, from one pass over /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -41,7 +41,7 @@ def descendants(root: int) -> list[int]:
                     fields = stat.read()
             except OSError:
                 continue  # the process has ended meanwhile
-            # The second field, the command's name, may hold anything, parentheses included: count from the last one.
+            # The second field, the command's name, may hold parentheses, too: count from the last one.
             parent = int(fields[fields.rindex(b")") + 2 :].split()[1])
             children.setdefault(parent, []).append(int(name))
     found: list[int] = []
@@ -65,7 +65,7 @@ def reap() -> dict[int, int]:
 
 
 def kill_descendants() -> bool:
-    """Kill and reap all descendants, those that start meanwhile included. Return whether all are gone."""
+    """Kill and reap all descendants, including those that start meanwhile. Return whether all are gone."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while True:
         pids = descendants(os.getpid())
@@ -105,7 +105,7 @@ def run(command: list[str]) -> None:
 
 
 def is_agent(pid: int) -> bool:
-    """Return whether this is Ray's runtime_env agent, or what stands in for it."""
+    """Return whether this is Ray's runtime_env agent, or our `lazy_agent.py`."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
             arguments = cmdline.read().split(b"\0")
@@ -131,10 +131,7 @@ def start(command: list[str], prctl: Callable[..., int]) -> int:
 
 
 class Signals:
-    """Takes SIGTERM and SIGCHLD, and wakes a poll by them.
-
-    A signal interrupts poll() only through this pipe; without it, a signal just before the call would be missed.
-    """
+    """Takes SIGTERM and SIGCHLD, and wakes a poll through a pipe: a signal just before poll() would be missed."""
 
     def __init__(self) -> None:
         self.terminated = False
@@ -162,7 +159,7 @@ def watch_driver(poll: select.poll, driver: int) -> bool:
 
 
 def wait_for_the_end(poll: select.poll, signals: Signals, child: int, program: str) -> None:
-    """Return when the command has ended, or the supervisor is asked to end; if it was killed, a while later."""
+    """Return when the command has ended, or the supervisor is asked to end; 30 s later if the command was killed."""
     end = math.inf
     while not signals.terminated:
         ready = {fd for fd, _ in poll.poll(None if end == math.inf else max(0.0, end - time.monotonic()) * 1000)}

@@ -1,4 +1,4 @@
-"""What a simulated host, with TPU or without, tells Ray, libtpu and user code about itself."""
+"""Simulated hosts, with TPU or without, as Ray, libtpu and user code see them; checks of the cluster's arguments."""
 
 import os
 import sys
@@ -33,7 +33,6 @@ class TPUHost:
         config: the type of the slice.
         node_id: hex id of its Ray node.
         address: its IP address.
-        directory: its private directory.
     """
 
     slice_name: str
@@ -45,12 +44,12 @@ class TPUHost:
 
     @property
     def name(self) -> str:
-        """For messages and file names: ``v4-32-0-w3``."""
+        """The host's name in messages and file names, such as ``v4-32-0-w3``."""
         return f"{self.slice_name}-w{self.worker_id}"
 
     @property
     def gpus(self) -> int:
-        """How many GPUs Ray believes it to have."""
+        """The number of GPUs that it pretends to have."""
         return 0
 
     def resources(self) -> dict[str, float]:
@@ -75,7 +74,7 @@ class TPUHost:
         }
 
     def metadata(self, addresses: Sequence[str]) -> dict[str, str]:
-        """Return what the metadata server of a TPU VM answers, by key. Arguments as for `environment`."""
+        """Return the metadata of a TPU VM, by key. Arguments as for `environment`."""
         tpu_env = {
             "ACCELERATOR_TYPE": self.config.accelerator_type,
             "NODE_ID": self.slice_name,
@@ -124,11 +123,10 @@ class PlainHost:
     """One simulated machine without TPU.
 
     Attributes:
-        name: unique in the cluster; it counts as the slice that it is the only host of.
+        name: unique in the cluster; also the name of the slice whose only host it is.
         node_id: hex id of its Ray node.
         address: its IP address.
-        directory: its private directory.
-        gpus: how many GPUs Ray believes it to have.
+        gpus: the number of GPUs that it pretends to have.
         node_labels: labels of its Ray node.
     """
 
@@ -156,7 +154,7 @@ class PlainHost:
         return dict(self.node_labels)
 
     def metadata(self, _addresses: Sequence[str]) -> dict[str, str]:
-        """Return what the metadata server of a plain VM answers, by key."""
+        """Return the metadata of a plain VM, by key."""
         return {"project/project-id": "simulated", "instance/zone": "projects/1/zones/simulated-a"}
 
     def environment(self, _addresses: Sequence[str]) -> dict[str, str]:
@@ -205,8 +203,7 @@ def machine_environment() -> dict[str, str]:
     return kept
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------------
-# Checks the arguments of `SimulatedCluster`. Pure functions; each raises `InvalidRequestError`.
+# -- arguments of `SimulatedCluster`: each check raises `InvalidRequestError` ------------------------------------------
 
 NoticeChannel = Literal["both", "ray", "metadata"]
 """Where a preemption is announced: as a drain of Ray's nodes, by the hosts' metadata servers, or both."""

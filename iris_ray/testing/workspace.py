@@ -1,4 +1,4 @@
-"""The directory of a simulated cluster and the machines that run in it. All of it ends together."""
+"""The directory of a simulated cluster and the machines that run in it, which end together."""
 
 import contextlib
 import os
@@ -74,7 +74,7 @@ class Workspace:
             self._machines.clear()
         try:
             self._janitor.wait(_JANITOR_TIMEOUT_S)
-        except subprocess.TimeoutExpired:  # it goes on by itself; it is only to be reaped
+        except subprocess.TimeoutExpired:  # it goes on by itself, but has to be reaped
             threading.Thread(target=self._janitor.wait, name="reap the janitor", daemon=True).start()
         if errors:
             raise errors[0]

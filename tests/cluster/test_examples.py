@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import EXAMPLES, run
 from tests.support.containers import a_stand_in
-from tests.support.examples import EXAMPLES, run
 
 
 def test_hello_says_hello_from_every_host() -> None:

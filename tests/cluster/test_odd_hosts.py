@@ -14,7 +14,7 @@ import ray
 from iris_ray import preemption_notice, run_on_pod, run_on_pod_ray
 from iris_ray.errors import TaskCrashedError
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, job_view, pids_of
+from tests.support.gangs import Trace, job_view
 from tests.support.odd_hosts import CONTAINER, NON_ROOT, READ_ONLY_ROOT, clock_off_by
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
@@ -64,7 +64,7 @@ def test_gang_goes_on_elsewhere_after_a_raylet_was_killed(cluster: SimulatedClus
     assert ray.get(ref) == [2, 2]
     assert job_view(first[0]["job"]).preemptions == 1
     wait_until(lambda: not sleepers(marker), 20)
-    wait_until(lambda: not pids_of(cluster, first[0]["slice"], 1, "iris_ray.actors.host.reaper"), 20)
+    wait_until(lambda: not cluster.host_pids(first[0]["slice"], 1, "iris_ray.actors.host.reaper"), 20)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make namespaces")

@@ -18,14 +18,15 @@ from tests.support.proofs import EXAMPLES, a_seed
 
 @pytest.mark.small
 def test_some_worlds_have_no_finding() -> None:
-    counts = play(seed=1, steps=7_000, each=500)
+    counts = play(seed=1, steps=10_000, each=500)
     assert min(counts["killed"], counts["attempts"]) > 30
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(900 * EXAMPLES)
-def test_many_worlds_have_no_finding() -> None:
-    play(seed=a_seed(2), steps=150_000 * EXAMPLES)
+@pytest.mark.parametrize("seed", [2, 4])
+def test_many_worlds_have_no_finding(seed: int) -> None:
+    play(seed=a_seed(seed), steps=150_000 * EXAMPLES)
 
 
 def test_a_world_is_the_same_each_time() -> None:
@@ -41,6 +42,6 @@ def test_a_world_is_the_same_each_time() -> None:
     ],
 )
 def test_a_defect_is_found(where: Any, what: str, instead: object) -> None:
-    with mock.patch.object(where, what, instead), pytest.raises(AssertionError) as found:
+    with mock.patch.object(where, what, instead), pytest.raises((AssertionError, KeyError)) as found:
         play(seed=5, steps=100_000, each=500)
     assert "again: python -m tests.proofs.random_worlds --seed 5" in found.value.__notes__[-1]

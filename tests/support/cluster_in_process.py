@@ -10,6 +10,7 @@ import hashlib
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from iris_ray.actors.calls.names import CONTROLLER_NAME
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.controller.metrics import Kind, Metric
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.output.log_reader import LogReader
@@ -32,9 +34,45 @@ from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
 from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end
-from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess
-from tests.support.recorded_meter import RecordedMeter
-from tests.support.store_in_process import Store
+from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess, Store
+
+Series = tuple[str, str]
+"""The name of a metric, and its labels as Prometheus writes them."""
+
+
+class RecordedMeter:
+    """Keeps measurements, and refuses those that do not fit their metrics.
+
+    Attributes:
+        now: what gauges were last set to.
+        total: what was added to counters.
+        seen: what histograms observed.
+    """
+
+    def __init__(self) -> None:
+        self.now: dict[Series, float] = {}
+        self.total: defaultdict[Series, float] = defaultdict(float)
+        self.seen: defaultdict[Series, list[float]] = defaultdict(list)
+
+    def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
+        self.now[_series(metric, Kind.GAUGE, labels)] = value
+
+    def add(self, metric: Metric, amount: float, labels: Mapping[str, str]) -> None:
+        assert amount >= 0
+        self.total[_series(metric, Kind.COUNTER, labels)] += amount
+
+    def observe(self, metric: Metric, seconds: float, labels: Mapping[str, str]) -> None:
+        self.seen[_series(metric, Kind.HISTOGRAM, labels)].append(round(seconds, 6))
+
+    def shown(self, name: str) -> dict[str, float]:
+        """Return the values of a gauge that are not 0, by labels."""
+        return {labels: value for (known, labels), value in self.now.items() if known == name and value}
+
+
+def _series(metric: Metric, kind: Kind, labels: Mapping[str, str]) -> Series:
+    assert metric.kind is kind
+    assert set(labels) == set(metric.labels)
+    return metric.name, ",".join(f"{name}={labels[name]}" for name in metric.labels)
 
 
 class ClusterInProcess:

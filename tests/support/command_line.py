@@ -146,3 +146,19 @@ class _Keyboard(io.TextIOBase):
 
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
         return self._answer()
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(script: str, *arguments: str) -> str:
+    """Run an example to its end, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr

@@ -1,4 +1,7 @@
-"""The command line against the real Controller, in this process, on a made-up cluster."""
+"""The command line against the real Controller, in this process, on a made-up cluster.
+
+A conftest.py that imports `bare_cluster` and `world` offers these fixtures.
+"""
 
 import asyncio
 import contextlib
@@ -30,10 +33,9 @@ from iris_ray.cli.conventions import FAILED, OK
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
-from tests.support.cluster_in_process import ClusterInProcess
+from tests.support.cluster_in_process import ClusterInProcess, RecordedMeter
 from tests.support.command_line import Terminal, invoke
 from tests.support.hosts_in_process import Crash, Task
-from tests.support.recorded_meter import RecordedMeter
 from tests.support.waiting import wait_until
 from tests.support.worlds import gang_spec
 
@@ -258,3 +260,18 @@ class ControllerInProcess(ClusterInProcess):
         self.ray.has_pressed_ctrl_c = person.has_pressed_ctrl_c
         with mock.patch.dict(os.environ, IRIS_USER="ann"):
             return person.run(*arguments)
+
+
+@pytest.fixture
+def bare_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerInProcess]:
+    """Three v4-16 slices of two hosts each, and no Controller yet."""
+    (tmp_path / "hosts").mkdir()
+    with ControllerInProcess(tmp_path / "hosts", {"v4-16": 3}).installed(monkeypatch) as world:
+        yield world
+
+
+@pytest.fixture
+def world(bare_cluster: ControllerInProcess) -> ControllerInProcess:
+    """The same, and its Controller runs."""
+    bare_cluster.start_controller()
+    return bare_cluster

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.exceptions import RayError
 
@@ -279,20 +278,8 @@ def pool_pid() -> int:
 
 def actor_pid(cluster: SimulatedCluster, slice_name: str, worker_id: int, kind: str) -> int:
     """Return the pid of one of our actors on a simulated host, by the name of its class."""
-    (found,) = pids_of(cluster, slice_name, worker_id, f"ray::{kind}")
+    (found,) = cluster.host_pids(slice_name, worker_id, f"ray::{kind}")
     return found
-
-
-def pids_of(cluster: SimulatedCluster, slice_name: str, worker_id: int, words: str) -> list[int]:
-    """Return the pids of the processes on a simulated host that have these words in their command lines."""
-
-    def title(pid: int) -> str:
-        try:
-            return " ".join(psutil.Process(pid).cmdline())
-        except psutil.NoSuchProcess:
-            return ""
-
-    return [pid for pid in cluster.host_pids(slice_name, worker_id) if words in title(pid)]
 
 
 def alive(pid: int) -> bool:

@@ -1,15 +1,58 @@
-"""The allocator of slots once more, slow and obvious: it tries every set of devices with every set of evictions."""
+"""The allocator of slots for a snapshot, and once more, slow and obvious: every set of devices and evictions."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
 from itertools import combinations
 
-from iris_ray.slots.core.allocator import Place, SlotRequirement, Snapshot
+from iris_ray.slots.core.allocator import Allocator, Decision, Place, SlotRequirement
 from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.fleet import SlotFleet
+from iris_ray.slots.core.models import SlotIdentity
 from iris_ray.slots.core.policy import PlacementPolicy
 from iris_ray.slots.core.slot import USES_MEMORY, Slot, SlotState
 
 Score = tuple[float, ...]
 LONG_AGO = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Runners and slots at one moment. Slots are copied before anything is changed."""
+
+    runners: tuple[Runner, ...]
+    slots: tuple[Slot, ...] = ()
+    closed: frozenset[str] = frozenset()
+    prices: Mapping[SlotIdentity, int] = field(default_factory=dict, hash=False)
+
+
+def decide(snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> Decision:
+    """Return where one more slot goes."""
+    return next(plan(snapshot, [requirement], policy, now))
+
+
+def plan(
+    snapshot: Snapshot, queue: Iterable[SlotRequirement], policy: PlacementPolicy, now: float
+) -> Iterator[Decision]:
+    """Yield a decision for each requirement, as if the decisions before it had been carried out."""
+    allocator = Allocator(fleet_of(snapshot), policy)
+    for number, requirement in enumerate(queue):
+        decision = allocator.decide(requirement, now)
+        if isinstance(decision, Place):
+            allocator.commit(f"planned {number}", requirement.spec, decision, now)
+        yield decision
+
+
+def fleet_of(snapshot: Snapshot) -> SlotFleet:
+    """Return a fleet as the snapshot describes it, with copies of its slots."""
+    fleet = SlotFleet()
+    for runner in snapshot.runners:
+        fleet.add_runner(runner)
+        fleet.set_open(runner.runner_id, runner.runner_id not in snapshot.closed)
+    for slot in snapshot.slots:
+        fleet.adopt(deepcopy(slot))
+    fleet.set_prices(snapshot.prices)
+    return fleet
 
 
 def best_score(snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> Score | None:

@@ -37,7 +37,6 @@ from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, Tp
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import (
-    AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
     GangMovedEvent,
     GangReturnedEvent,
@@ -46,6 +45,8 @@ from iris_ray.state.events import (
     TaskStateChangedEvent,
     WorkerBlamedEvent,
     WorkerSuspectedEvent,
+    all_reached,
+    attempt_over,
 )
 
 # -- failure error -----------------------------------------------------------------------------------------------------
@@ -154,10 +155,8 @@ class GangRun:
             await self._slices.hold_ready(
                 order, self._request.process, self._request.keep_warm, self._request.host_silence
             )
-            events: list[ReportedEvent] = [
-                TaskStateChangedEvent(order.attempt, index, TaskState.RUNNING)
-                for index in range(order.hosts_per_slice * len(order.slices))
-            ]
+            hosts = range(order.hosts_per_slice * len(order.slices))
+            events: list[ReportedEvent] = [*all_reached(order.attempt, hosts, TaskState.RUNNING)]
         except SpareFailed as failure:
             logger.info("%s: %s", order.attempt.job_id, failure)
             events = self._spare_failed(order, str(failure), failure.broken)
@@ -168,8 +167,8 @@ class GangRun:
 
     def _spare_failed(self, order: AttemptOrder, why: str, broken: tuple[str, ...]) -> list[ReportedEvent]:
         """Give broken slices back. Return what to tell the Controller, which may try again."""
-        failed = TaskDispatchFailedEvent(order.attempt, why, 0.0, broken)
-        return [failed, *self._slices.retire(broken), AttemptEndConfirmedEvent(order.attempt)]
+        failed: list[ReportedEvent] = [TaskDispatchFailedEvent(order.attempt, why, 0.0, broken)]
+        return attempt_over(order.attempt, failed, self._slices.retire(broken))
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End an attempt if it runs, and keep it from starting if it does not. Return when it is over."""
@@ -244,7 +243,7 @@ class GangRun:
             await ending
             released = self._free(attempt, attempt.shutdown.leaving)
             self._refill(attempt, job_goes_on=False)
-            await self._report([*released, self._confirmed(attempt)])
+            await self._report(attempt_over(attempt.id, released=released))
         except Exception:
             logger.exception("%s succeeded, but tidying up after it failed", self._who)
         finally:
@@ -281,7 +280,7 @@ class GangRun:
             events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
             index = attempt.place.task_index(verdict.cause)
             events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, end.exit_code))
-        job = await self._report([*_marked(attempt), *events, *released, self._confirmed(attempt)])
+        job = await self._report(attempt_over(attempt.id, [*_marked(attempt), *events], released))
         self._refill(attempt, job_goes_on=not job.state.finished)
         is_free = moved_by_us or attempt.evicted or end.never_started
         count = "free of charge" if is_free else self._charge(verdict, job)
@@ -323,7 +322,7 @@ class GangRun:
             events.append(GangMovedEvent(attempt.id, reason))
         else:
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, failure.counts))
-        job = await self._report([*events, *released, self._confirmed(attempt)])
+        job = await self._report(attempt_over(attempt.id, events, released))
         self._refill(attempt, job_goes_on=not job.state.finished)
         return job
 
@@ -343,25 +342,20 @@ class GangRun:
         """Get the slices of an attempt ready for the next one, if there may be one."""
         self._slices.refill(attempt.place.names, job_goes_on)
 
-    def _changes(self, attempt: Attempt, state: TaskState) -> list[ReportedEvent]:
+    def _changes(self, attempt: Attempt, state: TaskState) -> list[TaskStateChangedEvent]:
         """Return events that say that all tasks of the attempt have reached a state."""
-        indices = range(self._first_task, self._first_task + attempt.place.num_tasks)
-        return [TaskStateChangedEvent(attempt.id, index, state) for index in indices]
-
-    def _confirmed(self, attempt: Attempt) -> AttemptEndConfirmedEvent:
-        """Return the event that says that no process of the attempt is left."""
-        return AttemptEndConfirmedEvent(attempt.id)
+        return all_reached(attempt.id, range(self._first_task, self._first_task + attempt.place.num_tasks), state)
 
     async def abandon(self, reason: str) -> list[ReportedEvent]:
         """Stop what runs. Return what to tell the Controller once it knows that the job is cancelled."""
-        attempt, events = self._attempt, list[ReportedEvent]()
-        if attempt is not None and not attempt.over.is_set():
-            if attempt.phase is not Phase.TIDY:
-                await attempt.shutdown.stop_all(reason)
-                events += self._free(attempt, attempt.shutdown.leaving)
-                self._refill(attempt, job_goes_on=False)
-            events.append(self._confirmed(attempt))
-        return events
+        attempt, released = self._attempt, list[SliceReleasedEvent]()
+        if attempt is None or attempt.over.is_set():
+            return []
+        if attempt.phase is not Phase.TIDY:
+            await attempt.shutdown.stop_all(reason)
+            released = self._free(attempt, attempt.shutdown.leaving)
+            self._refill(attempt, job_goes_on=False)
+        return [*attempt_over(attempt.id, released=released)]
 
     def abandoned(self) -> None:
         """Note that the Controller has been told, so that the attempt is over."""

@@ -18,7 +18,7 @@ from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
-from iris_ray.state.events import AttemptEndConfirmedEvent, SliceReleasedEvent, TaskDispatchFailedEvent
+from iris_ray.state.events import SliceReleasedEvent, TaskDispatchFailedEvent, attempt_over
 
 logger = logging.getLogger(__name__)
 
@@ -266,8 +266,7 @@ class ReservedSlices:
         spares = {held.spare for name in names if (held := self._held.get(name)) and held.spare}
         events = list[ReportedEvent](self.retire(names))
         for attempt in spares:
-            events.append(TaskDispatchFailedEvent(attempt, "its slice was lost", 0.0))
-            events.append(AttemptEndConfirmedEvent(attempt))
+            events += attempt_over(attempt, [TaskDispatchFailedEvent(attempt, "its slice was lost", 0.0)])
         return events
 
     async def job_over(self, job_id: str) -> None:

@@ -1,4 +1,4 @@
-"""A slot of several hosts: its leader has the processes on the other hosts make every call with it, in one order."""
+"""A slot of several hosts: its leader has the processes on the other hosts make every call, too, in the same order."""
 
 import os
 import sys
@@ -21,12 +21,11 @@ from iris_ray.slots.actors.messages import AnswerPiece
 from iris_ray.slots.actors.model_call import SlotRequest
 
 OUT_OF_STEP_S = 60.0
-"""How long one process may go on with a call after another one has ended it. Then the slot is broken."""
-
+"""How long one process may go on with a call after another process has ended it. Then the slot is broken."""
 
 Sent = AnswerPiece | tuple[Any]
-"""The payload of a call on its way to other hosts: of a request the caller's bytes, of a session's call the value in a
-tuple. So each host opens it as the leader does, and Ray does not put a value in the place of an `ObjectRef`."""
+"""The payload of a call on its way to other hosts: the caller's bytes of a request, or the value of a session's call in
+a tuple. So each host opens it as the leader does, and Ray does not replace an `ObjectRef` by its value."""
 
 Answer = Reference[str | None]
 Follow = Callable[[Sent, SlotRequest], Answer]
@@ -39,7 +38,7 @@ def opened(sent: Sent) -> Any:
 
 
 class Followers:
-    """The processes of a slot on the other hosts of its runner; none, if it has one host or does not lead."""
+    """The processes of a slot on the other hosts of its runner; empty for a slot of one host, and in a follower."""
 
     def __init__(self) -> None:
         self._follow: Sequence[Follow] = ()
@@ -50,7 +49,7 @@ class Followers:
         return bool(self._follow)
 
     def lead(self, follow: Sequence[Follow]) -> str:
-        """Have these make every call, too. Return an address of this host at which a program on all hosts can meet."""
+        """Have these processes make every call, too. Return an address of this host, at which all hosts can meet."""
         self._follow = follow
         me = job_info_of(os.environ)
         assert me is not None, "the process has its task's variables"
@@ -61,12 +60,12 @@ class Followers:
 
     @contextmanager
     def calling(self, payload: Sent, request: SlotRequest) -> Iterator[None]:
-        """Have the others make a call while the caller makes it; one call at a time.
+        """Have the followers make a call while the leader makes it; one call at a time.
 
-        If the process on another host is lost, or the hosts are out of step, this process ends: the call has no result.
+        If a follower is lost, or the hosts are out of step, this process ends, and the call has no result.
 
         Raises:
-            RemoteUserError: the model raised an exception on another host, and not here.
+            RemoteUserError: the model raised an exception on another host, but not here.
         """
         if not self._follow:
             yield
@@ -86,7 +85,7 @@ class Followers:
                 raise RemoteUserError(f"the model failed on another host of its slot: {why_not}")
 
     def in_full(self, pieces: Iterator[Any]) -> Generator[Any, None, None]:
-        """Yield all pieces. If nobody wants the rest, it is made all the same: the others make it, too."""
+        """Yield all pieces. If the caller stops early, the model makes the rest all the same, as the followers do."""
         if not self._follow:
             yield from pieces
             return
@@ -101,14 +100,14 @@ class Followers:
 
 
 def meet_at(address: str) -> None:
-    """Let `iris_ray.jax.initialize` join this process with those of the same slot on other hosts."""
+    """Let `iris_ray.jax.initialize` join this process with the processes of its slot on other hosts."""
     me = job_info_of(os.environ)
     assert me is not None, "the process has its task's variables"
     os.environ.update(replace(me, coordinator_address=address).to_env())
 
 
 class AnswerReader:
-    """The reader of an answer's pieces. While it holds a piece, the leader waits for it, and no time limit runs."""
+    """The reader of an answer's pieces. While it holds a piece, the leader waits, and `OUT_OF_STEP_S` does not run."""
 
     def __init__(self) -> None:
         self._has_piece = False
@@ -124,12 +123,12 @@ class AnswerReader:
             self._has_piece, self._since = False, time.monotonic()
 
     def limit(self, since: float) -> float:
-        """Return until when the hosts may be out of step that are so since then."""
+        """Return until when hosts may be out of step that have been out of step since then."""
         return (time.monotonic() if self._has_piece else max(since, self._since)) + OUT_OF_STEP_S
 
 
 def _follow(calls: list[Answer], led: "Future[None]", followed: "Future[str | None]", reader: AnswerReader) -> None:
-    """Set why a call of the others failed, or None, once all have ended. After the first one, all must end soon."""
+    """Set why a follower's call failed, or None, once all calls have ended. After the first end, all must end soon."""
     ray.wait(calls)
     since, late = time.monotonic(), calls
     while late:
@@ -142,7 +141,7 @@ def _follow(calls: list[Answer], led: "Future[None]", followed: "Future[str | No
 
 
 def _left(reader: AnswerReader, since: float) -> float:
-    """Return for how many seconds the hosts may still be out of step, as they are since then; exit if for none."""
+    """Return for how many more seconds the hosts may be out of step; exit if there are none."""
     left = reader.limit(since) - time.monotonic()
     if left <= 0:
         _end_out_of_step()
@@ -171,6 +170,6 @@ def _end_out_of_step() -> NoReturn:
 
 
 def _end(why: str) -> NoReturn:
-    """End this process, and so the slot: its requests run again on another one."""
+    """End this process, and so the slot: its requests run again on another slot."""
     print(f"{why}; it ends", file=sys.stderr, flush=True)
     os._exit(1)

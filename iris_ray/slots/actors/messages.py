@@ -1,4 +1,4 @@
-"""What a client tells a SlotManager, and what it sees."""
+"""The messages between clients, a SlotManager and slots, and the rows that show the state of slots to people."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,19 +19,19 @@ from iris_ray.slots.core.models import ModelSpec, WorkloadKind
 
 @dataclass(frozen=True, slots=True)
 class SlotHosts:
-    """Hosts that are to hold slots. A job gets each, or each slice, from the Controller as any other job would.
+    """Hosts that are to hold slots. Each host, or slice, belongs to a job, which asks the Controller like any other.
 
     Args:
-        count: how many hosts; of a TPU type how many slices.
-        kind: what slots use there; TPU if ``tpu_type`` is given.
-        devices: so many GPUs of a host, or for CPUs how many to take there. All chips, if ``tpu_type`` is given.
+        count: the number of hosts, or of slices if ``tpu_type`` is given.
+        kind: the devices that slots use there; TPU if ``tpu_type`` is given.
+        devices: the number of GPUs, or of CPUs, to take on each host. All chips, if ``tpu_type`` is given.
         memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs.
         tpu_type: such as "v4-8". Each host of the slice is a runner; the slice comes and goes as a whole.
         whole_slices: whether a slot uses all hosts of a slice, with a process on each. Then the slice is one runner.
-        constraints: what every host must satisfy.
-        preferences: what is better satisfied.
+        constraints: conditions that every host must satisfy.
+        preferences: conditions that hosts should satisfy if possible.
         tolerations: names of taints that do not keep slots away.
-        priority: jobs of higher bands may take hosts whose slots are busy. Slots take no hosts from others.
+        priority: jobs of higher bands may take hosts whose slots are busy. Slots take no hosts from other jobs.
 
     Raises:
         InvalidSlotError: a value makes no sense.
@@ -66,7 +66,7 @@ class SlotHosts:
 
     @property
     def runner(self) -> Runner:
-        """One of its runners as the reconciler sees it, before it is there."""
+        """One of the expected runners, as the reconciler sees it."""
         if self.whole_slices and self.tpu_type is not None and (config := get_tpu_config(self.tpu_type)).vm_count > 1:
             return runner_of_slice(self.kind.value, config.chips_per_vm * config.vm_count, self.memory)
         count = 1 if self.kind is DeviceKind.CPU else self.devices
@@ -78,8 +78,7 @@ class Maker:
     """The process that made a SlotManager.
 
     Attributes:
-        user: whose it is.
-        ray_job: the id of its Ray job. The manager ends with that.
+        ray_job: the id of its Ray job. The manager ends with that job.
         worker_id: Ray's id of the process.
         where: its pid and host, for people.
     """
@@ -95,9 +94,8 @@ class ModelOrder:
     """A model to be served.
 
     Attributes:
-        spec: what it needs.
         pickled: the user's class and its arguments, by cloudpickle.
-        replicas: slots to keep, whether there are requests or not.
+        replicas: slots to keep even without requests.
         prewarm: whether each new runner gets a slot if there is room.
     """
 
@@ -115,15 +113,14 @@ class Ask:
     """One request.
 
     Attributes:
-        request_id: of its own.
-        model: the model's name.
-        payload: what the model's ``__call__`` gets, by cloudpickle.
+        request_id: an id of its own.
+        payload: the argument of the model's ``__call__``, by cloudpickle.
         timeout_s: seconds until it is given up if it has not begun.
-        priority: whether it goes before those that have none.
+        priority: whether it goes before requests without priority.
         retriable: whether it may run again if its process is lost.
         kind: one request, or a session.
-        idle_s: of a session: how long it keeps its seat without being used.
-        client_id: who renews it: it is given up once nothing is heard of that client. "": nobody, and it is not.
+        idle_s: how long a session keeps its seat without being used.
+        client_id: the client who renews it; the request is given up if that client falls silent. "": no client.
 
     Raises:
         InvalidSlotError: ``timeout_s`` is not a number.
@@ -148,12 +145,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a client gets that has asked for a session: a slot that takes its calls.
-
-    Attributes:
-        slot_id: the slot's id.
-        actor: its `SlotActor`.
-    """
+    """The answer to a client that asked for a session: the slot, and its `SlotActor`, which takes the calls."""
 
     slot_id: str
     actor: ActorHandle
@@ -161,11 +153,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class NotHeld:
-    """What a slot answers to a call of a session that has no seat there any more. The call has not run.
-
-    Attributes:
-        reason: why.
-    """
+    """A slot's answer to a call of a session that has lost its seat, and why. The call has not run."""
 
     reason: str
 
@@ -175,16 +163,14 @@ class SlotRow:
     """A slot, for people.
 
     Attributes:
-        slot_id: its id.
-        model: what it serves.
-        runner: where.
+        runner: its runner's id.
         devices: numbers of its devices.
-        memory: bytes on all of them.
+        memory: bytes on all devices together.
         state: such as "ready".
-        active: requests and sessions that have a seat.
-        sessions: how many of these are sessions.
+        active: the number of requests and sessions that have a seat.
+        sessions: the number of sessions among these.
         idle_s: seconds since a request last began or ended.
-        pid: of its process; 0 before it has started.
+        pid: the pid of its process; 0 before it has started.
     """
 
     slot_id: str
@@ -204,12 +190,11 @@ class ModelRow:
     """A model, for people.
 
     Attributes:
-        model: its name.
-        slots: how many are ready.
-        starting: how many are about to be.
+        slots: the number of ready slots.
+        starting: the number of slots that are planned or load.
         waiting: requests and sessions in the queue.
         replicas: slots that are kept.
-        load_s: how long loading took, last.
+        load_s: how long the last load took.
         failures: loads that failed in a row, since a slot was last ready.
         waits_for: why there is no further slot now, or "".
     """
@@ -226,7 +211,7 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """What there is: runners with their free bytes by device, slots and models."""
+    """Runners with their free bytes by device, slots and models."""
 
     runners: Mapping[str, tuple[int, ...]]
     slots: tuple[SlotRow, ...]
@@ -234,23 +219,17 @@ class SlotStatus:
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
-# Values of users on their way between a client and a slot. Only these two open them; a SlotManager passes bytes on.
+# Values of users travel between a client and a slot. Only these two unpickle them; a SlotManager passes bytes on.
 
 MOST_PIECES = 64
-"""Of one stream that wait for their caller, in the SlotManager and in the slot. While there are so many, the model
-waits."""
+"""How many pieces of a stream may wait for their caller, in the SlotManager and in the slot. Then the model waits."""
 TAKEN_AT_ONCE = 16
-"""A caller says after so many pieces that it has taken them."""
+"""The number of pieces after which a caller reports that it has taken them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """A part of an answer, or all of it, or the exception that a model raised.
-
-    Attributes:
-        data: by cloudpickle.
-        raised: whether it is an exception.
-    """
+    """A part of an answer, or all of it, or the exception that a model raised, by cloudpickle."""
 
     data: bytes
     raised: bool = False
@@ -264,12 +243,12 @@ class AnswerPiece:
 
 
 def packed(value: Any) -> AnswerPiece:
-    """Return a value as it travels."""
+    """Pickle a value."""
     return AnswerPiece(cloudpickle.dumps(value))
 
 
 def packed_error(error: BaseException) -> AnswerPiece:
-    """Return an exception as it travels; one that can't be pickled becomes a `RemoteUserError` with its traceback."""
+    """Pickle an exception; one that can't be pickled becomes a `RemoteUserError` with its traceback."""
     try:
         data = cloudpickle.dumps(error)
         cloudpickle.loads(data)
@@ -279,32 +258,31 @@ def packed_error(error: BaseException) -> AnswerPiece:
 
 
 # -- reasons -----------------------------------------------------------------------------------------------------------
-# Why requests and sessions were stopped, for whoever has not heard of it yet.
 
 MOST = 10_000
-"""Of those that were stopped before, nothing is known any more."""
+"""How many reasons are kept; older ones are forgotten."""
 
 
 @dataclass(slots=True, eq=False)
 class Reasons:
-    """The most recent ones, by id."""
+    """Why requests and sessions were stopped, by id; kept for clients and processes that hear of it later."""
 
     _by_id: dict[str, str] = field(default_factory=dict)
 
     def note(self, request_id: str, reason: str) -> None:
-        """Keep the first reason that is given for one."""
+        """Keep the first reason that is given for a request or session."""
         self._by_id.setdefault(request_id, reason)
         if len(self._by_id) > MOST:
             del self._by_id[next(iter(self._by_id))]
 
     def knows(self, request_id: str) -> bool:
-        """Return whether one was stopped."""
+        """Return whether a request or session was stopped."""
         return request_id in self._by_id
 
     def forget(self, request_id: str) -> bool:
-        """Forget one; return whether it was known."""
+        """Forget a request or session; return whether it was known."""
         return self._by_id.pop(request_id, None) is not None
 
     def of(self, request_id: str) -> str:
-        """Return why one is over."""
+        """Return why a request or session is over."""
         return self._by_id.get(request_id, "it has ended")

@@ -12,9 +12,6 @@ from typing import Any, Final
 
 from iris_ray.slots.actors.messages import MOST_PIECES, Reasons
 
-# -- slot request ------------------------------------------------------------------------------------------------------
-# What a model can know of the request that it answers.
-
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
@@ -22,7 +19,7 @@ class SlotRequest:
 
     Attributes:
         request_id: its id, the same each time it runs.
-        attempt: how often it was given to a slot, this time included. From 2 on it may have run before, in part or
+        attempt: how often it was given to a slot, including this time. From 2 on it may have run before, in part or
             whole. A session's call is never repeated.
     """
 
@@ -36,7 +33,7 @@ _CURRENT: Final[ContextVar[SlotRequest | None]] = ContextVar("slot request", def
 def slot_request() -> SlotRequest | None:
     """Return the request that the calling model answers, or None outside a model's ``__call__``.
 
-    It works in functions, coroutines and generators. Threads that a model starts have none.
+    It works in functions, coroutines and generators, but not in threads that a model starts.
 
     Example::
 
@@ -50,15 +47,13 @@ def slot_request() -> SlotRequest | None:
 
 @contextmanager
 def answering(request: SlotRequest) -> Iterator[None]:
-    """Have `slot_request` return a request in this thread, and in what it starts in an event loop."""
+    """Have `slot_request` return a request in this thread, and in the coroutines that it starts in an event loop."""
     _CURRENT.set(request)
     try:
         yield
     finally:
         _CURRENT.set(None)
 
-
-# -- model call --------------------------------------------------------------------------------------------------------
 
 _END: Final = object()
 
@@ -68,7 +63,7 @@ class StoppedError(Exception):
 
 
 class ModelLoop:
-    """The event loop in which a model's coroutines run: in a thread of its own, from the first one on."""
+    """The event loop of a model's coroutines, in a thread of its own. It starts with the first coroutine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,11 +79,7 @@ class ModelLoop:
 
 
 class ModelCall:
-    """See the module. What is no coroutine can only be stopped between two pieces.
-
-    Args:
-        loop: where the model's coroutines run.
-    """
+    """One call of a model, which another thread may stop; a call without coroutines only between two pieces."""
 
     def __init__(self, loop: ModelLoop) -> None:
         self._loop = loop
@@ -96,7 +87,7 @@ class ModelCall:
         self._task: asyncio.Task[Any] | None = None
 
     def stop(self) -> None:
-        """Have it end soon. It raises `StoppedError` where it is waited for, once it has ended."""
+        """End the call soon. The thread that waits for it gets a `StoppedError` then."""
         self._stopped = True
         self._loop.do(self._cancel)
 
@@ -107,7 +98,7 @@ class ModelCall:
         return self._result(ended.result())
 
     def wait_each(self, pieces: AsyncIterator[Any]) -> Iterator[Any]:
-        """Yield what comes from an asynchronous generator of the model, which runs as one task to its end.
+        """Yield the pieces of the model's asynchronous generator, which runs as one task to its end.
 
         The generator waits while `MOST_PIECES` have not been taken.
         """
@@ -130,7 +121,7 @@ class ModelCall:
         self._result(ended.result())
 
     def each(self, pieces: Iterator[Any]) -> Iterator[Any]:
-        """Yield what comes from a generator of the model."""
+        """Yield the pieces of the model's generator."""
         for piece in pieces:
             if self._stopped:
                 raise StoppedError
@@ -154,7 +145,7 @@ class ModelCall:
 
 @dataclass(slots=True, eq=False)
 class RunningCalls:
-    """The calls that run, by id."""
+    """The calls that run, by id, so that they can be stopped."""
 
     loop: ModelLoop
     _by_id: dict[str, ModelCall] = field(default_factory=dict)
@@ -163,7 +154,7 @@ class RunningCalls:
 
     @contextmanager
     def running(self, request: SlotRequest) -> Iterator[ModelCall]:
-        """Let a call be stopped while it runs, and know which request it answers."""
+        """Register a call while it runs, and set the request that it answers."""
         call, call_id = ModelCall(self.loop), request.request_id
         with self._lock:
             self._by_id[call_id] = call
@@ -172,14 +163,14 @@ class RunningCalls:
         try:
             with answering(request):
                 yield call
-        except asyncio.CancelledError as error:  # who waits would take it for a call that was stopped
+        except asyncio.CancelledError as error:  # the waiting thread would take it for a stopped call
             raise RuntimeError("the model raised CancelledError") from error
         finally:
             with self._lock:
                 del self._by_id[call_id]
 
     def stop(self, call_id: str) -> None:
-        """Stop a call, also if it has not come yet."""
+        """Stop a call, even if it has not begun yet."""
         with self._lock:
             if call := self._by_id.get(call_id):
                 call.stop()

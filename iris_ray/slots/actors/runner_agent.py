@@ -1,4 +1,4 @@
-"""The process that stands for a runner: while it lives, so does the host. It sees whether processes are gone."""
+"""The process that stands for a host of a runner: while it lives, so does the host. It watches the slots' processes."""
 
 import asyncio
 import os
@@ -13,10 +13,10 @@ LOOK_AGAIN_S = 0.02
 
 
 class RunnerAgent:
-    """One for each host. The task that keeps the host makes it, and it ends with that.
+    """An actor for each host. The task that keeps the host makes it, and it ends with that task.
 
     Args:
-        variables: environment variables that make it a process of the task's.
+        variables: environment variables that make it one of the task's processes.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -28,7 +28,7 @@ class RunnerAgent:
         await asyncio.Event().wait()
 
     async def alive(self, processes: Mapping[str, ProcessIdentity]) -> set[str]:
-        """Return the names of those processes that are there."""
+        """Return the names of the processes that are alive."""
         return {name for name, process in processes.items() if _is_alive(process)}
 
     async def memory(self, processes: Collection[ProcessIdentity]) -> int:
@@ -53,7 +53,7 @@ def _is_alive(process: ProcessIdentity) -> bool:
 
 
 def _memory_of(process: ProcessIdentity) -> int:
-    """Return the bytes of a process tree, without what is shared: that is Ray's object store, or files."""
+    """Return the bytes of a process tree without shared memory, which is Ray's object store, or files."""
     if not _is_alive(process):
         return 0
     used = 0

@@ -1,4 +1,4 @@
-"""The runners that a SlotManager has: hosts that the Controller gave to its jobs, each with its agent."""
+"""The runners of a SlotManager: hosts that the Controller gave to its jobs, each with its agent."""
 
 import asyncio
 import logging
@@ -19,52 +19,19 @@ from iris_ray.slots.core.devices import Device, DeviceKind, DeviceSet, Runner, r
 from iris_ray.slots.core.events import Event, RunnerJoined, RunnerLost
 from iris_ray.slots.core.reconciler import Reconciler, idle_runners, needs_room
 
-# -- visible devices ---------------------------------------------------------------------------------------------------
-# Which variables tell a process the devices that are its own.
-
-_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""The rectangle that so many chips form, as libtpu writes it."""
-
-
-def visible_devices(
-    kind: DeviceKind, devices: Sequence[int], of_runner: int, gpus: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return variables by which CUDA, ROCm, libtpu and JAX see these devices of a host and no others.
-
-    Args:
-        kind: what they are.
-        devices: their numbers on the runner.
-        of_runner: how many the runner has.
-        gpus: the names of the runner's GPUs on its host; if there are none, the numbers are the same.
-    """
-    listed = ",".join(map(str, devices))
-    named = ",".join(gpus[device] if gpus else str(device) for device in devices) if kind is DeviceKind.GPU else ""
-    found = {"CUDA_VISIBLE_DEVICES": named, "HIP_VISIBLE_DEVICES": named}
-    if kind is DeviceKind.CPU:
-        return {**found, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
-    if kind is DeviceKind.TPU and len(devices) < of_runner:
-        bounds = _CHIP_BOUNDS[len(devices)]
-        found |= {"TPU_VISIBLE_CHIPS": listed, "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"}
-    return found
-
-
-# -- runners -----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class HostHere:
-    """What the task that holds a host for slots says of it.
+    """A host that a job's task keeps for slots.
 
     Attributes:
-        runner_id: of the runner that the host is, or is a part of; the same in every attempt of its job.
-        job_id, attempt: the job that has the host, and which of its attempts.
-        kind, devices, memory: what slots use there: how many devices, and the bytes of each.
-        attributes: typed facts about the host.
-        agent: its agent.
-        group, bundle: the reservation in Ray, and the part of it that is this host's.
-        gpus: the numbers of its GPUs on the host, by the number of the device.
+        runner_id: the id of the host's runner; the same in every attempt of its job.
+        job_id, attempt: the job that has the host, and the number of its attempt.
+        kind, devices, memory: the devices that slots use there: their number, and the bytes of each.
+        group, bundle: the placement group in Ray, and the number of this host's bundle.
+        gpus: the names of its GPUs on the host, by the number of the device.
         variables: environment variables that make a process one of the task's.
-        host, hosts: the number of the host in the runner, and how many the runner has.
+        host, hosts: the number of the host in the runner, and how many hosts the runner has.
     """
 
     runner_id: str
@@ -83,7 +50,7 @@ class HostHere:
     hosts: int = 1
 
     def placement(self) -> PlacementGroupSchedulingStrategy:
-        """Return how an actor is placed on this host and nowhere else."""
+        """Return the scheduling strategy that places an actor on this host and nowhere else."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
 
     def variables_for(self, devices: DeviceSet) -> dict[str, str]:
@@ -94,10 +61,10 @@ class HostHere:
 
 @dataclass(frozen=True, slots=True)
 class RunnerHere:
-    """A runner all of whose hosts are there.
+    """A runner whose hosts are all there.
 
     Attributes:
-        hosts: one, or all hosts of a slice in the order of their numbers. A slot has a process on each.
+        hosts: one host, or all hosts of a slice in order. A slot has a process on each.
     """
 
     hosts: tuple[HostHere, ...]
@@ -108,7 +75,7 @@ class RunnerHere:
         return self.hosts[0].job_id
 
     def runner(self) -> Runner:
-        """Return the runner as the reconciler sees it. Of several hosts it has those attributes that all share."""
+        """Return the runner as the reconciler sees it, with the attributes that all its hosts share."""
         first = self.hosts[0]
         if len(self.hosts) == 1:
             return Runner(first.runner_id, (Device(first.kind, first.memory),) * first.devices, first.attributes)
@@ -118,12 +85,7 @@ class RunnerHere:
 
 @dataclass(eq=False)
 class Runners:
-    """Says which runners are there and which are gone.
-
-    Attributes:
-        hear: takes the events.
-        by_id: those that are there.
-    """
+    """The runners that are there, by id. It tells the reconciler (``hear``) which have joined, and which are lost."""
 
     hear: Callable[[Event], None]
     by_id: dict[str, RunnerHere] = field(default_factory=dict)
@@ -131,7 +93,7 @@ class Runners:
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def hold(self, here: HostHere) -> bool:
-        """Use a host until its agent is gone, or all hosts are given back; return whether they are."""
+        """Use a host until its agent is gone, or `close` gives all hosts back; return whether `close` did."""
         self._arrived(here)
         waits = {asyncio.ensure_future(_until_gone(here.agent)), asyncio.ensure_future(self._closed.wait())}
         try:
@@ -147,7 +109,7 @@ class Runners:
         self._closed.set()
 
     def _arrived(self, here: HostHere) -> None:
-        """Add a host. Its runner has joined once all hosts of the same attempt are there."""
+        """Add a host. Its runner joins when all its hosts of the same attempt are there."""
         hosts = self._hosts.setdefault((here.runner_id, here.attempt), {})
         hosts[here.host] = here
         if len(hosts) == here.hosts:
@@ -155,7 +117,7 @@ class Runners:
             self.hear(RunnerJoined(runner.runner()))
 
     def _left(self, here: HostHere) -> None:
-        """Remove a host. Its runner is lost with it, unless it is there again in another attempt."""
+        """Remove a host. Its runner is lost with it, unless another attempt has brought the runner back."""
         key = here.runner_id, here.attempt
         del self._hosts[key][here.host]
         if not self._hosts[key]:
@@ -171,24 +133,49 @@ async def _until_gone(agent: Actor[RunnerAgent]) -> None:
         await agent.call(RunnerAgent.watch)
 
 
+_CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
+"""The rectangle that so many chips form, as libtpu writes it."""
+
+
+def visible_devices(
+    kind: DeviceKind, devices: Sequence[int], of_runner: int, gpus: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the environment variables with which CUDA, ROCm, libtpu and JAX see these devices of a host and no others.
+
+    Args:
+        kind: the kind of the devices.
+        devices: their numbers on the runner.
+        of_runner: how many devices the runner has.
+        gpus: the names of the runner's GPUs on its host; if empty, they have the same numbers as on the runner.
+    """
+    listed = ",".join(map(str, devices))
+    named = ",".join(gpus[device] if gpus else str(device) for device in devices) if kind is DeviceKind.GPU else ""
+    found = {"CUDA_VISIBLE_DEVICES": named, "HIP_VISIBLE_DEVICES": named}
+    if kind is DeviceKind.CPU:
+        return {**found, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
+    if kind is DeviceKind.TPU and len(devices) < of_runner:
+        bounds = _CHIP_BOUNDS[len(devices)]
+        found |= {"TPU_VISIBLE_CHIPS": listed, "TPU_CHIPS_PER_PROCESS_BOUNDS": bounds, "TPU_PROCESS_BOUNDS": "1,1,1"}
+    return found
+
+
 # -- yielding ----------------------------------------------------------------------------------------------------------
-# Tells the Controller which of the jobs that have hosts for slots it may give to others.
 
 LOOK_S = 1.0
-"""How often it is looked which runners are idle."""
+"""How often the SlotManager looks which runners are idle."""
 ANSWER_S = 10.0
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Yielding:
-    """See the module.
+    """Tells the Controller which jobs have hosts that their slots do not need now, so that other jobs may take them.
 
     Args:
         core: knows which runners are idle.
-        runners: those that are there, by id.
+        runners: the runners that are there, by id.
         jobs: ids of the jobs.
-        user: in whose name.
+        user: the user in whose name it asks.
     """
 
     core: Reconciler
@@ -198,7 +185,7 @@ class Yielding:
     _said: dict[str, bool] = field(default_factory=dict)
 
     async def report(self, now: Callable[[], float]) -> None:
-        """Report what has changed, for ever."""
+        """Call `report_changes` every `LOOK_S`, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -206,11 +193,11 @@ class Yielding:
             except (RayError, TimeoutError) as error:
                 why = str(error) or f"it did not answer within {ANSWER_S:g} s"
                 logger.warning("the Controller could not be told which hosts of slots are idle: %s", why)
-            except Exception:  # a user's rule of when slots are stale may raise; other rules are looked at again
+            except Exception:  # a user's `stale_at` may raise
                 logger.exception("it can't be said which hosts of slots are idle; they stay where they are")
 
     async def report_changes(self, now: float) -> None:
-        """Report what has changed. After an error all of it is said again: it may have arrived all the same."""
+        """Report the jobs that have changed. After an error they are reported again, even if the report arrived."""
         found = self._found(now)
         changed = {job_id: yields for job_id, yields in found.items() if self._said.get(job_id) != yields}
         for job_id in changed:
@@ -227,7 +214,6 @@ class Yielding:
         await Actor[ControllerInterface](controller).call(ControllerInterface.set_yielding, changed, self.user)
 
     def _found(self, now: float) -> dict[str, bool]:
-        """Return of each job whether it yields: all of its runners are idle; or it has none, and none is needed."""
         if needs_room(self.core):
             return dict.fromkeys(self.jobs, False)
         busy_ids = self.runners.keys() - idle_runners(self.core, now)

@@ -22,113 +22,10 @@ from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
 from iris_ray.slots.actors.messages import AnswerPiece, NotHeld, Reasons, packed, packed_error
 from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls, SlotRequest, StoppedError
 
-# -- loaded model ------------------------------------------------------------------------------------------------------
-# An instance of a user's class that answers.
-
-
-class LoadedModel:
-    """Holds the instance.
-
-    The class may have ``load()`` and ``unload()``, and must have ``__call__(payload)``: a function, a coroutine, or a
-    generator of either kind. What is a coroutine runs in one event loop, the rest in the thread that asks.
-    """
-
-    def __init__(self) -> None:
-        self.loop = ModelLoop()
-        self._model: Any = None
-
-    def load(self, pickled: bytes) -> str | None:
-        """Make an instance of the user's class and load it. Return why that failed, or None."""
-        try:
-            made, keywords = cloudpickle.loads(pickled)
-            self._model = made(**keywords)
-            self._run_if_there("load")
-        except (Exception, asyncio.CancelledError) as error:
-            return "".join(traceback.format_exception_only(error)).strip()
-        return None
-
-    def unload(self) -> None:
-        """Let the user's object tidy up."""
-        self._run_if_there("unload")
-
-    def answer(self, payload: Any, call: ModelCall) -> Any:
-        """Return the answer, a list if it comes in pieces."""
-        answer = self._begin(payload, call)
-        if isinstance(answer, AsyncIterator):
-            return call.wait(_all(answer))
-        return list(call.each(answer)) if isinstance(answer, Iterator) else answer
-
-    def pieces(self, payload: Any, call: ModelCall) -> Iterator[Any]:
-        """Yield the answer piece by piece; one that does not come in pieces is one piece."""
-        answer = self._begin(payload, call)
-        if isinstance(answer, AsyncIterator):
-            yield from call.wait_each(answer)
-        elif isinstance(answer, Iterator):
-            yield from call.each(answer)
-        else:
-            yield answer
-
-    def _begin(self, payload: Any, call: ModelCall) -> Any:
-        answer = self._model(payload)
-        return call.wait(answer) if inspect.iscoroutine(answer) else answer
-
-    def _run_if_there(self, name: str) -> None:
-        if hasattr(self._model, name):
-            result = getattr(self._model, name)()
-            if inspect.iscoroutine(result):
-                ModelCall(self.loop).wait(result)
-
-
-async def _all(pieces: AsyncIterator[Any]) -> list[Any]:
-    return [piece async for piece in pieces]
-
-
-# -- held sessions -----------------------------------------------------------------------------------------------------
-# The sessions that have a seat on a slot, as its process sees them: who may call it, and whose calls run.
-
-
-@dataclass(slots=True, eq=False)
-class HeldSessions:
-    """All of them, by id, and how many calls each has. Several threads use it."""
-
-    _calls: dict[str, int] = field(default_factory=dict)
-    _over: Reasons = field(default_factory=Reasons)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def open(self, session_id: str) -> None:
-        """Give a session its seat, unless it was stopped before that."""
-        with self._changed:
-            if not self._over.knows(session_id):
-                self._calls[session_id] = 0
-
-    def begin_call(self, session_id: str) -> NotHeld | None:
-        """Count a call; return why the session may not make it, or None. Its client makes one at a time."""
-        with self._changed:
-            if session_id not in self._calls or self._over.knows(session_id):
-                return NotHeld(self._over.of(session_id))
-            self._calls[session_id] += 1
-            return None
-
-    def end_call(self, session_id: str) -> None:
-        """Count a call no more."""
-        with self._changed:
-            self._calls[session_id] -= 1
-            self._changed.notify_all()
-
-    def stop(self, session_id: str, reason: str) -> None:
-        """Let a session call no more, and return once it has no call left."""
-        with self._changed:
-            self._over.note(session_id, reason)
-            self._changed.wait_for(lambda: not self._calls.get(session_id))
-            self._calls.pop(session_id, None)
-
-
-# -- slot actor --------------------------------------------------------------------------------------------------------
-
 P = ParamSpec("P")
 T = TypeVar("T")
 CALLS: Final = "calls"
-"""The concurrency group of what runs user code."""
+"""The concurrency group of the methods that run user code."""
 
 
 def _runs_user_code(method: Callable[P, T]) -> Callable[P, T]:
@@ -138,14 +35,14 @@ def _runs_user_code(method: Callable[P, T]) -> Callable[P, T]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, told apart from a later one of the same pid by when it began."""
+    """A process: its pid, and the time of its start, by which it differs from a later process of the same pid."""
 
     pid: int
     began: float
 
 
 def join_task() -> None:
-    """Have this process end with the task that keeps its host, whatever becomes of the SlotManager."""
+    """Have this process end with the task that keeps its host, even if the SlotManager is gone."""
     files, stat = TaskFiles.of_this_task(), stat_of(os.getpid())
     if files is not None and stat is not None:
         files.add_member(stat.pid, stat.started)
@@ -154,9 +51,9 @@ def join_task() -> None:
 class SlotActor:
     """Holds one instance of the user's class.
 
-    All methods are functions, which Ray runs in threads: a call takes less time than one of an asynchronous actor. One
-    coroutine among them would make it such an actor. What runs user code shares the threads of `CALLS`, as many as
-    there are seats, so that a model with one seat is loaded and called in one thread.
+    All methods are functions, which Ray runs in threads: that is faster than an asynchronous actor, which one coroutine
+    among the methods would make of it. Methods that run user code share the threads of `CALLS`, one for each seat. So a
+    model with one seat is loaded and called in one thread.
 
     Args:
         variables: environment variables to set first, such as those that name its devices.
@@ -171,7 +68,7 @@ class SlotActor:
         self._followers = Followers()
 
     def identity(self) -> ProcessIdentity:
-        """Return which process this is."""
+        """Return the identity of this process."""
         return ProcessIdentity(os.getpid(), psutil.Process().create_time())
 
     def watch(self) -> None:
@@ -203,7 +100,7 @@ class SlotActor:
 
     @_runs_user_code
     def serve(self, request: SlotRequest, payload: bytes) -> AnswerPiece | None:
-        """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
+        """Return the answer to a request, the pieces of a generator as a list; None if it was stopped."""
         try:
             value = cloudpickle.loads(payload)
             with self._calls.running(request) as call, self._followers.calling(AnswerPiece(payload), request):
@@ -215,7 +112,7 @@ class SlotActor:
 
     @_runs_user_code
     def stream(self, request: SlotRequest, payload: bytes) -> Iterator[AnswerPiece]:
-        """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
+        """Yield the answer to a request piece by piece; the answer of a function as one piece."""
         try:
             value = cloudpickle.loads(payload)
             with self._calls.running(request) as call, self._followers.calling(AnswerPiece(payload), request):
@@ -227,16 +124,16 @@ class SlotActor:
             yield packed_error(error)
 
     def stop(self, call_id: str) -> None:
-        """Stop serving a request, or a call of a session. What is no coroutine can't be stopped, and goes on.
+        """Stop a request, or a call of a session, if it runs as a coroutine or makes pieces; else it goes on.
 
-        Nor can a call of a slot with several hosts: all would have to stop it at the same place.
+        A call of a slot with several hosts goes on, too: all hosts would have to stop it at the same place.
         """
         if not self._followers:
             self._calls.stop(call_id)
 
     @_runs_user_code
     def follow(self, payload: Sent, request: SlotRequest) -> str | None:
-        """Make the call that the leader of this slot makes. Return why that failed, or None."""
+        """Make the same call as the leader of this slot. Return why that failed, or None."""
         try:
             with self._calls.running(request) as call:
                 self._model.answer(opened(payload), call)
@@ -251,12 +148,12 @@ class SlotActor:
         self._sessions.open(session_id)
 
     def end_session(self, session_id: str, reason: str) -> None:
-        """Take no more calls of a session; return once those that it has have ended."""
+        """Take no more calls of a session; return when its last call has ended."""
         self._sessions.stop(session_id, reason)
 
     @_runs_user_code
     def call(self, session_id: str, call_id: str, payload: Any) -> Any:
-        """Return the answer to a call of a session: the value, `NotHeld`, or the model's error as an `AnswerPiece`."""
+        """Return the answer to a call of a session: the value, `NotHeld`, or its exception as an `AnswerPiece`."""
         if (refused := self._sessions.begin_call(session_id)) is not None:
             return refused
         request = SlotRequest(call_id)
@@ -282,3 +179,99 @@ class SlotActor:
             yield packed_error(error)
         finally:
             self._sessions.end_call(session_id)
+
+
+# -- parts of a slot ---------------------------------------------------------------------------------------------------
+
+
+class LoadedModel:
+    """An instance of the user's class.
+
+    The class may have ``load()`` and ``unload()``, and must have ``__call__(payload)``: a function, a coroutine, or a
+    generator of either kind. Coroutines run in one event loop, everything else in the calling thread.
+    """
+
+    def __init__(self) -> None:
+        self.loop = ModelLoop()
+        self._model: Any = None
+
+    def load(self, pickled: bytes) -> str | None:
+        """Make an instance of the user's class and load it. Return why that failed, or None."""
+        try:
+            made, keywords = cloudpickle.loads(pickled)
+            self._model = made(**keywords)
+            self._run_if_there("load")
+        except (Exception, asyncio.CancelledError) as error:
+            return "".join(traceback.format_exception_only(error)).strip()
+        return None
+
+    def unload(self) -> None:
+        """Let the user's object tidy up."""
+        self._run_if_there("unload")
+
+    def answer(self, payload: Any, call: ModelCall) -> Any:
+        """Return the answer; the pieces of a generator as a list."""
+        answer = self._begin(payload, call)
+        if isinstance(answer, AsyncIterator):
+            return call.wait(_all(answer))
+        return list(call.each(answer)) if isinstance(answer, Iterator) else answer
+
+    def pieces(self, payload: Any, call: ModelCall) -> Iterator[Any]:
+        """Yield the answer piece by piece; the answer of a function as one piece."""
+        answer = self._begin(payload, call)
+        if isinstance(answer, AsyncIterator):
+            yield from call.wait_each(answer)
+        elif isinstance(answer, Iterator):
+            yield from call.each(answer)
+        else:
+            yield answer
+
+    def _begin(self, payload: Any, call: ModelCall) -> Any:
+        answer = self._model(payload)
+        return call.wait(answer) if inspect.iscoroutine(answer) else answer
+
+    def _run_if_there(self, name: str) -> None:
+        if hasattr(self._model, name):
+            result = getattr(self._model, name)()
+            if inspect.iscoroutine(result):
+                ModelCall(self.loop).wait(result)
+
+
+async def _all(pieces: AsyncIterator[Any]) -> list[Any]:
+    return [piece async for piece in pieces]
+
+
+@dataclass(slots=True, eq=False)
+class HeldSessions:
+    """The sessions that have a seat on a slot, by id, and how many calls each has. Several threads use it."""
+
+    _calls: dict[str, int] = field(default_factory=dict)
+    _over: Reasons = field(default_factory=Reasons)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def open(self, session_id: str) -> None:
+        """Give a session its seat, unless it has been stopped already."""
+        with self._changed:
+            if not self._over.knows(session_id):
+                self._calls[session_id] = 0
+
+    def begin_call(self, session_id: str) -> NotHeld | None:
+        """Count a call; return why the session may not make it, or None. Its client makes one at a time."""
+        with self._changed:
+            if session_id not in self._calls or self._over.knows(session_id):
+                return NotHeld(self._over.of(session_id))
+            self._calls[session_id] += 1
+            return None
+
+    def end_call(self, session_id: str) -> None:
+        """Note the end of a call."""
+        with self._changed:
+            self._calls[session_id] -= 1
+            self._changed.notify_all()
+
+    def stop(self, session_id: str, reason: str) -> None:
+        """Refuse further calls of a session, and return when its last call has ended."""
+        with self._changed:
+            self._over.note(session_id, reason)
+            self._changed.wait_for(lambda: not self._calls.get(session_id))
+            self._calls.pop(session_id, None)

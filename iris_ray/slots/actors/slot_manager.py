@@ -1,4 +1,4 @@
-"""The SlotManager: it gives the reconciler its events and carries out its instructions. One event loop, no lock."""
+"""The SlotManager gives the reconciler its events and carries out its instructions. One event loop, no lock."""
 
 import asyncio
 import logging
@@ -38,19 +38,14 @@ from iris_ray.slots.core.reconciler import Reconciler
 REPORT_TIMEOUT_S = 10.0
 EMPTY_LOOK_S = 0.05
 MEMORY_LOOK_S = 60.0
-"""How often it is looked how much memory slots use: so often there is an alarm at most."""
+"""How often it measures the memory of slots, and so may raise an alarm."""
 CLIENTS_LOOK_S = 5.0
-"""How often it is looked whether the clients of requests are there."""
+"""How often it looks whether the clients of requests are there."""
 logger = logging.getLogger(__name__)
 
 
 class SlotManager:
-    """An actor that serves models on the hosts that its jobs get. It ends with the Ray job that made it.
-
-    Args:
-        policy: what operators chose.
-        maker: who makes it.
-    """
+    """An actor that serves models on the hosts of its jobs. It ends with the Ray job of its maker."""
 
     def __init__(self, policy: ServingPolicy, maker: Maker) -> None:
         self._maker = maker
@@ -71,11 +66,11 @@ class SlotManager:
     # -- what clients call ------------------------------------------------------------------------
 
     async def maker(self) -> Maker:
-        """Return who has made it."""
+        """Return the process that made it."""
         return self._maker
 
     async def start(self, hosts: Sequence[SlotHosts], jobs: Sequence[str]) -> None:
-        """Take note of the hosts that are to come, and of the jobs that get them, by their ids."""
+        """Set the expected hosts, and the ids of the jobs that get them."""
         self._jobs = tuple(jobs)
         self._hear(ev.RunnersExpected(tuple(each.runner for each in hosts)))
         yielding = Yielding(self._core, self._runners.by_id, self._jobs, self._maker.user)
@@ -101,7 +96,7 @@ class SlotManager:
         self._hear(ev.ModelRegistered(order.spec, order.replicas, order.prewarm))
 
     async def remove(self, model: str) -> None:
-        """Serve a model no more."""
+        """Stop serving a model."""
         self._forget(self._identity(model))
         del self._by_name[model]
 
@@ -110,12 +105,12 @@ class SlotManager:
         del self._orders[identity]
 
     async def submit(self, ask: Ask) -> AnswerPiece:
-        """Return the answer to a request, or why there is none."""
+        """Return the answer to a request, or its error."""
         pieces = [piece async for piece in self._pieces(ask, streams=False)]
         return pieces[-1] if pieces else packed_error(cancelled(ask.request_id))
 
     async def stream(self, ask: Ask) -> AsyncIterator[AnswerPiece]:
-        """Yield the answer to a request in pieces, the last of which may say why there are no more."""
+        """Yield the answer to a request in pieces; the last one may be an error."""
         async for piece in self._pieces(ask, streams=True):
             yield piece
 
@@ -134,10 +129,10 @@ class SlotManager:
         self._hear(ev.RequestCancelled(request_id))
 
     async def renew(self, client_id: str, idle: Mapping[str, float]) -> Mapping[str, str]:
-        """Note that a client is there, and for how many seconds it has not used its sessions.
+        """Note that a client is there, and for how many seconds each of its sessions has been idle.
 
         Returns:
-            Why some of the sessions are over.
+            The sessions that are over, and why.
         """
         now, active = self._now(), self._core.active.by_id
         self._clients.heard(client_id)
@@ -146,7 +141,7 @@ class SlotManager:
         return {session_id: self._reasons.of(session_id) for session_id in over}
 
     async def evict(self, slot_id: str) -> None:
-        """Have a slot end once its requests have."""
+        """Have a slot end after its last request."""
         if slot_id not in self._core.fleet.slots:
             known = ", ".join(sorted(self._core.fleet.slots)) or "none"
             raise UnknownNameError(f"there is no slot {slot_id}; there are: {known}")
@@ -158,17 +153,17 @@ class SlotManager:
         self._hear(ev.ModelRegistered(order.spec, order.replicas, prewarm=True))
 
     async def status(self) -> SlotStatus:
-        """Return what there is."""
+        """Return the status of runners, slots and models."""
         return status_of(self._core, self._processes.by_slot, self._now())
 
     # -- what runners call ------------------------------------------------------------------------
 
     async def hold_host(self, here: HostHere) -> bool:
-        """Use a host; returns whether it is not wanted any more, else its agent is gone."""
+        """Use a host until its agent is gone or it is given back; return whether it is given back."""
         return await self._runners.hold(here)
 
     async def empty_runner(self, runner_id: str, why: str) -> None:
-        """Give a runner that has to go nothing new; returns once its slots have ended."""
+        """Close a runner that has to go; return when its slots have ended."""
         self._hear(ev.RunnerClosed(runner_id, reason=f"its host has to go: {why}"))
         while runner_id in self._core.fleet.runners and self._core.fleet.on_runner(runner_id):
             await asyncio.sleep(EMPTY_LOOK_S)
@@ -183,7 +178,7 @@ class SlotManager:
         try:
             for instruction in self._core.handle(event, self._now()):
                 self._carry_out_safely(instruction)
-        finally:  # whatever happens, the next Tick comes
+        finally:  # the next Tick comes even after an error
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = loop.call_at(self._core.wakeup() + 0.001, self._hear, ev.Tick())
@@ -262,7 +257,7 @@ class SlotManager:
     async def _serve(self, request: Request, slot_id: str) -> None:
         waiting, made = self._waiting.get(request.request_id), self._processes.by_slot.get(slot_id)
         if made is None:
-            return  # its end is about to be heard
+            return  # `SlotEnded` is about to come
         if waiting is not None and waiting.is_over:
             waiting = None
         try:
@@ -316,7 +311,7 @@ class SlotManager:
             self._hear(ev.SlotFailed(order.slot_id, _unreachable(order.slot_id, error)))
 
     def _note_end(self, request_id: str, reason: str) -> None:
-        """Keep why a session is over for its client, which asks. Whoever waits for an answer is told at once."""
+        """Keep why a session is over until its client asks. A caller who waits for an answer is told at once."""
         if request_id not in self._waiting:
             self._reasons.note(request_id, reason)
 
@@ -328,7 +323,7 @@ class SlotManager:
             self._hear(ev.RequestCancelled(request_id))  # it was given to another slot as well
 
     def _give_up_what_has_begun(self, request: Request, reason: str) -> None:
-        """A caller who has had a part of the answer would have that part twice: tell the caller instead."""
+        """End a request whose caller has had a part of the answer: a repetition would send that part twice."""
         waiting = self._waiting.get(request.request_id)
         if waiting is None or waiting.begun:
             cancel = ev.RequestCancelled(request.request_id)
@@ -342,7 +337,6 @@ class SlotManager:
                 await made.actor.call(SlotActor.stop, order.request_id)
 
     async def _watch_clients(self) -> None:
-        """Give up the requests of clients that are gone, after a while."""
         await asyncio.sleep(CLIENTS_LOOK_S)
         client_of = {request_id: waiting.ask.client_id for request_id, waiting in self._waiting.items()}
         silent = self._clients.look(set(client_of.values()))
@@ -351,7 +345,6 @@ class SlotManager:
             await self.cancel(request_id)
 
     async def _report(self, runner_id: str) -> None:
-        """Have the agents of a runner look which of our processes are there, and how much memory they use."""
         as_of = self._now()
         if (runner := self._runners.by_id.get(runner_id)) is None:
             return
@@ -363,7 +356,7 @@ class SlotManager:
             self._hear(ev.RunnerReported(runner_id, as_of, slots, observed))
 
     async def _memory_on(self, runner_id: str, runner: RunnerHere) -> Mapping[int, int]:
-        """Return the bytes in use by device; nothing if that was looked at a moment ago."""
+        """Return the bytes in use by device; nothing if they were measured less than `MEMORY_LOOK_S` ago."""
         if self._now() < self._memory_looks.get(runner_id, float("-inf")) + MEMORY_LOOK_S:
             return {}
         self._memory_looks[runner_id] = self._now()

@@ -1,4 +1,4 @@
-"""The processes of slots, from their creation to the confirmed end."""
+"""The processes of slots, from their creation to the confirmed end, and the status of all slots for people."""
 
 import asyncio
 import functools
@@ -28,25 +28,25 @@ from iris_ray.slots.core.slot import Slot, SlotState
 UNLOAD_S = 5.0
 """How long a user's ``unload`` may take."""
 GONE_S = 10.0
-"""How long to wait for a killed process to be gone before looking again."""
+"""How long one look waits for a killed process to be gone."""
 BESIDE_SEATS = 8
-"""Threads of an actor for calls of ours, beside one for each session that ends."""
+"""Threads of an actor for our own calls, and for sessions that end, beside those of its seats."""
 
 
 @functools.cache
 def _slot_actor(seats: int) -> Any:
-    """Return the actor class of slots with so many seats: Ray takes their threads from the class."""
+    """Return the actor class of slots with so many seats: in Ray, threads belong to the class."""
     return ray.remote(concurrency_groups={CALLS: seats})(SlotActor)
 
 
 @dataclass(eq=False)
 class SlotProcess:
-    """One slot's process, or its processes, if its runner has several hosts.
+    """The process of a slot, or its processes if the runner has several hosts.
 
     Attributes:
-        order: why it is there.
-        actors: one for each host of the runner. The first one is the leader: it gets the requests.
-        processes: those of the actors, once all have begun.
+        order: the instruction that created it.
+        actors: one for each host of the runner. The first one is the leader, which gets the requests.
+        processes: the processes of the actors, once all have begun.
         ending: whether its end was ordered.
     """
 
@@ -57,7 +57,7 @@ class SlotProcess:
 
     @property
     def actor(self) -> Actor[SlotActor]:
-        """The one that gets the requests."""
+        """The leader, which gets the requests."""
         return self.actors[0]
 
     @property
@@ -73,12 +73,11 @@ class SlotProcess:
 
 @dataclass(eq=False)
 class SlotProcesses:
-    """Starts, watches and ends the processes of slots, and says what becomes of them.
+    """Starts, watches and ends the processes of slots, and tells the reconciler (``hear``) about them.
 
     Attributes:
-        runners: those that are there, by id.
-        hear: takes the events.
-        by_slot: those that may be there.
+        runners: the runners that are there, by id.
+        by_slot: the processes that may exist, by slot id.
     """
 
     runners: Mapping[str, RunnerHere]
@@ -93,7 +92,7 @@ class SlotProcesses:
         actors: list[Actor[SlotActor]] = []
         try:
             actors.extend(_started(order, host) for host in hosts)
-        except Exception:  # a slot with too few processes is none
+        except Exception:  # a slot needs a process on every host
             for actor in actors:
                 ray.kill(actor.handle)
             raise
@@ -103,7 +102,7 @@ class SlotProcesses:
         self._background.start(self._watch(made), f"watching slot {order.slot_id}")
 
     def delete(self, slot_id: str) -> None:
-        """End a slot's processes; `SlotEnded` is said once they are gone."""
+        """End a slot's processes; `SlotEnded` follows when they are gone."""
         made = self.by_slot.get(slot_id)
         if made is None:
             asyncio.get_running_loop().call_soon(self.hear, SlotEnded(slot_id))
@@ -112,7 +111,7 @@ class SlotProcesses:
             self._background.start(self._end(made), f"ending slot {slot_id}")
 
     async def alive_on(self, runner_id: str, runner: RunnerHere) -> dict[str, SlotIdentity]:
-        """Return what the slots serve whose processes are on a runner. Those that are being started count.
+        """Return the identities of the slots with processes on a runner, starting ones included.
 
         Raises:
             RayError: an agent of the runner can't be reached.
@@ -127,7 +126,7 @@ class SlotProcesses:
         return {slot_id: each.identity for slot_id, each in here.items() if slot_id not in known or slot_id in alive}
 
     async def memory_on(self, runner: RunnerHere) -> dict[int, int]:
-        """Return the bytes that slots use of a host's memory, by device. What they use of GPUs and chips is not seen.
+        """Return the bytes that slots use of a host's memory, by device; nothing for GPUs and chips.
 
         Raises:
             RayError: the runner's agent can't be reached.
@@ -159,11 +158,11 @@ class SlotProcesses:
         return None
 
     async def _watch(self, made: SlotProcess) -> None:
-        """Wait until all processes are gone, after the first one: Ray's word for it, then that of their hosts."""
+        """Wait until Ray loses the first process, kill all, and wait until their hosts confirm that they are gone."""
         while True:
             watches = [asyncio.ensure_future(_until_gone(actor)) for actor in made.actors]
             await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-            made.kill()  # Ray may only have lost sight of it; and one alone is of no use
+            made.kill()  # Ray may only have lost contact with one, and the others are of no use alone
             if await self._are_gone(made):
                 break
         self._forget(made)
@@ -186,7 +185,7 @@ class SlotProcesses:
 
     async def _end(self, made: SlotProcess) -> None:
         unloads = (actor.call(SlotActor.unload) for actor in made.actors)
-        with suppress(TimeoutError):  # one that raises cuts off no other host's
+        with suppress(TimeoutError):  # an exception on one host must not cut off the others
             async with asyncio.timeout(UNLOAD_S):
                 await asyncio.gather(*unloads, return_exceptions=True)
         made.kill()
@@ -216,11 +215,10 @@ async def _is_gone(host: HostHere, process: ProcessIdentity) -> bool:
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
-# What there is, as people see it.
 
 
 def status_of(core: Reconciler, processes: Mapping[str, SlotProcess], now: float) -> SlotStatus:
-    """Return runners, slots and models."""
+    """Return the status of runners, slots and models."""
     runners = {runner_id: tuple(core.fleet.ledger.free_now(runner_id)) for runner_id in core.fleet.runners}
     slots = tuple(_slot_row(core, slot, processes.get(slot.slot_id), now) for slot in core.fleet.slots.values())
     return SlotStatus(runners, slots, tuple(_model_row(core, model) for model in core.models.values()))

@@ -1,4 +1,4 @@
-"""The callers who wait for an answer, what they get, and whether their clients are there."""
+"""The callers who wait for answers in a SlotManager, and their clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection
@@ -30,19 +30,18 @@ _ERRORS: Final[dict[Refusal, type[IrisError]]] = {
 
 
 def error_of(refusal: Refusal, reason: str) -> IrisError:
-    """Return what a refusal raises."""
+    """Return the error of a refusal."""
     return _ERRORS[refusal](reason)
 
 
 @dataclass(slots=True, eq=False)
 class WaitingCaller:
-    """One caller. Pieces of the answer go into a queue; after the last comes the end, or an error.
+    """One caller. Pieces of the answer go into a queue; after the last piece comes the end, or an error.
 
-    Whoever gives pieces waits while the caller has `MOST_PIECES` to take.
+    `give` waits while the caller has `MOST_PIECES` to take.
 
     Attributes:
-        ask: what was asked.
-        streams: whether pieces are wanted as they come.
+        streams: whether the caller wants pieces as they come.
         begun: whether the caller has had a piece, so that the request can't be repeated unnoticed.
     """
 
@@ -56,11 +55,11 @@ class WaitingCaller:
 
     @property
     def is_over(self) -> bool:
-        """Whether the caller has the end, so that nothing is to run for it."""
+        """Whether the caller has been given the end, so that no slot has to run the request."""
         return self._over
 
     async def give(self, piece: AnswerPiece) -> None:
-        """Hand over a piece, or the whole answer. After the end it is dropped."""
+        """Hand over a piece, or the whole answer. Pieces after the end are dropped."""
         self.begun = True
         while self._untaken >= MOST_PIECES and not self._over:
             self._has_room.clear()
@@ -75,7 +74,7 @@ class WaitingCaller:
         self._has_room.set()
 
     def end(self, error: IrisError | None = None) -> None:
-        """Say that nothing more comes, or why."""
+        """End the answer, with an error if it is not complete."""
         self._over = True
         self._has_room.set()
         if error is not None:
@@ -83,34 +82,34 @@ class WaitingCaller:
         self._pieces.put_nowait(None)
 
     async def pieces(self) -> AsyncIterator[AnswerPiece]:
-        """Yield the pieces."""
+        """Yield the pieces as they come."""
         while (piece := await self._pieces.get()) is not None:
             yield piece
 
 
 @dataclass(slots=True, eq=False)
 class Clients:
-    """The clients that have requests, and how often each was looked for in vain.
+    """The clients that have requests, and how often in a row the manager looked for a sign of each in vain.
 
-    Looks are counted, not seconds: a manager that stands still for a minute hears of nobody.
+    It counts looks, not seconds: a manager that stands still for a minute hears of no client.
 
     Attributes:
-        most_in_vain: so many looks in a row may be.
+        most_in_vain: how many looks in a row may be in vain before the client counts as gone.
     """
 
     most_in_vain: float
     _in_vain: dict[str, int] = field(default_factory=dict)
 
     def heard(self, client_id: str) -> None:
-        """Note that a client is there."""
+        """Note a sign of life of a client."""
         self._in_vain[client_id] = 0
 
     def look(self, with_requests: Collection[str]) -> set[str]:
-        """Return which of these clients are gone, or frozen. Others have no requests: forget them."""
+        """Return which of these clients are gone or frozen. Forget all others, which have no requests."""
         self._in_vain = {name: looks + 1 for name, looks in self._in_vain.items() if name in with_requests}
         return {name for name, looks in self._in_vain.items() if looks > self.most_in_vain}
 
 
 def cancelled(request_id: str) -> JobCancelledError:
-    """Return what a caller gets whose request was cancelled."""
+    """Return the error of a cancelled request."""
     return JobCancelledError(f"request {request_id} was cancelled")

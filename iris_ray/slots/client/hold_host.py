@@ -1,4 +1,4 @@
-"""Hosts for slots: each belongs to a job like any other, which holds a host, or a slice, for a SlotManager."""
+"""Hosts for slots: ordinary jobs hold hosts, or slices, for a SlotManager."""
 
 import functools
 import os
@@ -35,23 +35,20 @@ from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import POLL_S, PreemptionNotice, preemption_notice
 
-# -- hold host ---------------------------------------------------------------------------------------------------------
-# What the task of a runner's job does: it holds its host for slots until somebody else is to have it.
-
 _Agent = ray.remote(RunnerAgent)
 
 
 def hold_host(
     manager: Actor[SlotManager], runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
 ) -> None:
-    """Hold this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
+    """Hold this host for the slots of a manager, as a task. Return when the manager is gone or gives the host back.
 
-    At a notice the slots end first, with their requests; then the gang moves.
+    After a preemption notice the slots finish their requests and end; then the gang moves.
 
     Args:
         manager: the SlotManager.
-        runner: its name for the job. If each host of a slice is a runner, the host's number follows after a dot.
-        kind, devices, memory: what slots use here.
+        runner: the runner's name. If each host of a slice is a runner, the host's number follows after a dot.
+        kind, devices, memory: the devices that slots use here.
         whole_slice: whether all hosts of the slice are one runner.
 
     Raises:
@@ -81,7 +78,7 @@ def _leave(notice: PreemptionNotice, manager: Actor[SlotManager], here: HostHere
 
 
 def _is_unwanted(held: Reference[bool]) -> bool:
-    """Return whether the manager has no use for the host any more, or is gone; else the host's agent is."""
+    """Return whether the manager has given the host back, or is gone; if not, the host's agent is gone."""
     try:
         unwanted: bool = ray.get(held)
     except RayError:
@@ -95,10 +92,10 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
     assert group is not None, "a task runs in a reservation"
     is_slice = bool(me.slice_name)
     bundle = me.worker_id if is_slice else 0
-    if is_slice:  # what the live nodes report wins over the rule for the type
+    if is_slice:  # the live nodes' own count of chips wins over the rule for the type
         devices = int(group.bundle_specs[bundle][TPU])
     variables = {name: os.environ[name] for name in (TOKEN_VARIABLE, TaskFiles.VARIABLE)}
-    if whole_slice:  # a slot's process finds those on the other hosts by its task's place in the gang
+    if whole_slice:  # a slot's process finds its peers on other hosts by its task's place in the gang
         variables |= me.to_env()
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     options = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy)
@@ -122,7 +119,6 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
 
 
 def _attributes() -> Attributes:
-    """Return the attributes of this host, for the constraints of models: those that jobs see, and its node id."""
     node_id = ray.get_runtime_context().get_node_id()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == node_id]
     return {**attributes_of(node), "node-id": AttributeValue(node_id)}
@@ -138,9 +134,9 @@ def submit_runners(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name
     """Submit the jobs that get hosts for a SlotManager; return their ids once the Controller has them.
 
     Args:
-        manager: uses the hosts.
-        hosts: which.
-        name: what the jobs' names begin with; None: "slots".
+        manager: the SlotManager.
+        hosts: the hosts to get.
+        name: the prefix of the jobs' names; None: "slots".
 
     Raises:
         InvalidRequestError: no job could get such hosts; nothing was submitted.
@@ -152,14 +148,14 @@ def submit_runners(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name
         for request in requests:
             handle = launch(request, detached=False)
             launched.append(handle.job_id)
-    except BaseException:  # else they would hold hosts for a manager that nobody can reach
+    except BaseException:  # else they would hold hosts for a manager that no client can reach
         cancel_runners(launched)
         raise
     return tuple(launched)
 
 
 def cancel_runners(job_ids: Sequence[str]) -> None:
-    """End the jobs, those that wait included. What has ended already, or is nobody's any more, is left alone."""
+    """End the jobs, including those that wait. Jobs that have ended, or that the Controller has forgotten, stay."""
     for job_id in job_ids:
         with suppress(IrisError):
             ControllerConnection().ask(ControllerInterface.cancel, job_id, CLOSED, current_user())

@@ -1,4 +1,4 @@
-"""The seat that a session has: how it is called, whether it is in use, and why it is over."""
+"""The seats of sessions and their calls, and the thread that renews a client's requests and sessions."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ from iris_ray.slots.actors.slot_actor import SlotActor
 from iris_ray.slots.actors.slot_manager import SlotManager
 
 MOST_CALLS = 32
-"""Of one session that have not been answered. They run one after the other."""
+"""How many calls of one session may be unanswered. They run one after the other."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,6 @@ class Turn:
     """The place of a call in the line of its session's calls.
 
     Attributes:
-        call_id: what the call is named.
         came: done when the call may be made.
         end: Ray's reference to the end of the call; None: it was not sent.
     """
@@ -48,9 +47,7 @@ class Lease:
     """One seat, from the moment it is granted.
 
     Attributes:
-        session_id: what it is called; never used again.
-        model: the model's name.
-        grant: the slot.
+        session_id: never used again.
         over: why it takes no more calls, or "".
     """
 
@@ -62,7 +59,7 @@ class Lease:
     _used_at: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _raised: Exception | None = None
-    """What the model raised in the call that has just ended. It may look like an error of Ray's about the slot."""
+    """The model's exception in the call that has just ended. It may look like an error of Ray's about the slot."""
     _slot: Actor[SlotActor] = field(init=False)
     _connection: str | None = field(default_factory=this_connection)
 
@@ -73,8 +70,8 @@ class Lease:
         """Take a place in the line of calls.
 
         Raises:
-            SessionEndedError: it is over.
-            SlotQueueFullError: so many calls wait that no more are taken.
+            SessionEndedError: the session is over.
+            SlotQueueFullError: `MOST_CALLS` calls have no answer yet.
         """
         with self._lock:
             if self.over:
@@ -85,7 +82,7 @@ class Lease:
                     f"wait for some, or open more sessions"
                 )
             turn = Turn(uuid.uuid4().hex)
-            turn.came.set_running_or_notify_cancel()  # whoever gives up does not end it
+            turn.came.set_running_or_notify_cancel()  # a caller who gives up must not cancel it
             self._line.append(turn)
             if self._line[0] is turn:
                 turn.came.set_result(None)
@@ -105,12 +102,15 @@ class Lease:
 
     @contextmanager
     def calling(self, turn: "Turn") -> Iterator[None]:
-        """Make a call, or wait for its turn. What is given up is stopped. Ray's words for a lost slot become ours."""
+        """Hold a turn while the caller waits for it and makes the call. Stop the call if the caller gives up.
+
+        Ray's errors about a lost slot become `RequestLostError`.
+        """
         given_up = False
         try:
             yield
         except (RayActorError, ObjectLostError) as error:  # the latter: a large answer on a host which is gone
-            if error is self._raised:  # about an actor that the model has asked
+            if error is self._raised:  # it is about an actor that the model has called
                 raise
             raise self.lost() from None
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
@@ -124,11 +124,11 @@ class Lease:
                 self._leave(turn)
 
     def _is_connected(self) -> bool:
-        """Return whether this process is still in the slot's cluster. If not, Ray would start one to tell the slot."""
+        """Return whether this process is still in the slot's cluster. If not, a call would have Ray start a cluster."""
         return this_connection() == self._connection
 
     def _stop(self, turn: "Turn", end: "ObjectRef") -> None:
-        """Stop a call. Until its end it has the session's seat, and the next call waits."""
+        """Stop a call. It keeps its turn until its end, and the next call waits."""
         self._slot.call(SlotActor.stop, turn.call_id)
         end.future().add_done_callback(lambda _: self._leave(turn))
 
@@ -151,7 +151,7 @@ class Lease:
             self.over = self.over or reason
 
     def opened(self, answer: Any) -> Any:
-        """Return what a slot answered to a call, or raise what it says."""
+        """Return a slot's answer to a call, or raise the error that it holds."""
         if isinstance(answer, AnswerPiece):
             try:
                 return answer.open()
@@ -164,7 +164,7 @@ class Lease:
         return answer
 
     def lost(self) -> RequestLostError:
-        """Return what a call raises whose slot is gone."""
+        """Return the error of a call whose slot is gone."""
         self.end(f"slot {self.grant.slot_id} is gone")
         return RequestLostError(
             f"a call of {self.model} was cut off, because the process of slot {self.grant.slot_id} is gone; it may "
@@ -176,7 +176,6 @@ class Lease:
 
 
 # -- client keeper -----------------------------------------------------------------------------------------------------
-# Tells a SlotManager that a client is there, while it has requests or sessions.
 
 RENEW_S = 5.0
 """A SlotManager waits six times as long: `ServingPolicy.silence_s`."""
@@ -184,13 +183,9 @@ logger = logging.getLogger(__name__)
 
 
 class ClientKeeper:
-    """Renews one client every few seconds, in a thread that is there while it has requests or sessions.
+    """Tells a SlotManager every few seconds that a client is alive.
 
-    Args:
-        manager: the SlotManager.
-
-    Attributes:
-        client_id: what the manager knows the client by.
+    Its thread runs while the client has requests or sessions. The manager knows the client by its ``client_id``.
     """
 
     def __init__(self, manager: Actor[SlotManager]) -> None:
@@ -205,7 +200,7 @@ class ClientKeeper:
     @property
     def is_connected(self) -> bool:
         """Whether this process is still in the manager's cluster. If not, a call of the manager would have Ray join
-        another cluster, or start one on this machine."""
+        another cluster, or start one."""
         return this_connection() == self._connection
 
     def require_connection(self) -> None:
@@ -217,13 +212,13 @@ class ClientKeeper:
             )
 
     def add(self, lease: Lease) -> None:
-        """Renew a session from now on, until it is over."""
+        """Renew a session until it is over or removed."""
         with self._lock:
             self._leases[lease.session_id] = lease
             self._start()
 
     def remove(self, lease: Lease) -> None:
-        """Renew a session no more."""
+        """Stop renewing a session."""
         with self._lock:
             self._leases.pop(lease.session_id, None)
 
@@ -235,13 +230,13 @@ class ClientKeeper:
             self._start()
 
     def remove_request(self) -> None:
-        """Count a request no more."""
+        """Note the end of a request."""
         with self._lock:
             self._requests -= 1
 
     @contextmanager
     def request(self, request_id: str) -> Iterator[None]:
-        """Count a request while its answer is waited for. If that is given up, cancel the request."""
+        """Count a request while the caller waits for its answer. Cancel the request if the caller gives up."""
         self.add_request()
         try:
             yield
@@ -252,7 +247,7 @@ class ClientKeeper:
             self.remove_request()
 
     def cancel(self, request_id: str) -> None:
-        """Have the manager forget a request, and don't wait for that."""
+        """Tell the manager to cancel a request, without waiting."""
         if self.is_connected:
             with suppress(RayError):  # the manager is gone
                 self._manager.call(SlotManager.cancel, request_id)

@@ -1,4 +1,4 @@
-"""SlotManagers and their names: who has made one, and who may use it."""
+"""Makes SlotManagers, and finds them by name."""
 
 import os
 import time
@@ -16,9 +16,9 @@ from iris_ray.slots.actors.messages import Maker
 from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.core.policy import ServingPolicy
 
-NAMESPACE = "iris_ray.slots.core"
+NAMESPACE = "iris_ray.slots"
 MOST_CALLS = 100_000
-"""Calls of a manager at once. Each request that waits or runs is one; more would wait in Ray, without a timeout."""
+"""Concurrent calls of a manager, one for each request that waits or runs; more would wait in Ray, without a timeout."""
 ANSWER_S = 10.0
 ENDS_S = 30.0
 """How long a manager may take to end after its driver."""
@@ -28,13 +28,7 @@ _SlotManager = ray.remote(SlotManager)
 
 
 class Found(NamedTuple):
-    """A manager.
-
-    Attributes:
-        manager: it.
-        is_new: whether it was made just now.
-        is_ours: whether this process has made it, now or before.
-    """
+    """A manager, whether it was made just now, and whether this process has made it, now or before."""
 
     manager: Actor[SlotManager]
     is_new: bool
@@ -44,11 +38,11 @@ class Found(NamedTuple):
 def make_or_find(policy: ServingPolicy, name: str | None) -> Found:
     """Make a manager, or find the one of this name that a process of the same Ray job has made.
 
-    A manager whose driver has ended is about to go. Its name is waited for.
+    A manager whose driver has ended is about to end, too: the call waits until its name is free.
 
     Raises:
         SlotNameTakenError: the driver of another Ray job has made a manager of this name.
-        InvalidSlotError: the name is no name.
+        InvalidSlotError: the name is not a str, or empty.
     """
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidSlotError(f"SlotClient: name is {name!r}; give a str that is not empty, or None")
@@ -69,7 +63,7 @@ def make_or_find(policy: ServingPolicy, name: str | None) -> Found:
 
 
 def find(name: str) -> Actor[SlotManager]:
-    """Return the manager of a name, whoever has made it.
+    """Return the manager of a name, of any process.
 
     Raises:
         UnknownNameError: there is none.
@@ -90,7 +84,7 @@ def _made(policy: ServingPolicy, name: str | None, maker: Maker) -> Actor[SlotMa
 
 
 def _attached(manager: Actor[SlotManager], name: str | None, me: Maker) -> Found | None:
-    """Return the manager if it is of this Ray job, or None if it is about to go with its driver."""
+    """Return the manager if this Ray job has made it, or None if it is about to end with its driver."""
     maker = _maker_of(manager)
     if maker is not None and maker.ray_job == me.ray_job:
         return Found(manager, is_new=False, is_ours=maker == me)
@@ -107,7 +101,7 @@ def _of_name(name: str) -> Actor[SlotManager] | None:
 
 
 def _maker_of(manager: Actor[SlotManager]) -> Maker | None:
-    """Return who has made a manager; None if it does not answer, as one that ends."""
+    """Return the maker of a manager; None if it does not answer, because it ends."""
     try:
         found: Maker = ray.get(manager.call(SlotManager.maker), timeout=ANSWER_S)
     except (RayError, TimeoutError):

@@ -15,22 +15,21 @@ from iris_ray.slots.actors.messages import Ask
 from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.client.lease import ClientKeeper, Lease, Turn
 from iris_ray.slots.core.models import WorkloadKind
-
-CLOSED = "it was closed"
+from iris_ray.slots.core.request_queue import CLOSED
 
 
 class Session:
-    """Made by `SlotClient.session`. ``with`` and ``async with`` open and close it; it may be opened again.
+    """A seat on a slot, made by `SlotClient.session`. ``with`` and ``async with`` open and close it, also repeatedly.
 
-    While it is open its slot is not evicted for others at once, and nobody else has its seat. Its calls run one after
-    the other; further sessions run beside it. It ends when it is closed, was not used for ``idle_s``, its process ends,
-    its slot is lost or has to go, or others have waited for long. Then calls raise `SessionEndedError`, which have not
-    run, or `RequestLostError`, which may have run in part. No call is repeated.
+    While it is open, the seat is its own, and the slot is not evicted at once for other models. Its calls run one after
+    the other; further sessions run beside it. It ends when it is closed, when it was not used for ``idle_s``, when its
+    client's process ends, when its slot is lost or has to end, or when other requests have waited long. Then a call
+    that has not run raises `SessionEndedError`, and one that may have run in part `RequestLostError`. No call is
+    repeated.
 
     Args:
         manager: the SlotManager.
-        keeper: renews it.
-        model: the model's name.
+        keeper: renews the session.
         how: ``idle_s``, ``timeout_s``, ``priority``: see `SlotClient.session`.
     """
 
@@ -43,21 +42,21 @@ class Session:
 
     @property
     def over(self) -> str:
-        """Why it takes no more calls, or "". It is known within five seconds, or at the next call."""
+        """Why it takes no more calls, or "". This process learns it within five seconds, or at the next call."""
         return "it is not open" if self._lease is None else self._lease.over
 
     @property
     def slot_id(self) -> str:
-        """The slot that it has a seat on, or had."""
+        """The slot on which it has, or had, a seat."""
         return "" if self._lease is None else self._lease.grant.slot_id
 
     def open(self) -> Self:
         """Wait for a seat.
 
         Raises:
-            InvalidSlotError: it is open, or the model fits nowhere, or ``idle_s`` makes no sense.
-            SlotQueueFullError: so many wait that no more are taken.
-            RequestExpiredError: there was no seat within ``timeout_s``.
+            InvalidSlotError: the session is open already, the model fits nowhere, or ``idle_s`` makes no sense.
+            SlotQueueFullError: the queue has reached its limit.
+            RequestExpiredError: no seat became free within ``timeout_s``.
             ModelUnavailableError: the model can't be loaded.
             UnknownNameError: there is no such model.
         """
@@ -82,7 +81,7 @@ class Session:
         return self
 
     def close(self) -> None:
-        """Give the seat back. Calls that run get their answers."""
+        """Give the seat back. Running calls get their answers."""
         if lease := self._give_up():
             with suppress(RayActorError):  # the manager is gone, and the seat with it
                 ray.get(self._manager.call(SlotManager.cancel, lease.session_id))
@@ -94,7 +93,7 @@ class Session:
                 await self._manager.call(SlotManager.cancel, lease.session_id)
 
     def call(self, payload: Any) -> Any:
-        """Call the model and return its answer; one that comes in pieces is a list."""
+        """Call the model and return its answer; the pieces of a generator as a list."""
         lease, turn = self._line_up()
         with lease.calling(turn):
             turn.came.result()
@@ -108,7 +107,7 @@ class Session:
             return lease.opened(await lease.send(turn, payload))
 
     def stream(self, payload: Any) -> Generator[Any, None, None]:
-        """Call the model, and yield the pieces of its answer as they come. Who stops early stops the model, too."""
+        """Call the model, and yield the pieces of its answer as they come. To stop early stops the model, too."""
         lease, turn = self._line_up()
         with lease.calling(turn):
             turn.came.result()
@@ -146,7 +145,7 @@ class Session:
         self._keeper.add(self._lease)
 
     def _give_up(self) -> Lease | None:
-        """Use the seat no more; return it, if there is somebody to give it back to."""
+        """Stop using the seat; return it if the manager can still be reached, to give it back."""
         if (lease := self._lease) is None:
             return None
         self._keeper.remove(lease)

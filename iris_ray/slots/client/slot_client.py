@@ -28,19 +28,19 @@ T = TypeVar("T")
 
 
 class SlotClient:
-    """Serves models on some hosts of the cluster that this process is connected to.
+    """Serves models on some hosts of the cluster to which this process is connected.
 
     Args:
-        hosts: which hosts to get. Ignored if a process of the same Ray job serves models under this name already.
-        name: others can use the models under this name: processes of the same Ray job that give it, and whoever calls
-            `connect`. None: nobody else can.
-        policy: limits and times; None: the usual ones.
+        hosts: the hosts to get. Ignored if a process of the same Ray job serves models under this name already.
+        name: a name for the models. Other processes can use them: those of the same Ray job by the same name, all
+            others by `connect`. None: no other process can.
+        policy: limits and times; None: the defaults.
 
     Raises:
         InvalidSlotError: an argument makes no sense.
         NoClusterError: Ray is not initialised.
-        SlotNameTakenError: another driver serves models under this name. A driver that is started again can have it
-            once the one before has ended.
+        SlotNameTakenError: another driver serves models under this name. A driver that is started again can have the
+            name when its predecessor has ended.
         InvalidRequestError: no job could get such hosts.
         ControllerUnavailableError: the cluster's Controller could not be started or reached.
 
@@ -67,7 +67,7 @@ class SlotClient:
             try:
                 jobs = submit_runners(self._manager, hosts, name)
             except BaseException:
-                ray.kill(self._manager.handle)  # another try is to be the first again
+                ray.kill(self._manager.handle)  # so the next try makes it anew
                 raise
             ray.get(self._manager.call(SlotManager.start, tuple(hosts), jobs))
 
@@ -77,7 +77,7 @@ class SlotClient:
 
         Raises:
             NoClusterError: Ray is not initialised.
-            UnknownNameError: nobody serves models under this name.
+            UnknownNameError: no process serves models under this name.
         """
         if not ray.is_initialized():
             raise NoClusterError("Ray is not initialised; call ray.init() first")
@@ -98,26 +98,26 @@ class SlotClient:
         prewarm: bool = False,
         **spec: Any,
     ) -> ModelSpec:
-        """Serve a model. Returns at once; nothing is loaded before it is needed, or asked for.
+        """Serve a model. Returns at once; the model is loaded when a request, ``replicas`` or ``prewarm`` needs it.
 
-        A name may be registered again. Slots of another spec than the new one end. Those of an equal spec stay, with
+        A name may be registered again. Slots of another spec than the new one end. Slots of an equal spec stay, with
         the class and the arguments that they have loaded; evict them if these have changed.
 
         Args:
             model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either
                 kind, and perhaps ``load()``, ``unload()`` and ``memory_estimate()``.
-            name: what requests call it; None: the class's name. A class may be registered under several, such as one
-                for each adapter.
-            memory: bytes on each device, by the number of devices. None: what the class's ``memory_estimate`` returns,
-                called with ``arguments``.
-            arguments: of the class.
-            replicas: slots to keep, whether there are requests or not.
-            prewarm: whether each new host gets a slot if nothing has to be evicted for it.
-            spec: further fields of `ModelSpec`, such as ``concurrency``, and ``kind`` if the hosts are not all of one.
-                ``lora`` says which slots are alike; the class learns of its adapter by ``arguments``.
+            name: the model's name in requests; None: the class's name. A class may have several names, such as one for
+                each adapter.
+            memory: bytes on each device, by the number of devices. None: the result of the class's
+                ``memory_estimate``, called with ``arguments``.
+            arguments: the arguments of the class, by name.
+            replicas: slots to keep even without requests.
+            prewarm: whether each new host gets a slot if no other slot has to be evicted for it.
+            spec: further fields of `ModelSpec`, such as ``concurrency``, or ``kind`` if the hosts have several kinds of
+                devices. ``lora`` only distinguishes slots; the class gets its adapter by ``arguments``.
 
         Raises:
-            InvalidSlotError: the class can't serve or travel, or its memory is not known.
+            InvalidSlotError: the class can't serve or can't be pickled, or its memory is not known.
         """
         if not isinstance(arguments, Mapping | None):
             raise InvalidSlotError(f"arguments is {shown(arguments)}; give values by name, such as {{'seed': 1}}")
@@ -132,21 +132,21 @@ class SlotClient:
         return made
 
     def remove(self, name: str) -> None:
-        """Serve a model no more."""
+        """Stop serving a model."""
         _get(self._there().call(SlotManager.remove, name))
 
     def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
-        """Ask a model. Returns a future of its answer; one that comes in pieces is a list.
+        """Ask a model. Returns a future of its answer; the pieces of a generator come as a list.
 
         Cancelling the future cancels the request.
 
         Args:
             model: its name.
-            payload: what its ``__call__`` gets.
-            request_id: for `cancel`; None: a new one.
+            payload: the argument of its ``__call__``.
+            request_id: an id for `cancel`; None: a new one.
             how: ``timeout_s``, ``priority``, ``retriable``: see `Ask`.
 
-        The future raises what the model raised, or SlotQueueFullError, RequestExpiredError, RequestLostError,
+        The future raises the model's own exception, or SlotQueueFullError, RequestExpiredError, RequestLostError,
         ModelUnavailableError, UnknownNameError, or InvalidSlotError for a model that fits nowhere.
         """
         opened: Future[Any] = Future()
@@ -177,7 +177,7 @@ class SlotClient:
     ) -> Generator[Any, None, None]:
         """Ask a model, and yield the pieces of its answer as they come. See `submit`.
 
-        Who stops early cancels the request. Who takes the pieces slowly has the model wait.
+        To stop early cancels the request. The model waits for a caller who takes the pieces slowly.
         """
         ask = self._ask(model, payload, request_id, how)
         with self._keeper.request(ask.request_id):
@@ -188,7 +188,7 @@ class SlotClient:
     async def astream(
         self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
     ) -> AsyncGenerator[Any, None]:
-        """As `stream`, for an event loop. Who stops early calls ``aclose()``, else the request ends a moment later."""
+        """As `stream`, for an event loop. To stop early at once, call ``aclose()``."""
         ask = self._ask(model, payload, request_id, how)
         with self._keeper.request(ask.request_id):
             number = 0
@@ -200,13 +200,13 @@ class SlotClient:
     def session(
         self, model: str, *, idle_s: float = 300.0, timeout_s: float | None = None, priority: bool = False
     ) -> Session:
-        """Return a session, to be opened: a seat on one slot of a model, for many calls that go there directly.
+        """Return a session to open: a seat on one slot of a model, for many calls that go directly to the slot.
 
         Args:
             model: its name.
-            idle_s: how long it keeps its seat without a call.
-            timeout_s: how long it waits for a seat.
-            priority: whether it goes before requests and sessions that have none.
+            idle_s: seconds for which it keeps its seat without a call.
+            timeout_s: seconds for which it waits for a seat.
+            priority: whether it goes before requests and sessions without priority.
 
         Example:
             >>> with client.session("Echo") as session:
@@ -215,7 +215,7 @@ class SlotClient:
         return Session(self._manager, self._keeper, model, idle_s=idle_s, timeout_s=timeout_s, priority=priority)
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request: it leaves the queue, or its slot if the model is a coroutine."""
+        """Cancel a request: it leaves the queue, or its slot if the model is a coroutine."""
         ray.get(self._there().call(SlotManager.cancel, request_id))
 
     def status(self) -> SlotStatus:
@@ -223,18 +223,18 @@ class SlotClient:
         return _get(self._there().call(SlotManager.status))
 
     def evict(self, slot_id: str) -> None:
-        """Have a slot end once its requests have."""
+        """Have a slot end after its last request."""
         _get(self._there().call(SlotManager.evict, slot_id))
 
     def prewarm(self, model: str) -> None:
-        """Give each host a slot of a model, if nothing has to be evicted for it."""
+        """Give each host a slot of a model, if no other slot has to be evicted for it."""
         _get(self._there().call(SlotManager.prewarm, model))
 
     def close(self) -> None:
-        """Give all hosts back; no client of these models can go on. If another process has made them, only detach."""
+        """End the models for all clients, and give all hosts back. If another process made them, only detach."""
         if not (self._is_ours and self._keeper.is_connected):  # the models end with the connection
             return
-        with suppress(ActorDiedError):  # it is closed already, or lost with the hosts that it had
+        with suppress(ActorDiedError):  # it is closed already, or lost
             cancel_runners(ray.get(self._manager.call(SlotManager.close)))
             ray.kill(self._manager.handle)
 
@@ -262,7 +262,7 @@ class SlotClient:
 
 
 def _get(reference: Reference[T]) -> T:
-    """Return what a call on the manager returns; raise our errors as they are, without Ray's frame around them."""
+    """Return the answer of the manager; raise our own errors without Ray's wrapper."""
     try:
         answer: T = ray.get(reference)
     except RayTaskError as error:

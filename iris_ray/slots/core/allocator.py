@@ -1,18 +1,17 @@
-"""Decides where a slot goes, and what is evicted for it.
+"""Decides where a slot goes, and which slots are evicted for it.
 
 The order of preference:
 
-1. free devices: one, the one with the most bytes free; else 2, 3, … of one runner, as the model can be split;
-2. the cheapest eviction, on any runner, for any number of devices. What it costs is the time to load again what is
-   evicted, times the demand for it.
+1. free devices: the one with the most bytes free; else 2, 3, … devices of one runner, as the model can be split;
+2. the cheapest eviction, on any runner, for any number of devices. An eviction costs the time to load the evicted
+   models again, times the demand for them.
 
 If `PlacementPolicy.spread_before_evicting` is off, evicting for one device comes before using two free ones, and so on.
-Nothing is evicted unless the slot has a place then.
+Slots are evicted only if the new slot has a place afterwards.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from iris_ray.slots.core.devices import DeviceSet, Runner
@@ -21,19 +20,16 @@ from iris_ray.slots.core.eviction_indexes import EvictionIndexes
 from iris_ray.slots.core.fleet import DevicePool, FreeIndex, SlotFleet
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 from iris_ray.slots.core.policy import PlacementPolicy, Staleness
-from iris_ray.slots.core.slot import Allocation, Slot, SlotState
-
-# -- decisions ---------------------------------------------------------------------------------------------------------
-# What the allocator is asked, and what it answers.
+from iris_ray.slots.core.slot import Allocation, SlotState
 
 
 class SlotRequirement(NamedTuple):
     """One more slot of a model is needed.
 
     Attributes:
-        spec: the model.
-        avoid: ids of runners not to use now, for instance because loads of the model have failed there.
-        starving: whether slots that serve requests may be evicted too. They take no more, and end when these have.
+        avoid: ids of runners not to use now, for instance because the model failed to load there.
+        starving: whether slots that serve requests may be evicted too: they take no new request, and end after the
+            last one.
     """
 
     spec: ModelSpec
@@ -44,7 +40,7 @@ class SlotRequirement(NamedTuple):
 class Place(NamedTuple):
     """Put the slot there, and evict exactly these slots for it.
 
-    The slot may have to wait until memory is really free: until the evicted slots, or others that end there, are gone.
+    The slot may have to wait for its memory: until the evicted slots, or others that end there, are gone.
     """
 
     allocation: Allocation
@@ -53,14 +49,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """There is no place now; there may be one later. Nothing is to be evicted."""
+    """There is no place now, not even with evictions; there may be one later."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Never:
-    """No runner could hold it even if it were empty. Waiting is of no use."""
+    """Not even an empty runner could hold the slot. Waiting is of no use."""
 
     reason: str
 
@@ -68,21 +64,8 @@ class Never:
 Decision = Place | Full | Never
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Runners and slots at one moment. Slots are copied before anything is changed."""
-
-    runners: tuple[Runner, ...]
-    slots: tuple[Slot, ...] = ()
-    closed: frozenset[str] = frozenset()
-    prices: Mapping[SlotIdentity, int] = field(default_factory=dict, hash=False)
-
-
-# -- allocator ---------------------------------------------------------------------------------------------------------
-
-
 class Allocator:
-    """Decides on a fleet that others change. It remembers what it has seen, and looks again at what has changed."""
+    """Decides on a fleet that others change. It keeps indexes of the fleet, and updates them by the fleet's changes."""
 
     def __init__(self, fleet: SlotFleet, policy: PlacementPolicy) -> None:
         self.fleet = fleet
@@ -106,13 +89,13 @@ class Allocator:
         return self._no_place(requirement.spec)
 
     def has_gained(self, now: float) -> bool:
-        """Return whether a decision that there is no place may be another one since this was last asked."""
+        """Return whether a decision "no place" may have become another one since the last call."""
         runner_changes, self._runner_changes = self._runner_changes, self.fleet.changes.runner_changes
         gained = [each.has_gained(now) for each in (self.evictable, self._busy_too)]
         return any(gained) or runner_changes != self._runner_changes
 
     def commit(self, slot_id: str, spec: ModelSpec, place: Place, now: float) -> None:
-        """Carry a decision out in the books: what it evicts drains, and the slot is planned; it starts if it can."""
+        """Carry a decision out in the books: drain the evicted slots, plan the new one, and start it if it can."""
         for evicted in place.evict:
             self.fleet.retire(evicted, SlotState.DRAINING)
         self.fleet.plan(slot_id, spec, place.allocation, now)
@@ -138,12 +121,12 @@ class Allocator:
         return found
 
     def fits_nowhere(self, spec: ModelSpec) -> Never | None:
-        """Return why no runner could hold the model even if it were empty; None: one could, or one may come."""
+        """Return why not even an empty runner could hold the model; None: one could, or one may come."""
         answer = self._no_place(spec)
         return answer if isinstance(answer, Never) else None
 
     def _no_place(self, spec: ModelSpec) -> Full | Never:
-        """Return why there is no place. Looks at all runners only if some have come, gone, opened or closed."""
+        """Return why there is no place. Look at all runners only if some have come, gone, opened or closed."""
         changes = self.fleet.changes.runner_changes
         known = self._no_places.get(spec.identity)
         if known is None or known[:2] != (changes, spec):
@@ -164,8 +147,6 @@ class Allocator:
 
 @dataclass(frozen=True, slots=True)
 class _Indexes:
-    """All indexes of one pool."""
-
     degree: int
     free: FreeIndex
     evictable: EvictionIndexes
@@ -192,35 +173,6 @@ def _evicting_place(requirement: SlotRequirement, by_degree: Iterable[_Indexes])
         return None
     runner, plan = best
     return Place(_allocation(runner, plan.devices, spec), tuple([slot.slot_id for slot in plan.evict]))
-
-
-def decide(snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> Decision:
-    """Return where one more slot goes."""
-    return next(plan(snapshot, [requirement], policy, now))
-
-
-def plan(
-    snapshot: Snapshot, queue: Iterable[SlotRequirement], policy: PlacementPolicy, now: float
-) -> Iterator[Decision]:
-    """Yield a decision for each requirement, each one as if those before it had been carried out."""
-    allocator = Allocator(fleet_of(snapshot), policy)
-    for number, requirement in enumerate(queue):
-        decision = allocator.decide(requirement, now)
-        if isinstance(decision, Place):
-            allocator.commit(f"planned {number}", requirement.spec, decision, now)
-        yield decision
-
-
-def fleet_of(snapshot: Snapshot) -> SlotFleet:
-    """Return a fleet that is as the snapshot says. The snapshot's slots stay as they are."""
-    fleet = SlotFleet()
-    for runner in snapshot.runners:
-        fleet.add_runner(runner)
-        fleet.set_open(runner.runner_id, runner.runner_id not in snapshot.closed)
-    for slot in snapshot.slots:
-        fleet.adopt(deepcopy(slot))
-    fleet.set_prices(snapshot.prices)
-    return fleet
 
 
 def fits_when_empty(runner: Runner, spec: ModelSpec) -> bool:

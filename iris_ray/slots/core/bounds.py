@@ -1,4 +1,4 @@
-"""Lower bounds of what room costs: for one device, for sets of devices, and a priority queue over them."""
+"""Lower bounds of what an eviction costs: for one device, for sets of devices, and a priority queue over them."""
 
 import math
 from bisect import bisect_left
@@ -10,12 +10,9 @@ from typing import Generic, NamedTuple, TypeVar
 from iris_ray.slots.core.devices import DeviceSet, Runner
 from iris_ray.slots.core.slot import Slot
 
-# -- ranking -----------------------------------------------------------------------------------------------------------
-# A priority queue whose keys are lower bounds: exact keys are computed from the front, and no more than needed.
-
 Item = TypeVar("Item", bound=str | tuple[str, int])
 Key = tuple[int, int, float]
-"""Smaller comes first. Of an eviction: its price, the bytes of what it evicts, and when one of them was last used."""
+"""The rank of an eviction, smaller first: its price, the bytes that it evicts, and the last use of an evicted slot."""
 
 LONG_AGO = float("-inf")
 NOTHING: Key = (0, 0, LONG_AGO)
@@ -23,14 +20,17 @@ NOTHING: Key = (0, 0, LONG_AGO)
 
 
 class Ranking(Generic[Item]):
-    """Items by bound. Changing a bound costs a push; entries that are out of date are dropped when they come up."""
+    """A priority queue whose keys are lower bounds: `best` computes exact keys from the front, as few as it needs.
+
+    Changing a bound costs a push; an entry that is out of date is dropped when it comes up.
+    """
 
     def __init__(self) -> None:
         self._heap: list[tuple[Key, Item]] = []
         self._bounds: dict[Item, Key] = {}
 
     def put(self, item: Item, bound: Key | None) -> None:
-        """Set what an item's exact key is not below; None removes the item."""
+        """Set an item's lower bound, which its exact key is never below; None removes the item."""
         if bound is None:
             self._bounds.pop(item, None)
         elif self._bounds.get(item) != bound:
@@ -49,8 +49,8 @@ class Ranking(Generic[Item]):
         """Return the item with the smallest exact key, or None.
 
         Args:
-            exact: of an item and its bound: returns its key, or None if it is no candidate.
-            most: after so many items the best of them is returned, though bounds of others are lower.
+            exact: takes an item and its bound, and returns its exact key, or None if it is no candidate.
+            most: how many items are compared; the best of them is returned, even if another item has a lower bound.
         """
         aside: list[tuple[Key, Item]] = []
         found: tuple[Key, Item] | None = None
@@ -69,7 +69,7 @@ class Ranking(Generic[Item]):
         return found
 
     def first(self) -> tuple[Key, Item] | None:
-        """Return the item with the lowest bound, which comes first; None: there are no items."""
+        """Return the item with the lowest bound; None: there are no items."""
         heap = self._heap
         while heap:
             entry = heap[0]
@@ -80,22 +80,20 @@ class Ranking(Generic[Item]):
 
 
 # -- staircase ---------------------------------------------------------------------------------------------------------
-# What room on one device costs at least: a price for each number of bytes.
 
 MOST_EXACT = 6
-"""Slots whose combinations are all compared. For more, parts of slots count, as if they could be evicted."""
+"""Up to so many slots, all combinations are compared. For more, the bound counts parts of slots as evictable."""
 
 StairItem = tuple[int, Key, Slot]
-"""Of a slot that could be evicted: bytes that it leaves on the device, the key of evicting it, and the slot."""
+"""A slot that could be evicted: bytes that it frees on the device, the key of its eviction, and the slot."""
 
 
 class Step(NamedTuple):
     """Some slots that could be evicted.
 
     Attributes:
-        gain: bytes that they leave on the device.
-        key: what their end costs, their bytes, and when one of them was used.
-        slots: which slots; None if parts of slots are among them.
+        gain: bytes that their eviction frees on the device.
+        slots: the slots; None if parts of slots are counted.
     """
 
     gain: int
@@ -111,7 +109,7 @@ _key = itemgetter(1)
 
 
 class Staircase:
-    """The least that has to be paid for some bytes, if these are the slots that can be evicted."""
+    """The lowest price of evictions on one device, for each number of bytes that they free."""
 
     __slots__ = ("_cheapest", "_items", "_steps")
 
@@ -122,10 +120,10 @@ class Staircase:
             gain, key, slot = min(items, key=_key) if len(items) > 1 else items[0]
             self._cheapest = Step(gain, key, (slot,))
         self._steps: list[Step] = []
-        """Evictions, the fewest bytes first; empty until somebody needs more than the cheapest slot leaves."""
+        """Evictions, the fewest bytes first; empty until a caller needs more than the cheapest slot frees."""
 
     def least(self, missing: int) -> Step | None:
-        """Return a step whose key no eviction for ``missing`` bytes (above 0) is below; None: there are too few."""
+        """Return a lower bound of all evictions that free ``missing`` bytes (above 0); None: none frees so many."""
         if self._cheapest.gain >= missing:
             return self._cheapest
         exact = len(self._items) <= MOST_EXACT
@@ -139,14 +137,14 @@ class Staircase:
 
 
 def _combinations(items: Sequence[StairItem]) -> list[Step]:
-    """Return the steps that are cheaper than all that leave more."""
+    """Return the evictions that cost less than every one that frees more."""
     sums: list[tuple[Key, int, tuple[Slot, ...]]] = [(NOTHING, 0, ())]
     for gain, (price, size, used), slot in items:
         sums += [
             ((p + price, s + size, u if u > used else used), loss - gain, (*slots, slot))
             for (p, s, u), loss, slots in sums
         ]
-    sums.sort(key=itemgetter(0, 1))  # the cheapest first; of these the one that leaves most: gains are negative
+    sums.sort(key=itemgetter(0, 1))  # the cheapest first; of these the one that frees most: gains are negative
     steps: list[Step] = []
     most = 0
     for key, loss, slots in sums:
@@ -157,7 +155,7 @@ def _combinations(items: Sequence[StairItem]) -> list[Step]:
 
 
 def _fractions(items: Sequence[StairItem]) -> list[Step]:
-    """Return the sums of slots, those that cost least for each byte first."""
+    """Return the running sums of all slots, the lowest price for each byte first."""
     steps = [FREE]
     for gain, (price, size, _), _ in sorted(items, key=lambda item: item[1][0] / item[0]):
         below, (cost, total, _), _ = steps[-1]
@@ -166,21 +164,20 @@ def _fractions(items: Sequence[StairItem]) -> list[Step]:
 
 
 def _between(below: Step, above: Step, missing: int) -> Step:
-    """Return what a part of a slot costs, in proportion."""
+    """Return the price of ``missing`` bytes between two steps, in proportion."""
     gain, (price, *_), _ = below
     part = (above.key[0] - price) * (missing - gain) // (above.gain - gain)
     return Step(missing, (price + part, missing, LONG_AGO), None)
 
 
 # -- device sets -------------------------------------------------------------------------------------------------------
-# Sets of devices in the order of what room on them costs at least.
 
 Bound = tuple[Key, int]
-"""A key that no plan for a device is below, and the device's number."""
+"""The lower bound of evictions on a device, and the device's number."""
 
 
 def sum_of(keys: Iterable[Key]) -> Key:
-    """Return a key that no plan for several devices is below, if none for one of them is below its key."""
+    """Return the lower bound for several devices, given the bound of each."""
     price, size, used = NOTHING
     for more, bytes_more, when in keys:
         price, size = price + more, size + bytes_more
@@ -190,17 +187,14 @@ def sum_of(keys: Iterable[Key]) -> Key:
 
 
 def cheapest_bound(order: Sequence[Bound], degree: int) -> Key | None:
-    """Return a key that no plan for any ``degree`` of these devices is below; None: there are not so many."""
+    """Return the lower bound for any ``degree`` of these devices; None: there are fewer."""
     return sum_of([key for key, _ in order[:degree]]) if len(order) >= degree else None
 
 
 def cheapest_sets(runner: Runner, order: Sequence[Bound], degree: int) -> Iterable[tuple[Key, DeviceSet]]:
-    """Return the sets of devices that a slot can use together, each with its bound, the lowest bound first.
+    """Return the sets of ``degree`` devices that a slot can use together, each with its bound, the lowest bound first.
 
-    Args:
-        runner: whose devices they are.
-        order: its devices that have room, the lowest bound first.
-        degree: how many devices a slot has.
+    ``order`` holds the runner's devices that have room or can be given room, the lowest bound first.
     """
     if runner.legal_sets is None:
         return _any_sets(order, degree)
@@ -210,7 +204,7 @@ def cheapest_sets(runner: Runner, order: Sequence[Bound], degree: int) -> Iterab
 
 
 def _any_sets(order: Sequence[Bound], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
-    """There may be too many sets to look at all: each follows from one that is not dearer."""
+    """Generate the sets lazily, for there may be too many: each follows from one whose bound is not higher."""
     first = cheapest_bound(order, degree)
     if first is None:
         return
@@ -230,7 +224,7 @@ def _any_sets(order: Sequence[Bound], degree: int) -> Iterator[tuple[Key, Device
 
 
 def _next(places: DeviceSet, end: int) -> Iterator[DeviceSet]:
-    """Yield the sets in which one place is the next one instead."""
+    """Yield the sets that differ by moving one place to the next."""
     for number, (place, after) in enumerate(zip(places, (*places[1:], end), strict=True)):
         if place + 1 < after:
             yield (*places[:number], place + 1, *places[number + 1 :])

@@ -1,4 +1,4 @@
-"""Runners and their devices: what slots are placed on."""
+"""Runners and their devices, on which slots are placed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ DeviceKey = tuple[str, int]
 """A runner's id, and the number of one of its devices."""
 
 MOST_DEVICES = 64
-"""Of one runner whose sets of devices are not listed."""
+"""The limit for a runner whose legal sets of devices are not listed."""
 
 
 class DeviceKind(Enum):
-    """What a device is. Slots share the memory of a GPU and of a host; a TPU chip belongs to one process at a time."""
+    """The kind of a device. Slots share the memory of a GPU or a host; a TPU chip belongs to one process at a time."""
 
     GPU = "gpu"
     TPU = "tpu"
@@ -35,14 +35,14 @@ class Device:
     """One device of a runner: a GPU, a TPU chip, or the memory of a host.
 
     Args:
-        kind: what it is.
-        memory: bytes that slots may use. Leave out what the driver and other programs need.
+        kind: GPU, TPU or host.
+        memory: bytes that slots may use. Leave out the memory that the driver and other programs need.
     """
 
     kind: DeviceKind
     memory: int
     exclusive: bool = field(init=False)
-    """Whether only one slot at a time can use it."""
+    """Whether only one slot at a time can use the device."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "exclusive", self.kind is DeviceKind.TPU)
@@ -50,7 +50,7 @@ class Device:
         require(holds, "a device's memory", self.memory, "bytes, an int of 1 or more", InvalidSlotError)
 
     def charge(self, need: int) -> int:
-        """Return how many bytes a slot that needs ``need`` bytes keeps from all others."""
+        """Return how many bytes a slot that needs ``need`` bytes takes: all of an exclusive device."""
         return self.memory if self.exclusive else need
 
 
@@ -62,11 +62,11 @@ class Runner:
         runner_id: a name that no other runner has.
         devices: its devices; a device's number is its place here.
         attributes: typed facts about the host, for the constraints of models.
-        legal_sets: the sets of devices that one slot can use together. None: for TPU chips what `tpu_sets` returns, for
-            others every set.
+        legal_sets: the sets of devices that one slot can use together. None: the sets of `tpu_sets` for TPU chips,
+            every set for other devices.
 
     Raises:
-        InvalidSlotError: there are no devices, or of several kinds; or a set names a device that isn't there.
+        InvalidSlotError: there are no devices, or devices of several kinds; or a set names a device that isn't there.
     """
 
     runner_id: str
@@ -87,7 +87,7 @@ class Runner:
 
     @property
     def kind(self) -> DeviceKind:
-        """What its devices are."""
+        """The kind of its devices."""
         return self.devices[0].kind
 
     def sets(self, degree: int) -> Iterable[DeviceSet]:
@@ -97,7 +97,7 @@ class Runner:
         return (devices for devices in self.legal_sets if len(devices) == degree)
 
     def satisfies(self, constraints: Iterable[Constraint]) -> bool:
-        """Return whether it satisfies all constraints. One that can't be evaluated here is not satisfied."""
+        """Return whether it satisfies all constraints. A constraint that can't be evaluated here is not satisfied."""
         try:
             return all(constraint.matches(self.attributes) for constraint in constraints)
         except TypeError:
@@ -109,7 +109,7 @@ def runner_of_slice(runner_id: str, chips: int, memory: int, attributes: Attribu
 
     Args:
         runner_id: a name that no other runner has.
-        chips: of all its hosts together.
+        chips: the number of chips of all its hosts together.
         memory: bytes of each chip that slots may use.
         attributes: typed facts about its hosts.
     """

@@ -1,4 +1,4 @@
-"""What the reconciler hears. Events may come late, twice or not at all; a report of a runner makes up for that."""
+"""The events that the reconciler takes. They may come late, twice or not at all; reports of runners correct that."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity
 
 @dataclass(frozen=True, slots=True)
 class RunnerJoined:
-    """A runner is there. It gets slots once it has reported that no other process is there.
+    """A runner is there. It gets slots once it has reported that no unknown process is on it.
 
-    If there was one of its id, that one is lost.
+    A runner of the same id that was there before counts as lost.
     """
 
     runner: Runner
@@ -19,7 +19,7 @@ class RunnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class RunnersExpected:
-    """These runners may be there at some time. Their attributes are not known before they are."""
+    """These runners may come. Their attributes are not known before."""
 
     runners: tuple[Runner, ...]
 
@@ -33,12 +33,11 @@ class RunnerLost:
 
 @dataclass(frozen=True, slots=True)
 class RunnerClosed:
-    """A runner takes no new slots, and its slots end when their requests have; or it is open again.
+    """A runner takes no new slots, and its slots end after their last requests; or it is open again.
 
     Attributes:
-        runner_id: which.
         closed: whether it is closed.
-        reason: why, for those who have sessions there.
+        reason: why, as clients with sessions there are told.
     """
 
     runner_id: str
@@ -48,11 +47,10 @@ class RunnerClosed:
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistered:
-    """Requests for this model may come. It replaces one of the same identity.
+    """Requests for this model may come. It replaces a model of the same identity.
 
     Attributes:
-        spec: the model.
-        replicas: how many slots to keep, whether there are requests or not. They are never evicted.
+        replicas: how many slots to keep even without requests. They are never evicted.
         prewarm: whether each new runner gets a slot, if there is room without evicting.
         load_s: how long loading takes, as far as known.
     """
@@ -65,14 +63,14 @@ class ModelRegistered:
 
 @dataclass(frozen=True, slots=True)
 class ModelRemoved:
-    """No more requests for this."""
+    """The model is served no more; its waiting requests are refused."""
 
     identity: SlotIdentity
 
 
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
-    """Somebody asks for a model."""
+    """A client asks for a model."""
 
     request: Request
 
@@ -86,7 +84,7 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnded:
-    """A slot has answered, or failed to: the request runs no more."""
+    """The request runs no more: its slot has answered it or failed to."""
 
     request_id: str
     slot_id: str
@@ -94,10 +92,10 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class SessionsRenewed:
-    """A client has these sessions, and is there.
+    """A client is alive and has these sessions.
 
     Attributes:
-        used: when each was last used, by id. One of which a call runs, or which the client has just got: now.
+        used: when each session was last used, by id: now, if a call runs or the client has just got the session.
     """
 
     used: Mapping[str, float]
@@ -112,7 +110,7 @@ class SlotReady:
 
 @dataclass(frozen=True, slots=True)
 class SlotFailed:
-    """A slot could not load its model, or can't serve any more. Its process may still be there."""
+    """A slot could not load its model, or can't serve any more. Its process may still exist."""
 
     slot_id: str
     reason: str
@@ -130,9 +128,8 @@ class RunnerReported:
     """The slots whose processes are on a runner.
 
     Attributes:
-        runner_id: the runner.
-        as_of: when it was asked. What was ordered before has been carried out; it may know nothing of what came later.
-        slots: what they serve, by slot id.
+        as_of: when it was asked. The report shows all orders from before that time, but perhaps not later ones.
+        slots: the identity that each slot serves, by slot id.
         observed: bytes in use by device, as far as the driver tells.
     """
 
@@ -144,14 +141,14 @@ class RunnerReported:
 
 @dataclass(frozen=True, slots=True)
 class SlotEviction:
-    """An operator wants a slot to end once its requests have."""
+    """An operator wants a slot to end after its last request."""
 
     slot_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed; nothing else happened."""
 
 
 Event = (

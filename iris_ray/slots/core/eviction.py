@@ -1,7 +1,7 @@
-"""The cheapest slots to evict so that devices have room. Exact, but for a bound on the search.
+"""Finds the cheapest slots to evict so that devices have room; exact unless a search exceeds `MOST_STEPS`.
 
-Plans are compared by price, then by the bytes of the evicted slots on all devices, then by when one of them was last
-used: the longer ago, the better.
+Plans are compared by price, then by the bytes of the evicted slots on all devices, then by the last use of any of them:
+the longer ago, the better.
 """
 
 import heapq
@@ -17,11 +17,8 @@ from iris_ray.slots.core.models import SlotIdentity
 from iris_ray.slots.core.policy import Staleness
 from iris_ray.slots.core.slot import Slot, SlotState
 
-# -- evictable ---------------------------------------------------------------------------------------------------------
-# Which slots could be evicted now, device by device, cheapest first.
-
 AGAIN_S = 30.0
-"""After so long a slot that is not stale is looked at again, for the rule of when slots are stale may have failed."""
+"""How soon a slot that is not stale is looked at again: `Policy.stale_at` may have failed, or may change its answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,10 +26,9 @@ class DeviceView:
     """One device as evictions see it.
 
     Attributes:
-        hardware: the device itself.
-        free: bytes that are promised to nobody.
-        slots: those that could be evicted.
-        prices: what evicting one slot of an identity costs.
+        free: bytes that are promised to no slot.
+        slots: the slots that could be evicted.
+        prices: the price of evicting one slot, by identity.
         device: the device's number.
     """
 
@@ -45,10 +41,10 @@ class DeviceView:
     _shared: Staircase | None = field(init=False, default=None)
 
     def least(self, need: int, degree: int) -> Step | None:
-        """Return a step whose key no plan for ``need`` bytes here, as one of so many devices, is below; None: no room.
+        """Return a lower bound of all plans for ``need`` bytes on this device, one of ``degree``; None: no room.
 
-        Whoever needs this device only pays a slot's whole price, even if the slot has others as well. Whoever needs
-        several pays shares, which add up to the price.
+        A plan for this device alone pays the whole price of a slot, even if the slot has other devices as well. A plan
+        for several devices pays a share on each, and the shares add up to the price.
         """
         if need > self.hardware.memory:
             return None
@@ -81,9 +77,9 @@ class DeviceView:
 
 
 class EvictableSlots:
-    """Keeps a view of each device that somebody has asked for. Time must not go backwards.
+    """Keeps a view of each device for which `view` was called. Time must not go backwards.
 
-    With ``busy_too``, slots that serve requests or have just done so count as well.
+    With ``busy_too``, slots that serve requests, or are not stale yet, count as evictable, too.
     """
 
     def __init__(self, fleet: SlotFleet, staleness: Staleness, busy_too: bool = False) -> None:
@@ -94,15 +90,15 @@ class EvictableSlots:
         self._read = 0
         self._views: dict[DeviceKey, DeviceView] = {}
         self._before: dict[DeviceKey, DeviceView] = {}
-        """Views that are out of date, of devices at which nobody has looked since."""
+        """Views that are out of date, of devices whose view has not been asked for since."""
         self._gained = False
         self._views_for: dict[DeviceKey, dict[SlotIdentity, DeviceView]] = {}
         self._times: list[tuple[float, DeviceKey]] = []
-        """When a slot on a device may become evictable though nothing happens: the first of each device."""
+        """When a slot on a device may become evictable without an event: the earliest time of each device."""
         self._next: dict[DeviceKey, float] = {}
 
     def refresh(self, now: float) -> None:
-        """Forget what has changed, by time as well."""
+        """Forget the views of devices that have changed, or where a slot's time has come."""
         self._now = max(now, self._now)
         changes = self._fleet.changes
         while self._times and self._times[0][0] <= self._now:
@@ -119,7 +115,7 @@ class EvictableSlots:
                 self._views_for.pop(key, None)
 
     def has_gained(self, now: float) -> bool:
-        """Return whether a device that somebody has asked for has more room, or more to evict, since the last call."""
+        """Return whether a device with a view has gained free bytes or evictable slots since the last call."""
         self.refresh(now)
         for key in list(self._before):
             if key in self._fleet.devices():
@@ -129,11 +125,11 @@ class EvictableSlots:
         return gained
 
     def next_change(self) -> float:
-        """Return when the next slot may become evictable though nothing happens; infinity if none is known to."""
+        """Return when the next slot may become evictable without an event; infinity: none is known to."""
         return self._times[0][0] if self._times else float("inf")
 
     def view(self, key: DeviceKey) -> DeviceView:
-        """Return the view of a device for whoever may evict all that is evictable there."""
+        """Return the view of a device with all its evictable slots."""
         view = self._views.get(key)
         if view is None:
             view = self._views[key] = self._view_of(key, self._evictable(key))
@@ -143,7 +139,7 @@ class EvictableSlots:
         return view
 
     def view_for(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
-        """Return the view of a device for whoever needs room for ``keep``, of which no slot is evicted."""
+        """Return the view of a device for a new slot of ``keep``: slots of the same identity are not evicted."""
         view = self._views.get(key) or self.view(key)
         for slot in view.slots:
             if slot.identity == keep:
@@ -179,18 +175,18 @@ class EvictableSlots:
             heapq.heappush(self._times, (when, key))
 
     def evictable_at(self, slot: Slot) -> float:
-        """Return from when on a ready slot may be evicted if it stays as it is."""
+        """Return from when on a ready slot may be evicted if nothing happens to it."""
         return self._staleness.resident_until(slot) if self._busy_too else self._staleness.evictable_at(slot)
 
 
-# -- eviction ----------------------------------------------------------------------------------------------------------
+# -- search ------------------------------------------------------------------------------------------------------------
 
 MOST_STEPS = 5_000
-"""Of one search. After that the best plan found so far is taken: it works, but there may be a cheaper one."""
+"""The limit of one search. After that the best plan so far is taken: it works, but there may be a cheaper one."""
 
 
 class EvictionPlan(NamedTuple):
-    """Devices for a slot, and what to evict there."""
+    """Devices for a slot, and the slots to evict there."""
 
     key: Key
     devices: DeviceSet
@@ -199,11 +195,7 @@ class EvictionPlan(NamedTuple):
 
 @dataclass(slots=True)
 class EvictionSearch:
-    """Looks for the cheapest plan on some devices of a runner: depth first, with bounds.
-
-    Attributes:
-        prices: what evicting one slot of an identity costs.
-    """
+    """Looks for the cheapest plan on some devices of a runner: depth first, with bounds. ``prices`` are by identity."""
 
     prices: Mapping[SlotIdentity, int]
     best: EvictionPlan | None = None
@@ -212,7 +204,7 @@ class EvictionSearch:
     _slots: Sequence[Slot] = ()
 
     def may_improve(self, bound: Key) -> bool:
-        """Return whether to look on, for plans that are not below the bound."""
+        """Return whether plans with this lower bound may be better than the best so far, within `MOST_STEPS`."""
         return self.best is None or (bound < self.best.key and self.steps <= MOST_STEPS)
 
     def try_devices(self, devices: DeviceSet, views: Sequence[DeviceView], need: int) -> None:
@@ -229,7 +221,7 @@ class EvictionSearch:
         self._search(0, [view.missing(need) for view in views], NOTHING, ())
 
     def _cheapest_of_each(self, steps: Sequence[Step]) -> bool:
-        """Try what is cheapest for each device by itself. Return whether nothing can be cheaper for all of them."""
+        """Combine the cheapest eviction of each device into a plan. Return whether no plan can be cheaper."""
         unique: dict[Slot, None] = {}
         for step in steps:
             if step.slots is None:
@@ -267,7 +259,7 @@ class EvictionSearch:
         self._search(index + 1, missing, key, chosen)
 
     def _promising(self, index: int, missing: Sequence[int], key: Key) -> bool:
-        """Return whether the slots from ``index`` on can make room, for less than the best plan so far."""
+        """Return whether the slots from ``index`` on can make room for less than the best plan so far."""
         price, size = key[0], key[1]
         for device, lacks in zip(self._devices, missing, strict=True):
             if lacks > 0:
@@ -278,10 +270,9 @@ class EvictionSearch:
         return self.best is None or (price, size, key[2]) < self.best.key
 
     def _least(self, index: int, device: int, lacks: int) -> tuple[int, int] | None:
-        """Return what room for ``lacks`` bytes on a device costs at least, and how many bytes are evicted there.
+        """Return lower bounds of the price of ``lacks`` bytes on a device, and of the bytes that are evicted for them.
 
-        The price counts as if parts of slots could be evicted, the bytes as if all slots were as large as the largest
-        one, and then as small as the smallest one.
+        The price counts parts of slots as evictable. The bytes count as few slots as possible, at the smallest size.
         """
         slots = [slot for slot in self._slots[index:] if slot.allocation.on(device)]
         price, left = 0, lacks

@@ -1,9 +1,9 @@
-"""The cheapest eviction on any runner, for models of any size.
+"""Finds the cheapest eviction on any runner, for models of any size.
 
-An index ranks devices or runners by what room for *at least* so many bytes costs, whoever needs it. For one model that
-is a lower bound: it may need more bytes, and slots of its own are not evicted for it. So exact prices are computed from
-the front, until no other one can be lower. Models of similar sizes share an index. One for which too many have to be
-computed gets an index of its own size, where bounds are closer.
+An index ranks devices or runners by the price of room for *at least* so many bytes. For one model that price is a lower
+bound: the model may need more bytes, and its own slots are not evicted for it. So exact prices are computed from the
+front, until no other item can be cheaper. Models of similar sizes share an index. A model for which too many exact
+prices have to be computed gets an index of its own size, whose bounds are closer.
 """
 
 from abc import abstractmethod
@@ -18,11 +18,11 @@ from iris_ray.slots.core.fleet import DevicePool, Index, RunnerOrDevice, SlotFle
 from iris_ray.slots.core.models import ModelSpec
 
 MOST_MISLED = 8
-"""Bounds that may be too low for a model's size in one decision, before it gets an index of its own size."""
+"""How many bounds may be too low for a model's size in one decision, before it gets an index of its own size."""
 MOST_PLANS = 32
-"""Exact plans that one decision compares. Where many slots share a device and cost the same, all bounds are too low."""
+"""How many exact plans one decision compares. If many slots share a device at one price, all bounds are too low."""
 MOST_SIZES = 24
-"""Indexes for one pool. Each of them takes in every change."""
+"""How many indexes one pool may have, since each of them takes in every change."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,9 +30,9 @@ class EvictionIndex(Index):
     """Finds the cheapest eviction for models that need at least so many bytes on each device.
 
     Attributes:
-        evictable: what could be evicted.
+        evictable: the slots that could be evicted.
         least_need: bytes on each device.
-        misled: how many bounds were too low in the last decision because the model is larger.
+        misled: how many bounds were too low in the last decision because the model needs more than ``least_need``.
     """
 
     evictable: EvictableSlots
@@ -41,14 +41,14 @@ class EvictionIndex(Index):
 
     @abstractmethod
     def catch_up(self) -> None:
-        """Rank what has changed by its new bound."""
+        """Rank the items that have changed by their new bounds."""
 
     @abstractmethod
     def cheapest(self, item: RunnerOrDevice, bound: Key, spec: ModelSpec) -> EvictionPlan | None:
         """Return an item's best plan for one model."""
 
     def find(self, spec: ModelSpec, avoid: frozenset[str]) -> tuple[Runner, EvictionPlan] | None:
-        """Return the cheapest plan, which may evict nothing if memory is about to be free; None: there is none."""
+        """Return the cheapest plan and its runner; None: there is none. It may be to wait for slots that end."""
         self.catch_up()
         self.misled = 0
         plans: dict[RunnerOrDevice, EvictionPlan] = {}
@@ -71,7 +71,7 @@ class EvictionIndex(Index):
 
 @dataclass(slots=True, eq=False)
 class DeviceEvictionIndex(EvictionIndex):
-    """Ranks devices, for slots that have one."""
+    """Ranks devices, for slots that use one device."""
 
     def catch_up(self) -> None:
         """See `EvictionIndex`."""
@@ -93,12 +93,12 @@ class DeviceEvictionIndex(EvictionIndex):
 
 @dataclass(slots=True, eq=False)
 class RunnerEvictionIndex(EvictionIndex):
-    """Ranks runners, for slots that have several devices."""
+    """Ranks runners, for slots that use several devices."""
 
     _bounds: dict[str, list[Bound | None]] = field(init=False, default_factory=dict)
-    """Of each device, by runner; None: it has no room."""
+    """The bound of each device, by runner; None: room can't be made there."""
     _order: dict[str, list[Bound]] = field(init=False, default_factory=dict)
-    """Devices that have room, by runner, the lowest bound first."""
+    """The devices where room can be made, by runner, the lowest bound first."""
 
     def forget_runners(self) -> None:
         """See `Index`."""
@@ -154,7 +154,7 @@ _least_need = attrgetter("least_need")
 
 @dataclass(slots=True, eq=False)
 class EvictionIndexes:
-    """The indexes of one pool, by the bytes that their models need at least."""
+    """The indexes of one pool, by ``least_need``."""
 
     fleet: SlotFleet
     pool: DevicePool
@@ -162,7 +162,7 @@ class EvictionIndexes:
     _indexes: list[EvictionIndex] = field(default_factory=list)
 
     def find(self, spec: ModelSpec, avoid: frozenset[str]) -> tuple[Runner, EvictionPlan] | None:
-        """Return the cheapest plan for a model, and its runner; None: there is none."""
+        """Return the cheapest plan for a model and its runner; None: there is none."""
         need = spec.memory[self.pool.degree]
         place = bisect_right(self._indexes, need, key=_least_need)
         if place == 0:

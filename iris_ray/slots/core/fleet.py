@@ -1,4 +1,4 @@
-"""All runners and slots. Only the methods of `SlotFleet` change them, and the ledger with them."""
+"""All runners and slots, the ledger of their memory, and indexes of free devices. Only `SlotFleet` changes slots."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,19 +14,8 @@ from iris_ray.slots.core.instructions import DeviceChangeLog
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 from iris_ray.slots.core.slot import USES_MEMORY, Allocation, Slot, SlotState
 
-# -- ledger ------------------------------------------------------------------------------------------------------------
-# Which bytes of each device are promised, and which are in use.
-#
-# *Promised* are the bytes of slots that are to stay, planned ones included. *In use* are the bytes of slots whose
-# process
-# may exist. While slots end, both count: a device can be promised to a slot before the one that it replaces is gone,
-# but
-# no process starts before the bytes are really free. Neither sum ever exceeds the device.
-#
-# What devices are observed to use raises alarms (`alarms`). It never frees or allocates anything.
-
 ALARM_SHARE = 0.05
-"""Of a device's memory: by how much observed use may exceed what is booked before it is worth an alarm."""
+"""The part of a device's memory by which observed use may exceed the booked bytes before it is worth an alarm."""
 
 
 @dataclass(slots=True)
@@ -41,7 +30,12 @@ class _Books:
 
 @dataclass(slots=True)
 class Ledger:
-    """The books of all runners. Devices are given by their numbers."""
+    """The books of all runners: which bytes of each device are promised, and which are in use.
+
+    *Promised* are the bytes of slots that are to stay, planned ones included. *In use* are the bytes of slots whose
+    process may exist. A device can be promised to a slot before its predecessor is gone, but no process starts before
+    the bytes are really free. Neither sum ever exceeds the device. Observed use of memory only raises `alarms`.
+    """
 
     _books: dict[str, _Books] = field(default_factory=dict)
 
@@ -50,7 +44,7 @@ class Ledger:
         self._books[runner.runner_id] = _Books(tuple(device.memory for device in runner.devices))
 
     def close(self, runner_id: str) -> None:
-        """Forget a runner that is gone, and all that was booked on it."""
+        """Forget a runner that is gone, and its books."""
         del self._books[runner_id]
 
     def promise(self, place: Allocation, sign: int = 1) -> None:
@@ -64,7 +58,7 @@ class Ledger:
         _add(place, books.used, books.memory, sign)
 
     def can_start(self, place: Allocation) -> bool:
-        """Return whether no process that may exist holds bytes of this place."""
+        """Return whether the place's bytes are free of all processes that may exist."""
         books = self._books[place.runner_id]
         for device, need in place.needs:  # noqa: SIM110 — faster than all() with a generator
             if books.used[device] + need > books.memory[device]:
@@ -72,12 +66,12 @@ class Ledger:
         return True
 
     def unpromised(self, runner_id: str) -> list[int]:
-        """Return the bytes of each device that are promised to nobody. Some may be in use by slots that end."""
+        """Return the bytes of each device that are promised to no slot. Slots that end may still use some of them."""
         books = self._books[runner_id]
         return [memory - promised for memory, promised in zip(books.memory, books.promised, strict=True)]
 
     def unpromised_on(self, runner_id: str, device: int) -> int:
-        """Return the bytes of one device that are promised to nobody."""
+        """Return the bytes of one device that are promised to no slot."""
         books = self._books[runner_id]
         return books.memory[device] - books.promised[device]
 
@@ -96,7 +90,7 @@ class Ledger:
         return tuple(self._books[runner_id].used)
 
     def alarms(self, runner_id: str, observed: Mapping[int, int]) -> Iterator[str]:
-        """Yield a sentence for each device that was seen to use clearly more bytes than are booked on it."""
+        """Yield an alarm for each device whose observed use clearly exceeds the booked bytes."""
         books = self._books[runner_id]
         for device, seen in sorted(observed.items()):
             booked = books.used[device]
@@ -118,18 +112,16 @@ def _add(place: Allocation, sums: list[int], memory: Sequence[int], sign: int) -
 
 @dataclass(slots=True, eq=False)
 class SlotFleet:
-    """Runners, slots and what is booked.
+    """Runners, slots and the ledger.
 
     Attributes:
         runners: by id.
-        slots: by id; those that are gone are not here.
+        slots: by id; without those that are gone.
         closed: ids of runners that take no new slots.
-        prices: what it costs to evict one slot, by identity: milliseconds of loading that will be paid again, most
-            likely. 0 if it isn't here.
-        ledger: what is booked.
-        expected: runners that come and go; those that are there included.
-        changes: on which devices something has changed.
-        changed: identities of slots that have become ready, ended, or have a seat again, until somebody looks at them.
+        prices: the price of evicting one slot, by identity: milliseconds of loading × demand; 0 if missing.
+        expected: runners that come and go, including those that are there.
+        changes: the devices on which something has changed.
+        changed: identities of slots that have become ready, ended, or have a seat again; the reader clears it.
     """
 
     runners: dict[str, Runner] = field(default_factory=dict)
@@ -165,11 +157,11 @@ class SlotFleet:
         return self._requests_on[runner_id]
 
     def of_identity(self, identity: SlotIdentity) -> list[Slot]:
-        """Return the slots that serve this, oldest first."""
+        """Return the slots of this identity, oldest first."""
         return list(self._of_identity.get(identity, {}).values())
 
     def in_state(self, state: SlotState) -> list[Slot]:
-        """Return the slots in a state, those that have been in it for longest first."""
+        """Return the slots in a state, in the order in which they entered it."""
         return list(self._in_state[state].values())
 
     # -- runners ----------------------------------------------------------------------------------
@@ -178,7 +170,7 @@ class SlotFleet:
         """Add a runner without slots.
 
         Raises:
-            IllegalTransitionError: there is one of that id.
+            IllegalTransitionError: there is a runner of that id.
         """
         if runner.runner_id in self.runners:
             raise IllegalTransitionError(f"there is a runner {runner.runner_id} already")
@@ -189,7 +181,7 @@ class SlotFleet:
         self._touch_runner(runner.runner_id)
 
     def expect(self, runners: Iterable[Runner]) -> None:
-        """Know which runners may come."""
+        """Set which runners may come."""
         self.expected = tuple(runners)
         self.changes.runner_changes += 1
 
@@ -207,20 +199,20 @@ class SlotFleet:
         return lost
 
     def set_open(self, runner_id: str, is_open: bool) -> None:
-        """Say whether a runner takes new slots."""
+        """Set whether a runner takes new slots."""
         (self.closed.discard if is_open else self.closed.add)(runner_id)
         self._touch_runner(runner_id)
 
     # -- slots ------------------------------------------------------------------------------------
 
     def plan(self, slot_id: str, spec: ModelSpec, place: Allocation, now: float) -> Slot:
-        """Promise a place to a new slot. It starts once `start` finds that nobody uses the place any more."""
+        """Promise a place to a new slot. `start` starts it when no process uses the place any more."""
         slot = Slot(slot_id, spec, place, now, last_activity=now)
         self.adopt(slot)
         return slot
 
     def adopt(self, slot: Slot) -> None:
-        """Take over a slot as it is, and book what it holds."""
+        """Take over a slot in its present state, and book its bytes."""
         if slot.wanted:
             self.ledger.promise(slot.allocation)
         if slot.state in USES_MEMORY:
@@ -254,7 +246,7 @@ class SlotFleet:
     def retire(self, slot_id: str, state: SlotState) -> None:
         """Have a slot end: DRAINING or FAILED. Its place is free for promises, and in use until `end`.
 
-        Nothing was created for a slot that is only planned: it is gone at once.
+        A slot that is only planned has no process: it is gone at once.
         """
         slot = self.slots[slot_id]
         if slot.state is SlotState.PLANNED:
@@ -265,7 +257,7 @@ class SlotFleet:
         self._note(slot)
 
     def end(self, slot_id: str) -> Slot:
-        """Free what a slot held: its process is gone, or never was."""
+        """Free a slot's bytes: its process is gone, or was never created."""
         slot = self.slots.pop(slot_id)
         if slot.wanted:
             self.ledger.promise(slot.allocation, -1)
@@ -299,7 +291,7 @@ class SlotFleet:
         self.changes.add(slot.allocation.keys)
 
     def end_request(self, slot_id: str, request_id: str, now: float) -> None:
-        """Note that a request runs on a slot no more."""
+        """Note that a request no longer runs on a slot."""
         slot = self.slots[slot_id]
         self.remove_request(slot, request_id)
         slot.last_activity = now
@@ -312,18 +304,18 @@ class SlotFleet:
             self._requests_on[slot.allocation.runner_id] -= 1
 
     def limit(self, slot: Slot, most_together: int) -> None:
-        """Say how many requests a slot may serve at a time for now."""
+        """Set how many requests a slot may serve at a time for now."""
         slot.most_together = most_together
 
     def claim(self, slot_id: str, claimed: bool) -> None:
-        """Say whether a slot is kept for a target of replicas."""
+        """Set whether a slot is kept for a target of replicas."""
         slot = self.slots[slot_id]
         if slot.claimed is not claimed:
             slot.claimed = claimed
             self.changes.add(slot.allocation.keys)
 
     def set_prices(self, prices: Mapping[SlotIdentity, int]) -> None:
-        """Set what it costs to evict one slot of these identities, in milliseconds of loading."""
+        """Set the prices of evicting one slot of these identities."""
         for identity, price in prices.items():
             if self.prices.get(identity, 0) != price:
                 self.prices[identity] = price
@@ -344,7 +336,7 @@ class SlotFleet:
         self.changes.add([(runner_id, device) for device in range(len(self.runners[runner_id].devices))])
 
     def check(self) -> None:
-        """Assert what must hold after every step: no device is over-committed, and the books agree with the slots."""
+        """Assert that no device is over-committed, and that the books agree with the slots."""
         for runner_id, runner in self.runners.items():
             promised, used = [0] * len(runner.devices), [0] * len(runner.devices)
             for slot in self.on_runner(runner_id):
@@ -365,23 +357,13 @@ class SlotFleet:
 
 
 # -- indexes -----------------------------------------------------------------------------------------------------------
-# Where slots fit, kept up to date as devices change, so that a decision does not look at every runner.
-#
-# The items of an index are single devices if a slot needs one, else runners. Indexes look again at what has changed
-# when
-# they are asked, and only then. `eviction_indexes.py` has those that know what room costs.
 
 RunnerOrDevice = str | DeviceKey
+"""An item of an index: a single device if a slot needs one, else a runner."""
 
 
 class DevicePool(NamedTuple):
-    """Which runners count, and how many devices of one of them.
-
-    Attributes:
-        kind: what the devices are.
-        constraints: what the runners' attributes satisfy.
-        degree: how many devices a slot has.
-    """
+    """Which runners count, and how many of their devices a slot has (``degree``)."""
 
     kind: DeviceKind
     constraints: tuple[Constraint, ...]
@@ -390,7 +372,10 @@ class DevicePool(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Index:
-    """What all indexes have. They read the fleet's changes, each from where it was."""
+    """Ranks items by room, so that a decision does not look at every runner.
+
+    An index reads the fleet's changes when it is asked, and only then. `eviction_indexes.py` ranks by price.
+    """
 
     fleet: SlotFleet
     pool: DevicePool
@@ -403,7 +388,7 @@ class Index:
         self.ranking = Ranking()
 
     def changed_devices(self) -> set[DeviceKey]:
-        """Return the devices to look at again, once."""
+        """Return the devices that have changed since the last call."""
         changes = self.fleet.changes
         changed = changes.since(self._read)
         self._read = changes.end
@@ -417,13 +402,13 @@ class Index:
         return changed
 
     def _drop_lost(self, changed: set[DeviceKey]) -> None:
-        """Drop devices whose runner is gone, or is there again with fewer."""
+        """Drop devices whose runner is gone, or is back with fewer devices."""
         for key in changed.difference(self.fleet.devices()):
             self.ranking.put(key if self.pool.degree == 1 else key[0], None)
             changed.discard(key)
 
     def forget_runners(self) -> None:
-        """Forget what is known of runners: one has come, gone, opened or closed."""
+        """Forget which runners are usable: one has come, gone, opened or closed."""
         self._usable.clear()
 
     def usable(self, item: RunnerOrDevice) -> Runner | None:
@@ -445,10 +430,10 @@ class Index:
 
 @dataclass(slots=True, eq=False)
 class FreeIndex(Index):
-    """Finds the devices with the most bytes free now, which nobody was promised. One serves all models of a pool."""
+    """Finds the devices with the most bytes that are free now and promised to no slot."""
 
     def find(self, need: int, avoid: frozenset[str]) -> tuple[Runner, DeviceSet] | None:
-        """Return free devices with at least ``need`` bytes each: those whose fullest one has the most free."""
+        """Return devices with at least ``need`` bytes free each: the set whose fullest device has the most free."""
         self._catch_up()
         if avoid:
             found = self.ranking.best(lambda item, bound: None if runner_of(item) in avoid else bound)
@@ -476,7 +461,7 @@ class FreeIndex(Index):
             self.ranking.put(item, None if room is None else (-room, 0, 0.0))
 
     def _room(self, item: RunnerOrDevice) -> int | None:
-        """Return what the fullest device of the best set has free; None: there is no set."""
+        """Return the free bytes of the fullest device of the best set; None: there is no set."""
         runner = self.usable(item)
         if runner is None:
             return None
@@ -498,10 +483,9 @@ class FreeIndex(Index):
 
 
 def runner_of(item: RunnerOrDevice) -> str:
-    """Return the id of an item's runner."""
+    """Return the id of the runner of an item."""
     return item if isinstance(item, str) else item[0]
 
 
 def _allows_alone(runner: Runner, device: int) -> bool:
-    """Return whether a slot can use a device without others."""
     return runner.legal_sets is None or (device,) in runner.legal_sets

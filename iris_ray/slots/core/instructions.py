@@ -1,4 +1,4 @@
-"""What the reconciler wants to be done. Carrying out an instruction twice does no harm."""
+"""The instructions that the reconciler returns. Carrying out an instruction twice does no harm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class CreateSlot:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSlot:
-    """End a slot's process, and say `SlotEnded` when it is gone. Repeated until that is said."""
+    """End a slot's process, and report `SlotEnded` when it is gone. The order is repeated until that report."""
 
     slot_id: str
     runner_id: str
@@ -41,7 +41,7 @@ class DeleteSlot:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """Have a slot serve a request. If its ``attempt`` is above 1, another slot may have served it before."""
+    """Have a slot serve a request. If ``request.attempt`` is above 1, another slot may have served it before."""
 
     request: Request
     slot_id: str
@@ -49,9 +49,9 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndRequest:
-    """Have a slot stop serving a request; nobody waits for it. Say `RequestEnded` when it has.
+    """Have a slot stop serving a request, for which nobody waits, and report `RequestEnded` when it has stopped.
 
-    A session takes no more calls, and has ended once those that it has have.
+    A session takes no more calls, and ends with the last call that runs.
     """
 
     request_id: str
@@ -61,7 +61,7 @@ class EndRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequeueRequest:
-    """Nothing to do: what ran the request is gone, and it waits again."""
+    """Only a note: the slot that ran the request is gone, and the request waits again."""
 
     request: Request
     reason: str
@@ -69,7 +69,7 @@ class RequeueRequest:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """Tell whoever waits that there will be no answer, and why."""
+    """Tell the client that there will be no answer, and why."""
 
     request_id: str
     refusal: Refusal
@@ -78,7 +78,7 @@ class RefuseRequest:
 
 @dataclass(frozen=True, slots=True)
 class AskRunner:
-    """Have a runner report its slots."""
+    """Ask a runner for a report of its slots."""
 
     runner_id: str
 
@@ -96,15 +96,14 @@ Instruction = (
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------
-# Which devices have changed, for all who keep something about them.
 
 KEPT, MOST = 20_000, 40_000
-"""Changes; the oldest are forgotten when there are too many. A reader that was away for longer looks at all devices."""
+"""Numbers of changes. Above ``MOST``, the oldest are forgotten. A reader that missed some looks at all devices."""
 
 
 @dataclass(slots=True)
 class DeviceChangeLog:
-    """The most recent changes, in order. Readers remember how far they have read.
+    """The devices that have changed lately, in order. Readers remember how far they have read.
 
     Attributes:
         runner_changes: how often a runner has come, gone, opened or closed.
@@ -118,7 +117,7 @@ class DeviceChangeLog:
 
     @property
     def end(self) -> int:
-        """How far it can be read now."""
+        """The position after the last change."""
         return self._forgotten + len(self._keys)
 
     def add(self, keys: Sequence[DeviceKey]) -> None:
@@ -132,6 +131,6 @@ class DeviceChangeLog:
             del known[:-KEPT]
 
     def since(self, position: int) -> set[DeviceKey] | None:
-        """Return what has changed since somebody read up to there; None: that is no longer known, it may be all."""
+        """Return the devices that have changed since a position; None: too long ago to know, so look at all."""
         self._last = ()
         return None if position < self._forgotten else set(self._keys[position - self._forgotten :])

@@ -1,6 +1,6 @@
-"""How much memory models need on each device, by the number of devices that share them.
+"""Estimates the memory that models need on each device, in the form that `ModelSpec.memory` takes.
 
-Estimates are what `ModelSpec.memory` takes. A model whose need is known should be given that instead.
+Give a model whose need is known that number instead.
 """
 
 import struct
@@ -14,21 +14,17 @@ from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import require_plain_int
 
 # -- gguf --------------------------------------------------------------------------------------------------------------
-# Reads the head of a GGUF file: what the model is made of, without its weights.
-#
-# A GGUF file begins with the letters GGUF, a version, the numbers of tensors and of facts, the facts (a name, a type,
-# a
-# value), and for each tensor its name, shape, type and offset. Numbers are little-endian. The data follows, aligned.
-# Sizes of tensors are taken from their offsets, so new types do no harm. Nobody notices if the last tensor is cut
-# off.
-# The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+# The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file begins with the letters GGUF, a version,
+# the numbers of tensors and of facts, the facts (a name, a type, a value), and for each tensor its name, shape, type
+# and offset. Numbers are little-endian. The data follows, aligned. We take the sizes of tensors from their offsets, so
+# new types do no harm; a last tensor that is cut off goes unnoticed.
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-"""Of the data in bytes, unless the fact ``general.alignment`` says otherwise."""
+"""The alignment of the data in bytes, unless the fact ``general.alignment`` says otherwise."""
 MOST_ITEMS = 10_000_000
-"""Of facts, tensors, or items of an array. A damaged file may claim any number."""
+"""The limit of facts, of tensors, and of items of an array. A damaged file may claim any number."""
 LONGEST_TEXT = 2**26
 
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -39,11 +35,11 @@ Fact = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class GGUFModel:
-    """What the head of a file says.
+    """The head of a GGUF file.
 
     Attributes:
         facts: single values by name, such as ``general.architecture``.
-        lengths: how many items the facts have that are lists.
+        lengths: the number of items of each fact that is a list.
         tensors: bytes of each tensor, by name, padding included.
     """
 
@@ -53,14 +49,14 @@ class GGUFModel:
 
     @property
     def architecture(self) -> str:
-        """Such as ``llama``."""
+        """The model's architecture, such as ``llama``."""
         return str(self.facts.get("general.architecture", "unknown"))
 
     def number(self, name: str, default: int | None = None) -> int:
         """Return a whole number of this architecture, such as ``block_count``.
 
         Raises:
-            InvalidSlotError: it is missing, and there is no default.
+            InvalidSlotError: the number is missing, and there is no default.
         """
         found = self.facts.get(f"{self.architecture}.{name}", default)
         if not isinstance(found, (int, float)):
@@ -69,15 +65,15 @@ class GGUFModel:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are; 0 if the file does not say."""
+        """The number of tokens in the vocabulary; 0 if the file does not say."""
         return self.lengths.get("tokenizer.ggml.tokens", self.number("vocab_size", 0))
 
 
 def read_gguf(file: BinaryIO, size: int) -> GGUFModel:
-    """Return what the head of a GGUF file says.
+    """Read the head of a GGUF file.
 
     Args:
-        file: at its beginning. Only the head is read.
+        file: opened at its beginning; its weights are not read.
         size: bytes of the whole file.
 
     Raises:
@@ -97,7 +93,7 @@ def read_gguf(file: BinaryIO, size: int) -> GGUFModel:
 
 
 def _sizes(offsets: Mapping[str, int], data: int) -> dict[str, int]:
-    """Return the bytes of each tensor: they lie one after the other."""
+    """Return the bytes of each tensor, from the offset of the next one."""
     in_order = sorted(offsets, key=lambda name: offsets[name])
     bounds = [*(offsets[name] for name in in_order), data]
     if bounds != sorted(bounds):
@@ -153,7 +149,7 @@ class _GgufReader:
         return lambda: self.value(_NUMBERS[kind])
 
     def _skip_array(self, name: str) -> int:
-        """Read over an array. Of numbers, the largest one is kept as a fact: some models list their heads by layer."""
+        """Skip an array, but keep the largest of its numbers as a fact: some models list their heads by layer."""
         kind, length = self.number("<I"), self.count()
         if kind == _ARRAY:
             raise InvalidSlotError(f"the GGUF file is damaged: {name} is a list of lists")
@@ -186,11 +182,11 @@ class _GgufReader:
 BATCH: Final = 512
 """Tokens that are computed at a time while a prompt is read."""
 CACHE_BYTES: Final = 2
-"""Of one number in the cache of keys and values: 16 bits."""
+"""Bytes of one number in the cache of keys and values."""
 WORK_BYTES: Final = 4
-"""Of one number in what is computed: 32 bits."""
+"""Bytes of one number in the buffers of the computation."""
 RUNTIME_BYTES: Final = 512 * 2**20
-"""What a process needs on each device before it holds any model: the driver's context, and buffers."""
+"""Bytes that a process needs on each device before it holds any model: the driver's context, and buffers."""
 
 
 def gguf_memory(
@@ -198,21 +194,22 @@ def gguf_memory(
 ) -> dict[int, int]:
     """Return the bytes on each device that a runtime like Ollama's needs for a GGUF file.
 
-    Layers are spread over the devices, each whole on one; counted is the device with the most. It is the sum of:
+    Layers are spread over the devices, each whole on one. The estimate is for the device with the most layers, the sum
+    of:
 
-    - the weights of its layers, and those that belong to no layer;
+    - the weights of its layers, and the weights that belong to no layer;
     - for each of its layers the cache: context × concurrency × (length of a key + of a value) × their heads × 2 bytes;
-    - what is computed for a batch of 512 tokens: the largest of attention, feed-forward and output, in 32 bits;
+    - the buffers for a batch of 512 tokens: the largest of attention, feed-forward and output, in 32 bits;
     - 512 MiB for the process.
 
     Args:
         model: the head of the file.
-        context: tokens of one request, prompt and answer. At most as many as the model was trained for count.
+        context: tokens of one request, prompt and answer; the context that the model was trained for is the limit.
         concurrency: requests at a time; each has a cache of its own.
         degrees: numbers of devices.
 
     Raises:
-        InvalidSlotError: a number makes no sense, or the file does not say what is needed, or is a part of a model.
+        InvalidSlotError: a number makes no sense, the file lacks a fact that is needed, or it holds a part of a model.
     """
     degrees = tuple(degrees)
     for name, value in (("context", context), ("concurrency", concurrency), *(("a degree", n) for n in degrees)):
@@ -231,12 +228,12 @@ def gguf_memory(
 
 
 def vllm_memory(device_memory: int, utilisation: float, degrees: Iterable[int] = (1,)) -> dict[int, int]:
-    """Return the bytes on each device that vLLM takes: a share of it, whatever the model.
+    """Return the bytes on each device that vLLM takes: a share of the device, whatever the model.
 
     Args:
         device_memory: bytes of one device.
         utilisation: vLLM's ``gpu_memory_utilization``.
-        degrees: its ``tensor_parallel_size``, one or several that would do.
+        degrees: the values of its ``tensor_parallel_size`` that would do.
 
     Raises:
         InvalidSlotError: the share is not above 0 and at most 1.

@@ -1,4 +1,4 @@
-"""What users ask to be served: models, with the memory they need."""
+"""Models that users want to be served, and requests for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from iris_ray.model.constraints import Constraint
 from iris_ray.slots.core.devices import DeviceKind
 
 CONCURRENCY: Final = {"vllm": 256, "ollama": 2}
-"""Requests at a time by runtime. Others: one."""
+"""Requests that one slot serves at a time, by runtime; 1 for others."""
 
 
 class SlotIdentity(NamedTuple):
-    """What a slot serves. Slots of the same identity can stand for one another."""
+    """What a slot serves. Slots of the same identity can replace one another."""
 
     model: str
     runtime: str
@@ -32,15 +32,15 @@ class ModelSpec:
     Args:
         name: the model's name, which requests give.
         memory: bytes on each device, by the number of devices that share the model: ``{1: 16 * GB, 2: 9 * GB}``. If
-            the devices need different amounts, the largest. A number that is missing is never tried.
+            the devices need different amounts, give the largest. A number of devices that is missing is never tried.
         kind: the kind of device that it runs on.
-        runtime: what runs it; decides the concurrency if that isn't given.
+        runtime: the program that runs it, such as "vllm"; sets the default of ``concurrency``.
         lora: the directory of an adapter, or "".
         concurrency: requests that one slot serves at a time. None: 256 for "vllm", 2 for "ollama", else 1.
         constraints: what its runners' attributes must satisfy.
 
     Raises:
-        InvalidSlotError: a value that can't work; the message names it.
+        InvalidSlotError: a value can't work; the message names it.
     """
 
     name: str
@@ -74,16 +74,15 @@ class ModelSpec:
 
     @property
     def requests_at_a_time(self) -> int:
-        """How many requests one slot serves at a time."""
+        """The number of requests that one slot serves at a time."""
         return CONCURRENCY.get(self.runtime, 1) if self.concurrency is None else self.concurrency
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
-# What slots are there for: requests, which wait in a queue until a slot has a seat.
 
 
 class WorkloadKind(Enum):
-    """An inference is one question and its answer. A session keeps its seat for many, until it is stopped."""
+    """An inference is one question and its answer. A session keeps its seat for many calls, until it is stopped."""
 
     INFERENCE = "inference"
     SESSION = "session"
@@ -95,16 +94,16 @@ class Request:
 
     Args:
         request_id: never used twice.
-        identity: which slots can serve it.
+        identity: the identity of slots that can serve it.
         arrived_at: when it came; this and ``deadline`` are seconds on the caller's clock.
-        priority: whether it goes before all that are not.
+        priority: whether it goes before all requests without priority.
         deadline: when it is given up if it has not begun, or None.
-        retriable: whether it may be run again if its runner is lost and nobody knows how far it got.
+        retriable: whether it may run again if its runner is lost, though it may have run in part.
         kind: inference or session.
-        idle_s: of a session: how long it keeps its seat without being used.
-        size: bytes of what is asked.
-        attempt: how often it has been given to a slot, this time included; 0 while it waits for the first. From 2 on, a
-            slot may have run it before, in part or whole.
+        idle_s: how long a session keeps its seat without being used.
+        size: bytes of the payload.
+        attempt: how often it has been given to a slot, including this time; 0 while it waits for its first slot. From 2
+            on, a slot may have run it before, in part or whole.
         crashes: how many slots have crashed while it ran there.
     """
 
@@ -131,5 +130,5 @@ class Request:
 
     @property
     def is_session(self) -> bool:
-        """Whether it keeps its seat until it is stopped."""
+        """Whether the request is a session."""
         return self.kind is WorkloadKind.SESSION

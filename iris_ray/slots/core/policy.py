@@ -1,4 +1,4 @@
-"""What operators can choose: how slots are placed, kept and served."""
+"""What operators can choose: how slots are placed and evicted, and how requests are served."""
 
 import math
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from iris_ray.model.checks import require_amount
 from iris_ray.slots.core.slot import Slot
 
 StalenessFunction = Callable[[str, float], float]
-"""Of a runner's id and the time of a slot's last activity: from when on the idle slot is stale. Times in seconds."""
+"""Takes a runner's id and the time of a slot's last activity, and returns when the idle slot is stale; in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleFor:
-    """A slot is stale once it has been idle for so many seconds, on every runner alike."""
+    """A slot is stale after it has been idle for so many seconds, on every runner alike."""
 
     seconds: float
 
@@ -29,9 +29,8 @@ class PlacementPolicy:
 
     Args:
         stale_at: from when on an idle slot may be evicted. While it raises, or returns NaN, the slot is not stale.
-        min_residency_s: for how many seconds a slot is kept after it was ready, whatever happens.
-        spread_before_evicting: take free devices for a model that can be split over them, before a slot is evicted so
-            that one device is enough.
+        min_residency_s: seconds for which a slot is never evicted after it became ready.
+        spread_before_evicting: split a model over several free devices rather than evict a slot to make room on one.
     """
 
     stale_at: StalenessFunction = IdleFor(10.0)
@@ -43,14 +42,13 @@ class PlacementPolicy:
 
 
 # -- serving policy ----------------------------------------------------------------------------------------------------
-# What operators can choose about serving, and how often everything is checked again as a safety net.
 
 REPORT_S: Final = 5.0
-"""How often runners are asked what is there."""
+"""How often runners are asked for their slots."""
 RECHECK_S: Final = 5.0
-"""How often the queue is looked at, and slots are created, started and deleted anew, although nothing was heard."""
+"""How often all models are looked at and unconfirmed deletions ordered again, even without events: a safety net."""
 ACTIVITY_S: Final = 30.0
-"""How often idle slots are looked for, and demand is counted."""
+"""How often idle slots are ended, and demand is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +58,22 @@ class ServingPolicy:
     Args:
         placement: where slots go, and which may be evicted.
         most_waiting: requests that may wait at once.
-        most_waiting_bytes: what those may ask, together. One request may always wait, whatever its size.
-        ageing_s: how long a request waits before a slot of another model takes no more requests for its sake, or a
-            session that has had its seat for as long gives it back.
-        drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again. One that ends
-            for the sake of another model finishes them however long they take. What was told to stop, such as a
-            session that is over, may go on for as long; then it keeps nobody waiting any more.
+        most_waiting_bytes: bytes of their payloads together. One request may always wait, whatever its size.
+        ageing_s: how long a request waits before a busy slot of another model drains for it, or before a session of its
+            model that has had its seat for as long has to give it back.
+        drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again. A slot that
+            ends for another model finishes its requests however long they take. A request or session that was told to
+            stop may go on for as long; then its slot may be ended for requests that wait.
         load_s: how long a model may load before the load counts as failed.
-        late_factor: a load that takes so many times as long as the last one is late: it no longer keeps others from
-            being tried elsewhere. So is a slot that waits for so long until its place is free: it is planned elsewhere.
-        late_s: but a load is not late before so long.
-        idle_s: how long a slot may be idle before it ends although nobody needs its memory.
-        most_load_failures: loads in a row that may fail before those who wait are told.
-        most_attempts: how often a request may be given to slots that are lost.
-        longest_pause_s: between loads that fail.
+        late_factor: a load that takes so many times as long as the last one is late: another load is tried elsewhere.
+            A slot that waits for so long for its place is late as well: it is planned elsewhere.
+        late_s: the least time before a load is late.
+        idle_s: how long a slot may be idle before it ends even if no other slot needs its memory.
+        most_load_failures: loads in a row that may fail before the waiting requests are refused.
+        most_attempts: how often a request is given to a slot if slots are lost.
+        longest_pause_s: the longest pause after failed loads.
         avoid_runner_s: how long a runner gets no slot of a model that failed to load there.
-        silence_s: how long nothing may be heard of a client before its requests and sessions end.
+        silence_s: how long a client may be silent before its requests and sessions end.
     """
 
     placement: PlacementPolicy = field(default_factory=PlacementPolicy)
@@ -99,26 +97,21 @@ class ServingPolicy:
 
 
 # -- staleness ---------------------------------------------------------------------------------------------------------
-# From when on slots are stale, as the policy's function says. One that fails makes no slot stale, and is reported.
 
 
 @dataclass(slots=True, eq=False)
 class Staleness:
-    """Asks `PlacementPolicy.stale_at`, a function of users, which may raise or return what is no time.
-
-    Attributes:
-        problem: what was wrong last, or "".
-    """
+    """Asks `PlacementPolicy.stale_at`. If it raises or returns NaN, no slot is stale; `problem` says why."""
 
     policy: PlacementPolicy
     problem: str = ""
 
     def evictable_at(self, slot: Slot) -> float:
-        """Return from when on a ready slot may be evicted if it stays idle; infinity if its runner's rule fails."""
+        """Return from when on a ready slot may be evicted if it stays idle; infinity if the user's function fails."""
         return max(self.resident_until(slot), self._stale_at(slot))
 
     def resident_until(self, slot: Slot) -> float:
-        """Return how long a ready slot is kept, whatever happens."""
+        """Return until when a ready slot is never evicted."""
         assert slot.ready_at is not None, f"slot {slot.slot_id} is not ready"
         return slot.ready_at + self.policy.min_residency_s
 
@@ -141,6 +134,6 @@ class Staleness:
         )
 
     def take_problem(self) -> str:
-        """Return what was wrong since this was last asked, or ""."""
+        """Return what went wrong since the last call, or ""."""
         problem, self.problem = self.problem, ""
         return problem

@@ -1,9 +1,4 @@
-"""Brings the slots to their wanted state: the one owner of all slots, requests and books.
-
-`Reconciler.handle` takes an event and returns what is to be done. It never waits for anything: a load that takes long
-is a slot that starts. After each event it does the same, whatever the event was (`slot_planner.py`). `Tick` may come
-at any time, and must come when `Reconciler.wakeup` says; nothing depends on its being punctual.
-"""
+"""Brings the slots to their wanted state: the one owner of all slots, requests and books."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +7,6 @@ from typing import Any
 from iris_ray.errors import SlotQueueFullError
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator
-from iris_ray.slots.core.defects import Defects
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import AskRunner, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
 from iris_ray.slots.core.models import Request, SlotIdentity
@@ -20,12 +14,15 @@ from iris_ray.slots.core.policy import ACTIVITY_S, RECHECK_S, REPORT_S, ServingP
 from iris_ray.slots.core.request_queue import CLOSED, ActiveRequests, RequestQueue, Sessions
 from iris_ray.slots.core.served_models import ServedModel, mismatches, strangers, vanished
 from iris_ray.slots.core.slot import Slot, SlotState
-from iris_ray.slots.core.slot_planner import Endings, SlotPlanner
+from iris_ray.slots.core.slot_planner import Defects, Endings, SlotPlanner
 
 
 @dataclass(slots=True, eq=False)
 class Reconciler:
-    """See the module.
+    """Takes events and returns instructions. It never waits: a long load is a slot in the state STARTING.
+
+    Whatever the event was, the same work follows it (`slot_planner.py`). `Tick` may come at any time, and must come
+    when `wakeup` says; nothing depends on its being punctual.
 
     Args:
         policy: what operators chose.
@@ -45,7 +42,7 @@ class Reconciler:
     _defects: Defects = field(init=False)
     _drained: set[str] = field(default_factory=set)
     _unknown: set[str] = field(default_factory=set)
-    """Runners that get no slots, because they have not yet reported, or have processes that nobody wants."""
+    """Runners that get no slots, because they have not reported yet, or have reported unknown processes."""
     _asked_at: float = float("-inf")
     _aged_at: float = float("-inf")
     _handled_at: float = float("-inf")
@@ -63,7 +60,7 @@ class Reconciler:
         )
 
     def handle(self, event: ev.Event, now: float) -> list[Instruction]:
-        """Take in an event, and return what is to be done. ``now`` must not go backwards."""
+        """Take an event, and return the instructions that follow. ``now`` must not go backwards."""
         self._handled_at = now
         done = [*_HANDLERS[type(event)](self, event, now), *self._at_intervals(now)]
         return [*done, *self._planner.due_instructions(now), *self._complain(now)]
@@ -78,7 +75,7 @@ class Reconciler:
         return min(time for time in times if time > self._handled_at)
 
     def check(self) -> None:
-        """Assert what must hold after every event."""
+        """Assert that slots, requests and books agree, as they must after every event."""
         self.fleet.check()
         for request_id, active in self.active.by_id.items():
             assert request_id in self.fleet.slots[active.slot_id].active, f"{request_id} is not on its slot"
@@ -180,7 +177,6 @@ class Reconciler:
             yield RefuseRequest(request.request_id, *refused)
 
     def _refusal(self, request: Request, now: float) -> tuple[Refusal, str] | None:
-        """Return why a request is not even queued, or None."""
         model = self.models.get(request.identity)
         if model is None:
             known = ", ".join(sorted(map(str, self.models))) or "none"
@@ -254,7 +250,7 @@ class Reconciler:
     # -- time -------------------------------------------------------------------------------------
 
     def _at_intervals(self, now: float) -> Iterator[Instruction]:
-        """Do what is due, whatever the event is: while others come all the time, there is no `Tick`."""
+        """Do what is due after any event: while other events come all the time, there is no `Tick`."""
         if now >= self._asked_at + REPORT_S:
             self._asked_at = now
             yield from map(AskRunner, self.fleet.runners)
@@ -267,7 +263,7 @@ class Reconciler:
             yield from self._endings.end_idle_slots(now)
 
     def _complain(self, now: float) -> Iterator[Instruction]:
-        """Say that the policy's rule of when slots are stale fails; not too often, for it is asked all the time."""
+        """Raise an alarm if `Policy.stale_at` fails, at most every `ACTIVITY_S`, for it is asked all the time."""
         if now >= self._complained_at + ACTIVITY_S and (problem := self.allocator.staleness.take_problem()):
             self._complained_at = now
             yield RaiseAlarm(problem)
@@ -294,13 +290,13 @@ _HANDLERS: dict[type, Callable[[Reconciler, Any, float], Iterator[Instruction]]]
 
 
 # -- idle runners ------------------------------------------------------------------------------------------------------
-# Which runners their owner can do without for now, so that jobs that wait may have their hosts.
+# Jobs that wait may have the hosts of runners that are idle.
 
 _GOING = (SlotState.DRAINING, SlotState.FAILED)
 
 
 def needs_room(core: Reconciler) -> bool:
-    """Return whether requests wait for a slot, or a model has fewer slots than it is to keep."""
+    """Return whether requests wait for a slot, or a model has fewer slots than its replicas."""
     if len(core.queue):
         return True
     return any(
@@ -310,7 +306,7 @@ def needs_room(core: Reconciler) -> bool:
 
 
 def idle_runners(core: Reconciler, now: float) -> set[str]:
-    """Return the runners all of whose slots could be evicted: nobody needs them, and they are stale."""
+    """Return the runners whose slots are all unused: stale, or about to end without requests."""
     staleness = core.allocator.staleness
 
     def is_stale(slot: Slot) -> bool:

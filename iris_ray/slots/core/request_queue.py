@@ -1,4 +1,4 @@
-"""The requests that wait: first come, first served, priority before the others, by model."""
+"""Requests from their arrival to their end: the queue, the slots that serve them, and the sessions among them."""
 
 import math
 import sys
@@ -23,20 +23,20 @@ from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.slot import Slot, SlotState
 
 Turn = tuple[bool, int, str]
-"""Whether it goes after those with priority, when it came in, and its id. Smaller goes first."""
+"""A request's place in the queue, smaller first: whether it lacks priority, the number of its arrival, and its id."""
 _NO_TURN: Final[Turn] = (True, sys.maxsize, "")
 
 
 @dataclass(slots=True)
 class RequestQueue:
-    """Requests in the order in which they are served.
+    """The requests that wait: first come, first served, those with priority before the others.
 
     Args:
         most: how many may wait at once.
         most_bytes: how many bytes these may have. One request may always wait.
 
     Attributes:
-        changed: what requests have begun to wait for, until somebody looks at it.
+        changed: identities for which requests have begun to wait; the reader clears it.
     """
 
     most: int = 10_000
@@ -60,7 +60,7 @@ class RequestQueue:
 
         Raises:
             InvalidSlotError: a request of this id waits already.
-            SlotQueueFullError: so many wait, or so many bytes, that no more are taken.
+            SlotQueueFullError: the limit of requests or of bytes is reached.
         """
         if request.request_id in self._requests:
             raise InvalidSlotError(f"request {request.request_id} waits already; give each request an id of its own")
@@ -75,20 +75,20 @@ class RequestQueue:
         self._insert(request, (not request.priority, self._arrivals, request.request_id))
 
     def first(self, identity: SlotIdentity) -> Request:
-        """Return the request whose turn it is among those that wait for this."""
+        """Return the first request for this identity."""
         return self._requests[self._waiting[identity][0][2]]
 
     def take(self, identity: SlotIdentity) -> tuple[Request, Turn]:
-        """Remove the request whose turn it is, and return it with its turn, for `put_back`."""
+        """Remove the first request for this identity, and return it with its turn, for `put_back`."""
         turn = self._waiting[identity][0]
         return self.remove(turn[2]), turn
 
     def put_back(self, request: Request, turn: Turn) -> None:
-        """Let a request wait again, where it was: its runner is lost. The limit does not apply."""
+        """Let a request wait again in its old turn, because its slot is lost. The limit does not apply."""
         self._insert(request, turn)
 
     def remove(self, request_id: str) -> Request:
-        """Remove a request that waits. No trace of it is left."""
+        """Remove a request that waits."""
         turn = self._turns.pop(request_id)
         request = self._requests.pop(request_id)
         self._bytes -= request.size
@@ -109,30 +109,30 @@ class RequestQueue:
         return found
 
     def next_deadline(self) -> float | None:
-        """Return when the next request expires, or None. It may have left already."""
+        """Return when the next request expires, or None. That request may have left the queue already."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def waiting(self, identity: SlotIdentity) -> int:
-        """Return how many requests for this wait."""
+        """Return how many requests for this identity wait."""
         return len(self._waiting.get(identity, ()))
 
     def oldest(self, identity: SlotIdentity) -> float:
-        """Return when the longest-waiting request for this arrived; infinity if none waits."""
+        """Return when the longest-waiting request for this identity arrived; infinity if none waits."""
         turns = self._waiting.get(identity, [])
         usual = bisect_left(turns, (True, 0, ""))  # the first without priority
         ends = [turns[place] for place in {0, usual} if place < len(turns)]
         return min((self._requests[turn[2]].arrived_at for turn in ends), default=float("inf"))
 
     def identities(self) -> list[SlotIdentity]:
-        """Return what requests wait for."""
+        """Return the identities for which requests wait."""
         return list(self._waiting)
 
     def in_turn(self, among: Iterable[SlotIdentity]) -> list[SlotIdentity]:
-        """Return these in the order of the turns of the first requests that wait for them; others come last."""
+        """Return identities in the order of their first requests' turns; those for which no request waits come last."""
         return sorted(among, key=lambda identity: self._waiting[identity][0] if identity in self._waiting else _NO_TURN)
 
     def of_identity(self, identity: SlotIdentity) -> list[Request]:
-        """Return the requests that wait for this, in order."""
+        """Return the requests for this identity, in order."""
         return [self._requests[turn[2]] for turn in self._waiting.get(identity, ())]
 
     def __iter__(self) -> Iterator[Request]:
@@ -152,25 +152,19 @@ class RequestQueue:
                 heapify(self._deadlines)
 
 
-def begun(request: Request) -> Request:
-    """Return the request as a slot gets it: one attempt more."""
-    return replace(request, attempt=request.attempt + 1)
-
-
 # -- warm slots --------------------------------------------------------------------------------------------------------
-# Which warm slot serves a request, and how many more slots of a model are wanted.
 
 
 def choose_warm_slot(slots: Iterable[Slot], most: int, requests_on: Callable[[str], int]) -> Slot | None:
-    """Return the slot that a request should go to, or None if none has a seat.
+    """Return the slot to which a request should go, or None if no slot has a seat.
 
-    It is the one with the fewest requests; of these one on the runner with the fewest requests; of these the one that
-    was used last, so that others become stale.
+    It is the slot with the fewest requests; of these a slot on the runner with the fewest requests; of these the one
+    that was used last, so that others become stale.
 
     Args:
-        slots: those that serve the request's model.
-        most: how many requests may run on the slot then, this one included.
-        requests_on: how many requests run on a runner.
+        slots: the slots that serve the request's model.
+        most: how many requests may run on the slot, including this one.
+        requests_on: returns how many requests run on a runner.
     """
     warm = (slot for slot in slots if slot.seats_for(most) > 0)
     return min(
@@ -184,9 +178,9 @@ def seats(slots: Iterable[Slot], most: int, late: Callable[[Slot], bool]) -> int
     """Return how many requests the slots of a model can take, now or once they have started.
 
     Args:
-        slots: those that serve the model.
+        slots: the slots that serve the model.
         most: how many requests may run on a slot together with the next one that waits.
-        late: whether a slot that starts takes so long that it does not count.
+        late: returns whether a slot takes so long to start that it does not count.
     """
     return sum(
         max(0, slot.seats_for(most)) if slot.state is SlotState.READY else slot.spec.requests_at_a_time
@@ -196,28 +190,25 @@ def seats(slots: Iterable[Slot], most: int, late: Callable[[Slot], bool]) -> int
 
 
 def slots_wanted(waiting: int, free_seats: int, spec: ModelSpec) -> int:
-    """Return how many more slots it takes so that nobody waits: those that start are among the free seats."""
+    """Return how many more slots give every waiting request a seat. ``free_seats`` includes those of starting slots."""
     return max(0, -(-(waiting - free_seats) // spec.requests_at_a_time))
 
 
 # -- active requests ---------------------------------------------------------------------------------------------------
-# The requests that slots serve now, and what becomes of them if their slot is lost.
 
 
 @dataclass(slots=True)
 class Active:
-    """One request that a slot serves.
+    """One request or session that a slot serves.
 
     Attributes:
-        request: the request, or session.
-        turn: where it was in the queue.
-        slot_id: the slot.
-        most_together: how many requests may run on its slot, itself included.
+        turn: its place in the queue, before it began.
+        most_together: how many requests may run on its slot, including this one.
         begun_at: when the slot got it.
-        used_at: of a session: when it was last used.
-        heard_at: of a session: when its client was last heard of.
-        granted: of a session: whether its client has it, so that it is not begun again.
-        given_up: whether its client has cancelled the request or closed the session.
+        used_at: when the session was last used.
+        heard_at: when the session's client was last heard of.
+        granted: whether the client has the session, so that it is not begun again.
+        given_up: whether the client has cancelled the request or closed the session.
         stopped: why it was told to stop, or "".
         stopped_at: when it was told so.
     """
@@ -236,18 +227,13 @@ class Active:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody is to hear of its loss. A session may be stopped before its client has it."""
+        """Whether a client has to be told if it is lost. A session may be stopped before its client has it."""
         return not self.given_up and not (self.stopped and self.granted)
 
 
 @dataclass(slots=True)
 class ActiveRequests:
-    """Gives requests to slots.
-
-    Attributes:
-        by_id: the requests that slots serve.
-        most_attempts: how often a request is given to a slot.
-    """
+    """The requests that slots serve now (``by_id``). Each is given to a slot at most ``most_attempts`` times."""
 
     fleet: SlotFleet
     queue: RequestQueue
@@ -255,7 +241,7 @@ class ActiveRequests:
     by_id: dict[str, Active] = field(default_factory=dict)
 
     def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        """Give requests that wait for this to slots with a seat, until one of both runs out."""
+        """Give waiting requests for this identity to slots, until there are no more requests or no more seats."""
         slots = self.fleet.of_identity(identity)
         while slots and self.queue.waiting(identity):
             spec = slots[-1].spec  # older ones may end because they have another one
@@ -264,7 +250,7 @@ class ActiveRequests:
             if slot is None:
                 return
             request, turn = self.queue.take(identity)
-            request = begun(request)
+            request = replace(request, attempt=request.attempt + 1)
             self.fleet.begin_request(slot.slot_id, request.request_id, now)
             self.fleet.limit(slot, min(most, slot.most_together))
             self.by_id[request.request_id] = Active(request, turn, slot.slot_id, most, now, now, now)
@@ -273,9 +259,9 @@ class ActiveRequests:
     def most_together(self, request: Request, spec: ModelSpec) -> int:
         """Return how many requests may run on a slot if this one does.
 
-        One of those that ran on a slot that crashed may crash the next one, too. They run in smaller groups then, and
-        one by one after two crashes or if they have only one attempt left. So the request that crashes slots uses up no
-        last attempts but its own.
+        If a slot has crashed, one of its requests may crash the next slot, too. So these requests run in smaller
+        groups, and alone after two crashes or on their last attempt. Thus a request that crashes slots uses up no
+        other request's last attempt.
         """
         usual = spec.requests_at_a_time
         if not request.crashes:
@@ -284,18 +270,18 @@ class ActiveRequests:
         return 1 if alone else math.isqrt(usual)
 
     def stop(self, active: Active, reason: str, now: float) -> Instruction:
-        """Have a slot stop what it serves. It has its seat until it has ended."""
+        """Have a slot stop serving a request. The request keeps its seat until it has ended."""
         if not active.stopped:
             active.stopped, active.stopped_at = reason, now
         return EndRequest(active.request.request_id, active.slot_id, active.stopped)
 
     def all_stopped(self, slot: Slot, before: float) -> bool:
-        """Return whether a slot serves nothing but what was told to stop before that time."""
+        """Return whether a slot serves requests, and all of them were told to stop before that time."""
         served = [self.by_id[request_id] for request_id in slot.active]
         return bool(served) and all(each.stopped and each.stopped_at <= before for each in served)
 
     def end(self, request_id: str, slot_id: str, now: float) -> bool:
-        """Note that a request is over; return False if that is no news."""
+        """Note that a request is over; return False if it was over, or on another slot, already."""
         active = self.by_id.get(request_id)
         if active is None or active.slot_id != slot_id:
             return False
@@ -305,15 +291,15 @@ class ActiveRequests:
         return True
 
     def _lift_limit(self, slot: Slot) -> None:
-        """Let a slot serve as many requests as those that are left allow."""
+        """Let a slot serve as many requests as its remaining ones allow."""
         usual = slot.spec.requests_at_a_time
         if slot.most_together < usual:
             self.fleet.limit(slot, min([self.by_id[each].most_together for each in slot.active], default=usual))
 
     def lose(self, slot: Slot, reason: str, now: float, crashed: bool = False) -> Iterator[Instruction]:
-        """Take a slot's requests back: its process is gone or useless. Those that may be repeated wait again.
+        """Take back the requests of a slot whose process is gone or useless. Those that may be repeated wait again.
 
-        ``crashed``: whether one of them may be the cause.
+        ``crashed``: whether one of the requests may be the cause.
         """
         for request_id in sorted(slot.active):
             active = self.by_id.pop(request_id)
@@ -340,14 +326,16 @@ class ActiveRequests:
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
-# When a session gives its seat back. Its client calls the slot directly, and only says that it is in use.
 
 CLOSED = "it was closed"
 
 
 @dataclass(slots=True)
 class Sessions:
-    """The sessions among the requests that slots serve. All of them end as a request does that is stopped."""
+    """The sessions among the active requests: when they give their seats back. They end as stopped requests do.
+
+    The client of a session calls the slot directly, and only reports here that it uses the session.
+    """
 
     active: ActiveRequests
     policy: ServingPolicy
@@ -358,14 +346,14 @@ class Sessions:
         return [each for each in found if each.request.is_session]
 
     def renew(self, used: Mapping[str, float], now: float) -> None:
-        """Note that a client has these sessions, and when each was used."""
+        """Note that a client has these sessions, and when it used each."""
         for session_id, used_at in used.items():
             if found := self.active.by_id.get(session_id):
                 found.granted = True
                 found.heard_at, found.used_at = now, max(found.used_at, min(used_at, now))
 
     def stop_unused(self, now: float) -> Iterator[Instruction]:
-        """Stop the sessions that nobody uses, or whose client is silent."""
+        """Stop the sessions that are unused for too long, or whose client is silent."""
         for each in list(self.active.by_id.values()):
             if each.request.is_session and not each.stopped and (reason := self._unused(each, now)):
                 yield self.active.stop(each, reason, now)
@@ -377,10 +365,10 @@ class Sessions:
                 yield self.active.stop(each, f"slot {slot.slot_id} has to end: {reason}", now)
 
     def call_back(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        """Stop one session of a model for which others have waited for long: the one that has had its seat for longest.
+        """Stop the oldest session of a model for which other requests have waited long.
 
-        No other is stopped before that one has ended or has had its time to end, and none before it has had its seat
-        for a while.
+        Only a session that has had its seat for `ServingPolicy.ageing_s` is stopped, and only after the last one that
+        was stopped has ended or has used up `ServingPolicy.drain_s`.
         """
         sessions = [each for slot in self.active.fleet.of_identity(identity) for each in self.on(slot)]
         long = [each for each in sessions if not each.stopped and each.begun_at + self.policy.ageing_s <= now]

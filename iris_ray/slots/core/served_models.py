@@ -1,4 +1,4 @@
-"""What is known of each model: how long it loads, how often it is asked for, and how its loads and slots ended."""
+"""The record of each served model: its demand, its load times, and how its loads and slots ended."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,19 +15,18 @@ class ServedModel:
     """One model.
 
     Attributes:
-        spec: what it needs.
         replicas: how many slots to keep.
         prewarm: whether each new runner gets a slot if there is room.
-        load_s: how long it took to load, last; or how long a late load was under way when another one was begun.
-        demand: requests in an interval of `ACTIVITY_S`, on the average; the last one has a tenth of the weight.
-        arrivals: requests since then.
+        load_s: how long the last load took; or how long a late load had lasted when another one was begun.
+        demand: the average number of requests in an interval of `ACTIVITY_S`; the last interval weighs a tenth.
+        arrivals: requests in the present interval.
         failures: loads that failed in a row, since a slot was last ready.
-        crashes: slots in a row that were ready and ended by themselves, since a request was last served.
+        crashes: ready slots in a row that ended by themselves, since a request was last served.
         last_failure: why the last load failed, or the last slot crashed.
         not_before: when the next load may be tried.
-        avoided: runners where it failed, and until when they get no slot of it.
-        stuck: runners where the place of a slot did not become free, and until when no slot that waits is moved there.
-        to_prewarm: runners that have just come.
+        avoided: runners where a load failed, and until when they get no slot of the model.
+        stuck: runners where a slot's place did not become free, and until when no waiting slot is moved there.
+        to_prewarm: new runners that may still get a slot.
         waits_for: why there is no further slot now, or "".
     """
 
@@ -48,25 +47,25 @@ class ServedModel:
 
     @property
     def price(self) -> int:
-        """What it costs to evict one of its slots: milliseconds of loading × demand."""
+        """The price of evicting one of its slots: milliseconds of loading × demand."""
         return round(1000 * self.load_s * self.demand)
 
     def age_demand(self) -> None:
-        """Note that an interval has passed."""
+        """Average the demand at the end of an interval."""
         self.demand, self.arrivals = 0.9 * self.demand + 0.1 * self.arrivals, 0
 
     def note_failed_load(self, runner_id: str, reason: str, policy: ServingPolicy, now: float) -> None:
-        """Note a load that failed: the next one waits for a pause that doubles, and goes elsewhere if it can."""
+        """Note a failed load: the next one waits for a pause that doubles, and goes to another runner if it can."""
         self.failures += 1
         self.last_failure = reason
         self.not_before = max(self.not_before, now + policy.pause_after(self.failures))
         self.avoided[runner_id] = now + policy.avoid_runner_s
 
     def note_crash(self, runner_id: str, ready_at: float, reason: str, policy: ServingPolicy, now: float) -> None:
-        """Note that a slot ended by itself after it was ready.
+        """Note that a ready slot ended by itself.
 
-        A request that crashes each slot has used up its attempts after `ServingPolicy.most_attempts` crashes in a row.
-        If there are as many, the model or the runner may be at fault: loads pause as after failed loads.
+        A request that crashes every slot has used up its attempts after `ServingPolicy.most_attempts` crashes in a row.
+        After as many crashes, the model or the runner may be at fault: loads pause as after failed loads.
         """
         lasted = now - ready_at > policy.longest_pause_s
         self.crashes = 1 if lasted else self.crashes + 1
@@ -77,15 +76,15 @@ class ServedModel:
             self.avoided[runner_id] = now + policy.avoid_runner_s
 
     def note_ready(self, load_s: float) -> None:
-        """Note that a load has succeeded, and how long it took."""
+        """Note that a load has succeeded after so many seconds."""
         self.load_s = load_s
         self.failures = 0
 
     def note_long_loads(self, lasted: Iterable[float]) -> None:
-        """Note for how long late loads go on already, now that another one is tried elsewhere.
+        """Note how long late loads have lasted, when another load is begun elsewhere.
 
-        Perhaps the model just loads slowly. Each further try then takes longer to come, so that they don't end all
-        slots of others.
+        Perhaps the model just loads slowly. Then each further load is begun later, so that the loads do not evict all
+        slots of other models.
         """
         self.load_s = max(self.load_s, *lasted, 0.0)
 
@@ -94,15 +93,15 @@ class ServedModel:
         self.crashes = 0
 
     def avoids(self, now: float) -> frozenset[str]:
-        """Return the runners that get no slot of it now."""
+        """Return the runners that get no slot of the model now."""
         return _still(self.avoided, now)
 
     def stuck_on(self, now: float) -> frozenset[str]:
-        """Return the runners to which no slot is moved that waits for its place."""
+        """Return the runners to which no waiting slot is moved now."""
         return _still(self.stuck, now)
 
     def has_given_up(self, policy: ServingPolicy, now: float) -> bool:
-        """Return whether so many loads have failed that those who wait should know, and none may be tried now."""
+        """Return whether waiting requests should be refused: too many loads have failed, and none may be tried now."""
         return self.failures >= policy.most_load_failures and self.not_before > now
 
 
@@ -111,19 +110,18 @@ def _still(until: dict[str, float], now: float) -> frozenset[str]:
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
-# What a runner reports, beside what should be there.
 
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """Something that is not as it should be."""
+    """A difference between a runner's report and the fleet."""
 
     slot_id: str
     reason: str
 
 
 def strangers(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]:
-    """Yield the processes that should not be there: nobody knows them, or they belong to another runner."""
+    """Yield the reported processes that should not be there: unknown ones, and slots of another runner."""
     for slot_id in report.slots:
         slot = fleet.slots.get(slot_id)
         if slot is None:
@@ -133,7 +131,7 @@ def strangers(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]
 
 
 def mismatches(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]:
-    """Yield the slots that serve something else than they should."""
+    """Yield the slots that serve another model than they should."""
     for slot_id, identity in report.slots.items():
         slot = fleet.slots.get(slot_id)
         if slot is not None and slot.allocation.runner_id == report.runner_id and slot.identity != identity:
@@ -141,7 +139,7 @@ def mismatches(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy
 
 
 def vanished(fleet: SlotFleet, report: RunnerReported) -> Iterator[str]:
-    """Yield the slots that should have a process on the runner, and have none."""
+    """Yield the slots that should have a process on the runner, but have none."""
     for slot in fleet.on_runner(report.runner_id):
         expected = slot.state in USES_MEMORY and slot.started_at is not None and slot.started_at < report.as_of
         if expected and slot.slot_id not in report.slots:

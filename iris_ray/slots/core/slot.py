@@ -13,7 +13,7 @@ class SlotState(Enum):
     """Where a slot is in its life. Only GONE frees its memory."""
 
     PLANNED = "planned"
-    """Its place is promised, but slots that still end there hold some of the memory. Nothing was created."""
+    """Its place is promised, but slots that still end there hold some of the memory. It has no process yet."""
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
@@ -46,10 +46,8 @@ class Allocation:
     """The devices that a slot has for its whole life.
 
     Attributes:
-        runner_id: the runner.
-        devices: numbers of its devices, ascending.
-        bytes_each: bytes kept from others on each of them: all of an exclusive device.
-        keys: the devices' keys.
+        devices: numbers of the runner's devices, ascending.
+        bytes_each: bytes that the slot takes on each of them: all of an exclusive device.
         needs: each device's number with its bytes.
         total: bytes on all devices together.
     """
@@ -67,7 +65,7 @@ class Allocation:
         object.__setattr__(self, "total", sum(self.bytes_each))
 
     def on(self, device: int) -> int:
-        """Return the bytes on a device, 0 if it is another's."""
+        """Return the bytes that the slot takes on a device; 0 if it does not use the device."""
         return self.bytes_each[self.devices.index(device)] if device in self.devices else 0
 
 
@@ -77,18 +75,14 @@ class Slot:
 
     Attributes:
         slot_id: never used again.
-        spec: the model that it serves.
-        allocation: its devices.
         created_at: when it was planned; this and other times are seconds on the caller's clock.
-        state: where it is in its life.
         started_at: when its creation was ordered, or None.
-        ready_at: when it was ready, or None.
+        ready_at: when it became ready, or None.
         last_activity: when a request last began or ended on it, or it became ready.
-        active: requests that run on it now.
-        claimed: whether it is kept for a model's target of replicas, and never evicted.
-        most_together: how many requests it may serve at a time: fewer than usual while one runs on it that was on a
-            slot that crashed.
-        identity: what it serves.
+        active: ids of the requests that run on it now.
+        claimed: whether it counts for a model's replicas, and is never evicted.
+        most_together: how many requests it may serve at a time: fewer than usual while it serves a request that was on
+            a slot that crashed.
     """
 
     slot_id: str
@@ -110,21 +104,21 @@ class Slot:
 
     @property
     def wanted(self) -> bool:
-        """Whether it is to stay."""
+        """Whether the slot is to stay."""
         return self.state in WANTED
 
     @property
     def free_seats(self) -> int:
-        """How many more requests it can take now."""
+        """The number of requests that it can take now."""
         return self.most_together - len(self.active) if self.state is SlotState.READY else 0
 
     @property
     def has_seat(self) -> bool:
-        """Whether it can take another request, now or once those that run alone have ended."""
+        """Whether it can take another request, now or after requests that have to run alone have ended."""
         return self.state is SlotState.READY and len(self.active) < self.spec.requests_at_a_time
 
     def seats_for(self, most: int) -> int:
-        """Return how many more requests it can take if no more than ``most`` may run together; 0 or less: none."""
+        """Return how many more requests it can take if at most ``most`` may run together; 0 or less: none."""
         return min(self.free_seats, most - len(self.active))
 
     def move_to(self, state: SlotState) -> None:

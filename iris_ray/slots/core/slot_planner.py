@@ -1,36 +1,31 @@
-"""What is done after every event: requests get slots, slots get places, and what is over ends.
+"""The work after every event: give requests to slots, places to slots, and end the slots that are over.
 
-Only models are looked at for which something may have changed (`ModelAgenda`). A defect that shows with one of them
-keeps no other one waiting (`defects.py`).
+It looks only at models for which something may have changed (`ModelAgenda`). A defect that shows with one model holds
+up no other one (`Defects`).
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.slots.core.allocator import Allocator, Place, SlotRequirement
-from iris_ray.slots.core.defects import Defects
 from iris_ray.slots.core.fleet import SlotFleet
-from iris_ray.slots.core.instructions import CreateSlot, DeleteSlot, Instruction, Refusal, RefuseRequest
+from iris_ray.slots.core.instructions import CreateSlot, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
 from iris_ray.slots.core.models import Request, SlotIdentity
 from iris_ray.slots.core.policy import RECHECK_S, ServingPolicy
 from iris_ray.slots.core.request_queue import ActiveRequests, RequestQueue, Sessions, seats, slots_wanted
 from iris_ray.slots.core.served_models import ServedModel
 from iris_ray.slots.core.slot import Slot, SlotState
 
-# -- agenda ------------------------------------------------------------------------------------------------------------
-# Which models to look at after an event: those for which something has changed, or whose time has come.
-#
-# A model that waits for room is looked at again when a device has more of it. As a safety net, all models are looked
-# at every `RECHECK_S`.
-
 
 @dataclass(slots=True, eq=False)
 class ModelAgenda:
-    """What to look at, in the order in which it was noted.
+    """The models to look at, in the order in which they were noted: something has changed, or their time has come.
 
     Attributes:
-        waits_for_room: those for which there was no place.
+        waits_for_room: the models for which there was no place; to look at when a device has more room.
     """
 
     waits_for_room: dict[SlotIdentity, None] = field(default_factory=dict)
@@ -39,25 +34,25 @@ class ModelAgenda:
     _next: dict[SlotIdentity, float] = field(default_factory=dict)
 
     def note(self, identities: Iterable[SlotIdentity]) -> None:
-        """Look at these as soon as possible."""
+        """Look at these models after this event."""
         self._noted.update(dict.fromkeys(identities))
 
     def wait_for_room(self, identity: SlotIdentity) -> None:
-        """Look at this when a device has more room."""
+        """Look at this model when a device has more room."""
         self.waits_for_room[identity] = None
 
     def look_again(self, identity: SlotIdentity, when: float) -> None:
-        """Look at this at a time, or before."""
+        """Look at this model at a time, or before."""
         if when < self._next.get(identity, float("inf")):
             self._next[identity] = when
             heapq.heappush(self._times, (when, identity))
 
     def next_time(self) -> float:
-        """Return when the next look is due though nothing happens; it may be one that is needed no more."""
+        """Return when the next look is due without an event; by then it may be superfluous."""
         return self._times[0][0] if self._times else float("inf")
 
     def take(self, now: float) -> list[SlotIdentity]:
-        """Return what to look at now, once."""
+        """Return the models to look at now, and forget that they were noted."""
         while self._times and self._times[0][0] <= now:
             when, identity = heapq.heappop(self._times)
             if self._next.get(identity) == when:
@@ -70,18 +65,39 @@ class ModelAgenda:
         return taken
 
 
+@dataclass(slots=True, eq=False)
+class Defects:
+    """Contains defects of iris_ray that show with one model: an alarm tells each once, and all other models go on."""
+
+    models: Mapping[SlotIdentity, ServedModel]
+    _told: dict[SlotIdentity, SetAside] = field(default_factory=dict)
+
+    def contained(self, identity: SlotIdentity, work: Iterator[Instruction]) -> Generator[Instruction, None, bool]:
+        """Yield the instructions for a model, up to an exception. Return whether there was none."""
+        try:
+            yield from work
+        except Exception as error:
+            aside = SetAside(str(identity), f"it can't be served now, {by_a_defect(error)}")
+            if model := self.models.get(identity):
+                model.waits_for = f"{aside.why}. {others_go_on('models', 'SlotManager')}"
+            if self._told.get(identity) != aside:
+                self._told[identity] = aside
+                yield RaiseAlarm(f"{aside}\n{''.join(traceback.format_exception(error))}")
+            return False
+        return True
+
+
 # -- endings -----------------------------------------------------------------------------------------------------------
-# How slots end: one that is told to finishes what it serves, is cut off if that takes long, and is deleted.
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A slot that is about to end.
+    """A slot that has been told to end.
 
     Attributes:
-        since: when it was told to.
+        since: when it was told.
         reason: why.
-        cuts_off: whether it ends after `ServingPolicy.drain_s` although requests run there.
+        cuts_off: whether it ends after `ServingPolicy.drain_s` even if requests still run there.
     """
 
     since: float
@@ -91,7 +107,10 @@ class Ending:
 
 @dataclass(slots=True, eq=False)
 class Endings:
-    """The slots that end. See `Reconciler`, whose parts these are."""
+    """How slots end: a slot finishes its requests, is cut off if that takes long, and is deleted.
+
+    The fields are parts of `Reconciler`.
+    """
 
     policy: ServingPolicy
     models: Mapping[SlotIdentity, ServedModel]
@@ -99,9 +118,9 @@ class Endings:
     fleet: SlotFleet
     defects: Defects
     _ending: dict[str, Ending] = field(default_factory=dict)
-    """The slots that end, by id."""
+    """By slot id."""
     _ordered: dict[str, float] = field(default_factory=dict)
-    """When their deletion was last ordered."""
+    """When a slot's deletion was last ordered, by slot id."""
 
     @property
     def active(self) -> ActiveRequests:
@@ -109,7 +128,7 @@ class Endings:
         return self.sessions.active
 
     def drain(self, slot: Slot, now: float, reason: str = "it is wanted no more", cuts_off: bool = True) -> None:
-        """Let a slot end once its requests have. One that is planned is gone at once."""
+        """Let a slot end after its last request. A slot that is only planned is gone at once."""
         before = self._ending.get(slot.slot_id)
         if slot.wanted:
             self.fleet.retire(slot.slot_id, SlotState.DRAINING)
@@ -118,7 +137,7 @@ class Endings:
             self._note_end(slot, Ending(now, reason, cuts_off))
 
     def fail(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
-        """Have a slot end whose load has failed, or which has crashed. Its requests wait again."""
+        """End a slot that has failed to load or has crashed. Its requests wait again."""
         yield from self.active.lose(slot, reason, now, crashed=slot.state is SlotState.READY)
         if model := self.models.get(slot.identity):
             runner_id = slot.allocation.runner_id
@@ -130,7 +149,7 @@ class Endings:
         self._note_end(slot, Ending(now, reason, cuts_off=True))
 
     def end_idle_slots(self, now: float) -> Iterator[Instruction]:
-        """Let the slots end that nobody has used for long."""
+        """End the slots that have been idle for `ServingPolicy.idle_s`."""
         for slot in self.fleet.in_state(SlotState.READY):
             yield from self.defects.contained(slot.identity, self._end_if_idle(slot, now))
 
@@ -141,7 +160,7 @@ class Endings:
             self.drain(slot, now, "it was idle for long")
 
     def end_hung_slots(self, model: ServedModel, now: float) -> None:
-        """End the slots that serve only what was told to stop, and goes on for longer than a new slot takes to load."""
+        """End a model's slots whose requests were all told to stop, and run on for longer than a new slot loads."""
         patience_s = max(self.policy.drain_s, model.load_s)
         for slot in self.fleet.of_identity(model.spec.identity):
             if self.active.all_stopped(slot, now - patience_s):
@@ -152,6 +171,7 @@ class Endings:
             self._ending[slot.slot_id] = ending
 
     def end_long_loads(self, now: float) -> Iterator[Instruction]:
+        """Fail the slots that have not loaded within `ServingPolicy.load_s`."""
         for slot in self.fleet.in_state(SlotState.STARTING):
             assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
             if now - slot.started_at <= self.policy.load_s:
@@ -160,7 +180,7 @@ class Endings:
             yield from self.defects.contained(slot.identity, self.fail(slot, why, now))
 
     def cut_off(self, now: float) -> Iterator[Instruction]:
-        """Have the requests of slots that have had long enough to end wait again, before slots are looked for."""
+        """Take the requests of slots whose time to end is up: they wait again, and may get another slot at once."""
         for slot_id, ending in self._ending.items():
             slot = self.fleet.slots.get(slot_id)
             if slot is not None and slot.active and self._may_cut_off(slot, ending, now):
@@ -168,15 +188,15 @@ class Endings:
                 yield from self.defects.contained(slot.identity, lost)
 
     def _may_cut_off(self, slot: Slot, ending: Ending, now: float) -> bool:
-        """Return whether a slot has had long enough. If it ends for another model, requests of callers who wait stay.
+        """Return whether a slot's time to end is up. A slot that ends for another model finishes its requests first.
 
-        Otherwise a request that takes longer than `ServingPolicy.drain_s` would never be done beside models in demand.
+        Otherwise a request that takes longer than `ServingPolicy.drain_s` would never finish beside models in demand.
         """
         long_ago = now - self.policy.drain_s
         return (ending.cuts_off and ending.since <= long_ago) or self.active.all_stopped(slot, long_ago)
 
     def delete(self, now: float) -> Iterator[Instruction]:
-        """Order the end of slots that have no requests left; again if it isn't confirmed."""
+        """Order the end of slots that have no requests left; repeat the order until the end is confirmed."""
         for slot_id, ending in list(self._ending.items()):
             slot = self.fleet.slots.get(slot_id)
             if slot is None:
@@ -197,7 +217,7 @@ class Endings:
 
 @dataclass(slots=True, eq=False)
 class SlotPlanner:
-    """Plans slots for the requests that wait, dispatches, starts and ends. See `Reconciler`, whose parts these are."""
+    """Brings slots and requests together. The fields are parts of `Reconciler`."""
 
     policy: ServingPolicy
     new_id: Callable[[], str]
@@ -225,7 +245,7 @@ class SlotPlanner:
         return self.active.queue
 
     def due_instructions(self, now: float) -> Iterator[Instruction]:
-        """Yield all that is to be done now."""
+        """Yield the instructions for all that is due now."""
         yield from self._refuse(self.queue.expired(now), Refusal.EXPIRED, "it did not begin before its deadline")
         yield from self.endings.end_long_loads(now)
         yield from self.endings.cut_off(now)
@@ -239,7 +259,6 @@ class SlotPlanner:
         self.agenda.note(self.queue.identities())
 
     def _to_look_at(self, now: float) -> list[SlotIdentity]:
-        """Return the models for which something may have changed."""
         agenda = self.agenda
         for changed in (self.queue.changed, self.fleet.changed):
             agenda.note(changed)
@@ -252,7 +271,7 @@ class SlotPlanner:
         return agenda.take(now)
 
     def _serve(self, identities: Collection[SlotIdentity], now: float) -> Iterator[Instruction]:
-        """Bring the slots and requests of some models together, step by step. A defect ends the steps of its model."""
+        """Take these models through all steps. A model with which a defect shows takes no further step."""
         for step in (self.active.dispatch, self._move_late_plans, self._serve_queue, self._keep_slots):
             in_turn, identities = self.queue.in_turn(identities), []
             for identity in in_turn:
@@ -260,7 +279,7 @@ class SlotPlanner:
                     identities.append(identity)
 
     def _next_look(self, model: ServedModel, now: float) -> float:
-        """Return when a model has to be looked at again though nothing happens; infinity: it has not."""
+        """Return when a model has to be looked at again without an event; infinity: never."""
         identity = model.spec.identity
         times = [model.not_before, self.queue.oldest(identity) + self.policy.ageing_s]
         times += [self._late_at(slot, model) for slot in self.fleet.of_identity(identity)]
@@ -296,11 +315,11 @@ class SlotPlanner:
             yield from self.sessions.call_back(identity, now)
 
     def _has_waited_long(self, identity: SlotIdentity, now: float) -> bool:
-        """Return whether the oldest request has waited for so long that busy slots of others give way."""
+        """Return whether the oldest request has waited so long that busy slots of other models give way."""
         return self.queue.oldest(identity) + self.policy.ageing_s <= now
 
     def _move_late_plans(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        """Plan slots elsewhere that could not start for long: what they are to replace does not end."""
+        """Plan a slot elsewhere if it could not start for long, because a slot in its place does not end."""
         yield from ()
         if (model := self.models.get(identity)) is None:
             return
@@ -335,7 +354,6 @@ class SlotPlanner:
         return f"{identity} could not be loaded: {model.last_failure}"
 
     def _keep_slots(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        """Keep the slots that a model has whether there are requests or not."""
         yield from ()
         if model := self.models.get(identity):
             self._keep_replicas(model, now)

@@ -1,6 +1,6 @@
 """An HTTP server for models in slots that speaks like OpenAI's: completions and chat.
 
-May import: `slots.client`, `model`, `errors`. It listens on this machine only, unless it is told otherwise.
+May import: `slots.client`, `model`, `errors`.
 Start with `http_front.py`; `openai_words.py` knows the shape of requests and answers.
 """
 

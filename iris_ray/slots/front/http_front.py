@@ -1,7 +1,6 @@
-"""The server, in a thread and an event loop of its own."""
+"""The HTTP server, in a thread and an event loop of its own."""
 
 import asyncio
-import ipaddress
 import json
 import logging
 import threading
@@ -18,58 +17,16 @@ from aiohttp.typedefs import Handler, Middleware
 from aiohttp.web import Request, StreamResponse, middleware
 
 from iris_ray.errors import InvalidSlotError, NotPermittedError
-from iris_ray.model.checks import is_plain_int, is_seconds_or_forever, require
+from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forever, require
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.openai_words import BodyTooLargeError, Question, error_answer, question, text_of
 
-# -- web pages ---------------------------------------------------------------------------------------------------------
-# Refuses what a page in a browser may send: a front asks for no key, so a page of anybody's could use the models.
-
-
-def is_loopback(host: str | None) -> bool:
-    """Return whether a host name is a loopback address, or ``localhost``. It asks no name server."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
-
-
-def refusing_pages(listens_at: str) -> Middleware:
-    """Return a middleware for a front that listens there; it raises a `NotPermittedError`."""
-
-    @middleware
-    async def guarded(request: Request, handler: Handler) -> StreamResponse:
-        if origin := request.headers.get("Origin"):  # browsers send it with each POST, other clients don't
-            raise NotPermittedError(
-                f"a web page of {origin[:100]!r} sent this request; HttpFront answers programs only. Have the page's"
-                " own server ask, or leave out the header Origin"
-            )
-        host = request.headers.get("Host")
-        if host and is_loopback(listens_at) and not is_loopback(_name(host)):
-            raise NotPermittedError(  # a page's own name may be made to lead here
-                f"the header Host says {host[:100]!r}, and HttpFront listens for its own machine only. Ask it at"
-                " http://localhost, or have it listen at another address: HttpFront(..., host=ADDRESS)"
-            )
-        return await handler(request)
-
-    return guarded
-
-
-def _name(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
-
-
-# -- http front --------------------------------------------------------------------------------------------------------
-
 MOST_BODY = 64 * 2**20
-"""Bytes of a request."""
+"""The limit of a request's bytes."""
 CHARSETS: Final = frozenset({"utf-8", "utf8", "us-ascii"})
-"""Of a request. Others may take long to decode, and the server waits for that."""
+"""The charsets of requests. Others may take long to decode, which would stop the server."""
 CLOSE_S = 5.0
-"""How long requests that run may take to end when the server closes."""
+"""How long running requests may take to end when the server closes."""
 _NOTHING: Final = object()
 
 logger = logging.getLogger(__name__)
@@ -80,13 +37,14 @@ class HttpFront:
     """Serves the models of a client at ``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``.
 
     A model gets the request's JSON object and answers with text, whole or in pieces. A caller who goes away cancels its
-    request. It checks no API keys: every program that reaches the port can use the models. Web pages are refused.
+    request. The server checks no API keys: every program that reaches the port can use the models. It refuses web
+    pages.
 
     Args:
-        client: whose models.
-        host: where to listen. Other machines reach it only if this is one of this machine's own addresses.
-        port: 0 for any that is free.
-        timeout_s: how long a request may wait before it begins.
+        client: the client of the models.
+        host: the address at which it listens. Other machines reach it only at an address of this machine's own.
+        port: 0 for any free port.
+        timeout_s: seconds for which a request may wait before it begins.
 
     Raises:
         InvalidSlotError: there is no such port or timeout.
@@ -106,14 +64,14 @@ class HttpFront:
         self._client = client
         self._at = host, port
         self._timeout_s = timeout_s
-        self._loop: asyncio.AbstractEventLoop  # there is one once it is started
+        self._loop: asyncio.AbstractEventLoop  # set by the thread
         self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="http front", daemon=True)
         self._started: Future[int] = Future()
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         if not self._is_started:
             raise InvalidSlotError("HttpFront is not started; call start(), or use it with `with`")
         host = f"[{self._at[0]}]" if ":" in self._at[0] else self._at[0]
@@ -130,7 +88,7 @@ class HttpFront:
         return self
 
     def close(self) -> None:
-        """Listen no more. Requests that have not ended after a few seconds are cancelled."""
+        """Stop listening. Requests that have not ended after `CLOSE_S` are cancelled."""
         if not self._is_started:
             return
         with suppress(RuntimeError):  # its loop is closed already
@@ -191,7 +149,7 @@ class HttpFront:
         return web.json_response(asked.answer(text_of(answer)))
 
     async def _stream(self, request: web.Request, asked: Question) -> web.StreamResponse:
-        """Send pieces as they come. What goes wrong before the first one has a status of its own."""
+        """Send pieces as they come. An error before the first piece gets an HTTP status of its own."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         asking = self._client.astream(asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s)
         async with aclosing(asking) as pieces:  # a caller who goes away cancels the request
@@ -207,7 +165,6 @@ class HttpFront:
 
 @web.middleware
 async def _errors_said(request: web.Request, handler: Endpoint) -> web.StreamResponse:
-    """Answer with a status and a JSON object if something goes wrong."""
     try:
         return await handler(request)
     except web.HTTPException:
@@ -230,7 +187,7 @@ async def _json(request: web.Request) -> Any:
 
 
 async def _events(asked: Question, first: Any, pieces: AsyncIterator[Any]) -> AsyncIterator[str]:
-    """Yield what is sent for the pieces of an answer, the error that cuts it off included."""
+    """Yield the server-sent events of an answer: its pieces, and the end or an error."""
     try:
         if first is not _NOTHING:
             yield json.dumps(asked.piece(str(first)))
@@ -241,3 +198,34 @@ async def _events(asked: Question, first: Any, pieces: AsyncIterator[Any]) -> As
     else:
         yield json.dumps(asked.last())
         yield "[DONE]"
+
+
+def refusing_pages(listens_at: str) -> Middleware:
+    """Return a middleware that raises `NotPermittedError` for requests of web pages.
+
+    A front asks for no key, so any page in a browser could use the models.
+    """
+
+    @middleware
+    async def guarded(request: Request, handler: Handler) -> StreamResponse:
+        if origin := request.headers.get("Origin"):  # browsers send it with each POST, other clients don't
+            raise NotPermittedError(
+                f"a web page of {origin[:100]!r} sent this request; HttpFront answers programs only. Have the page's"
+                " own server ask, or leave out the header Origin"
+            )
+        host = request.headers.get("Host")
+        if host and is_loopback(listens_at) and not is_loopback(_name(host)):
+            raise NotPermittedError(  # a page's own name may be made to lead here
+                f"the header Host says {host[:100]!r}, and HttpFront listens for its own machine only. Ask it at"
+                " http://localhost, or have it listen at another address: HttpFront(..., host=ADDRESS)"
+            )
+        return await handler(request)
+
+    return guarded
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

@@ -1,7 +1,4 @@
-"""The shapes of OpenAI's completions and chat: what is asked, what is answered, what went wrong.
-
-They are described at https://platform.openai.com/docs/api-reference.
-"""
+"""The requests, answers and errors of OpenAI's completions and chat: https://platform.openai.com/docs/api-reference."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,18 +35,17 @@ STATUS: tuple[tuple[type[Exception], int, int | None], ...] = (
     (RayActorError, 503, 10),
     (RequestExpiredError, 504, None),
 )
-"""Errors, their status, and after how many seconds to try again."""
+"""Errors, their HTTP status, and the seconds after which to try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What somebody asked.
+    """A request for an answer.
 
     Attributes:
-        request_id: of the request.
         created: seconds since 1970.
         chat: whether it is a chat, else a completion.
-        body: the request as it came. It is what the model gets.
+        body: the request as it came, which the model gets.
     """
 
     request_id: str
@@ -78,7 +74,7 @@ class Question:
         return self._frame(self._piece_kind, content, None)
 
     def last(self) -> Json:
-        """Return the piece that says that there are no more."""
+        """Return the last piece, which ends the answer."""
         return self._frame(self._piece_kind, {"delta": {}} if self.chat else {"text": ""}, "stop")
 
     @property
@@ -98,10 +94,10 @@ class Question:
 
 
 def question(body: Any, *, chat: bool, request_id: str, created: int) -> Question:
-    """Return what a request asks.
+    """Check the body of a request.
 
     Raises:
-        InvalidSlotError: something is missing, or not as it should be; the message names it.
+        InvalidSlotError: a field is missing or wrong; the message names it.
     """
     needed: tuple[str, type | tuple[type, ...]] = ("messages", list) if chat else ("prompt", (str, list))
     if not isinstance(body, dict):
@@ -116,13 +112,13 @@ def question(body: Any, *, chat: bool, request_id: str, created: int) -> Questio
 
 
 def error_answer(error: Exception) -> tuple[int, dict[str, str], Json]:
-    """Return status, headers and body of an answer that says what went wrong."""
+    """Return status, headers and body of the answer for an error."""
     found = (each for each in STATUS if isinstance(error, each[0]))
     _, status, retry = next(found, (None, 500, None))
     headers = {} if retry is None else {"Retry-After": str(retry)}
     words = str(error) if status != 500 else f"the model raised {type(error).__name__}: {error}"
     if isinstance(error, RayActorError):
-        words = f"who served the models is gone: {error}"
+        words = f"the process that served the models is gone: {error}"
     return status, headers, {"error": {"message": words, "type": type(error).__name__, "param": None, "code": None}}
 
 

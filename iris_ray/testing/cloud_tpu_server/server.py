@@ -15,17 +15,16 @@ from google.protobuf import any_pb2, empty_pb2
 
 from iris_ray.testing.cloud_tpu_server.zone import (
     ApiFault,
-    ApiFaults,
     ApiRefusal,
     Initiator,
     State,
     Zone,
     chips_of,
     chips_of_type,
+    take_fault,
 )
 
 # -- operations --------------------------------------------------------------------------------------------------------
-# Long-running operations, and the request ids that make repeated requests harmless.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +36,20 @@ class _Operation:
 
 @dataclass(slots=True)
 class Operations:
-    """All operations of a zone."""
+    """The long-running operations of a zone, and the request ids that make repeated requests harmless."""
 
     location: str
     _operations: dict[str, _Operation] = field(default_factory=dict)
     _by_request_id: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
     def begin(self, result: Any, duration_s: float) -> operations_pb2.Operation:
-        """Begin an operation that is done, with this result, after so many seconds."""
+        """Begin an operation that ends after so many seconds, with this result."""
         name = f"{self.location}/operations/operation-{len(self._operations)}"
         self._operations[name] = _Operation(name, result, time.monotonic() + duration_s)
         return self.get(name)
 
     def get(self, name: str) -> operations_pb2.Operation:
-        """Return how an operation stands.
-
-        Raises:
-            ApiRefusal: there is no such operation.
-        """
+        """Return the state of an operation; raises Refusal if there is no such operation."""
         if name not in self._operations:
             raise ApiRefusal(grpc.StatusCode.NOT_FOUND, f"no operation {name}")
         operation = self._operations[name]
@@ -92,7 +87,6 @@ def raw(message: Any) -> Any:
 
 
 # -- api ---------------------------------------------------------------------------------------------------------------
-# The methods of the API that the emulator offers.
 
 Deserialize = Callable[[bytes], Any]
 Method = Callable[[Any], Any]
@@ -109,7 +103,7 @@ class Api:
         self._operations = Operations(zone.location)
 
     def methods(self) -> dict[str, dict[str, tuple[Deserialize, Method]]]:
-        """Return, by service and name, how each method reads its request, and what answers it."""
+        """Return the parser of the request and the handler of each method, by service and name."""
         types = tpu_v2
         return {
             "google.cloud.tpu.v2.Tpu": {
@@ -206,13 +200,13 @@ class CloudTpuServer(Zone):
     """One zone of the Cloud TPU API, on a port of its own on loopback; a context manager.
 
     Attributes:
-        calls: (method, request) of every call, refused calls included.
+        calls: (method, request) of every call, also of refused ones.
         address: HOST:PORT.
     """
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
     address: str = ""
-    _faults: ApiFaults = field(default_factory=ApiFaults)
+    _faults: list[ApiFault] = field(default_factory=list)
     _server: Any = None
 
     def __enter__(self) -> Self:
@@ -235,15 +229,15 @@ class CloudTpuServer(Zone):
     def fail(self, code: grpc.StatusCode, method: str = "*", times: int = 1) -> None:
         """Answer the next calls of a method, such as ``"GetNode"``, with an error."""
         with self.lock:
-            self._faults.add(ApiFault(method, times, code=code))
+            self._faults.append(ApiFault(method, times, code=code))
 
     def delay(self, seconds: float, method: str = "*", times: int = 1) -> None:
         """Delay the next calls of a method by so many seconds."""
         with self.lock:
-            self._faults.add(ApiFault(method, times, delay_s=seconds))
+            self._faults.append(ApiFault(method, times, delay_s=seconds))
 
     def heal(self) -> None:
-        """Drop the failures and delays that are still to come."""
+        """Cancel the failures and delays that have not happened yet."""
         with self.lock:
             self._faults.clear()
 
@@ -256,7 +250,7 @@ class CloudTpuServer(Zone):
         def handle(request: Any, context: grpc.ServicerContext) -> Any:
             with self.lock:
                 self.calls.append((name, request))
-                fault = self._faults.take(name)
+                fault = take_fault(self._faults, name)
             try:
                 if fault is not None:
                     time.sleep(fault.delay_s)

@@ -1,4 +1,4 @@
-"""What there is in a zone: nodes, queued resources, quota."""
+"""The state of a zone: nodes, queued resources, quota, and the faults that a test asks for."""
 
 import threading
 import time
@@ -13,13 +13,10 @@ from google.rpc import status_pb2
 from iris_ray.errors import UnknownTPUTypeError
 from iris_ray.model.topology import get_tpu_config
 
-# -- faults ------------------------------------------------------------------------------------------------------------
-# Failures and delays of the API that a test asks for.
-
 
 @dataclass(slots=True)
 class ApiFault:
-    """What happens to the next calls of a method (``*``: of all methods)."""
+    """A failure or delay of the next calls of a method (``*``: of all methods)."""
 
     method: str
     times: int
@@ -27,31 +24,15 @@ class ApiFault:
     code: grpc.StatusCode | None = None
 
 
-@dataclass(slots=True)
-class ApiFaults:
-    """The faults to come; not thread-safe."""
-
-    _faults: list[ApiFault] = field(default_factory=list)
-
-    def add(self, fault: ApiFault) -> None:
-        self._faults.append(fault)
-
-    def clear(self) -> None:
-        self._faults.clear()
-
-    def take(self, method: str) -> ApiFault | None:
-        """Return the fault that this call of a method meets, or None. It counts as one of its ``times``."""
-        for fault in self._faults:
-            if fault.method in (method, "*"):
-                fault.times -= 1
-                if fault.times <= 0:
-                    self._faults.remove(fault)
-                return fault
-        return None
-
-
-# -- refusal -----------------------------------------------------------------------------------------------------------
-# How the API refuses a request.
+def take_fault(faults: list[ApiFault], method: str) -> ApiFault | None:
+    """Return the fault for this call of a method, or None, and count it down."""
+    for fault in faults:
+        if fault.method in (method, "*"):
+            fault.times -= 1
+            if fault.times <= 0:
+                faults.remove(fault)
+            return fault
+    return None
 
 
 class ApiRefusal(Exception):
@@ -61,8 +42,6 @@ class ApiRefusal(Exception):
         super().__init__(message)
         self.code = code
 
-
-# -- zone --------------------------------------------------------------------------------------------------------------
 
 State = tpu_v2.QueuedResourceState.State
 Initiator = tpu_v2.QueuedResourceState.StateInitiator
@@ -75,15 +54,12 @@ class Zone:
     """One zone: a test sets its state, and the API reads and changes it. All methods are thread-safe.
 
     Args:
-        location: the one parent that it knows, ``projects/<project>/locations/<zone>``.
-        quota_chips: how many chips all resources together may hold; None: no limit.
+        location: its only valid parent, ``projects/<project>/locations/<zone>``.
+        quota_chips: the limit of chips that all resources hold together; None: no limit.
         operation_s: seconds until a long-running operation is done.
 
     Attributes:
         in_stock: whether there is free capacity; if not, queued resources wait.
-        nodes: the nodes, by id.
-        queue: the queued resources, by id.
-        lock: held while the zone is read or changed.
     """
 
     location: str = "projects/test/locations/here"

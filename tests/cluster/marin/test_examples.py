@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.examples import run
+from tests.support.command_line import run
 
 pytestmark = [pytest.mark.proof, pytest.mark.way_in]
 

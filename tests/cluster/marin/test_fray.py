@@ -273,7 +273,7 @@ def test_actor_on_a_preempted_slice_comes_back_on_another_one_and_its_peer_stays
 def test_actor_that_finds_no_room_says_why(client: Client) -> None:
     large = types.ResourceConfig(cpu=1000, ram="100m")
     group = client.create_actor_group(Tally, 0, name="large", count=1, resources=large)
-    with pytest.raises(TimeoutError, match=r"0 of 1 actors of large-\w+ are ready after 1 s: .*a task needs 1000"):
+    with pytest.raises(TimeoutError, match=r"0 of 1 actors of large-\w+ are ready after 1 s: .*a task needs 1,000"):
         group.wait_ready(timeout=1)
     group.shutdown()
 

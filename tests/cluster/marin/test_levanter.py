@@ -15,7 +15,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.goodput import TimeKind
 from iris_ray.testing import SimulatedCluster
-from tests.support.examples import EXAMPLES
+from tests.support.command_line import EXAMPLES
 from tests.support.waiting import wait_until
 
 pytest.importorskip("levanter", reason="needs Levanter: make marin")

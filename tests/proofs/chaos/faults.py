@@ -17,7 +17,7 @@ from iris_ray.actors.host import reaper
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import Disturbances
 from tests.proofs.chaos.jobs import Running, runs
-from tests.support.gangs import actor_pid, all_jobs, controller_pid, pids_of, pool_pid
+from tests.support.gangs import actor_pid, all_jobs, controller_pid, pool_pid
 from tests.support.odd_hosts import fill
 
 REAPER = reaper.__name__
@@ -142,7 +142,7 @@ class Faults:
             pid = self._cluster.host_pids(name, worker)[0]
             victim = name
         elif kind in ("TaskProcess", REAPER):  # one of several perhaps: standbys, and reapers of earlier actors
-            pid = self._chance.choice(pids_of(self._cluster, name, worker, kind))
+            pid = self._chance.choice(self._cluster.host_pids(name, worker, kind))
         else:
             worker = 0 if kind == "SliceActor" else worker
             pid = actor_pid(self._cluster, name, worker, kind)

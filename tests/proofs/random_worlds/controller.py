@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -15,14 +15,21 @@ from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolView
-from iris_ray.model.jobs import Job
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
-from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerRegisteredEvent
+from iris_ray.state.events import (
+    Event,
+    PoolRestartedEvent,
+    TaskStateChangedEvent,
+    WorkerDrainedEvent,
+    WorkerFailedEvent,
+    WorkerRegisteredEvent,
+)
 from iris_ray.state.instructions import Instructions
 from tests.proofs.random_worlds.pools import Pools
-from tests.proofs.state_machine.views import GangView, view
-from tests.support.store_in_process import Store
+from tests.support.ray_in_process import Store
 
 
 class Killed(BaseException):
@@ -64,8 +71,8 @@ class FatalStore(Store):
             self.writes_left -= 1
 
 
-class CountedState(ControllerState):
-    """A state that counts the events that it handles.
+class WatchedState(ControllerState):
+    """A state that counts the events that it handles. No event charges more attempts than it can have ended.
 
     Args:
         count: called for each.
@@ -77,7 +84,29 @@ class CountedState(ControllerState):
 
     def handle_event(self, event: Event) -> Instructions:
         self._count()
-        return super().handle_event(event)
+        most, before = self._may_charge(event), self._charged()
+        instructions = super().handle_event(event)
+        charged = {job_id: count - before[job_id] for job_id, count in self._charged().items() if job_id in before}
+        assert sum(charged.values()) <= most, f"{event} charges {charged}"
+        return instructions
+
+    def _charged(self) -> dict[str, int]:
+        return {job_id: job.failures + job.preemptions for job_id, job in self.jobs.items()}
+
+    def _may_charge(self, event: Event) -> int:
+        """Return how many attempts an event can end that had begun. Moves, evictions and failed launches are free."""
+        match event:
+            case TaskStateChangedEvent(new_state=TaskState.FAILED | TaskState.WORKER_FAILED):
+                return 1
+            case WorkerFailedEvent(node_id) | WorkerRegisteredEvent(node_id) if node_id in self.workers:
+                return len({attempt for _, attempt in self.workers[node_id].occupants if self._has_begun(attempt)})
+            case PoolRestartedEvent(owner):
+                return sum(len(job.gangs) for job in self.jobs.values() if job.spec.owner == owner)
+        return 0
+
+    def _has_begun(self, attempt: AttemptId) -> bool:
+        gang = self.jobs[attempt.job_id].gangs[attempt.gang]
+        return gang.attempt == attempt.number and any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
 
 
 class GonePool:
@@ -198,9 +227,10 @@ def new_journal(store: FatalStore, now: Callable[[], float]) -> Journal:
 class Kept:
     """All that a record keeps of a job, but for hosts that are gone."""
 
-    gangs: tuple[GangView, ...]
+    gangs: tuple[tuple[object, ...], ...]
     rest: tuple[object, ...]
     held: frozenset[tuple[object, str]]
+    runs_on: frozenset[str]
 
     @staticmethod
     def of(state: ControllerState, job: Job) -> "Kept":
@@ -218,7 +248,8 @@ class Kept:
             job.yields,
             job.over,
         )
-        return Kept(tuple(map(view, job.gangs)), rest, frozenset(held))
+        runs_on = frozenset(task.node_id or "" for gang in job.gangs if gang.placed for task in gang.tasks)
+        return Kept(tuple(map(_kept_of, job.gangs)), rest, frozenset(held), runs_on)
 
     @property
     def is_over(self) -> bool:
@@ -226,12 +257,21 @@ class Kept:
 
     def on(self, hosts: Collection[str]) -> "Kept":
         """The same without what is held of other hosts."""
-        return Kept(self.gangs, self.rest, frozenset(held for held in self.held if held[1] in hosts))
+        return replace(self, held=frozenset(held for held in self.held if held[1] in hosts))
 
     def is_on(self, hosts: Collection[str]) -> bool:
         """Whether all hosts of its live gangs are there."""
-        live = (gang.node_ids for gang in self.gangs if gang.live)
-        return all(node_id in hosts for node_ids in live for node_id in node_ids)
+        return all(node_id in hosts for node_id in self.runs_on)
+
+
+def _kept_of(gang: Gang) -> tuple[object, ...]:
+    """Return what a record keeps of a gang, but for its notice: its hosts bring that back."""
+    return (
+        tuple((task.state, task.node_id, task.started_at, task.ended_at, task.exit_code) for task in gang.tasks),
+        *(gang.attempt, gang.failures, gang.preemptions, gang.evictions, gang.dispatch_failures, gang.quick_ends),
+        *(gang.not_before, gang.waiting_since, gang.returning_until, gang.running_since, gang.end_confirmed),
+        *(gang.groups, gang.groups_wanted, gang.requeued, gang.error, gang.past, gang.eviction),
+    )
 
 
 class Written:

@@ -1,5 +1,6 @@
 """Pools whose reports are late, doubled and overtake each other, and an account of what really runs on the hosts."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 from iris_ray.model.lifecycle import AttemptId
@@ -17,11 +18,13 @@ class Pools(SimulatedPools):
     Attributes:
         running: what really runs: hosts by attempt, until no process of the attempt is left.
         incarnations: which process each pool is, by owner; without those that are gone.
+        returned: the attempts whose results some pool has.
     """
 
     def begin(self, note: Callable[[PlacedGang], None]) -> None:
         self.running: dict[AttemptId, dict[str, Mapping[str, float]]] = {}
         self.incarnations: dict[str, int] = {}
+        self.returned: set[AttemptId] = set()
         self._ordered: set[AttemptId] = set()
         self._dropped: set[str] = set()  # spares
         self._note = note
@@ -66,6 +69,11 @@ class Pools(SimulatedPools):
         self.running[attempt] = held
         super()._start(placement)
 
+    def _returned(self, attempt: SimulatedAttempt) -> None:
+        if attempt.id in self._live:
+            self.returned.add(attempt.id)
+        super()._returned(attempt)
+
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def _confirm(self, attempt: SimulatedAttempt, *events: Event) -> None:
@@ -96,6 +104,7 @@ class Pools(SimulatedPools):
         for attempt_id in [attempt for attempt in self.running if attempt.job_id in whose]:
             del self.running[attempt_id]
             self._history.freed(attempt_id, self._agenda.now)
+        self.returned = {attempt for attempt in self.returned if attempt.job_id not in whose}
         for name in self.held_by(owner):
             del self._warm[name]
 
@@ -103,15 +112,20 @@ class Pools(SimulatedPools):
         """The slices on which a pool has processes."""
         return [name for name, holder in self._warm.items() if holder == owner]
 
+    def starting(self) -> list[AttemptId]:
+        """The attempts that have not begun."""
+        return [attempt.id for attempt in self._live.values() if attempt.began_at == math.inf]
+
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def check(self, on_their_way: set[AttemptId], to_be_dropped: set[str]) -> None:
-        """The Controller knows of everything that runs, and holds nothing for what does not.
+    def check(self, on_their_way: set[AttemptId], given_next: Instructions) -> None:
+        """The Controller knows of everything that runs, holds nothing for what does not, and has had the rest stopped.
 
         Args:
             on_their_way: attempts whose ends the pools have reported, and the Controller has not heard of.
-            to_be_dropped: spares that the Controller will have dropped with its next orders, and takes for gone.
+            given_next: what the Controller will have stopped, or dropped and takes for gone, with its next orders.
         """
+        to_be_dropped = {one.job_id for one in given_next.dropped}
         for attempt, held in self.running.items():
             for node_id in held if attempt.job_id not in to_be_dropped else ():
                 occupants = {one for _, one in self._state.workers[node_id].occupants}
@@ -119,3 +133,13 @@ class Pools(SimulatedPools):
         believed = {attempt for worker in self._state.workers.values() for _, attempt in worker.occupants}
         outlived = believed - self.running.keys() - on_their_way
         assert not outlived, f"hosts are held for {sorted(outlived)}, of which nothing runs"
+        ending = {attempt for worker in self._state.workers.values() for _, attempt in worker.ending}
+        go_on = ending & self._live.keys() - {one.attempt for one in given_next.stop}
+        assert not go_on, f"{sorted(go_on)} are over, and their pools have not been told"
+        begun = (attempt for attempt in self._live.values() if attempt.began_at < math.inf)
+        unheld = {name for attempt in begun for name in attempt.slices} - self._state.holders.keys()
+        assert not unheld, f"nobody is known to hold {sorted(unheld)}, where tasks run"
+        for job in self._state.jobs.values():
+            done = (gang for gang in job.gangs if gang.succeeded == len(gang.tasks) and not job.state.finished)
+            lost = {job.current_attempt(gang) for gang in done} - self.returned
+            assert not lost, f"{sorted(lost)} have succeeded, and nobody has their results"

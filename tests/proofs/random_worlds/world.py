@@ -13,6 +13,8 @@ from iris_ray.actors.controller import pool_registry, recovery, write_ahead_log
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.pool_registry import Pool
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.job_spec import SpareFor, SparePurpose
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
@@ -48,12 +50,12 @@ from iris_ray.study.hosts import SimulatedHosts
 from tests.proofs.random_worlds.chance import CPUS, draw_fleet, draw_job
 from tests.proofs.random_worlds.controller import (
     Background,
-    CountedState,
     FatalStore,
     Killed,
     Nodes,
     Orders,
     Registry,
+    WatchedState,
     Written,
     fates,
     new_journal,
@@ -70,7 +72,7 @@ READ_ANEW = (
 """What nobody repeats: a new Controller learns it from Ray, from the hosts and from the pools."""
 FAULTS = (
     "lose", "lose", "preempt", "warn", "maintain", "call off", "taint", "lift", "suspect", "bad host", "stranger",
-    "pool dies", "pool ends", "cancel", "cancel", "blame", "no answer", "finish", "yield", "yield",
+    "pool dies", "pool ends", "cancel", "cancel", "blame", "no answer", "finish", "yield", "yield", "cancel the taker",
 )  # fmt: skip
 
 
@@ -117,7 +119,7 @@ class RandomWorld(Simulation):
         self._bound_s = chance.choice((0.0, 60.0, 600.0))
         least_run_s = {band: chance.choice((0.0, 20.0, 300.0)) for band in PriorityBand}
         self._evictions = EvictionRules(chance.choice((0.0, 5.0, 60.0)), least_run_s)
-        self._fault_every_s, self._job_every_s = chance.choice((20.0, 100.0, 500.0)), chance.choice((10.0, 30.0, 100.0))
+        self._fault_every_s, self._job_every_s = chance.choice((10.0, 40.0, 200.0)), chance.choice((10.0, 30.0, 100.0))
         self._most_jobs = chance.choice((3, 6, 12, 24))
         self.pools = Pools(self.agenda, self.state, self._report, self.look_at, self.history, TIMINGS)
         self.pools.begin(self._note)
@@ -181,8 +183,12 @@ class RandomWorld(Simulation):
         self.agenda.after(self.chance.expovariate(1 / self._fault_every_s), self._something_happens)
         what = self.chance.choice(FAULTS)
         self.counts[what] += 1
-        self._struck = True
-        hosts = sorted(self.state.workers)  # the order of the table depends on the seed of hashes
+        self._struck = self._look_soon = True
+        used = {attempt: set(held) for attempt, held in self.pools.running.items()}
+        starting = {node_id for attempt in self.pools.starting() for node_id in used[attempt]}
+        kept = {node_id for job in self.state.jobs.values() for node_id in job.kept}
+        places = self.chance.choice((set().union(*used.values()), starting, kept, self._draining, ()))
+        hosts = sorted(places or self.state.workers)  # the order of the table depends on the seed of hashes
         if hosts:
             self._strike(what, self.chance.choice(hosts))
 
@@ -220,6 +226,10 @@ class RandomWorld(Simulation):
             case "blame" if self.state.jobs:
                 job_id = chance.choice(list(self.state.jobs))
                 self.apply([WorkerBlamedEvent(node_id, job_id, "boom", chance.choice(list(Fault)))])
+            case "cancel the taker":
+                gangs = (gang for job in self.state.jobs.values() for gang in job.gangs)
+                takers = {gang.eviction.job_id for gang in gangs if gang.eviction and gang.eviction.job_id}
+                self.apply([JobCancelledEvent(job_id, "cancelled by its user") for job_id in sorted(takers)])
             case "cancel" | "finish" | "no answer" | "yield":
                 self._strike_job(what)
 
@@ -330,8 +340,15 @@ class RandomWorld(Simulation):
         self.history.plans += 1
         self._plans_at = Counter({self.now: self._plans_at[self.now] + 1})
         assert self._plans_at[self.now] < MOST_PLANS_AT_ONCE, "plan follows plan, and nothing comes of it"
+        looks = self._look_soon or self.history.plans % self._check_after == 0
+        if looks:
+            self._plan_twice()
         placements = self._planner.plan(self.now, self._instructions)
         self._require_no_defect()
+        waiting = {job.spec.job_id for job in self.state.pending()}
+        assert self._planner.unfinished or waiting <= self._planner.pending_reasons.keys(), (
+            "a job waits without a reason"
+        )
         orders = [(self._orders.order(one.job, one.gang), one) for one in placements]
         instructions, self._instructions = self._instructions, Instructions()
         note = self._written.turn(self.state)
@@ -354,9 +371,18 @@ class RandomWorld(Simulation):
         if self._planner.pending_reasons and self._looks_at <= self.now:
             self._looks_at = self.now + self._look_again_s
             self.look_at(self._looks_at)
-        if self._look_soon or self.history.plans % self._check_after == 0:
+        if looks:
             self._look_soon = False
             self._look()
+
+    def _plan_twice(self) -> None:
+        """The same snapshot gives the same plan, but for searches that go on where the last one ended."""
+        planner, spares = self._planner, [*self.state.spares(), *self.state.yielding()]
+        one, other = (planner._find(list(self.state.pending()), self.now, None, spares) for _ in range(2))
+        if one.complete and other.complete and one.evictions == other.evictions:
+            assert (one.assignments, one.rooms, one.starving) == (other.assignments, other.rooms, other.starving)
+            assert one.pending_reasons.keys() == other.pending_reasons.keys()
+        planner._scheduler.check(self.now)
 
     def _dies(self) -> None:
         """The Controller is killed, and the next one goes on; it may be killed as it comes back."""
@@ -365,16 +391,15 @@ class RandomWorld(Simulation):
             self._store.killed = False
             self._new_controller()
             self._store.writes_left = fates(self.chance, 0.0 if self._quiet else 0.3, 40)
-            self._compared = False
+            self._compared = self._is_back = False
             try:
                 self._run(self._comes_back())
                 break
             except Killed:
                 self._background.forget()
-                if f"complete/{self._journal.epoch}" in self._store.values:
+                if f"complete/{self._journal.epoch}" in self._store.values and not self._is_back:
                     self._written.all_of(self.state)
         self._store.writes_left = None
-        self._written.all_of(self.state)
         self.pools.forget_unknown()
         repeated, self._unacknowledged = self._unacknowledged, []
         for event in repeated:
@@ -388,10 +413,14 @@ class RandomWorld(Simulation):
         nodes: Any = Nodes(self.state, self._registered, self._draining)
         args: Any = self.state, self._journal, self._registry, nodes, self._orders, lambda: None
         await recovery.come_back(*args)
-        await self._background.run()
+        if self._store.killed:  # while it wrote some values side by side
+            raise Killed
+        self._is_back = True
+        self._written.all_of(self.state)
+        await self._background.run()  # what follows from this is not written yet
 
     def _new_controller(self) -> None:
-        self.state = CountedState(self._count)
+        self.state = WatchedState(self._count)
         self.pools.meet(self.state)
         self.hosts = self._hosts_of(self.state)
         self._journal: Journal = new_journal(self._store, lambda: self.now)
@@ -430,12 +459,31 @@ class RandomWorld(Simulation):
         """The state is whole, and agrees with what really is."""
         self.state.check()
         assert self.state.workers.keys() == self._registered.keys()
+        for node_id, worker in self.state.workers.items():
+            assert (worker.draining is not None) == (node_id in self._draining), f"{node_id} has notice, or should have"
+        self._look_at_spares()
         on_their_way = {found for event in self._late.values() if (found := _attempt_of(event)) is not None}
-        self.pools.check(on_their_way, {one.job_id for one in self._instructions.dropped})
+        self.pools.check(on_their_way, self._instructions)
+
+    def _look_at_spares(self) -> None:
+        """A gang on slices has the spares that it asked for, and replacements of slices that go."""
+        jobs = self.state.jobs
+        have = Counter((held.job_id, held.purpose) for job in jobs.values() if (held := job.spec.spare_for))
+        for job_id, job in jobs.items():
+            runs = job.spec.coscheduling and job.requirement.chips and job.gang.placed and not job.spec.spare_for
+            spares = (other for other in jobs.values() if other.spec.spare_for == SpareFor(job_id, SparePurpose.SPARE))
+            sound = sum(spare.gang.placed and not self._slices_that_go(spare) for spare in spares)
+            needed = (job.spec.spares, max(0, self._slices_that_go(job) - sound)) if runs else (0, 0)
+            assert needed == (have[job_id, SparePurpose.SPARE], have[job_id, SparePurpose.REPLACEMENT]), job_id
+
+    def _slices_that_go(self, job: Job) -> int:
+        tasks = job.gang.tasks
+        each = len(tasks) // max(1, len(job.gang.groups))
+        return len({number // each for number, task in enumerate(tasks) if task.node_id in self._draining})
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._loop.run_until_complete(coroutine)
-        if self._store.killed:  # while it wrote some values side by side
+        if self._store.killed:
             raise Killed
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from iris_ray.actors.pool import attempt
 from iris_ray.model.options import PriorityBand
-from tests.support.browser import Browser, browser
 from tests.support.controller_in_process import ControllerInProcess
-from tests.support.dashboard_server import served
+from tests.support.dashboard_pages import Browser, browser, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

@@ -21,12 +21,13 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import PAGE
 from iris_ray.actors.protocol.task_log import LogPosition
 from iris_ray.dashboard import place
-from iris_ray.dashboard.access import COOKIE, is_loopback, require_token
+from iris_ray.dashboard.access import COOKIE, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import is_loopback
 from tests.support.controller_in_process import ControllerInProcess
-from tests.support.dashboard_server import served
-from tests.support.store_in_process import Store
+from tests.support.dashboard_pages import served
+from tests.support.ray_in_process import Store
 from tests.support.waiting import wait_until
 
 

@@ -13,7 +13,6 @@ import ray
 
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
 from iris_ray.fray import actor_handle
-from iris_ray.fray import actor_handle as actor_group
 from iris_ray.fray.actor_handle import ActorAddress, ActorHandle, InProcess, require_no_tls
 from iris_ray.fray.actor_server import ActorServer
 from tests.support.waiting import wait_until
@@ -205,8 +204,8 @@ def test_actors_are_refused_where_ray_encrypts() -> None:
 
 def test_endpoints_that_the_actors_of_a_group_have_besides_are_no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"eval-1": "a", "eval-0": "b", "eval-metrics": "c"}
-    monkeypatch.setattr(actor_group, "endpoints_of", lambda job_id, prefix: found)
-    group = actor_group.ActorGroup("eval-1a2b", "eval", 2)
+    monkeypatch.setattr(actor_handle, "endpoints_of", lambda job_id, prefix: found)
+    group = actor_handle.ActorGroup("eval-1a2b", "eval", 2)
     assert [repr(actor) for actor in group.discover_new()] == [
         "<ActorHandle eval-0 of eval-1a2b>",
         "<ActorHandle eval-1 of eval-1a2b>",

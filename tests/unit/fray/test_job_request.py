@@ -10,10 +10,16 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnsupportedOptionError
-from iris_ray.fray.job_request import Command, InTask, band_of, fray_request
+from iris_ray.fray import job_request
+from iris_ray.fray.client import Client
+from iris_ray.fray.job_request import Command, InTask, band_of
 from iris_ray.model.options import PriorityBand
 
 types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
+
+
+def fray_request(request: Any) -> Any:
+    return job_request.fray_request(request, Client)
 
 
 def job(**asked: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.levanter.checkpointing import GangCheckpointer, is_complete, marked_restores
-from tests.support.task_children import NOTICE
+from tests.support.processes import NOTICE
 from tests.support.waiting import wait_until
 
 STEPS = 10

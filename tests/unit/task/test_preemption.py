@@ -11,7 +11,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.task.preemption import PreemptionNotice
-from tests.support.task_children import NOTICE, PATIENCE_S
+from tests.support.processes import NOTICE, PATIENCE_S
 from tests.support.waiting import wait_until
 
 

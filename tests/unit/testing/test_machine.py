@@ -47,6 +47,7 @@ def test_machine_kill_ends_daemons_too(tmp_path: Path, lifeline: tuple[int, int]
     machine = a_machine(FAMILY, tmp_path, lifeline[1])
     wait_until(lambda: len(machine.pids()) == 2 and (tmp_path / "ready").exists())
     pids = machine.pids()
+    wait_until(lambda: machine.pids("sleep 1000") == pids[1:])
     machine.kill()
     assert not machine.running
     assert machine.pids() == []

@@ -15,8 +15,13 @@ from iris_ray.actors.host.metadata import UPCOMING_MAINTENANCE
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataServers, MetadataValue
 from iris_ray.testing.tpu_host import TPUHost
-from tests.support.metadata import FLAVOR, ask
 from tests.support.waiting import wait_until
+
+FLAVOR = {"Metadata-Flavor": "Google"}
+
+
+def ask(host: HostMetadata, key: str, headers: dict[str, str] = FLAVOR, **query: str | float) -> requests.Response:
+    return requests.get(f"http://{host.address}/computeMetadata/v1/{key}", query, headers=headers, timeout=10)
 
 
 def test_answers_carry_flavor_and_etag_and_the_etag_changes_with_the_value(host_metadata: HostMetadata) -> None:

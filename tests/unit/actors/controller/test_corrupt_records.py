@@ -19,7 +19,7 @@ from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import RECORD_VERSION, JobRecord
 from tests.support.controller_in_process import ControllerInProcess
-from tests.support.store_in_process import Store
+from tests.support.ray_in_process import Store
 from tests.support.waiting import wait_until
 from tests.support.worlds import World
 

@@ -10,7 +10,7 @@ from iris_ray.model.lifecycle import TaskState as S
 from iris_ray.model.options import PriorityBand
 from iris_ray.state import job_table
 from iris_ray.state.events import JobCancelledEvent, TaintedEvent, TimePassedEvent
-from tests.support.recorded_meter import RecordedMeter
+from tests.support.cluster_in_process import RecordedMeter
 from tests.support.worlds import World
 
 INTERACTIVE = "band=interactive,tpu_type=v4-16"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Nursery
-from tests.support.task_children import Child, Make
+from tests.support.processes import Child, Make, Nursery
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import pytest
 from iris_ray.actors.host.metadata import PREEMPTION_NOTICE_S, UPCOMING_MAINTENANCE, MetadataWatch, WatchTimes
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataValue
-from tests.support.metadata import FLAVOR
 from tests.support.waiting import wait_until
 
 QUICK = WatchTimes(long_poll=60, answer=1, at_least=0.2, look=0.05, first_pause=0.05, longest_pause=0.2)
@@ -331,7 +330,7 @@ def test_watch_does_not_hurry_a_server_that_keeps_no_question() -> None:
         return [question.at for question in questions if PREEMPTED in question.path]
 
     began = time.monotonic()
-    with stranger(b"FALSE", FLAVOR) as (address, questions):
+    with stranger(b"FALSE", {"Metadata-Flavor": "Google"}) as (address, questions):
         asyncio.run(scenario(address))
     assert all(at - began > 0.099 * number for number, at in enumerate(polls()))
 
@@ -344,7 +343,7 @@ def test_watch_uses_no_proxy(host_metadata: HostMetadata, monkeypatch: pytest.Mo
 
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
-    with stranger(b"FALSE", FLAVOR) as (proxy, questions):
+    with stranger(b"FALSE", {"Metadata-Flavor": "Google"}) as (proxy, questions):
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://{proxy}")
         asyncio.run(scenario())

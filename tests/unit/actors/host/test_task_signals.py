@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
-from tests.support.task_children import NOTICE, Child, Make
+from tests.support.processes import NOTICE, Child, Make
 
 SAY_AND_EXIT = "signal.signal(signal.SIGTERM, lambda *_: (print('handler', flush=True), os._exit(7)))"
 WAIT = "print('waits', flush=True)\nnext_start()\nprint('goes on', flush=True)"

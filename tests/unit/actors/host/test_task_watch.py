@@ -23,8 +23,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind, TaskEnd
-from tests.support.processes import alive
-from tests.support.task_children import NOTICE, PATIENCE_S, Child, Make, started, watched
+from tests.support.processes import NOTICE, PATIENCE_S, Child, Make, alive, started, watched
 
 SLEEP = "time.sleep(60)"
 SAVE = """

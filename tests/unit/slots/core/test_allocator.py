@@ -16,10 +16,6 @@ from iris_ray.slots.core.allocator import (
     Never,
     Place,
     SlotRequirement,
-    Snapshot,
-    decide,
-    fleet_of,
-    plan,
 )
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner
 from iris_ray.slots.core.eviction import EvictionSearch
@@ -29,7 +25,7 @@ from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 from tests.support.proofs import EXAMPLES
-from tests.support.slot_reference import best_score, score_of
+from tests.support.slot_reference import Snapshot, best_score, decide, fleet_of, plan, score_of
 from tests.support.slots import GB, chips, gpus, model
 
 NOW = 100.0

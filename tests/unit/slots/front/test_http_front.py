@@ -116,7 +116,7 @@ def test_a_body_that_is_not_as_its_encoding_says_is_the_callers_mistake(front: H
 def test_models_that_nobody_serves_any_more_may_come_back(front: HttpFront) -> None:
     status, headers, body = post(front, asked("dead"))
     assert (status, headers["Retry-After"]) == (503, "10")
-    assert "who served the models is gone" in json.loads(body)["error"]["message"]
+    assert "the process that served the models is gone" in json.loads(body)["error"]["message"]
     connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
     connection.request("GET", "/v1/models")
     assert connection.getresponse().status == 503

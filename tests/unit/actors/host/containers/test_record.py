@@ -14,8 +14,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
-from tests.support.processes import TOKEN, Nursery, tree
-from tests.support.task_children import Make, watched
+from tests.support.processes import TOKEN, Make, Nursery, tree, watched
 from tests.support.waiting import wait_until
 
 

@@ -21,7 +21,7 @@ from iris_ray.model.outcomes import EndKind
 from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
-from tests.support.task_children import NOTICE
+from tests.support.processes import NOTICE
 from tests.support.waiting import wait_until
 from tests.unit.model.test_job_info import INFO
 

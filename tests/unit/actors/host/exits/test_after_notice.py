@@ -11,7 +11,7 @@ from ray import cloudpickle
 from iris_ray.actors.host.user_code import run_function
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.outcomes import EndKind
-from tests.support.task_children import PATIENCE_S, Make
+from tests.support.processes import PATIENCE_S, Make
 
 # Runs each function in a forked process of its own, as a task that has had a notice, and says what became of it.
 LEAVE = """

@@ -2,7 +2,6 @@
 
 from iris_ray.actors.host.output.line_throttle import LONGEST_LINE, LineThrottle
 from iris_ray.actors.protocol.task_log import printable
-from tests.support.task_logs import lines
 
 
 def throttle(rate: float = 10.0, burst: float = 20.0) -> LineThrottle:
@@ -121,7 +120,7 @@ def test_native_stacks_are_left_out_and_counted_and_frames_of_python_stay() -> N
 
 
 def test_tasks_of_a_large_gang_share_what_a_terminal_can_take() -> None:
-    much = lines(1000)
+    much = b"".join(b"%d\n" % n for n in range(1000))
     whole = sum(len(LineThrottle.for_task_of(256, "").feed(much, 0.0)) for _ in range(256))
     assert whole <= 256 * 20
     later = [LineThrottle.for_task_of(256, "") for _ in range(256)]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.host.output.log_files import RETRY_BYTES, AttemptLog, LogWriter, prune
-from tests.support.task_logs import lines
 
 
 @pytest.fixture
@@ -72,11 +71,11 @@ def test_tail_gives_the_last_lines_across_files(
     log: AttemptLog, count: int, last: bytes | None, file_bytes: int
 ) -> None:
     writer = LogWriter(log, file_bytes=file_bytes, files_kept=1000)
-    writer.write(lines(100))
+    writer.write(b"".join(b"%d\n" % n for n in range(100)))
     writer.close()
     piece = log.tail(count, 1 << 20)
     assert piece is not None
-    assert piece.data == (lines(100) if last is None else last)
+    assert piece.data == (b"".join(b"%d\n" % n for n in range(100)) if last is None else last)
     assert piece.offset + len(piece.data) == piece.end
 
 

@@ -14,7 +14,6 @@ from iris_ray.actors.host.output.line_throttle import LineThrottle
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LastLines, LogId, LogPosition, TaskLog
 from iris_ray.client import log_stream
 from iris_ray.client.log_stream import LogLine, stream_logs
-from tests.support.task_logs import lines
 
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
@@ -196,7 +195,7 @@ def test_task_that_prints_too_much_is_taken_up_near_its_end_beside_others() -> N
 @pytest.mark.parametrize("tasks", [16, 256])
 def test_tasks_of_a_large_job_share_what_a_terminal_can_take_while_they_are_followed(tasks: int) -> None:
     """All print at once: what each may show at first, and then 500 lines a second in all."""
-    story = Story([[[lines(5000)] * 2 for _ in range(tasks)]])
+    story = Story([[[b"".join(b"%d\n" % n for n in range(5000))] * 2 for _ in range(tasks)]])
     began = time.monotonic()
     found = list(stream_logs(story, "job"))
     share = LineThrottle.for_task_of(tasks, "")
