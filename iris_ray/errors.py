@@ -16,13 +16,13 @@
     │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
-    ├── LimitReachedError (RuntimeError)     its user has too many jobs that wait, or too many tasks, for one more
+    ├── LimitReachedError (RuntimeError)     the job's user has too many waiting jobs, or too many tasks
     ├── FrayMissingError (ImportError)       Fray, Marin's interface to jobs, is not installed
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found, or the process has left it
     ├── ControllerUnavailableError (RuntimeError)
-    ├── NotPermittedError (PermissionError)  it is not the user's own job, or only operators may do it
-    ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another one
-    ├── RayJobError (RuntimeError)           Ray's job API refused what was asked, or has answered nonsense
+    ├── NotPermittedError (PermissionError)  it is another user's job, or only operators may do it
+    ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another token
+    ├── RayJobError (RuntimeError)           Ray's job API refused the request, or gave an unreadable answer
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
@@ -34,13 +34,13 @@
     │   └── TaskOutOfMemoryError             the kernel or Ray killed it, because its host's memory was used up
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
     ├── PreemptedTooManyTimesError (RuntimeError)
-    ├── ResultsLostError (RuntimeError)      it succeeded, but the process that had its results died
+    ├── ResultsLostError (RuntimeError)      the job succeeded, but the process that had its results died
     ├── JobCancelledError (RuntimeError)
     ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
     │   └── LaunchesFailedError              its tasks could not be started, again and again
     ├── SlotQueueFullError (RuntimeError)    so many requests for models wait that no more are taken
     ├── RequestExpiredError (TimeoutError)   a request for a model did not begin before its deadline
-    ├── RequestLostError (RuntimeError)      what ran a request is gone, and the request may not be repeated
+    ├── RequestLostError (RuntimeError)      the process of a request is gone, and the request may not be repeated
     ├── SessionEndedError (RuntimeError)     a session with a model is over; the call that raises it has not run
     ├── ModelUnavailableError (RuntimeError) a model could not be loaded, again and again
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
@@ -113,7 +113,7 @@ class UnsupportedOptionError(InvalidRequestError):
 
 
 class LimitReachedError(IrisError, RuntimeError):
-    """The job's user has reached a limit on jobs that wait, or on tasks; the message has the numbers."""
+    """The job's user has reached a limit on waiting jobs or on tasks; the message has the numbers."""
 
 
 class FrayMissingError(IrisError, ImportError):
@@ -129,15 +129,15 @@ class ControllerUnavailableError(IrisError, RuntimeError):
 
 
 class NotPermittedError(IrisError, PermissionError):
-    """Only others may do this: a job's user, or operators; the message says who. Nothing was done."""
+    """Only a job's user, or an operator, may do this; the message says who. Nothing was done."""
 
 
 class TokenRefusedError(IrisError, PermissionError):
-    """The cluster takes no request without a token, or not with this one. Nothing was done."""
+    """The cluster refuses requests without a token, or with this token. Nothing was done."""
 
 
 class RayJobError(IrisError, RuntimeError):
-    """Ray's job API refused what was asked, or gave an answer that can't be read; the message has the reason."""
+    """Ray's job API refused the request, or gave an answer that can't be read; the message has the reason."""
 
 
 class ResultNotPicklableError(IrisError, TypeError):
@@ -216,7 +216,7 @@ class RequestLostError(IrisError, RuntimeError):
 
 
 class SessionEndedError(IrisError, RuntimeError):
-    """A session with a model is over; the message says why. The call that raises this has not run. Open it again."""
+    """A session with a model is over; the message says why. The call has not run. Open the session again."""
 
 
 class ModelUnavailableError(IrisError, RuntimeError):
@@ -236,11 +236,11 @@ class VersionMismatchError(IrisError, RuntimeError):
 
 
 class ProviderError(IrisError, RuntimeError):
-    """The cloud provider's API refused what was asked, or could not be reached."""
+    """The cloud provider's API refused the request, or could not be reached."""
 
 
 class NotYetError(IrisError, RuntimeError):
-    """What is asked for is not there yet; ask again in a moment."""
+    """The answer is not there yet; ask again in a moment."""
 
 
 class DeposedError(IrisError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The pool of this process: the one SlicePoolManager through which it runs its jobs that are not detached."""
+"""Pools of SlicePoolManagers: the one of this process for its jobs, and one for each detached job."""
 
 import atexit
 import concurrent.futures
@@ -22,23 +22,18 @@ from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.connection import this_connection
 
-# -- pool actor --------------------------------------------------------------------------------------------------------
-# The SlicePoolManager as a Ray actor: what Ray restarts, and which calls Ray repeats.
-
 PoolActor = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)(SlicePoolManager)
-"""Made once, because Ray exports a class anew for each ``ray.remote(...)``. If its process dies, Ray starts another."""
+"""The SlicePoolManager as a Ray actor, whose process Ray restarts. Ray exports a class anew for each ``ray.remote``."""
 
 REPEATED: dict[str, Any] = {"max_task_retries": -1}
-"""Options of the calls that Ray repeats in the pool's new process. Ray repeats no others."""
+"""Options of the calls that Ray repeats in the pool's new process. Ray repeats no other calls."""
 
-
-# -- caller pool -------------------------------------------------------------------------------------------------------
 
 SILENT_S = 1.0
-"""A wait for tasks is mentioned after so long."""
+"""Seconds after which a wait for tasks is mentioned."""
 
 RESTART_S = 1.0
-"""How long a pool whose process died is left alone before it is asked again: Ray needs a while to start another."""
+"""Seconds before a pool whose process died is asked again: Ray needs a while to start another process."""
 
 
 class CallerPool:
@@ -51,13 +46,13 @@ class CallerPool:
         self._calls = 0
 
     def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Actor[PoolInterface]]:
-        """Start a job. Returns the reference to its results, and the pool that runs it."""
+        """Start a job. Return the reference to its results, and the pool that runs it."""
         stored = with_stored_function(request)
         with self._lock:
             pool = self._current()
             named = pool.with_options(name=f"run_on_pod({request.spec.name})", **REPEATED)
             results = named.call(PoolInterface.run, stored)
-            self._calls += 1  # only now: the pool ends after so many
+            self._calls += 1  # only after the call was made: the pool ends after so many calls
             return results, pool
 
     def release(self) -> None:
@@ -68,7 +63,7 @@ class CallerPool:
                 ray.get(pool.call(PoolInterface.release))
 
     def wait_for_tasks(self) -> None:
-        """Wait until all tasks of jobs whose results are out have ended, for the pool would end them with itself."""
+        """Wait until the tasks of all jobs with results have ended, because the end of the pool would kill them."""
         if (pool := self._connected()) is None:
             return
         try:
@@ -81,13 +76,13 @@ class CallerPool:
                 )
                 ray.wait(ended)
         except (KeyboardInterrupt, SystemExit):  # the latter: SIGTERM in a Ray driver
-            print("iris_ray: what they have not done by now is lost", file=sys.stderr)
+            print("iris_ray: their unfinished work is lost", file=sys.stderr)
 
     def end_with_process(self) -> None:
         """Wait for tasks like `wait_for_tasks`, and end the pool if this process is a task's.
 
-        Ray keeps a task's process as long as its pool lives, and that has objects of it: a pool with warm slices would
-        keep the hosts of both for another minute.
+        A pool holds objects of the process that made it, so Ray keeps a task's process as long as its pool lives. A
+        pool with warm slices would keep the hosts of both for another minute.
         """
         self.wait_for_tasks()
         if TaskFiles.of_this_task() is not None and self._connected() is not None:
@@ -95,7 +90,7 @@ class CallerPool:
                 self._end()
 
     def _connected(self) -> Actor[PoolInterface] | None:
-        """Return the pool, if there is one on the cluster to which this process is connected now."""
+        """Return the pool, if it is on the cluster to which this process is connected now."""
         with self._lock:
             there = self._pool is not None and self._cluster == this_connection()
             return self._pool if there else None
@@ -103,7 +98,7 @@ class CallerPool:
     def _current(self) -> Actor[PoolInterface]:
         context, cluster = ray.get_runtime_context(), this_connection()
         if self._pool is None or self._cluster != cluster:
-            # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
+            # On the caller's own node, whose fate the pool shares; elsewhere might be a preemptible TPU host.
             # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
             anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
@@ -114,9 +109,9 @@ class CallerPool:
         return self._pool
 
     def _end_when_idle(self, pool: Actor[PoolInterface]) -> None:
-        """Have the pool ended once it has done all calls and holds no slice, unless a new call is faster.
+        """Have the pool ended once it has done all calls and holds no slice, unless a new call comes first.
 
-        No thread waits for that: one that sits in ray.get when the driver disconnects crashes the process (Ray 2.60).
+        No thread waits for that: a thread in ray.get when the driver disconnects crashes the process (Ray 2.60).
         Ray does not repeat the call: a repeated one that is open when the driver disconnects makes Ray 2.60 print
         "Failed to push error to driver".
         """
@@ -143,14 +138,14 @@ class CallerPool:
                 self._end_when_idle(pool)
 
     def _ask_again(self, pool: Actor[PoolInterface], calls: int) -> None:
-        """The pool's process died, and Ray starts another: ask that one when it is idle."""
+        """Ask the pool's next process when it is idle: its process died, and Ray starts another."""
         time.sleep(RESTART_S)
         with self._lock:
             if self._pool is pool and ray.is_initialized():
                 self._end_when_idle(pool)
 
     def _forget(self, pool: Actor[PoolInterface], calls: int) -> None:
-        """The pool's process is gone; the next call makes a new one."""
+        """Forget a pool whose process is gone; the next call makes a new pool."""
         with self._lock:
             if self._pool is pool:
                 self._pool = None
@@ -165,20 +160,15 @@ pool_of_this_process = CallerPool()
 atexit.register(pool_of_this_process.end_with_process)  # before Ray's own handler, which was registered earlier
 
 
-# -- detached job ------------------------------------------------------------------------------------------------------
-# A job that goes on when its caller ends.
-
-
 def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Actor[PoolInterface]]:
     """Start a job that does not end with this process, in a pool of its own, which ends with the job.
 
-    Returns:
-        The reference to its results, and the pool that runs it.
+    Return the reference to its results, and the pool that runs it.
     """
     spec = request.spec
     head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
-    # The cluster keeps what a pool is made with, for the pool's restarts; but of a larger request Ray keeps a reference
-    # only, to an object that goes with this process.
+    # The cluster keeps the arguments of a pool's constructor, for restarts. Of a large argument Ray keeps only a
+    # reference, to an object that goes with this process.
     large = len(cloudpickle.dumps(request)) > INLINE_BYTES
     actor = PoolActor.options(
         max_restarts=0 if large else -1,

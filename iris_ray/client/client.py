@@ -1,4 +1,4 @@
-"""`IrisClient`: jobs of any kind on a shared cluster, and everything that one may want to know about them."""
+"""`IrisClient`: submits jobs of any kind to a shared cluster, and answers questions about jobs, tasks and hosts."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -57,7 +57,7 @@ class IrisClient:
             NoClusterError: nothing answers there, or it is not the head of a Ray cluster.
             InvalidRequestError: the address or the workspace makes no sense, or this process is connected already.
         """
-        require_no_local_mode()  # what is refused leaves the process unconnected
+        require_no_local_mode()  # before the process is connected
         join(address, workspace)
         client = cls()
         client._at_the_end.callback(ray.shutdown)
@@ -83,9 +83,9 @@ class IrisClient:
         return client
 
     def close(self) -> None:
-        """Leave the cluster, if this client joined it. Jobs that are not detached end with that.
+        """Leave the cluster, if this client joined it. Jobs that are not detached then end.
 
-        Waits for tasks that have returned and still save or upload something; Ctrl-C skips that.
+        This waits for tasks that have returned and still save or upload something; Ctrl-C skips the wait.
         """
         self._at_the_end.close()
 
@@ -110,11 +110,11 @@ class IrisClient:
         detached: bool = False,
         **options: Unpack[JobOptions],
     ) -> JobHandle:
-        """Put a job into the cluster's queue; returns as soon as it is there.
+        """Put a job into the cluster's queue; return as soon as it is there.
 
-        On slices of several hosts the tasks are a gang, as with `run_on_pod`, and so they are with ``coscheduling``.
-        Otherwise each task is placed, fails and is retried by itself. Unlike with `run_on_pod`, there is no further
-        attempt after a failure unless you ask for some with ``max_retries_failure``.
+        On slices of several hosts, and with ``coscheduling``, the tasks are a gang, as with `run_on_pod`. Otherwise
+        each task is placed, fails and is retried by itself. Unlike with `run_on_pod`, there is no further attempt after
+        a failure unless you ask for some with ``max_retries_failure``.
 
         Args:
             remote_fn: a function without arguments, or a Ray remote function.
@@ -123,7 +123,7 @@ class IrisClient:
             coscheduling: for several slices: ``CoschedulingConfig(num_groups=2)``, or ``[2, 4]``. Without TPU,
                 ``CoschedulingConfig("rack")`` makes a gang: all tasks start together, each on a host of its own, on
                 hosts with the same value of that attribute.
-            detached: the job goes on when this process ends; not for what a task submits, which ends with that task.
+            detached: the job goes on when this process ends. A task can't submit detached jobs.
             options: those of docs/options.md, such as ``spares=1``; ``help(IrisClient.submit)`` explains each.
 
         Raises:
@@ -148,7 +148,8 @@ class IrisClient:
         """Return how a job stands.
 
         Raises:
-            UnknownNameError: there is no job of that id; the message has the nearest. So for all that take a job.
+            UnknownNameError: there is no job of that id; the message has the nearest. All methods that take a job
+                raise it.
         """
         return controller_of_a_job().ask(ControllerInterface.job_status, job_id_of(job))
 
@@ -175,14 +176,14 @@ class IrisClient:
         max_bytes: int = 1 << 20,
         tail_lines: int | None = None,
     ) -> TaskLog:
-        """Return a piece of what a task has printed, from its host; if that is gone, the last lines that left it.
+        """Return a piece of what a task has printed, from its host; if the host is gone, the last lines that left it.
 
         Args:
             job, task_index: which task.
             attempt: its attempt, from 1; None for the latest.
             offset: where the piece begins, in bytes; ``next_offset`` of the piece before.
             max_bytes: how long it may be.
-            tail_lines: give the last lines instead, so many.
+            tail_lines: how many of the last lines to return instead.
 
         Raises:
             InvalidRequestError: an argument is not a number.
@@ -201,10 +202,10 @@ class IrisClient:
         return self.job_status(job).explanation
 
     def cancel(self, job: JobHandle | str) -> JobStatus:
-        """End a job, whether it waits or runs; returns how it stood before.
+        """End a job, whether it waits or runs. Return how it stood before.
 
         Raises:
-            NotPermittedError: it is a job of somebody else, and the cluster leaves that to its operators.
+            NotPermittedError: another user submitted the job, and the cluster lets only operators cancel such jobs.
         """
         user = current_user()
         return controller_of_a_job().ask(ControllerInterface.cancel, job_id_of(job), f"cancelled by {user}", user)
@@ -217,11 +218,7 @@ class IrisClient:
 
 
 def require_may_detach() -> None:
-    """Refuse to leave a job to the cluster from within a task.
-
-    Raises:
-        InvalidRequestError: this process is a task's.
-    """
+    """Raise InvalidRequestError if this process is a task's: such a process can't submit detached jobs."""
     if (parent := get_job_info()) is not None:
         raise InvalidRequestError(
             f"detached=True in {parent.task_id}: a job that a task submits is a part of its job and ends with that"
@@ -230,10 +227,10 @@ def require_may_detach() -> None:
 
 
 def launch(request: RunRequest, detached: bool) -> JobHandle:
-    """Hand a job over; return when the Controller has it. An interruption ends the job, as the caller has no handle.
+    """Submit a job; return when the Controller has it. An interruption ends the job, as the caller has no handle.
 
     Raises:
-        IrisError: it does not get there.
+        IrisError: the job does not reach the Controller.
     """
     require_cluster()
     results, pool = submit_detached(request) if detached else pool_of_this_process.submit(request)
@@ -247,5 +244,5 @@ def launch(request: RunRequest, detached: bool) -> JobHandle:
             ray.cancel(results)
         raise
     if not accepted:
-        handle.results()  # which raises the reason
+        handle.results()  # raises the reason
     return handle

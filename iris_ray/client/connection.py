@@ -1,4 +1,4 @@
-"""Connecting this process to a Ray cluster. Ray is imported when it is needed, so that the command line is quick."""
+"""Connects this process to a Ray cluster, and names its user and jobs. It imports Ray late: few commands need it."""
 
 import getpass
 import os
@@ -22,15 +22,15 @@ TRY_A_CLUSTER = (
 
 
 def connect(address: str, show_logs: bool = False, **options: Any) -> None:
-    """Make this process a driver of the cluster; at most once.
+    """Make this process a driver of the cluster, unless it is one.
 
     Args:
         address: HOST:PORT of the cluster's head, or "auto" for the one on this machine.
-        show_logs: whether what this process's tasks print appears here.
+        show_logs: whether the output of this process's tasks appears here.
         options: more for ``ray.init``.
 
     Raises:
-        NoClusterError: there is none, or it can't be reached from here.
+        NoClusterError: there is no cluster, or it can't be reached from here.
         InvalidRequestError: the address makes no sense, or the working directory can't travel.
     """
     if address != AUTO:
@@ -47,11 +47,11 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
         raise
     except (Exception, SystemExit) as error:  # Ray ends the process if what answers is no GCS
         if isinstance(error, RuntimeEnvSetupError) and isinstance(error.__cause__, (ValueError, OSError)):
-            ray.shutdown()  # it is half connected
+            ray.shutdown()  # the process is half connected
             directory, why = options["runtime_env"]["working_dir"], str(error.__cause__).partition(". ")[0]
             raise InvalidRequestError(
-                f"the working directory {directory} can't travel to the hosts: {why}; what its .gitignore or .rayignore"
-                " names stays here"
+                f"the working directory {directory} can't travel to the hosts: {why}; files that its .gitignore or"
+                " .rayignore names stay here"
             ) from None
         where = "on this machine" if address == AUTO else f"at {address}"
         why = " ".join(str(error).split())[:300]
@@ -70,7 +70,7 @@ def join(address: str, workspace: Path | str | None) -> None:
         workspace: a directory that travels to the hosts as the working directory of the tasks, or None.
 
     Raises:
-        NoClusterError: there is none, or it can't be reached from here.
+        NoClusterError: there is no cluster, or it can't be reached from here.
         InvalidRequestError: the address or the workspace makes no sense, or the process is in a cluster already.
     """
     import ray
@@ -88,11 +88,11 @@ def join(address: str, workspace: Path | str | None) -> None:
 
 
 def require_cluster() -> None:
-    """Connect to the running cluster if this process has not done so.
+    """Connect to the running cluster if this process is not connected.
 
     Raises:
-        NoClusterError: there is none, or nothing answers at ``$RAY_ADDRESS``, or the process was forked from one that
-            is connected.
+        NoClusterError: there is no cluster, or nothing answers at ``$RAY_ADDRESS``, or the process was forked from a
+            connected one.
         InvalidRequestError: the process is a Ray Client, or ``$RAY_ADDRESS`` makes no sense.
     """
     import ray
@@ -123,7 +123,7 @@ def require_cluster() -> None:
 
 
 def this_connection() -> str | None:
-    """Return a name of this process's connection to a cluster, which no later one has; None if it has none."""
+    """Return a unique name of this process's connection to a cluster; None if it is not connected."""
     import ray
 
     if not ray.is_initialized():
@@ -131,16 +131,12 @@ def this_connection() -> str | None:
     context = ray.get_runtime_context()
     try:
         return f"{context.gcs_address} {context.get_job_id()}"
-    except Exception:  # it ends at this moment
+    except Exception:  # the connection ends at this moment
         return None
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return the two parts of an address.
-
-    Raises:
-        InvalidRequestError: it makes no sense.
-    """
+    """Return the two parts of an address, or raise InvalidRequestError."""
     if not isinstance(address, str):
         raise InvalidRequestError(f"the address is {address!r}; give HOST:PORT, such as 10.0.0.2:6379")
     if "://" in address:
@@ -156,15 +152,15 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def _require_answer(address: str) -> None:
-    """Ask for a connection first: Ray itself would wait for minutes, and then end the process."""
+    """Refuse an address at which no Ray head answers. Ray itself would wait for minutes, and then end the process."""
     host, port = host_and_port(address)
     if host in ("localhost", "127.0.0.1", "::1"):
         import ray
 
-        host = ray.util.get_node_ip_address()  # as Ray does
+        host = ray.util.get_node_ip_address()  # Ray does the same
     try:
         probe = socket.create_connection((host.strip("[]"), port), _PROBE_S)
-    except (OSError, UnicodeError) as error:  # the latter: it can't be the name of a host
+    except (OSError, UnicodeError) as error:  # UnicodeError: no host can have this name
         why = getattr(error, "strerror", None) or "no answer"
         raise NoClusterError(f"nothing answers at {address} ({why}); {TRY_A_CLUSTER}") from None
     with probe:
@@ -178,7 +174,7 @@ def _require_answer(address: str) -> None:
 def _speaks_grpc(probe: socket.socket) -> bool:
     """Return whether the other side greets with an HTTP/2 SETTINGS frame, as gRPC's servers do."""
     if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
-        return True  # it says nothing before the handshake
+        return True  # with TLS the server sends nothing before the handshake
     try:
         return probe.recv(9)[3:4] == b"\x04"
     except OSError:
@@ -187,7 +183,7 @@ def _speaks_grpc(probe: socket.socket) -> bool:
 
 @contextmanager
 def without_ray_address() -> Iterator[None]:
-    """Hide the variables from Ray within whose addresses it would prefer to the one that it is given."""
+    """Hide ``RAY_ADDRESS`` and its kind for a block: Ray prefers them to the address that it is given."""
     names = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
     given = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
@@ -196,12 +192,8 @@ def without_ray_address() -> Iterator[None]:
         os.environ.update(given)
 
 
-# -- identity ----------------------------------------------------------------------------------------------------------
-# Who submits a job, and what the job is called.
-
-
 def current_user() -> str:
-    """Return who this process works for: ``$IRIS_USER``, or the name of the operating system's account."""
+    """Return the user of this process: ``$IRIS_USER``, or the name of the operating system's account."""
     try:
         return settings.USER.read() or getpass.getuser()
     except (KeyError, OSError):  # an account without a name, as containers have them
@@ -209,8 +201,8 @@ def current_user() -> str:
 
 
 def new_job_id(name: str) -> str:
-    """Return an id that no job had before. The id of a job that a task submits begins with its own job's id and "/"."""
-    from iris_ray.task.job_info import get_job_info  # the model, which help and completion do without
+    """Return a new job id. The id of a job that a task submits begins with the id of the task's job and "/"."""
+    from iris_ray.task.job_info import get_job_info  # late, because help and completion do without the model
 
     parent = get_job_info()
     own = f"{name.replace('/', '-')}-{secrets.token_hex(4)}"

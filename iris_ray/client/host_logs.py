@@ -1,4 +1,4 @@
-"""Reads what tasks print on their hosts, without a detour through the Controller, which only says where they run."""
+"""Reads the output of tasks directly from their hosts. The Controller only says where they run."""
 
 import time
 from collections import defaultdict
@@ -27,17 +27,17 @@ from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, 
 from iris_ray.client.connection import this_connection
 
 PLACES_S = 1.0
-"""How long the Controller's word on where a task runs is good for."""
+"""Seconds for which the Controller's answer where a task runs is used."""
 
 Host = tuple[str, str]
 """Node id and address."""
 
 
 class HostLogs:
-    """What following logs needs: the Controller's word on jobs, and the hosts' on what was printed there.
+    """A `LogSource` that asks the Controller about jobs and the hosts about output.
 
-    Several tasks at a time are read with one question to each host. What no host has any more, the Controller is asked
-    for: it remembers the last lines.
+    One question to each host reads all its tasks. For output that no host has any more, the Controller is asked: it
+    remembers the last lines.
     """
 
     def __init__(self, controller: ControllerConnection) -> None:
@@ -54,7 +54,7 @@ class HostLogs:
         return self._controller.ask(ControllerInterface.fetch_task_logs, job_id, task_index, at, max_bytes)
 
     def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
-        """Return pieces of what several tasks of a job have printed; like `ControllerConnection.fetch_logs`."""
+        """Return a piece of the output of several tasks of a job, by task index."""
         places = self._locate(job_id, wanted)
         found = {index: place.log for index, place in places.items() if place.log.attempt == 0}
         for index, piece in self._read(places, wanted, max_bytes):
@@ -71,7 +71,7 @@ class HostLogs:
             self._end(host)
 
     def _locate(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
-        """Return where the tasks run, asking the Controller for those of which it is not known since a moment ago."""
+        """Return where the tasks run. The Controller is asked about those whose place is older than `PLACES_S`."""
         good_since = time.monotonic() - PLACES_S
         known = {index: self._places.get((job_id, index, at.attempt), (0.0, None)) for index, at in wanted.items()}
         stale = {index: wanted[index] for index, (asked_at, _) in known.items() if asked_at < good_since}
@@ -84,7 +84,7 @@ class HostLogs:
     def _read(
         self, places: Mapping[int, LogPlace], wanted: Mapping[int, LogPosition], max_bytes: int
     ) -> Iterator[tuple[int, LogPiece | None]]:
-        """Yield what the hosts have of these tasks, by task index. All are asked at once; some may not answer."""
+        """Yield the output that the hosts have, by task index. All hosts are asked at once; some may not answer."""
         by_host: dict[Host, list[int]] = defaultdict(list)
         for index, place in places.items():
             if place.host is not None:
@@ -114,13 +114,13 @@ class HostLogs:
 
     def _end(self, host: Host) -> None:
         reader = self._readers.pop(host)
-        if this_connection() == self._connection:  # else it has ended, and Ray would start a cluster on this machine
+        if this_connection() == self._connection:  # without a connection Ray would start a cluster on this machine
             ray.kill(reader)
 
 
 @contextmanager
 def host_logs(controller: ControllerConnection) -> Iterator[HostLogs]:
-    """Give a way to the logs on the hosts, and end its readers afterwards."""
+    """Yield a `HostLogs`, and end its readers afterwards."""
     logs = HostLogs(controller)
     try:
         yield logs

@@ -1,4 +1,4 @@
-"""Looks into the tasks of a job on their hosts."""
+"""Takes the stacks and profiles of tasks from their hosts."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from iris_ray.errors import InspectionFailedError, InvalidRequestError
 from iris_ray.model.lifecycle import TaskState, job_of
 
 START_S = 30.0
-"""How long a host may take to start a process for the question."""
+"""Seconds that a host may take to start a process for the question."""
 AT_ONCE = 64
 """Hosts that are asked side by side."""
 
@@ -25,8 +25,8 @@ class SameStacks:
 
     Attributes:
         tasks: their indexes.
-        stacks: those of the first of them, as text; None if they can't be had.
-        error: why not, or None.
+        stacks: the stacks of the first of them, as text; None if no stacks could be taken.
+        error: why no stacks could be taken, or None.
     """
 
     tasks: tuple[int, ...]
@@ -35,7 +35,7 @@ class SameStacks:
 
 
 def stacks(tasks: Iterable[TaskStatus]) -> list[SameStacks]:
-    """Return what tasks do now: first what most of them do. Tasks that do not run are left out."""
+    """Return the stacks of running tasks, grouped, the largest group first."""
     running = [task for task in tasks if task.state is TaskState.RUNNING and task.node_id and task.address]
     groups: dict[tuple[str, bool], list[int]] = {}
     texts: dict[tuple[str, bool], str] = {}
@@ -57,16 +57,16 @@ def place_of(task: TaskStatus) -> tuple[str, str]:
         InvalidRequestError: the task does not run.
     """
     if task.state is not TaskState.RUNNING or task.node_id is None or task.address is None:
-        raise InvalidRequestError(f"task {task.task_index} is {task.state.value}: only what runs has a profile")
+        raise InvalidRequestError(f"task {task.task_index} is {task.state.value}: only a running task has a profile")
     return task.node_id, task.address
 
 
 def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
-    """Return where the time of a task goes; see `profile_of`.
+    """Return a profile of a task; see `profile_of`.
 
     Raises:
         InvalidRequestError: the task does not run.
-        InspectionFailedError: it can't be looked at; the message says why.
+        InspectionFailedError: no profile can be taken; the message says why.
     """
     call = ask_host(profile_of, *place_of(task), _inspected(task), seconds, layout, idle)
     answer: bytes = _answer(call, seconds + WRITING_S + START_S)
@@ -74,7 +74,7 @@ def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
 
 
 def _all_stacks(tasks: list[TaskStatus]) -> Iterator[tuple[int, str, bool]]:
-    """Yield the index of each task with its stacks, or with why they can't be had, and whether that is so."""
+    """Yield the index of each task, its stacks or an error message, and whether it is an error."""
     for first in range(0, len(tasks), AT_ONCE):
         some = tasks[first : first + AT_ONCE]
         calls = [ask_host(stacks_of, task.node_id or "", task.address or "", _inspected(task)) for task in some]

@@ -21,10 +21,10 @@ from iris_ray.model.checks import require_int
 from iris_ray.terminal import live_line
 
 SETTLED_S = 20.0
-"""How long the Controller may take to hear of a job's end after its results have come."""
+"""Seconds that the Controller may take to hear of a job's end after its results have come."""
 _SETTLE_POLL_S = 0.1
 _LOOK_S = 0.5
-"""How often it is looked whether this process is still in the cluster: Ray says nothing to who waits for results."""
+"""Seconds between looks whether this process is still in the cluster: Ray does not end a wait for results then."""
 
 
 class JobHandle(concurrent.futures.Future[list[Any]]):
@@ -50,14 +50,13 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     def results(self, timeout: float | None = None) -> list[Any]:
         """Wait for the job's end, and return one result per task, by index.
 
-        If the job succeeds though tasks failed, which ``max_task_failures`` allows, an error stands in the place of
-        each result that is missing.
+        If the job succeeds though tasks failed, which ``max_task_failures`` allows, each missing result is an error.
 
         Args:
             timeout: seconds; None waits for ever.
 
         Raises:
-            TimeoutError: it has not ended in time, and goes on.
+            TimeoutError: the job has not ended in time, and goes on.
             NoClusterError: this process has left the cluster meanwhile, so the results can't come any more.
             ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
             JobCancelledError, JobUnschedulableError, PreemptedTooManyTimesError, TaskCrashedError, TaskSetupError:
@@ -68,19 +67,19 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     def wait(
         self, timeout: float | None = None, *, stream_logs: bool = False, stream_task_index: int | None = None
     ) -> JobStatus:
-        """Wait for the job's end, and return how it stands then. A failure of the job is not raised.
+        """Wait for the job's end, and return its status. A failure of the job is not raised.
 
-        A terminal shows meanwhile how the job stands; elsewhere stderr says why it waits. If the Controller is stopped
-        or replaced meanwhile, this waits for the next one.
+        Meanwhile a terminal shows the job's status; elsewhere stderr says why it waits. If the Controller is stopped or
+        replaced, this waits for the next one.
 
         Args:
             timeout: seconds after which to return anyway; None waits for ever.
             stream_logs: print what the tasks print, each line after its task (``task-3| …``), until the job ends.
-            stream_task_index: print what this task prints alone, and all of it.
+            stream_task_index: print the whole output of this task alone.
 
         Raises:
-            InvalidRequestError: no number of a task; or a timeout and logs: the logs end when the job does.
-            ControllerUnavailableError: in the end no Controller came back within 20 s.
+            InvalidRequestError: the index is no number, or there are both a timeout and logs, which end with the job.
+            ControllerUnavailableError: no Controller came back within 20 s after the end.
             NoClusterError: as for `results`.
             UnknownNameError: there is no such task.
         """
@@ -100,12 +99,12 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the job's own error, or None. Raises like `results` if the results can't come, or not in time."""
+        """Return the job's own error, or None. Raises like `results` if the results don't come, or not in time."""
         self._wait_for_results(timeout, says_why=False)
         return super().exception(0)
 
     def _wait_for_results(self, timeout: float | None, says_why: bool) -> None:
-        """Return when they are here, or the time is up. A terminal shows meanwhile how the job stands."""
+        """Return when the results are here, or the time is up. Meanwhile a terminal shows the job's status."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
 
         def over(seconds: float | None) -> bool:
@@ -120,7 +119,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         wait_visibly(self.job_id, over, says_why)
 
     def _require_connection(self) -> None:
-        """Raise NoClusterError if this process is not connected to the cluster any more, or anew."""
+        """Raise NoClusterError if this process has left the cluster, even if it has joined it again."""
         if this_connection() != self._connection:
             raise NoClusterError(
                 "this process has left the cluster (ray.shutdown, or the end of IrisClient.remote), so the results of"
@@ -129,7 +128,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
             )
 
     def _settled_status(self) -> JobStatus:
-        """Return how the job stands. If its results are here, give the Controller time to hear of its end."""
+        """Return the job's status. If its results are here, give the Controller time to hear of its end."""
         status, settled_by = self.status(), time.monotonic() + SETTLED_S
         while self.done() and not status.state.finished and time.monotonic() < settled_by:
             time.sleep(_SETTLE_POLL_S)
@@ -141,11 +140,11 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         return controller_of_a_job().ask(ControllerInterface.job_status, self.job_id)
 
     def cancelled(self) -> bool:
-        """Return whether the job has ended because it was cancelled; `result` raises JobCancelledError then."""
+        """Return whether the job was cancelled; `result` then raises JobCancelledError."""
         return self.done() and isinstance(self.exception(), JobCancelledError)
 
     def cancel(self) -> bool:
-        """End the job, whether it waits or runs; returns whether it had not ended. Raises like `IrisClient.cancel`."""
+        """End the job, whether it waits or runs; return whether it had not ended. Raises like `IrisClient.cancel`."""
         user = current_user()
         before = controller_of_a_job().ask(ControllerInterface.cancel, self.job_id, f"cancelled by {user}", user)
         return not before.state.finished
@@ -155,21 +154,17 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
 
 def controller_of_a_job() -> ControllerConnection:
-    """Connect to the Controller. Where there is a job there was a Controller, so wait until one runs again."""
+    """Connect to the Controller. A job had a Controller, so if none runs now, wait for the next one."""
     return ControllerConnection(patience_s=RESTART_S)
 
 
 def job_id_of(job: JobHandle | str) -> str:
-    """Return the id of a job that is named by its handle or its id.
-
-    Raises:
-        UnknownNameError: it is neither.
-    """
+    """Return the id of a job that is named by its handle or its id; any other value raises UnknownNameError."""
     if not isinstance(job, (JobHandle, str)):
         raise UnknownNameError(f"a job is named by its id or its handle, not by a {type(job).__name__}")
     return job if isinstance(job, str) else job.job_id
 
 
 def _as_the_users(result: Any) -> Any:
-    """Return a task's result; an error that stands in its place becomes an instance of the user's exception, too."""
+    """Return a task's result. An error in its place becomes an instance of the user's exception, too."""
     return result.as_instanceof_cause() if isinstance(result, RayTaskError) else result

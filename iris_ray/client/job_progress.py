@@ -1,4 +1,4 @@
-"""How a job stands, in a live line of the terminal while this process waits for it."""
+"""Waits for a job, and meanwhile shows its status in a live line of the terminal."""
 
 import concurrent.futures
 import contextlib
@@ -19,60 +19,30 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.terminal import PATIENCE_S, LiveLine, live_line
 
-# -- job words ---------------------------------------------------------------------------------------------------------
-# How a job stands, in the words of a live line.
-
-
-def job_in_words(status: JobStatus) -> str:
-    """Return how a job stands, the most telling first: a terminal cuts off the rest."""
-    after = f" (attempt {status.attempt}, after: {status.error})" if status.attempt > 1 and status.error else ""
-    if status.state.finished:
-        return f"has ended: {status.state.value}"
-    if status.waiting is not None:
-        return f"{status.waiting}{f'; it restarts after: {status.error}' if status.error else ''}"
-    total, where = sum(status.tasks.values()), ", ".join(status.groups)
-    started = total - sum(status.tasks.get(state, 0) for state in (TaskState.PENDING, TaskState.ASSIGNED))
-    if started < total:
-        return f"starting: {started} of {total} tasks run{f' on {where}' if where else ''}{after}"
-    if status.gives_way is not None:
-        return f"its hosts are to go: {status.gives_way[0]}"
-    done = status.tasks.get(TaskState.SUCCEEDED, 0)
-    parts = [
-        status.how_far or "running",
-        f"{done} of {total} tasks have returned" if done else f"{total} task{'s' * (total > 1)}",
-        where,
-        f"attempt {status.attempt}" if status.attempt > 1 else "",
-        f"behind the others: {'; '.join(status.stragglers)}" if status.stragglers else "",
-    ]
-    return " · ".join(filter(None, parts))
-
-
-# -- job progress ------------------------------------------------------------------------------------------------------
-
 LOOK_S = 0.2
 ASK_S = 1.0
-"""How often the Controller is asked."""
+"""Seconds between questions to the Controller."""
 REPEAT_S = 30.0
-"""Without a terminal: after how long it is said again why a job waits."""
+"""Seconds after which it is printed again why a job waits, without a terminal."""
 
 Wait = Callable[[float | None], bool]
-"""Waits for so many seconds, or for ever, for the end of a job; returns whether it has come."""
+"""Waits some seconds, or for ever with None, for the end of a job; returns whether it has come."""
 
 
 def results_of(job_id: str, ref: "ray.ObjectRef[list[Any]]") -> list[Any]:
-    """Wait for a job's results, and show in a terminal how it stands. Raises what ``ray.get`` does."""
+    """Wait for a job's results, and show its status in a terminal. Raises like ``ray.get``."""
     wait_visibly(job_id, lambda seconds: bool(ray.wait([ref], timeout=seconds)[0]))
     results: list[Any] = ray.get(ref)
     return results
 
 
 def wait_visibly(job_id: str, wait: Wait, says_why: bool = False) -> None:
-    """Wait for a job's end. If it takes longer than a moment, a terminal shows how it stands.
+    """Wait for a job's end. If it takes longer than a moment, a terminal shows its status.
 
     Args:
         job_id: the job.
         wait: waits for its end.
-        says_why: without a terminal, whether to print now and then why the job waits in the queue.
+        says_why: whether to print now and then why the job waits in the queue, without a terminal.
     """
     began = time.monotonic()
     if wait(PATIENCE_S):
@@ -103,7 +73,7 @@ def _wait_in_words(job_id: str, wait: Wait, says_why: bool) -> None:
 
 
 def _pending_reason(job_id: str) -> PendingReason | None:
-    """Return why the job waits; None if it does not, or if no Controller can tell now."""
+    """Return why the job waits; None if it does not wait, or if no Controller answers now."""
     try:
         return ControllerConnection().ask(ControllerInterface.job_status, job_id).waiting
     except ControllerUnavailableError:
@@ -111,7 +81,7 @@ def _pending_reason(job_id: str) -> PendingReason | None:
 
 
 class _StatusWatch:
-    """Asks the Controller how a job stands, and waits neither for its answer nor for a Controller that is gone."""
+    """Asks the Controller for a job's status without waiting for its answer, or for a Controller that is gone."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
@@ -126,15 +96,39 @@ class _StatusWatch:
             if self._answer.exception() is None:
                 self._latest = self._answer.result()
             else:
-                self._controller = None  # perhaps there is another one by now
+                self._controller = None  # another Controller may run by now
             self._answer = None
         now = time.monotonic()
         if self._answer is None and now >= self._ask_at:
             self._ask_at = now + ASK_S
-            with contextlib.suppress(RayError, AttributeError):  # the latter: a Controller of another version
+            with contextlib.suppress(RayError, AttributeError):  # AttributeError: a Controller of another version
                 if self._controller is None and (handle := find_controller()) is not None:
                     self._controller = Actor(handle)
                 if self._controller is not None:
                     asked = self._controller.call(ControllerInterface.job_status, self._job_id)
                     self._answer = asked.future()
         return self._latest
+
+
+def job_in_words(status: JobStatus) -> str:
+    """Return a job's status in words, the most important first: a terminal cuts off the rest."""
+    after = f" (attempt {status.attempt}, after: {status.error})" if status.attempt > 1 and status.error else ""
+    if status.state.finished:
+        return f"has ended: {status.state.value}"
+    if status.waiting is not None:
+        return f"{status.waiting}{f'; it restarts after: {status.error}' if status.error else ''}"
+    total, where = sum(status.tasks.values()), ", ".join(status.groups)
+    started = total - sum(status.tasks.get(state, 0) for state in (TaskState.PENDING, TaskState.ASSIGNED))
+    if started < total:
+        return f"starting: {started} of {total} tasks run{f' on {where}' if where else ''}{after}"
+    if status.gives_way is not None:
+        return f"its hosts are to go: {status.gives_way[0]}"
+    done = status.tasks.get(TaskState.SUCCEEDED, 0)
+    parts = [
+        status.how_far or "running",
+        f"{done} of {total} tasks have returned" if done else f"{total} task{'s' * (total > 1)}",
+        where,
+        f"attempt {status.attempt}" if status.attempt > 1 else "",
+        f"behind the others: {'; '.join(status.stragglers)}" if status.stragglers else "",
+    ]
+    return " · ".join(filter(None, parts))

@@ -1,4 +1,4 @@
-"""A job's request: checked, complete, and built once, without a cluster."""
+"""Builds the checked, complete request of a job, without a cluster."""
 
 import os
 import pickle
@@ -52,7 +52,7 @@ def make_request(
     Args:
         remote_fn: a function without arguments, or a Ray remote function, whose options are honoured.
         placement: its tasks and their hosts.
-        name: what people call the job; None: the name that the remote function's options or the function have.
+        name: the job's name; None: the name in the remote function's options, or of the function.
         options: as for `IrisClient.submit`.
 
     Raises:
@@ -118,7 +118,7 @@ def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: Job
 
 
 def _options_of_the_job(placement: Placement, options: JobOptions) -> dict[str, Any]:
-    """Return the options that are fields of a `JobSpec`, together with what its hosts must and should satisfy."""
+    """Return the options that are fields of a `JobSpec`; constraints and preferences follow those of the placement."""
     asked = {name: value for name, value in options.items() if name in OPTIONS_OF_A_JOB}
     return asked | {
         "constraints": (*placement.constraints, *options["constraints"]),

@@ -1,4 +1,4 @@
-"""What the tasks of a job print, line by line, while it runs or afterwards."""
+"""Streams the output of a job's tasks line by line, while it runs or afterwards."""
 
 import sys
 import time
@@ -14,15 +14,15 @@ from iris_ray.terminal import LiveLine
 
 PIECE_BYTES = 1 << 20
 BACKLOG_BYTES = 4 << 20
-"""When several tasks are shown, one whose reader is further behind than this goes on near the end of its output."""
+"""With several tasks, a reader that is further behind than this skips to near the end of its task's output."""
 TAKEN_UP_BYTES = 64 << 10
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
-"""After how many seconds people are told for the first time why a job waits, and how often that is repeated."""
+"""Seconds until people are first told why a job waits, and between repetitions."""
 
 
 class LogSource(Protocol):
-    """Those methods of `ControllerConnection` that following logs needs."""
+    """The questions that following logs asks, as `HostLogs` answers them."""
 
     def job_status(self, job_id: str) -> JobStatus: ...
 
@@ -43,7 +43,7 @@ class LineSplitter:
         return iter(lines)
 
     def rest(self) -> Iterator[bytes]:
-        """Return what never got an end."""
+        """Return the last line if it has no end."""
         rest, self._rest = self._rest, b""
         return iter([rest] if rest else [])
 
@@ -53,9 +53,9 @@ class LogLine:
     """One line of one task.
 
     Attributes:
-        task_index, attempt: whose; a note about the whole job has no task.
-        data: the line without its end, as it was printed.
-        note: whether it is ours, about the log or why the job waits.
+        task_index, attempt: the task and its attempt; a note about the whole job has no task.
+        data: the line as it was printed, without its end.
+        note: whether iris_ray says it, about the log or why the job waits.
     """
 
     task_index: int | None
@@ -74,18 +74,18 @@ def stream_logs(
     follow: bool = True,
     live: LiveLine | None = None,
 ) -> Iterator[LogLine]:
-    """Yield the lines of one task, or of all tasks of a job, from the beginning; and why it waits, if it is followed.
+    """Yield the lines of one task, or of all tasks of a job, from the beginning; if followed, also why the job waits.
 
-    One task's lines are all given. Those of several tasks are bounded in their rate, as on a driver's terminal.
+    All lines of a single task are given. The rate of several tasks is limited, as on a driver's terminal.
 
     Args:
-        controller: where to read them.
+        controller: the source of the output.
         job_id: the job.
         task_index: one task; None for all.
-        attempt: this attempt alone; None for the latest and all that come after it.
-        tail_lines: begin with the last lines, so many of each task.
-        follow: go on until the job is over; otherwise until all that is there now has been given.
-        live: shows how the job stands, and why it waits, if a terminal has it.
+        attempt: this attempt alone; None for the latest and all later ones.
+        tail_lines: how many of each task's last lines to begin with; None for all lines.
+        follow: go on until the job is over; otherwise end with the output that there is now.
+        live: shows the job's status, if it is a line of a terminal.
 
     Raises:
         UnknownNameError: there is no such job, task or attempt.
@@ -114,7 +114,7 @@ def stream_logs(
 
 
 def print_logs(controller: LogSource, job_id: str, task_index: int | None, live: LiveLine) -> None:
-    """Print what one task of a job prints, or with None what all its tasks print, until the job ends."""
+    """Print the output of one task of a job, or with None of all its tasks, until the job ends."""
     for line in stream_logs(controller, job_id, task_index, live=live):
         text = printable(line.data)
         if line.note:
@@ -125,19 +125,19 @@ def print_logs(controller: LogSource, job_id: str, task_index: int | None, live:
 
 
 def print_line(text: str) -> None:
-    """Print a line of a task. Characters that stdout can't encode are replaced: tasks print what they like."""
+    """Print a line of a task. Characters that stdout can't encode are replaced."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 @dataclass(slots=True)
 class _WaitingWord:
-    """Knows when people are told why a job waits: after a moment, and then again and again."""
+    """Decides when people are told why a job waits: after a moment, and then repeatedly."""
 
     _next_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WORD_S)
 
     def is_due(self, waits_unseen: bool) -> bool:
-        """Return whether they are told now.
+        """Return whether people are told now.
 
         Args:
             waits_unseen: whether the job waits and no terminal shows it; if not, the moment begins anew.
@@ -154,11 +154,11 @@ class _WaitingWord:
 
 @dataclass(slots=True)
 class _JobReader:
-    """How far those tasks of a job have been read that are shown.
+    """Reads the tasks of a job that are shown.
 
     Attributes:
         task_index: one task; None for all.
-        left: the tasks that were read last and of which more may come.
+        left: readers of the tasks that were read last and may print more.
     """
 
     controller: LogSource
@@ -175,7 +175,7 @@ class _JobReader:
         return any(reader.behind for reader in self.left)
 
     def read(self, count: int) -> Iterator[LogLine]:
-        """Yield the lines that are there now and were not read, of a job that has so many tasks."""
+        """Yield the unread lines of a job with this number of tasks."""
         self._begin(count)
         self.left = []
         wanted = [reader for index, reader in self._readers.items() if not reader.done and index < count]
@@ -187,7 +187,6 @@ class _JobReader:
                     self.left.append(self._readers[index])
 
     def _begin(self, count: int) -> None:
-        """Have a reader for each task."""
         shared_by = count if self.task_index is None else None
         for index in range(count) if self.task_index is None else (self.task_index,):
             if index not in self._readers:
@@ -198,10 +197,10 @@ class _JobReader:
 
 @dataclass(slots=True)
 class _TaskReader:
-    """How far one task has been read.
+    """Reads one task.
 
     Attributes:
-        shared_by: how many tasks' lines are shown; None if only this one's.
+        shared_by: how many tasks are shown; None if only this one is.
     """
 
     job_id: str
@@ -226,7 +225,7 @@ class _TaskReader:
         return LogPosition(self.attempt, self._offset, self.tail_lines)
 
     def take(self, log: TaskLog, now: float) -> Iterator[LogLine]:
-        """Yield the lines that a piece completes."""
+        """Yield the lines that a piece of output completes."""
         self.behind = False
         if log.attempt == 0:
             self.done = log.job_finished or not self.follow
@@ -271,7 +270,7 @@ class _TaskReader:
         yield from (LogLine(self.index, log.attempt, text.encode()) for text in shown)
 
     def _note(self, log: TaskLog, note: str | None) -> Iterator[LogLine]:
-        """Yield the note, unless it was the previous one, too."""
+        """Yield the note, unless the previous note was the same."""
         if note and note != self._said:
             yield self._ours(log, note)
         self._said = note

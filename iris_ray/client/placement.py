@@ -1,4 +1,4 @@
-"""What a job says about its tasks and their hosts, by TPU type."""
+"""Translates a TPU type and a `ResourceSpec` into what a job asks of hosts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ class Placement:
 def on_slices(
     device: TPUConfig, num_slices: int | Sequence[int], amounts: Mapping[str, float] | None = None
 ) -> Placement:
-    """Return the placement of a gang on whole slices. What the live nodes report wins over the rule for the type.
+    """Return the placement of a gang on whole slices. Hosts as live nodes report them win over the rule for the type.
 
     Args:
         device: the TPU type.
         num_slices: how many slices, or the numbers of slices that the job can use.
-        amounts: what each task takes of its host besides the chips, by Ray's resource names.
+        amounts: resources that each task takes of its host besides the chips, by Ray's names.
 
     Raises:
         InvalidSliceCountError: ``num_slices`` makes no sense.
@@ -97,7 +97,7 @@ def _without_tpu(need: ResourceSpec, coscheduling: CoschedulingConfig | None) ->
         device=None,
         replicas=need.replicas or 1,
         resources=_amounts(need) or {"CPU": 1.0},
-        preferences=(_OFF_SLICES,),  # a slice may be needed whole
+        preferences=(_OFF_SLICES,),  # another job may need a slice whole
         coscheduling=coscheduling,
     )
 
@@ -108,5 +108,4 @@ def _amounts(need: ResourceSpec) -> dict[str, float]:
 
 
 def _of_type(device: TPUConfig) -> Constraint:
-    """Hosts of slices of that very type."""
     return Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(device.name))

@@ -24,28 +24,25 @@ from iris_ray.errors import (
 from iris_ray.model.checks import require_texts, require_variables, shown
 from iris_ray.terminal import live_line
 
-# -- ray job config ----------------------------------------------------------------------------------------------------
-# A job of Ray's job API, as a user describes it: checked, and measured, before anything is sent.
-
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
 class RayJobConfig:
-    """A command to run on a Ray cluster, in a directory that is sent there.
+    """A command to run on a Ray cluster, in a directory that is sent there. It is checked before anything is sent.
 
     Args:
         command: the program and its arguments, such as ``["python", "train.py", "--steps", "1000"]``. No shell reads
             them: spaces, quotes and ``$`` arrive as they are.
         working_dir: the directory that is sent to the cluster, and in which the command runs; None: none.
-        excludes: what stays here of it, as patterns of a .gitignore file. What its .gitignore and .rayignore files
-            name stays here, too.
+        excludes: patterns of files that are not sent, as in a .gitignore file. Files that its .gitignore and
+            .rayignore name are not sent either.
         env: environment variables of the command, and of the tasks that it starts.
         env_file: a file with further variables, ``NAME=value`` a line; for secrets, which belong on no command line.
         pip: packages to install on the cluster for it.
 
     Raises:
-        InvalidRequestError: something can't work as written.
+        InvalidRequestError: a field can't work as written.
     """
 
     command: Sequence[str]
@@ -69,12 +66,12 @@ class RayJobConfig:
 
     @property
     def entrypoint(self) -> str:
-        """The command as the shell on the cluster must see it."""
+        """The command, quoted for the shell on the cluster."""
         return shlex.join(self.command)
 
     @property
     def name(self) -> str:
-        """What to call it: its script, or its program."""
+        """The job's name: its script, or its program."""
         scripts = [part for part in self.command if part.endswith(".py")]
         stem = Path((scripts or [self.command[0]])[0]).stem
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "job"
@@ -112,25 +109,23 @@ def read_env_file(path: str | Path) -> dict[str, str]:
     return found
 
 
-# -- ray jobs ----------------------------------------------------------------------------------------------------------
-
 PROBE_S = 5.0
-"""How long the dashboard may take to answer the first request."""
+"""Seconds that the dashboard may take to answer the first request."""
 MOST_NAMES = 1_000
-"""Suffixes that are tried for a name that is taken."""
+"""How many suffixes are tried for a name that is taken."""
 OUR_JOB = re.compile(r"^iris_ray: job (.+)$", re.MULTILINE)
-"""How a script says which jobs it has submitted; see `run_on_pod`."""
+"""The line by which a script names each job that it submits; see `start_request`."""
 _TRY = "give the dashboard's URL, such as http://10.0.0.2:8265"
 
 
 @dataclass(frozen=True, slots=True)
 class RayJobStatus:
-    """How a job of Ray's job API stands.
+    """The status of a job of Ray's job API.
 
     Attributes:
         run_id: its id.
         state: pending, running, stopped, succeeded or failed.
-        message: what Ray says about it.
+        message: Ray's message about it.
         job_ids: the jobs that its script has submitted with the ``run_on_pod`` family so far.
     """
 
@@ -148,16 +143,16 @@ def submit_tpu_job_on_ray(config: RayJobConfig, ray_address: str, run_id: str | 
     """Submit a job to a Ray cluster from a machine outside of it, and leave it to the cluster.
 
     Args:
-        config: what to run.
+        config: the command to run.
         ray_address: the URL of the cluster's dashboard, such as ``http://10.0.0.2:8265``.
-        run_id: what to call it; if there is such a job already, a number is added. None: a name of its own.
+        run_id: the id for the job; a number is added if it is taken. None: a new name.
 
     Returns:
-        Its id; `RayJobs` follows and stops it.
+        The job's id, by which `RayJobs` follows and stops it.
 
     Raises:
         InvalidRequestError: something can't work as written, such as a directory that is too large; nothing was sent.
-        NoClusterError: nothing answers there, or it is not a dashboard.
+        NoClusterError: no dashboard answers there.
         TokenRefusedError: the cluster wants a token, or another one.
         VersionMismatchError: the cluster runs a Ray on which iris_ray does not work.
 
@@ -191,7 +186,7 @@ class RayJobs:
     def submit(self, config: RayJobConfig, run_id: str | None = None) -> str:
         """Send the job's directory and submit the job; arguments, result and errors as of `submit_tpu_job_on_ray`."""
         wanted = new_job_id(config.name).rpartition("/")[2] if run_id is None else _checked(run_id)
-        chosen = self._free_name(wanted)  # the first question that needs a token; nothing is sent before
+        chosen = self._free_name(wanted)  # asks first, before anything is sent: the cluster may refuse the token
         what = "the job"
         runtime_env: dict[str, Any] = {"env_vars": config.variables()}
         if config.pip:
@@ -210,10 +205,10 @@ class RayJobs:
             except RayJobError as error:
                 if "already exists" not in str(error):
                     raise
-                chosen = self._free_name(wanted)  # somebody was faster
+                chosen = self._free_name(wanted)  # another job has taken the name meanwhile
 
     def status(self, run_id: str) -> RayJobStatus:
-        """Return how a job stands.
+        """Return the status of a job.
 
         Raises:
             UnknownNameError: there is no such job.
@@ -229,12 +224,12 @@ class RayJobs:
             return str(self._client.get_job_logs(_checked(run_id)))
 
     def stop(self, run_id: str) -> bool:
-        """Have a job ended, and all that it has started; return whether it ran. Raises like `status`."""
+        """Stop a job and all that it has started; return whether it ran. Raises like `status`."""
         with self._answers(run_id):
             return bool(self._client.stop_job(_checked(run_id)))
 
     def follow(self, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
-        """Give what a job prints to ``show``, until it is over; return how it then stands.
+        """Give the output of a job to ``show`` until the job is over; return its status then.
 
         Raises like `status`, and InvalidRequestError in a thread whose event loop runs, as in a notebook.
         """
@@ -249,13 +244,13 @@ class RayJobs:
                     return
                 show(piece)
 
-        with contextlib.suppress(RuntimeError):  # none runs here
+        with contextlib.suppress(RuntimeError):  # no event loop runs here
             asyncio.get_running_loop()
             raise InvalidRequestError(
                 "follow would stop the event loop that runs in this thread, as one does in a notebook; have another"
                 " thread wait: await asyncio.to_thread(jobs.follow, run_id, print)"
             )
-        self.status(run_id)  # an unknown job
+        self.status(run_id)  # raises if the job is unknown
         asyncio.run(copy())
         return self.status(run_id)
 
@@ -271,7 +266,7 @@ class RayJobs:
 
     @contextlib.contextmanager
     def _answers(self, run_id: str = "") -> Iterator[None]:
-        """Turn what goes wrong in a question into an error of ours."""
+        """Turn an error of Ray's client into an error of iris_ray."""
         import requests
         from ray.exceptions import AuthenticationError
 
@@ -284,7 +279,7 @@ class RayJobs:
         except (AttributeError, KeyError, TypeError, ValueError) as error:  # Ray's client takes any JSON for an answer
             why = " ".join(str(error).split())[:500]
             raise RayJobError(
-                f"the cluster at {self._address} has answered what Ray's client can't read ({type(error).__name__}:"
+                f"the cluster at {self._address} gave an answer that Ray's client can't read ({type(error).__name__}:"
                 f" {why}); see that this is the dashboard's address, and that nothing between changes its answers"
             ) from None
         except (requests.RequestException, ConnectionError) as error:
@@ -292,10 +287,10 @@ class RayJobs:
                 f"the dashboard at {self._address} does not answer ({type(error).__name__}); is the cluster"
                 " up, and is this the dashboard's address? Its port is usually 8265"
             ) from None
-        except RuntimeError as error:  # Ray's word for all else
+        except RuntimeError as error:  # Ray raises it for everything else
             if "does not exist" in str(error):
                 raise UnknownNameError(f"the cluster at {self._address} has no job {run_id!r}") from None
-            why = (str(error).strip().splitlines() or [""])[-1]  # of a traceback, the error itself
+            why = (str(error).strip().splitlines() or [""])[-1]  # the last line of a traceback is the error
             raise RayJobError(f"the cluster at {self._address} refused: {why[:500]}") from None
 
 
@@ -306,7 +301,7 @@ def _dashboard_url(address: str) -> str:
         return address.rstrip("/")
     if re.fullmatch(r"[^/\s:]+:\d+", address):
         return f"http://{address}"
-    raise InvalidRequestError(f"the address is {address!r}, and Ray's job API has another one; {_TRY}")
+    raise InvalidRequestError(f"the address is {address!r}, and Ray's job API needs a URL; {_TRY}")
 
 
 def _require_dashboard(address: str) -> None:
@@ -325,7 +320,7 @@ def _require_dashboard(address: str) -> None:
             " `ssh -L 8265:localhost:8265 HEAD`"
         ) from None
     if answer.status_code in (401, 403):
-        return  # the client has a token, or not; it is asked next
+        return  # the first request of the client shows whether its token is good
     if not isinstance(found, dict) or not isinstance(found.get("ray_version"), str):
         came = f"status {answer.status_code}, {shown(answer.text[:100])}"
         raise NoClusterError(f"what answers at {address} is not the dashboard of a Ray cluster ({came}); {_TRY}")
@@ -365,7 +360,7 @@ def _say_what_is_sent(config: RayJobConfig) -> str:
     """Print and return the size of the directory, before it is sent.
 
     Raises:
-        InvalidRequestError: it is larger than Ray takes.
+        InvalidRequestError: the directory is larger than Ray allows.
     """
     from iris_ray.actors.calls.ray_internals import MOST_PACKAGE_BYTES, walk_package
 

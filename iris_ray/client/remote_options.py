@@ -1,4 +1,4 @@
-"""What a Ray remote function asks for, translated for a gang: honoured, or refused with a reason, never dropped."""
+"""Translates the options of a Ray remote function for a gang: each is honoured, or refused with a reason."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,53 +13,6 @@ from iris_ray.errors import InvalidFunctionError, InvalidRequestError, Unsupport
 from iris_ray.model.topology import TPUConfig
 from iris_ray.model.workers import GPU
 
-# -- environment limits ------------------------------------------------------------------------------------------------
-# What the environment of a job may be: its values, and how large it is.
-
-MAX_ENV_BYTES = 1 << 20
-"""Limit for all variables of a job, names included: they travel to every host with every attempt."""
-MAX_VARIABLE_BYTES = 128 * 1024 - 1
-"""Limit for one variable, ``NAME=value``: Linux starts no process with a longer one (MAX_ARG_STRLEN, less the NUL)."""
-
-_INSTEAD = "put it into a file, or let the function close over it: that travels by Ray's object store"
-
-
-def plain_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables as exact str, also those of a subclass such as an Enum: a host need not have its module."""
-    return {_plain(name): _plain(value) for name, value in env.items()}
-
-
-def _plain(text: str) -> str:
-    return str.__str__(text) if isinstance(text, str) else text
-
-
-def require_env_travels(env: Mapping[str, str]) -> None:
-    """Refuse variables that no process can have, or that are too large for a launch. No message has their values.
-
-    Raises:
-        InvalidRequestError: the first variable that is wrong, or the limit that they exceed.
-    """
-    for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise InvalidRequestError(
-                f"the environment variable {name!r} can't be set: its name is empty or holds =, or there is a NUL in it"
-            )
-    sizes = {name: len(f"{name}={value}".encode(errors="replace")) for name, value in env.items()}
-    largest = max(sizes, key=sizes.__getitem__, default="")
-    if sizes.get(largest, 0) > MAX_VARIABLE_BYTES:
-        raise InvalidRequestError(
-            f"the environment variable {largest[:100]} takes {sizes[largest]:,} bytes, and the limit is"
-            f" {MAX_VARIABLE_BYTES:,}: Linux starts no process with a longer one; {_INSTEAD}"
-        )
-    if (total := sum(sizes.values())) > MAX_ENV_BYTES:
-        raise InvalidRequestError(
-            f"the job's {len(sizes)} environment variables take {total:,} bytes in all, and the limit is"
-            f" {MAX_ENV_BYTES:,}; the largest is {largest[:100]} ({sizes[largest]:,} bytes); {_INSTEAD}"
-        )
-
-
-# -- remote options ----------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
@@ -68,8 +21,8 @@ class TaskOptions:
     Attributes:
         runtime_env: Ray's runtime environment, without ``env_vars``.
         env: the user's environment variables.
-        resources: by Ray's resource names, without the chips, which every task has all of.
-        name: what the user calls it, or None.
+        resources: by Ray's resource names, without the chips: every task has all chips of its host.
+        name: the user's name for the task, or None.
     """
 
     runtime_env: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +31,7 @@ class TaskOptions:
     name: str | None = None
 
 
-# True of every gang, so asking for it changes nothing.
+# Every gang satisfies these, so asking for them changes nothing.
 _ALWAYS_SO = {"max_calls": 1, "num_returns": 1, "num_gpus": 0, "max_retries": 0, "retry_exceptions": False}
 
 _REASONS = {
@@ -89,22 +42,22 @@ _REASONS = {
     "retry_exceptions": "a single task can't be retried, only the whole gang: pass max_retries_failure to run_on_pod",
     "scheduling_strategy": "iris_ray decides where tasks run: one on every host of a slice",
     "label_selector": "iris_ray decides where tasks run: one on every host of a slice",
-    "accelerator_type": "a TPU type says it already; of GPUs ask by a constraint on ray.io/accelerator-type",
+    "accelerator_type": "a TPU type says it already; for GPUs use a constraint on ray.io/accelerator-type",
 }
 
 
 def function_and_options(
     remote_fn: Callable[[], Any] | Any, config: TPUConfig | None
 ) -> tuple[Callable[..., Any], TaskOptions]:
-    """Return the plain function and what it asks for.
+    """Return the plain function and its options.
 
     Args:
         remote_fn: a callable, or a Ray remote function.
-        config: the TPU type that it is to run on; None without TPU.
+        config: the TPU type that it will run on; None without TPU.
 
     Raises:
         InvalidFunctionError: it is neither.
-        UnsupportedOptionError: an option that a gang can't honour.
+        UnsupportedOptionError: it has an option that a gang can't honour.
     """
     if isinstance(remote_fn, RemoteFunction):
         function, given = remote_function_parts(remote_fn)
@@ -136,7 +89,7 @@ def _translate(given: dict[str, Any], config: TPUConfig | None) -> TaskOptions:
 
 
 def _taken_resources(given: dict[str, Any], config: TPUConfig | None) -> dict[str, float]:
-    """Take the options that ask for resources out of those given. Return what they ask for, without the chips."""
+    """Remove the options that ask for resources from those given. Return these resources, without the chips."""
     resources = {key: float(value) for key, value in (given.pop("resources", None) or {}).items()}
     claims = {"num_cpus": "CPU", "memory": "memory"} | ({} if config is not None else {"num_gpus": GPU})
     for option, resource in claims.items():
@@ -159,9 +112,53 @@ def _require_all_chips(chips: float | None, config: TPUConfig | None) -> None:
 
 
 def _refuse_others(left: Mapping[str, Any]) -> None:
-    """Refuse the options that are left, but for those that ask for what is so anyway."""
+    """Refuse the remaining options, except those that every gang satisfies."""
     for option, value in left.items():
         if option in _ALWAYS_SO and value == _ALWAYS_SO[option]:
             continue
         reason = _REASONS.get(option, "iris_ray does not know how to honour it for a gang")
         raise UnsupportedOptionError(f"the remote function's option {option}={value!r}: {reason}")
+
+
+# -- environment limits ------------------------------------------------------------------------------------------------
+
+MAX_ENV_BYTES = 1 << 20
+"""Limit in bytes for all variables of a job, names included: they travel to every host with every attempt."""
+MAX_VARIABLE_BYTES = 128 * 1024 - 1
+"""Limit for one variable, ``NAME=value``: Linux starts no process with a longer one (MAX_ARG_STRLEN, less the NUL)."""
+
+_INSTEAD = "put it into a file, or let the function close over it: that travels by Ray's object store"
+
+
+def plain_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables as plain str. A value of a subclass, such as an Enum, might need a module that a host lacks."""
+    return {_plain(name): _plain(value) for name, value in env.items()}
+
+
+def _plain(text: str) -> str:
+    return str.__str__(text) if isinstance(text, str) else text
+
+
+def require_env_travels(env: Mapping[str, str]) -> None:
+    """Refuse variables that no process can have, or that are too large for a launch. No message has their values.
+
+    Raises:
+        InvalidRequestError: names the first bad variable, or the limit that they exceed.
+    """
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise InvalidRequestError(
+                f"the environment variable {name!r} can't be set: its name is empty or holds =, or there is a NUL in it"
+            )
+    sizes = {name: len(f"{name}={value}".encode(errors="replace")) for name, value in env.items()}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    if sizes.get(largest, 0) > MAX_VARIABLE_BYTES:
+        raise InvalidRequestError(
+            f"the environment variable {largest[:100]} takes {sizes[largest]:,} bytes, and the limit is"
+            f" {MAX_VARIABLE_BYTES:,}: Linux starts no process with a longer one; {_INSTEAD}"
+        )
+    if (total := sum(sizes.values())) > MAX_ENV_BYTES:
+        raise InvalidRequestError(
+            f"the job's {len(sizes)} environment variables take {total:,} bytes in all, and the limit is"
+            f" {MAX_ENV_BYTES:,}; the largest is {largest[:100]} ({sizes[largest]:,} bytes); {_INSTEAD}"
+        )

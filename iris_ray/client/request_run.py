@@ -1,4 +1,4 @@
-"""Runs a complete request: on the cluster by this process's pool, or on this machine."""
+"""Runs a complete request: on the cluster, by this process's pool, or on this machine."""
 
 import sys
 from typing import Any
@@ -16,7 +16,7 @@ from iris_ray.client.user_function import callers_error
 
 
 def run_request(request: RunRequest, mode: Mode) -> list[Any]:
-    """Run a request and wait for its results. Results and errors as of `run_on_pod`."""
+    """Run a request, wait for its results and return them. Raises like `run_on_pod`."""
     if mode.local:
         return run_here(request, mode)
     ref = start_request(request, mode)
@@ -24,7 +24,7 @@ def run_request(request: RunRequest, mode: Mode) -> list[Any]:
         return results_of(request.spec.job_id, ref)
     except RayTaskError as error:
         raise callers_error(error) from None
-    except BaseException:  # Ctrl-C above all: the gang must not go on when its caller has stopped waiting
+    except BaseException:  # such as Ctrl-C: the gang must not go on when its caller has stopped waiting
         ray.cancel(ref)
         raise
 

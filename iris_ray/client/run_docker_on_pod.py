@@ -30,17 +30,17 @@ def run_docker_on_pod(
 ) -> None:
     """Run a program in a container on every host of TPU slices and wait until all have ended.
 
-    One container per host, all or none, by docker or podman, whichever answers on the host. It is privileged and has
-    the host's network, and ends with its task, whatever ends that. A lost host means that its slice is lost: the gang
-    starts again on another one, in new containers.
+    One container per host, all or none, by docker or podman, whichever answers on the host. It is privileged, has the
+    host's network, and ends with its task, however that ends. If a host is lost, so is its slice: the gang starts
+    again on another one, in new containers.
 
     Args:
         image_id: the image, such as ``"gcr.io/project/train:v7"``. Hosts that lack it pull it first.
-        command: the program and its arguments; no shell reads them. Empty: what the image runs by itself.
+        command: the program and its arguments; no shell reads them. Empty: the image's own program.
         tpu_type, num_slices: as for `run_on_pod`.
-        env: environment variables of the program. Besides it gets the ``IRIS_*`` and ``MEGASCALE_*`` variables of a
+        env: environment variables of the program. It also gets the ``IRIS_*`` and ``MEGASCALE_*`` variables of a
             task. Values are on no command line and in no log, and arrive as they are, newlines included.
-        name: what people call the job; None: the image's own name.
+        name: the job's name; None: the image's own name.
         container_options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
         options: those of docs/options.md, such as ``spares=1``; ``help(run_docker_on_pod)`` explains each.
 
@@ -85,7 +85,7 @@ def make_docker_request(
     **options: Unpack[DockerRequestOptions],
 ) -> RunRequest:
     """Check everything that can be checked without a cluster; arguments and errors as for `run_docker_on_pod`."""
-    variables = plain_variables(env) if isinstance(env, Mapping) else env  # another mapping may not travel
+    variables = plain_variables(env) if isinstance(env, Mapping) else env  # mappings of other classes may not travel
     spec = ContainerSpec(image_id, command, {} if variables is None else variables, container_options)
     require_env_travels(spec.env)
     if name is not None and not isinstance(name, str):

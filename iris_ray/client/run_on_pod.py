@@ -15,7 +15,7 @@ from iris_ray.errors import UnknownNameError
 from iris_ray.model.options import PodGangOptions, PodOptions, RetryOptions, RunOptions, default_of
 
 JOB_IDS_KEPT = 10_000
-"""For so many jobs of this process, the newest, `run_on_pod_ray.job_id` knows the id."""
+"""How many jobs of this process, the newest ones, `run_on_pod_ray.job_id` knows."""
 
 
 @takes()
@@ -28,8 +28,8 @@ def run_on_pod(
 ) -> list[Any]:
     """Run a function on every host of TPU slices and wait for its results.
 
-    One fresh process per host, all or none. A lost host means that its slice is lost: the gang restarts on another
-    one, from the beginning of the function, so a long one keeps checkpoints.
+    One fresh process per host, all or none. If a host is lost, so is its slice: the gang restarts on another one, from
+    the beginning of the function. A long function keeps checkpoints.
 
     Args:
         remote_fn: a function without arguments, or a Ray remote function (its ``runtime_env``, ``num_cpus``,
@@ -166,7 +166,7 @@ def run_on_pod_multislice_resumable(
     num_slices: int | Sequence[int],
     **options: Unpack[PodOptions],
 ) -> list[Any]:
-    """`run_on_pod_resumable` with ``num_slices`` as an argument that must be given."""
+    """`run_on_pod_resumable` with a required ``num_slices``."""
     return run_on_pod_resumable(remote_fn, tpu_type, num_slices=num_slices, **options)
 
 
@@ -179,7 +179,7 @@ def _request(
 def release() -> None:
     """Give back every slice that this process keeps warm. Jobs that still run keep theirs until they end.
 
-    It first waits until the tasks that have returned have ended: they may still save or upload something. Call it
+    This first waits until the tasks that have returned have ended: they may still save or upload something. Call it
     before ``ray.shutdown()``, which ends them at once.
     """
     pool_of_this_process.release()

@@ -1,7 +1,4 @@
-"""How a public function takes the options of a run: its signature, its help and its refusals come from the table.
-
-The table is `model/options.py`.
-"""
+"""Gives public functions the signature, the help and the refusals of options from the table in `model/options.py`."""
 
 import difflib
 import functools
@@ -22,16 +19,16 @@ _DOCSTRING_WIDTH = 120
 def takes(called: str | None = None) -> Callable[[Function], Function]:
     """Return a decorator for a function that ends in ``**options: Unpack[...]``.
 
-    The function then gets every option of that `TypedDict`, with its own default from the table if the caller has left
-    it out. ``help`` and ``inspect.signature`` show each option as a keyword-only parameter. In the docstring, the line
-    of ``Args:`` that begins with ``options:`` becomes what the table says about each.
+    The function then gets every option of that `TypedDict`, with the function's default from the table if the caller
+    leaves it out. ``help`` and ``inspect.signature`` show each option as a keyword-only parameter. In the docstring,
+    the explanations of all options replace the line that begins with ``options:``.
 
     Args:
-        called: what its callers write, if that is more than the function's name.
+        called: the function as its callers write it, if that is more than its name.
 
     Raises:
-        TypeError: by the decorated function: it has no option of that name, or takes fewer arguments by position. The
-            message has the nearest name, or all.
+        TypeError: raised by the decorated function, if it has no option of a name, or takes fewer arguments by
+            position. The message has the nearest name, or all names.
     """
 
     def decorate(function: Function) -> Function:
@@ -65,15 +62,14 @@ def takes(called: str | None = None) -> Callable[[Function], Function]:
 
 
 def without_mode(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that a request is made of: all but those that say where it runs."""
+    """Return the options of a request, without those that say where it runs."""
     return {name: value for name, value in options.items() if name not in ModeOptions.__optional_keys__}
 
 
 def require_valid(options: Mapping[str, Any]) -> None:
-    """Refuse options that make no sense.
+    """Raise InvalidRequestError for the first option with a bad value; the message says what to give.
 
-    Raises:
-        InvalidRequestError: the first one, with what to give instead; an InvalidJobError if it is a part of the job.
+    It is an InvalidJobError if the option is a part of the job.
     """
     for name, value in options.items():
         if (problem := OPTIONS[name].check.problem(value)) is not None:
@@ -81,7 +77,7 @@ def require_valid(options: Mapping[str, Any]) -> None:
 
 
 def _with_options(docstring: str | None, options: Mapping[str, Option]) -> str | None:
-    """Return a docstring that explains each option in place of the line ``options: ...``."""
+    """Replace the line ``options: ...`` of a docstring by an explanation of each option."""
     lines = (docstring or "").split("\n")
     places = [number for number, line in enumerate(lines) if line.lstrip().startswith("options: ")]
     for number in places[:1]:
@@ -112,7 +108,7 @@ _OF_RAY = {
     "num_cpus": "num_cpus=…",
     "memory": "memory=…",
 }
-"""What people look for among the options of a run, and Ray has among those of a function."""
+"""Options that people look for here, and that Ray's remote functions carry."""
 
 
 def _unknown_option(function: str, name: str, known: Sequence[str]) -> str:

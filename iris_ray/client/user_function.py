@@ -1,4 +1,4 @@
-"""The user's function: its name, whether it can be called without arguments, and its pickled form."""
+"""The user's function, checked and pickled, and the error that its caller sees."""
 
 import functools
 import inspect
@@ -21,7 +21,7 @@ def require_no_arguments(function: Callable[..., Any], name: str) -> None:
     """Refuse a function that can't be called without arguments, or that would not run when called.
 
     Raises:
-        InvalidFunctionError: the function is of that kind; the message says how to wrap it.
+        InvalidFunctionError: the message says how to wrap the function.
     """
     inner = function.func if isinstance(function, functools.partial) else function
     routine = inspect.isroutine(inner)
@@ -45,10 +45,10 @@ def require_no_arguments(function: Callable[..., Any], name: str) -> None:
 
 
 def pickle_function(function: Callable[..., Any], name: str) -> bytes:
-    """Return the pickled function. What the hosts can't import travels by value.
+    """Return the pickled function. Objects that the hosts can't import travel by value.
 
     Raises:
-        InvalidFunctionError: it can't be pickled; the message has the cause.
+        InvalidFunctionError: the function can't be pickled; the message has the cause.
     """
     try:
         pickled: bytes = cloudpickle.dumps(function)
@@ -60,11 +60,7 @@ def pickle_function(function: Callable[..., Any], name: str) -> bytes:
         ) from error
 
 
-# -- callers error -----------------------------------------------------------------------------------------------------
-# What a caller of a job gets to see of an error that Ray brings.
-
-
 def callers_error(error: BaseException) -> BaseException:
-    """Return the error of ours that Ray's error carries: its message says it all. Any other error as it is."""
+    """Return the `IrisError` that an error of Ray carries, whose message suffices; any other error unchanged."""
     cause = error.cause if isinstance(error, RayTaskError) else None
     return cause if isinstance(cause, IrisError) and not isinstance(cause, RemoteUserError) else error

@@ -1,7 +1,7 @@
-"""Checks of values that people and other programs hand over: what a value is, and how to refuse it. Pure.
+"""Checks of values that people and other programs hand over: predicates, and functions that refuse a value.
 
-To Python True is an int, NaN a number and 10**400 a finite one. To the predicates here they are not. A message that
-refuses a value names it and says what to give: "spares is -1; give an int of 0 or more".
+To Python True is an int, NaN a number and 10**400 a finite one. To the predicates here they are not. An error message
+names the value and says what to give: "spares is -1; give an int of 0 or more".
 """
 
 import difflib
@@ -16,15 +16,15 @@ from typing import TypeGuard
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 
 MOST_SHOWN = 100
-"""Characters of a value in a message."""
+"""Characters of a value that a message shows at most."""
 MOST_COMPARED = 500
-"""Names that are compared closely with an unknown one; a hundred take a millisecond."""
+"""How many names are compared closely with an unknown one; a hundred take a millisecond."""
 
 Refusal = type[InvalidRequestError]
 
 
 def shown(value: object) -> str:
-    """Return a value for a message, whatever its class thinks of that."""
+    """Return the text of a value for a message, even if its class can't give one."""
     try:
         text = repr(value)
     except Exception:
@@ -52,7 +52,7 @@ def is_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
 
 
 def is_plain_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
-    """An int of no subclass, not below another number. For values that nothing makes plain later."""
+    """An int of no subclass, not below another number. For values that `plain` does not rebuild later."""
     return type(value) is int and value >= least
 
 
@@ -90,14 +90,14 @@ def is_seconds_or_forever(value: object) -> TypeGuard[float]:
 
 
 def is_timeout(value: object) -> TypeGuard[float]:
-    """A number of seconds, also one of NumPy. Infinity waits for ever; what is negative does not wait."""
+    """A number of seconds, also one of NumPy. Infinity waits for ever; a negative number does not wait."""
     try:
         return is_real(value) and not math.isnan(value)
     except OverflowError:
         return False
 
 
-# -- text and what is made of it -----------------------------------------------------------------------------------
+# -- text ----------------------------------------------------------------------------------------------------------
 
 
 def is_name(value: object) -> TypeGuard[str]:
@@ -106,7 +106,7 @@ def is_name(value: object) -> TypeGuard[str]:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether text can be stored. Half of a surrogate pair, as in the name of a file that is no UTF-8, can't."""
+    """Whether text can be encoded. Half of a surrogate pair, as in the name of a file that is no UTF-8, can't."""
     try:
         return text.isascii() or text.encode() is not None
     except UnicodeEncodeError:
@@ -123,7 +123,7 @@ def is_variables(value: object) -> TypeGuard[Mapping[str, str]]:
     return isinstance(value, Mapping) and all(isinstance(part, str) for item in value.items() for part in item)
 
 
-# -- what refuses --------------------------------------------------------------------------------------------------
+# -- refusals ------------------------------------------------------------------------------------------------------
 
 
 def require(holds: bool, what: str, value: object, wanted: str, error: Refusal = InvalidRequestError) -> None:
@@ -133,41 +133,41 @@ def require(holds: bool, what: str, value: object, wanted: str, error: Refusal =
 
 
 def require_int(what: str, value: object, least: int, error: Refusal = InvalidRequestError) -> None:
-    """Refuse what is not an int of ``least`` or more; see `require`."""
+    """Refuse a value that is not an int of ``least`` or more; see `require`."""
     require(is_int(value, least), what, value, f"an int of {least} or more", error)
 
 
 def require_plain_int(what: str, value: object, least: int, error: Refusal = InvalidRequestError) -> None:
-    """Refuse what is not `is_plain_int`; see `require`."""
+    """Refuse a value that is not `is_plain_int`; see `require`."""
     require(is_plain_int(value, least), what, value, f"an int of {least} or more", error)
 
 
 def require_amount(what: str, value: object, error: Refusal = InvalidRequestError) -> None:
-    """Refuse what is not a finite number of 0 or more; see `require`."""
+    """Refuse a value that is not a finite number of 0 or more; see `require`."""
     require(is_amount(value), what, value, "a number of 0 or more", error)
 
 
 def require_texts(what: str, value: object, example: str) -> None:
-    """Refuse what is not a list of str; see `require`."""
+    """Refuse a value that is not a list of str; see `require`."""
     require(is_texts(value), what, value, f"a list of str, such as {example}")
 
 
 def require_variables(env: object) -> None:
-    """Refuse what is not a mapping of names to values. The message does not have the values, which may be secret."""
+    """Refuse a value that is not a mapping of names to str. The message shows no values, which may be secret."""
     if not is_variables(env):
         raise InvalidRequestError("env must be a mapping of names to values, all str")
 
 
-# -- names that nothing has ----------------------------------------------------------------------------------------
+# -- unknown names -------------------------------------------------------------------------------------------------
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.5) -> list[str]:
-    """Return the known names that are most like a name, the best first; ``cutoff`` is the least likeness, up to 1."""
+    """Return the known names that are most similar to a name, best first; ``cutoff`` is the least similarity, to 1."""
     return difflib.get_close_matches(name, _likely(name, list(known)), n=most, cutoff=cutoff)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for a name that does not exist, with the nearest ones that do."""
+    """Return the error for a name that does not exist, with the nearest existing names."""
     there_are = list(known)
     compared = _likely(name, there_are)
     near = (
@@ -184,13 +184,13 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 def unknown_number(what: str, number: int, known: range) -> UnknownNameError:
-    """Return the error for a number that nothing has; ``known`` are those that something has."""
+    """Return the error for a number that does not exist; ``known`` are the existing numbers."""
     there_are = f"there are {known[0]} to {known[-1]}" if known else "there is none at all"
     return UnknownNameError(f"there is no {what} with the number {number}; {there_are}")
 
 
 def _likely(name: str, known: list[str]) -> list[str]:
-    """Return the names around this one in the alphabet: they begin like it for longest. Few names are all returned."""
+    """Return the names next to this one in the alphabet, which share its beginning. Few names are all returned."""
     if len(known) <= MOST_COMPARED:
         return known
     alphabetical = sorted(known)

@@ -1,4 +1,4 @@
-"""The settings of a cluster: one table of what operators decide for all users, and what was set of it.
+"""The settings of a cluster: one table of what operators decide for all users, and the values in one cluster.
 
 People write a setting as text, ``NAME=VALUE``. The Controller checks the text and records it. Checks, the command
 ``iris-ray cluster settings`` and docs/operating.md take everything from `TABLE`.
@@ -22,14 +22,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class ClusterSetting(Generic[Value]):
-    """One setting.
+    """One setting of a cluster.
 
     Attributes:
-        name: as people write it.
+        name: its name on the command line.
         default: the text of its value where nobody has set it.
-        form: what a value looks like, with its unit.
-        help: what it decides, in a sentence.
-        parse: returns the value of a text; raises ValueError, whose message says what to give.
+        form: the form of a value, with its unit.
+        help: its effect, in a sentence.
+        parse: returns the value of a text, or raises a ValueError that says what to give.
     """
 
     name: str
@@ -39,7 +39,7 @@ class ClusterSetting(Generic[Value]):
     parse: Callable[[str], Value]
 
     def checked(self, text: str) -> str:
-        """Return a text as it is kept: without white space around it.
+        """Return the text of a value without surrounding white space, if the setting takes it.
 
         Raises:
             InvalidRequestError: the setting can't have this value; the message says what to give.
@@ -121,11 +121,7 @@ TABLE: Mapping[str, ClusterSetting[Any]] = {setting.name: setting for setting in
 
 
 def setting_named(name: str) -> ClusterSetting[Any]:
-    """Return the setting of a name.
-
-    Raises:
-        UnknownNameError: there is none; the message has the nearest.
-    """
+    """Return the setting of a name, or raise UnknownNameError with the nearest names."""
     if name not in TABLE:
         raise unknown("setting", name, TABLE)
     return TABLE[name]
@@ -133,12 +129,12 @@ def setting_named(name: str) -> ClusterSetting[Any]:
 
 @dataclass(frozen=True, slots=True)
 class WasSet:
-    """What somebody has set.
+    """A value that an operator has set.
 
     Attributes:
         text: the value, as `ClusterSetting.checked` returns it.
-        user: who.
-        at: when, in seconds since the epoch, by the wall clock.
+        user: the operator.
+        at: the time, in seconds since the epoch.
     """
 
     text: str
@@ -147,19 +143,14 @@ class WasSet:
 
 
 class ClusterSettings:
-    """What was set in one cluster. All else has its default.
-
-    Attributes:
-        version: counts the changes.
-        was_set: by name.
-    """
+    """The settings of one cluster. A setting that ``was_set`` lacks has its default; ``version`` counts the changes."""
 
     def __init__(self) -> None:
         self.version = 0
         self.was_set: dict[str, WasSet] = {}
 
     def set(self, name: str, to: WasSet | None) -> None:
-        """Replace a setting; None: it has its default again."""
+        """Replace the value of a setting; None restores its default."""
         self.version += 1
         if to is None:
             self.was_set.pop(name, None)
@@ -167,6 +158,6 @@ class ClusterSettings:
             self.was_set[name] = to
 
     def value(self, setting: ClusterSetting[Value]) -> Value:
-        """Return what holds for a setting."""
+        """Return the value of a setting in this cluster."""
         found = self.was_set.get(setting.name)
         return setting.parse(setting.default if found is None else found.text)

@@ -20,7 +20,7 @@ from iris_ray.model.plain_values import Scalar as Scalar
 from iris_ray.model.plain_values import plain
 
 MOST_VALUES = 1_000
-"""Of one constraint with IN."""
+"""Limit for the values of one constraint with IN."""
 
 TAINT_PREFIX = "taint:"
 """An attribute with this prefix is a taint: it keeps away every job that does not tolerate it, whatever its value."""
@@ -50,7 +50,7 @@ class AttributeValue:
         """Return the value that an operator wrote as text: ``12`` and ``1.5`` are numbers, ``true`` is a bool."""
         if text in ("true", "false"):
             return AttributeValue(text == "true")
-        if re.fullmatch(r"-?(0|[1-9]\d{0,299})(\.\d+)?", text):  # with more digits it is no number for anybody
+        if re.fullmatch(r"-?(0|[1-9]\d{0,299})(\.\d+)?", text):  # a longer number would be no float
             return AttributeValue(float(text) if "." in text else int(text))
         return AttributeValue(text)
 
@@ -142,7 +142,7 @@ class Constraint:
     value: AttributeValue | tuple[AttributeValue, ...] | None = None
     _compare: Callable[[Any, Any], bool] | None = field(init=False, compare=False, repr=False)
 
-    if TYPE_CHECKING:  # it takes more than it keeps: plain values become AttributeValues
+    if TYPE_CHECKING:  # the constructor takes plain values, too: they become AttributeValues
 
         def __init__(
             self,

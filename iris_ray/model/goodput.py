@@ -48,11 +48,10 @@ MARKS = {
     "checkpoint_restore": TimeKind.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME,
     "checkpoint_save": TimeKind.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME,
 }
-"""What a task calls the parts of its time that it marks."""
+"""The names by which a task marks parts of its time."""
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------
-# What a task has said about the time of one attempt. Times are seconds since its user code began.
 
 MOST_STEPS = 64
 """Steps of an attempt that are remembered: the first two, the latest, and some in between."""
@@ -63,12 +62,12 @@ StepTime = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What the task said.
+    """What a task has said about the time of one attempt. Times are seconds since its user code began.
 
     Attributes:
         steps: some steps and when each began, in ascending order of both.
         before: seconds by the names of `MARKS` that it marked before its first step.
-        during: the same, since then.
+        during: the same, since its first step.
     """
 
     steps: tuple[StepTime, ...] = ()
@@ -77,12 +76,12 @@ class Marks:
 
     @property
     def makes_sense(self) -> bool:
-        """Whether it can be what a task has said."""
+        """Whether a task can have said this: steps and times ascend, and all names are known."""
         ascending = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(self.steps))
         return len(self.steps) <= MOST_STEPS and ascending and {*self.before, *self.during} <= MARKS.keys()
 
     def began(self, step: int) -> float:
-        """Return when a step began; if it is not remembered, by its neighbours. There must be a step."""
+        """Return when a step began, interpolated if it is not remembered. There must be at least one step."""
         earlier = self.steps[0]
         for later in self.steps:
             if later[0] >= step:
@@ -97,7 +96,7 @@ class Marks:
 
 
 def with_step(steps: tuple[StepTime, ...], step: int, began: float) -> tuple[StepTime, ...]:
-    """Return remembered steps with one more. A step that is not later than the last one changes nothing."""
+    """Return remembered steps and one more. A step that is not later than the last one changes nothing."""
     if steps and (step <= steps[-1][0] or began < steps[-1][1]):
         return steps
     if len(steps) >= MOST_STEPS:
@@ -106,7 +105,6 @@ def with_step(steps: tuple[StepTime, ...], step: int, began: float) -> tuple[Ste
 
 
 # -- job times ---------------------------------------------------------------------------------------------------------
-# When the attempts of a job held chips and ran.
 
 
 @dataclass(slots=True)
@@ -132,7 +130,7 @@ class AttemptTimes:
 
 @dataclass(slots=True)
 class JobTimes:
-    """A job's times.
+    """When the attempts of a job held chips and ran.
 
     Attributes:
         attempts: the latest ones, in order.
@@ -172,14 +170,13 @@ class JobTimes:
 
 
 # -- measure -----------------------------------------------------------------------------------------------------------
-# From the times of a job to what its time went into, as Google's ``ml-goodput-measurement`` counts it.
 
 _K = TimeKind
 
 _DISRUPTIONS = _K.WASTED_PROGRESS_FROM_DISRUPTION, _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
 
 ATTEMPTS_KEPT = 8
-"""So many attempts at most are kept one by one; those before are settled."""
+"""How many attempts at most are kept one by one. Earlier ones are settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +214,14 @@ class Disruption:
 
 
 def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
-    """Return everything since the submission of a job until its end, or until now. The seconds add up to that time."""
-    spans = [Span(TimeKind(kind), *both_of(both)) for kind, both in times.settled.items()]
+    """Return the time from the submission of a job to its end, or to now, as spans that add up to it.
+
+    Time is counted as in Google's ``ml-goodput-measurement``.
+    """
+    spans = [
+        Span(TimeKind(kind), seconds, chip_seconds / seconds if seconds else 0.0)
+        for kind, (seconds, chip_seconds) in times.settled.items()
+    ]
     until = submitted_at if times.settled_until is None else times.settled_until
     has_run = times.has_run
     for index, attempt in enumerate(times.attempts):
@@ -251,7 +254,7 @@ def last_disruption(times: JobTimes, now: float) -> Disruption | None:
 
 
 def _latest_disrupted(times: JobTimes) -> int | None:
-    """Return the place of the latest attempt in which user code ran, if it has ended and the job went on."""
+    """Return the index of the latest attempt in which user code ran and after which the job went on."""
     job_ended_at = math.inf if times.ended_at is None else times.ended_at
     for at, attempt in reversed(list(enumerate(times.attempts))):
         if attempt.began_at is not None and attempt.ended_at is not None and attempt.ended_at < job_ended_at:
@@ -260,7 +263,7 @@ def _latest_disrupted(times: JobTimes) -> int | None:
 
 
 def _until_user_code_runs(times: JobTimes, first: int, since: float, now: float) -> tuple[list[Span], bool]:
-    """Return the waits and launches of the attempts from one on until user code runs, and whether it does."""
+    """Return the waits and launches from an attempt on until user code runs, and whether it does."""
     spans: list[Span] = []
     for index in range(first, len(times.attempts)):
         wait, launch, *_ = _attempt(times, index, since, True, now)
@@ -272,16 +275,10 @@ def _until_user_code_runs(times: JobTimes, first: int, since: float, now: float)
     return [*spans, Span(_K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION, wait_s, 0.0)], False
 
 
-def both_of(both: tuple[float, float]) -> tuple[float, float]:
-    """Return seconds, and chips on average, of seconds and chip-seconds."""
-    seconds, chip_seconds = both
-    return seconds, chip_seconds / seconds if seconds else 0.0
-
-
 def settle(times: JobTimes, submitted_at: float) -> None:
-    """Settle the earliest attempts: those from which a later one has gone on, and too many.
+    """Settle the earliest attempts: those without steps or whose steps a later one continued, and any beyond the limit.
 
-    The last disruption is told of attempts that are not settled.
+    The latest attempt that ran is settled only beyond `ATTEMPTS_KEPT`, because `last_disruption` needs it.
     """
     while len(times.attempts) > 1 and _can_settle(times):
         first = times.attempts[0]
@@ -305,7 +302,7 @@ def _can_settle(times: JobTimes) -> bool:
 
 
 def _attempt(times: JobTimes, index: int, since: float, has_run: bool, now: float) -> Iterator[Span]:
-    """Yield the time from the end of the attempt before to the end of this one."""
+    """Yield the spans from the end of the previous attempt to the end of this one."""
     attempt = times.attempts[index]
     yield Span(_recovery(has_run, _K.QUEUEING), max(0.0, attempt.assigned_at - since), 0.0)
     end = _end(attempt, now)
@@ -327,8 +324,8 @@ class _Run:
     Attributes:
         seconds: how long user code ran.
         resumed: the first step of the next attempt that made one; None if there is none.
-        is_last: whether no attempt has come after it, or will.
-        succeeded: whether the job ended with it, with success.
+        is_last: whether it is the job's last attempt, as far as is known.
+        succeeded: whether the job succeeded with it.
     """
 
     seconds: float
@@ -338,7 +335,7 @@ class _Run:
 
     @property
     def unfinished(self) -> TimeKind:
-        """What its time after the last step is called."""
+        """The kind of the time after its last step."""
         return _K.OTHER if self.is_last else _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
 
 
@@ -369,18 +366,18 @@ def _with_steps(marks: Marks, run: _Run) -> dict[TimeKind, float]:
 
 
 def _kept_until(marks: Marks, run: _Run) -> float:
-    """Return until when the steps of an attempt were kept."""
+    """Return the time until which the steps of an attempt were kept."""
     last, last_at = marks.steps[-1]
     if run.resumed is None:
         return run.seconds if run.succeeded else last_at
     if run.resumed <= last or len(marks.steps) < 2:
         return marks.began(run.resumed)
-    before, before_at = marks.steps[-2]  # the last step was kept, too, and took about as long as the one before
+    before, before_at = marks.steps[-2]  # the last step was kept, and took about as long as the one before
     return min(run.seconds, last_at + (last_at - before_at) / (last - before))
 
 
 def _startup(marks: Marks, kept: int) -> float:
-    """Return by how many seconds the first step took longer than the others that were kept."""
+    """Return how many seconds longer the first step took than the other kept steps."""
     if len(marks.steps) < 2 or kept <= marks.steps[1][0]:
         return 0.0
     (first, first_at), (second, second_at) = marks.steps[:2]
@@ -389,7 +386,7 @@ def _startup(marks: Marks, kept: int) -> float:
 
 
 def _before_the_first_step(before: Mapping[str, float], left_s: float) -> tuple[dict[TimeKind, float], float]:
-    """Return what the time before the first step went into, and how much of it the task has not marked."""
+    """Return the kinds of the time before the first step, and how many seconds the task has not marked."""
     parts: dict[TimeKind, float] = {}
     for name, seconds in before.items():
         parts[MARKS[name]] = min(max(0.0, seconds), left_s)
@@ -398,7 +395,7 @@ def _before_the_first_step(before: Mapping[str, float], left_s: float) -> tuple[
 
 
 def _without_steps(marks: Marks, run: _Run, times: JobTimes) -> dict[TimeKind, float]:
-    """Return what the time of an attempt went into that made no step, as far as it has said so."""
+    """Return the kinds of the time of an attempt that made no step."""
     parts, unmarked = _before_the_first_step(marks.before, run.seconds)
     says_steps = _K.PRODUCTIVE.value in times.settled or any(attempt.marks.steps for attempt in times.attempts)
     kind = _K.UNMEASURED if not says_steps else _K.TRAINING_PREP if run.is_last else run.unfinished
@@ -406,20 +403,14 @@ def _without_steps(marks: Marks, run: _Run, times: JobTimes) -> dict[TimeKind, f
 
 
 # -- totals ------------------------------------------------------------------------------------------------------------
-# Sums of what the time of jobs went into.
 
 NOT_TRAINING = frozenset({TimeKind.QUEUEING.value, TimeKind.LAUNCH.value, TimeKind.UNMEASURED.value})
-"""Kinds that are no part of the time of which goodput is a share: Google's definition begins when user code does."""
+"""Kinds that goodput leaves out: Google's definition begins when user code does."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Time of some jobs, by the value of its `TimeKind`.
-
-    Attributes:
-        seconds: how long it took.
-        chip_seconds: the same, times the chips that were held meanwhile.
-    """
+    """Sums of the time of some jobs by the value of its `TimeKind`, in seconds and in chip-seconds."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     chip_seconds: dict[str, float] = field(default_factory=dict)
@@ -445,7 +436,7 @@ class Totals:
 
     @property
     def measured(self) -> float | None:
-        """The share of the time with user code of which is known what it went into; None if no user code ran."""
+        """The share of the time with user code that jobs have measured; None if no user code ran."""
         ran = sum(amount for kind, amount in self.seconds.items() if kind not in ("queueing", "launch"))
         return 1.0 - self.seconds.get("unmeasured", 0.0) / ran if ran else None
 

@@ -1,4 +1,4 @@
-"""Sums of time over jobs, users and chips, which outlive the jobs."""
+"""Sums of time by user and day, and of what a cluster's chips did day by day. They outlive the jobs."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from enum import Enum
 from iris_ray.model.goodput import TimeKind, Totals
 
 ENTRIES_KEPT = 300
-"""Sums of so many days and users are kept, the latest ones: together they stay below 100 KB."""
+"""How many sums of a day and user are kept, the latest ones: together they stay below 100 KB."""
 DAY_S = 86400.0
 
 
@@ -17,7 +17,7 @@ class ForgottenJob:
     """A job that is forgotten.
 
     Attributes:
-        user: whose it was.
+        user: its user.
         ended_at: when it ended; by the clock of the events in the state, by the wall clock in sums.
         totals: what its time went into.
     """
@@ -33,8 +33,8 @@ class UserDay:
 
     Attributes:
         day: counts the days since the epoch, in UTC.
-        user: whose jobs.
-        jobs: how many.
+        user: the user.
+        jobs: how many jobs.
         seconds, chip_seconds: see `Totals`.
     """
 
@@ -46,18 +46,13 @@ class UserDay:
 
 
 class UserTimes:
-    """The sums of forgotten jobs.
-
-    Attributes:
-        version: changes with them.
-    """
+    """The sums of forgotten jobs. ``version`` counts the changes."""
 
     def __init__(self) -> None:
         self.version = 0
         self._days: dict[tuple[int, str], UserDay] = {}
 
     def add(self, job: ForgottenJob) -> None:
-        """Add a job that is forgotten."""
         self.version += 1
         key = int(job.ended_at // DAY_S), job.user
         known = self._days.get(key, UserDay(*key))
@@ -68,11 +63,11 @@ class UserTimes:
             del self._days[min(self._days)]
 
     def since(self, at: float) -> list[UserDay]:
-        """Return the sums of the day that holds a time in seconds since the epoch, and of the later ones."""
+        """Return the sums of the day at a time, in seconds since the epoch, and of later days."""
         return [self._days[key] for key in sorted(self._days) if key[0] >= at // DAY_S]
 
     def to_json(self) -> bytes:
-        """Return all of it, to be recorded."""
+        """Return the record of all sums."""
         values = [
             (one.day, one.user, one.jobs, _rounded(one.seconds), _rounded(one.chip_seconds))
             for one in self._days.values()
@@ -80,7 +75,7 @@ class UserTimes:
         return json.dumps(values).encode()
 
     def restore(self, recorded: bytes) -> None:
-        """Take up what an earlier Controller has recorded; raises anything if that is damaged."""
+        """Take up the record of an earlier Controller. A damaged record may raise any error."""
         days = [
             UserDay(int(day), str(user), int(jobs), _amounts(seconds), _amounts(chip_seconds))
             for day, user, jobs, seconds, chip_seconds in json.loads(recorded)
@@ -97,15 +92,14 @@ def _amounts(recorded: Mapping[str, float]) -> dict[str, float]:
 
 
 # -- fleet times -------------------------------------------------------------------------------------------------------
-# What the chips of a cluster were in, day by day.
 
 DAYS_KEPT = 90
 
 
 class ChipState(Enum):
-    """What a chip is in: exactly one of these.
+    """The state of a chip, always exactly one.
 
-    BUSY: a job has it, see `iris_ray.model.goodput.TimeKind`.
+    BUSY: a job has it; `TimeKind` says what the job does.
     SPARE: it is held ready to replace a lost slice, or to let a job grow.
     WARM: a pool keeps it for its next run.
     QUARANTINED: its host was quarantined because of failures.
@@ -133,11 +127,11 @@ class FleetTimes:
         return not self._days
 
     def add(self, day: str, chips: Mapping[ChipState, float], seconds: float) -> None:
-        """Add that so many chips were in these states for so long.
+        """Add some time to a day.
 
         Args:
             day: as ``2026-11-23``, in UTC.
-            chips: how many are in each state.
+            chips: how many chips were in each state.
             seconds: for how long.
         """
         of_day = self._days.setdefault(day, {})
@@ -147,16 +141,16 @@ class FleetTimes:
             del self._days[min(self._days)]
 
     def since(self, day: str) -> dict[str, dict[str, float]]:
-        """Return the chip-seconds by day and state, of that day and the later ones."""
+        """Return the chip-seconds by day and state, from a day on."""
         return {known: dict(of_day) for known, of_day in sorted(self._days.items()) if known >= day}
 
     def to_json(self) -> bytes:
-        """Return all of it, to be recorded."""
+        """Return the record of all sums."""
         rounded = {day: {state: round(amount) for state, amount in of.items()} for day, of in self._days.items()}
         return json.dumps(rounded).encode()
 
     def restore(self, recorded: bytes) -> None:
-        """Take up what an earlier Controller has recorded; raises anything if that is damaged."""
+        """Take up the record of an earlier Controller. A damaged record may raise any error."""
         found = json.loads(recorded)
         self._days = {
             str(day): {ChipState(state).value: float(amount) for state, amount in of.items()}

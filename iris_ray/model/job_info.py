@@ -1,7 +1,4 @@
-"""A task's place in its gang.
-
-The facts travel in ``IRIS_*`` environment variables only, so that child processes of a task know them, too.
-"""
+"""A task's place in its gang. It travels in ``IRIS_*`` variables, so child processes of a task know it, too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,7 +57,7 @@ _VARIABLES = {field: f"IRIS_{field.upper()}" for field in JobInfo.__dataclass_fi
 
 
 def job_info_of(environ: Mapping[str, str]) -> JobInfo | None:
-    """Return the place in its gang of the task that has this environment; None if no task has it.
+    """Return the place of the task that has this environment; None if it is not the environment of a task.
 
     Raises:
         InvalidRequestError: variables of the task are missing.

@@ -1,4 +1,4 @@
-"""What a job asks for, and its validation."""
+"""What a job asks for, and what a container of a task runs, with their validation."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +46,9 @@ class CoschedulingConfig:
 
 
 MOST_TASKS = 100_000
-"""Of one job, on the largest number of slices that it can use."""
+"""Limit for the tasks of one job, on the largest number of slices that it can use."""
 MOST_CONSTRAINTS = 1_000
-"""Of one job; as many preferences, tolerations and resources."""
+"""Limit for the constraints of one job, and likewise for its preferences, tolerations and resources."""
 MOST_SPARES = 1_000
 MOST_OF_A_RESOURCE = 9e14
 """Ray counts ten-thousandths with 64 bits."""
@@ -57,9 +57,9 @@ MOST_OF_A_RESOURCE = 9e14
 class SparePurpose(Enum):
     """Why slices are held ready for a gang that runs."""
 
-    SPARE = "spare"  # its owner asked for them
+    SPARE = "spare"  # the job's owner asked for them
     REPLACEMENT = "replacement"  # for a slice that is about to go
-    GROWTH = "growth"  # it can use more
+    GROWTH = "growth"  # the gang can use more slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class JobSpec:
 
 
 OPTIONS_OF_A_JOB = tuple(name for name in OPTIONS if name in JobSpec.__slots__)
-"""The options of a run that the Controller gets to know: those that are fields of a `JobSpec`."""
+"""The options of a run that travel to the Controller, as fields of a `JobSpec`."""
 
 
 def _is_a(kind: Any) -> Callable[[object], bool]:
@@ -190,7 +190,7 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
     "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", Mapping[str, float]),
     "may_evict": (_is_a(bool), "a bool", bool),
 }
-"""What a field that is no option may be, what to give instead, and as what it is made plain."""
+"""Fields that are no options: the check, what to give instead, and the type of the plain value."""
 
 _PLAIN: Mapping[str, Any] = {
     **{name: kind for name, (_, _, kind) in _FIELDS.items() if kind is not None},
@@ -199,7 +199,7 @@ _PLAIN: Mapping[str, Any] = {
     **dict.fromkeys(("scheduling_timeout", "grow_after"), float | None),
     "tolerations": tuple[str, ...],
 }
-"""The fields that a job's spec makes plain. The others are objects of ours, which do it themselves."""
+"""Fields that a `JobSpec` rebuilds as plain values. The other fields are objects of ours, already plain."""
 
 
 def _plain(who: str, kind: Any, value: object, name: str) -> Any:
@@ -220,7 +220,7 @@ def _require_resources(who: str, resources: Mapping[str, float]) -> None:
 
 
 def _require_bounded(who: str, spec: JobSpec) -> None:
-    """Refuse a job whose mere size would keep the Controller busy, before anything is made of it."""
+    """Refuse a job that is so large that it would keep the Controller busy."""
     counts = {
         "tasks": (spec.most_tasks, MOST_TASKS),
         "spares": (spec.spares, MOST_SPARES),
@@ -264,10 +264,9 @@ def _require_gang(who: str, spec: JobSpec) -> None:
 
 
 # -- container ---------------------------------------------------------------------------------------------------------
-# A program in a container image, as a user asks for it, and the name of the container in which a task runs it.
 
 OURS = frozenset({"--name", "--rm", "-d", "--detach", "--restart", "--cidfile", "-i", "--interactive", "-t", "--tty"})
-"""Options of the engine that would take a container out of our hands."""
+"""Options of the engine that would take a container out of iris_ray's control."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]*")
@@ -280,12 +279,12 @@ class ContainerSpec:
 
     Args:
         image: the image, such as ``"gcr.io/project/train:v7"``.
-        command: the program and its arguments. No shell reads them. Empty: what the image runs by itself.
+        command: the program and its arguments. No shell reads them. Empty: the image's own program.
         env: the user's environment variables. Values may hold anything but NUL.
         options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
 
     Raises:
-        InvalidRequestError: something can't work as written. No message has the value of a variable.
+        InvalidRequestError: a field can't work as written. No message has the value of a variable.
     """
 
     image: str
@@ -308,7 +307,7 @@ class ContainerSpec:
 
 
 def container_name(task: JobInfo) -> str:
-    """Return the container's name: it has the job, the task and the attempt, so no two containers share one."""
+    """Return the unique name of a task's container, made of the job, the task and the attempt."""
     job = _NOT_IN_NAMES.sub("-", task.job_id)  # its last characters make the job's id unique
     return f"iris-{job}-task-{task.task_index}-attempt-{task.attempt}"
 

@@ -1,4 +1,4 @@
-"""What becomes of jobs: the gangs that they consist of, and their tasks. Pure data; changed by `ControllerState` alone.
+"""Jobs in progress: their gangs and tasks. Pure data, which only `ControllerState` changes.
 
 A *gang* is the tasks that start and fail together: all tasks of a coscheduled job, or any single task of another one.
 So every rule about attempts, budgets and capacity exists once, for gangs.
@@ -21,8 +21,7 @@ class Task:
     """One process on one host, in its latest attempt.
 
     Attributes:
-        task_id, index: which.
-        state: how it stands.
+        task_id, index, state: its id, its place in the job, and its state.
         node_id: its host; None while it waits.
         error: why its latest attempt ended.
         started_at, ended_at: when its latest attempt was reported to run, and to have ended; None before that.
@@ -42,12 +41,12 @@ class Task:
 ATTEMPTS_KEPT = 5
 """Earlier attempts of a gang that are remembered, the latest ones."""
 ATTEMPT_ERROR_CHARACTERS = 300
-"""Of the words about the end of an earlier attempt, so many are kept."""
+"""Length to which the error of an earlier attempt is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastAttempt:
-    """An attempt of a gang that has ended, and after which the gang was to be tried again.
+    """An attempt of a gang that has ended, and after which the gang was requeued.
 
     Attributes:
         number: counts the gang's attempts from 1.
@@ -58,7 +57,7 @@ class PastAttempt:
         ended_at: when its end was known.
         cause: index of the task that ended first; None if none did.
         exit_code: of that task's process, if it is known.
-        error: the first words about its end.
+        error: the beginning of the error that ended it.
     """
 
     number: int
@@ -73,11 +72,11 @@ class PastAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A gang that runs is to give its hosts to another job.
+    """A running gang must give its hosts to another job.
 
     Attributes:
-        job_id: the job of a higher band that takes them. They are kept for it. Empty if its job yields: its hosts are
-            then for whoever is first in the queue.
+        job_id: the job of a higher band that takes the hosts, which are kept for it. Empty if the gang's own job
+            yields: the hosts then go to the first in the queue.
         deadline: when its attempt is stopped, unless it has moved before; seconds.
         reason: who takes its hosts, in words.
     """
@@ -98,15 +97,15 @@ class Gang:
 
     Attributes:
         tasks: in the order of their hosts, group by group.
-        succeeded: how many of them have.
+        succeeded: how many of the tasks have succeeded.
         attempt: number of the current or latest attempt; 0 before the first.
         failures, preemptions: charged so far, at most one of them per attempt.
         evictions: attempts that gave their hosts to higher bands; they cost nothing.
         dispatch_failures: launches that never started, since the last one that did.
         not_before: the gang is not scheduled earlier; seconds on the caller's clock.
         waiting_since: when it last entered the queue, on the same clock.
-        requeued: its place among the requeues of its job, 0 if it was never requeued: what was requeued later waits
-            behind what was requeued before.
+        requeued: the number of its latest requeue among those of its job, 0 if it was never requeued. Gangs of a job
+            wait in this order.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
         returning_until: until then it goes before the waiting gangs of its band, since it ran a moment ago; seconds.
         running_since: when the first task of its latest attempt began to run; infinite before that; seconds.
@@ -116,7 +115,7 @@ class Gang:
         end_confirmed: whether no process of its current attempt is left, though the last report has not come yet.
         error: the first cause of the latest attempt's end, in words.
         past: its earlier attempts, the latest at the end; at most `ATTEMPTS_KEPT`.
-        eviction: to whom its current attempt is to give its hosts, or None.
+        eviction: why and when its current attempt must give its hosts to another job, or None.
     """
 
     tasks: list[Task]
@@ -161,7 +160,7 @@ class Gang:
 
     @property
     def is_to_grow(self) -> bool:
-        """Whether its tasks were told that it is to move to more slices."""
+        """Whether its tasks were told to move to more slices."""
         return self.notice is not None and self.notice.kind is NoticeKind.GROWTH
 
 
@@ -174,7 +173,7 @@ class Job:
     """A job and its progress.
 
     Attributes:
-        number: the job's number in the order of submission.
+        number: its number in the order of submission.
         gangs: one if it is coscheduled, else one for every task.
         counts: how many tasks are in each state.
         pending: positions of the gangs that wait for hosts, in the order in which they are placed.
@@ -189,8 +188,7 @@ class Job:
         avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.quarantine`.
         avoided_until: when it tries these hosts again; seconds on the caller's clock.
         error: why its latest attempt, or the job, ended, in words.
-        yields: whether its owner has no use for its hosts now: it waits behind all others, and gives its hosts to any
-            job that waits.
+        yields: whether its owner offers its hosts to any job that waits. It then waits behind all other jobs itself.
         times: when its attempts held chips and ran, if it is coscheduled.
     """
 

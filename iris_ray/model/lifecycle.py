@@ -55,10 +55,6 @@ TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
 ACTIVE = frozenset({_S.ASSIGNED, _S.RUNNING})
 
 
-# -- ids ---------------------------------------------------------------------------------------------------------------
-# Identifiers of attempts and tasks.
-
-
 class AttemptId(NamedTuple):
     """One attempt to run a gang.
 

@@ -1,4 +1,4 @@
-"""Limits by user: how much a user may have at a time, in each priority band."""
+"""Limits on how much a user may have at a time, in each priority band."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -53,4 +53,4 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits(chips=1_000_000, running_jobs=100_000, queued_jobs=20_000, tasks=500_000)
-"""Where operators have set nothing: they only keep the Controller from drowning."""
+"""The limits where operators have set none. They only keep the Controller from drowning."""

@@ -1,4 +1,4 @@
-"""Several slices as one gang: on how many it can run, and the MEGASCALE variables that join them.
+"""Gangs on several slices: the numbers of slices that they can use, and the MEGASCALE variables that join the slices.
 
 libtpu reads the variables when the process first touches the TPU. A single slice must have none of them set:
 ``MEGASCALE_NUM_SLICES=1`` still switches megascale on, and stale values of a provider or of an earlier attempt make
@@ -14,14 +14,14 @@ from iris_ray.model.checks import shown
 
 MEGASCALE_PREFIX = "MEGASCALE_"
 MOST_SLICES = 100_000
-"""Of one gang: far more than anybody has, and few enough for a request by mistake to do no harm."""
+"""Limit for one gang: far more than anybody has, and few enough for a mistaken request to do no harm."""
 MOST_COUNTS = 1_000
-"""Numbers of slices that one gang can use."""
+"""Limit for the numbers of slices in one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultisliceInfo:
-    """What a slice of a gang on several slices must know to find the others.
+    """What each slice of a gang must know to find the other slices.
 
     Args:
         coordinator_ip: address of slice 0's worker 0, reachable from every host; not an IPv6 literal, because JAX

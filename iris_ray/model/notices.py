@@ -1,4 +1,4 @@
-"""Notices: a host is about to go, or a gang about to be moved, by the provider or by iris_ray."""
+"""Notices: the provider is about to take a host, or iris_ray is about to move a gang."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,11 +6,11 @@ from enum import StrEnum
 NOTICE_S = 30.0
 """Seconds from a notice to its deadline if none is given: what a spot VM gets."""
 GROWTH_NOTICE_S = 60.0
-"""Seconds that a gang which is to move to more slices has to save its state."""
+"""Seconds that a gang has to save its state before it moves to more slices."""
 
 
 class NoticeKind(StrEnum):
-    """Why a gang is to move."""
+    """Why a gang must move."""
 
     PREEMPTION = "preemption"
     MAINTENANCE = "maintenance"
@@ -19,12 +19,12 @@ class NoticeKind(StrEnum):
 
 
 OUR_MOVES = frozenset({NoticeKind.GROWTH, NoticeKind.EVICTION})
-"""Kinds of notices of what iris_ray itself decides: the move costs the gang nothing, and may be called off."""
+"""Kinds of notices that iris_ray itself gives. Such a move costs the gang nothing, and may be called off."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNotice:
-    """A host is to go.
+    """A host is about to go.
 
     Attributes:
         kind: why.
@@ -39,7 +39,7 @@ class HostNotice:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What every task of a gang is told when the gang is to move.
+    """What every task of a gang is told when the gang must move.
 
     Attributes:
         kind: why.

@@ -29,23 +29,23 @@ class PriorityBand(IntEnum):
 MOST_STANDBYS = 8
 """Limit for the task processes that wait on a host: each takes some 100 MB, and more with modules of ``preload``."""
 
-# -- what a value may be -----------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 class Check(Protocol):
-    """What values an option takes."""
+    """The check of an option's value."""
 
     @property
     def wanted(self) -> str:
         """What to give, for people: ``seconds, 0 or more``."""
 
     def problem(self, value: object) -> str | None:
-        """Return what is wrong with a value, to be read after the option's name, or None."""
+        """Return the rest of a sentence that begins with the option's name and says what is wrong, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An int of ``least`` to ``most``, and None if that means something."""
+    """An int of ``least`` to ``most``, or None if ``or_none``."""
 
     least: int = 0
     most: int | None = None
@@ -66,12 +66,12 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A number of seconds, and None if that means something.
+    """A number of seconds, or None if ``or_none``.
 
     Attributes:
-        least: the smallest; None: any, as all below 0 mean the same.
-        above: whether the number must be more than that.
-        endless: whether infinity is one, too.
+        least: the smallest number; None: any, since all numbers below 0 mean the same.
+        above: whether the number must be more than ``least``.
+        endless: whether infinity is allowed.
     """
 
     least: float | None = 0
@@ -101,7 +101,7 @@ class ListOf:
     """A list or tuple of one kind of things.
 
     Attributes:
-        wrong: returns what is wrong with a thing of that kind, to be read after it; "" if nothing is.
+        wrong: returns what is wrong with a thing of that kind, to follow it in a sentence; "" if nothing is.
     """
 
     kind: type
@@ -147,7 +147,7 @@ class Variables:
 
 
 class Text:
-    """Whatever it is: its reader refuses what it can't read."""
+    """Any value. The function that reads the option refuses bad ones."""
 
     wanted = "a str, or None"
 
@@ -160,7 +160,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """The default of some functions or commands that differs from the one of all others, and why."""
+    """A default of some functions or commands that differs from the common one, and why."""
 
     value: Any
     of: tuple[str, ...]
@@ -169,14 +169,14 @@ class Default:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Everything about one option but its name and its type.
+    """One option. The `TypedDict` has its name and type.
 
     Attributes:
-        default: its default, the same everywhere but in ``elsewhere``.
-        check: what it may be.
-        help: what it does, in one sentence that also fits a flag.
-        more: what else a user should know.
-        flag: how it is written on the command line; "" if it is of no use there.
+        default: the default of all functions and commands that ``elsewhere`` does not name.
+        check: the check of its values.
+        help: its effect, in one sentence that also fits a flag.
+        more: further facts for users.
+        flag: its flag on the command line, or "" if it has none.
         elsewhere: other defaults.
     """
 
@@ -199,7 +199,7 @@ _AS_IN_IRIS = "as in Iris: docs/decisions/026-lost-task-budget-default.md"
 
 
 class ContainerOptions(TypedDict, total=False):
-    """What every way to run a job takes, in containers, too."""
+    """Options of every function that runs a job, also in containers."""
 
     constraints: Annotated[
         Sequence[Constraint],
@@ -251,7 +251,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=60.0,
             check=Seconds(endless=True),
-            help="For so long slices and their processes are kept for the next run; 0 gives them back at once.",
+            help="How long slices and their processes are kept for the next run; 0 gives them back at once.",
             more="Of no use without TPU.",
             elsewhere=(Default(0.0, ("iris-ray run", "iris-ray submit"), "their pool ends with the job"),),
         ),
@@ -271,8 +271,8 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=12 * 3600.0,
             check=Seconds(or_none=True),
-            help="After so long a run on fewer slices than it can use moves to more, once they are free.",
-            more="It is told before: see `preemption_notice`. After a loss it does not wait so long. None: never.",
+            help="After this time a run on fewer slices than it can use moves to more, once they are free.",
+            more="Tasks are told before: see `preemption_notice`. After a loss it does not wait so long. None: never.",
         ),
     ]
     stall_timeout: Annotated[
@@ -280,7 +280,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Seconds(above=True, or_none=True),
-            help="The gang starts again if no task has called iris_ray.heartbeat() for so long.",
+            help="The gang starts again if no task has called iris_ray.heartbeat() for this time.",
             more="The stacks of all tasks go to their logs before, and it costs one failure. The start of the function"
             " counts, too. None: never.",
             flag="--stall-timeout",
@@ -291,7 +291,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Seconds(2, endless=True, or_none=True),
-            help="A host that has not answered for so long is marked lost; without it, 5.",
+            help="A host that has not answered for this time is marked lost; without it, 5.",
             more="A host is asked once a second. With a shorter silence faults are found sooner, and a busy host is"
             " more often taken for a lost one.",
             flag="--host-silence",
@@ -302,7 +302,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Whole(1, MOST_STANDBYS, or_none=True),
-            help="Task processes that wait on each host of a warm slice, for short runs in a row.",
+            help="How many task processes wait on each host of a warm slice, for short runs in a row.",
             more="None: 3 on hosts with 16 or more cores and 16 GiB of free memory, else 1; gangs of 64 or more hosts"
             " have 1. Each takes some 100 MB, and more with modules of `preload`.",
         ),
@@ -310,7 +310,7 @@ class ContainerOptions(TypedDict, total=False):
 
 
 class GangOptions(ContainerOptions, total=False):
-    """`ContainerOptions`, and those of a function, which runs in a process of ours."""
+    """`ContainerOptions`, and options of Python functions, which run in processes of iris_ray."""
 
     preload: Annotated[
         Sequence[str],
@@ -328,7 +328,7 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=300.0,
             check=Seconds(),
-            help="For threads and exit handlers of a task after its function has returned, such as an upload.",
+            help="Time for threads and exit handlers of a task after its function has returned, such as an upload.",
             more="The results are out by then; the hosts are busy until it is done, and so is a script that ends.",
             flag="--exit-grace",
         ),

@@ -1,4 +1,4 @@
-"""How a task ended, as values. Failures travel as data, and `verdict` judges them in one place."""
+"""How tasks end, as values: failures travel as data, and `verdict` judges them in one place."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -83,7 +83,7 @@ DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.HOST_UNFIT, EndKind.CHIP
 
 
 class Fault(Enum):
-    """What may be a host's fault."""
+    """A kind of failure that may be a host's fault."""
 
     CRASH = "crash"  # of a task process, in user code
     DISK = "disk"  # user code raised that a disk is full or faulty
@@ -96,14 +96,14 @@ class TaskEnd:
     """How one task ended.
 
     Attributes:
-        kind: in which way.
-        ended_at: seconds since the epoch by the clock of whoever holds this (`actors.calls.clocks.Moment`). It orders
-            causes and consequences within a gang.
+        kind: the kind of end.
+        ended_at: seconds since the epoch on the clock of the process that holds this (`actors.calls.clocks.Moment`). It
+            orders causes and consequences within a gang.
         payload: the pickled result (RETURNED) or exception (None if it can't be pickled). Between processes, a
             reference to a large result.
         error: one line for people.
         traceback: the traceback of an exception as text; otherwise empty.
-        exit_code: what the process's end means as an exit code: 0 for RETURNED, 1 for an exception, 128 and its number
+        exit_code: the process's end as an exit code: 0 for RETURNED, 1 for an exception, 128 and its number
             for a signal; None if it is not known.
     """
 
@@ -139,7 +139,7 @@ class ProviderWord:
 
 @dataclass(frozen=True, slots=True)
 class HostEvidence:
-    """What is known about a host when its gang is judged.
+    """The evidence about a host when its gang is judged.
 
     Attributes:
         lost: why the host counts as lost, or None if it answers.

@@ -19,26 +19,26 @@ Scalar = str | int | float | bool
 """What the value of an attribute may be: any number but NaN."""
 
 MOST_CHARACTERS = 10_000
-"""Of one str."""
+"""Limit for one str."""
 MOST_BYTES = 16 << 20
-"""Of one piece of bytes."""
+"""Limit for one bytes object."""
 MOST_ITEMS = 1_000_000
-"""Of one tuple, list or mapping."""
+"""Limit for one tuple, list or mapping."""
 LARGEST_INT = 2**63 - 1
 
 _FOR_PEOPLE = object()
 Words = Annotated[str, _FOR_PEOPLE]
-"""Text for people, such as an error. What can't be stored of it is escaped, and what is too long is cut off."""
+"""Text for people, such as an error. Characters that can't be encoded are escaped, and text that is too long is cut."""
 
 Make = Callable[[Any], Any]
-"""From a value to the plain value."""
+"""Rebuilds a value as a plain one, or raises `_RefusedError`."""
 
 
 class _RefusedError(Exception):
     """A value is not of its kind.
 
     Attributes:
-        path: where in the whole value it is, such as ``[3].attempt``.
+        path: its place in the whole value, such as ``[3].attempt``.
         text: what is wrong with it, to be read after its name.
     """
 
@@ -53,12 +53,12 @@ def plain(kind: Any, value: object, what: str) -> Any:
     Args:
         kind: what it should be, as annotations say it: a plain type, an Enum, a NamedTuple or dataclass of ours, a
             tuple, list, Sequence or Mapping of these, or a union. A value of any other class is returned as it is.
-        value: what somebody gave.
-        what: its name in error messages.
+        value: the value from outside.
+        what: the name of the value in error messages.
 
     Raises:
-        InvalidMessageError: it is something else, too long, too large, not finite, or text that can't be stored.
-        InvalidRequestError: it is of the right kind, and its class refuses what is in it.
+        InvalidMessageError: the value is of another kind, too long, too large, not finite, or can't be stored.
+        InvalidRequestError: the value is of the right kind, and its class refuses its fields.
     """
     try:
         return _maker(kind)(value)
@@ -66,7 +66,7 @@ def plain(kind: Any, value: object, what: str) -> Any:
         raise InvalidMessageError(f"{what}{refused.path} {refused.text}") from None
     except InvalidRequestError:
         raise
-    except Exception as error:  # the value's class is not ours: what it does when it is read is its own affair
+    except Exception as error:  # the class of the value is not ours, and may raise anything
         raise InvalidMessageError(f"{what} can't be read: {type(error).__name__}: {shown(error)}") from error
 
 
@@ -75,7 +75,7 @@ def plain(kind: Any, value: object, what: str) -> Any:
 
 @functools.cache
 def _maker(kind: Any) -> Make:
-    """Return what makes values of a kind."""
+    """Return the function that rebuilds values of a kind."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     origin, args = get_origin(kind), get_args(kind)
@@ -184,7 +184,7 @@ def _member(kind: type) -> Make:
 
 
 def _union(kinds: tuple[Any, ...]) -> Make:
-    """The kind that the value's class names; else the first that takes it."""
+    """Rebuild a value as the member that is its class; else as the first member that takes it."""
     named = {kind: _maker(kind) for kind in kinds if isinstance(kind, type)}
     makers = [_maker(kind) for kind in kinds]
     wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds[:6]) + (", …" if kinds[6:] else "")
@@ -250,7 +250,7 @@ def _mapping(make_key: Make, make_value: Make) -> Make:
 
 
 def _record(kind: type) -> Make:
-    """Of a NamedTuple or a dataclass; a dataclass checks what is in it, as when it was made."""
+    """Rebuild a NamedTuple or a dataclass. The constructor of a dataclass checks its fields again."""
     hints = get_type_hints(kind, include_extras=True)
     named = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind) if field.init]
     makers = [(name, _maker(hints[name])) for name in named]

@@ -1,4 +1,4 @@
-"""What a task asks of its host: resources, constraints, tolerations."""
+"""What a task asks of its host: as the scheduler sees it (`Requirement`), and as a user writes it (`ResourceSpec`)."""
 
 import functools
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class Requirement:
 
     @property
     def shape(self) -> "Requirement":
-        """The same without amounts. What constraints and taints say of a group holds for all sizes of tasks."""
+        """This requirement without amounts. Constraints and taints decide about a group for tasks of any size."""
         return _without_amounts(self)
 
     def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: bool = False) -> bool:
@@ -53,8 +53,8 @@ class Requirement:
 
         Args:
             worker: the worker.
-            taken: what else is taken of it.
-            soon: whether to count what ended tasks still hold as free.
+            taken: resources of the worker that are taken besides.
+            soon: whether resources that ended tasks still hold count as free.
         """
         free: Mapping[str, float] = worker.free_soon() if soon else worker.free
         if self.chips and not (free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0) if soon else worker.chips_idle):
@@ -66,7 +66,7 @@ class Requirement:
         return all(rounded(free.get(r, 0.0) - taken.get(r, 0.0)) >= need for r, need in self.resources)
 
     def shortfall(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
-        """Return how much of a task's needs is missing, of the resource that lacks most: 0 nothing, 1 all of it."""
+        """Return the missing share of the resource that a task lacks most on a worker: 0 nothing, 1 all of it."""
         taken = taken or {}
         if self.chips and (taken.get(TPU) or not worker.chips_idle):
             return 1.0
@@ -74,7 +74,7 @@ class Requirement:
         return max(0.0, *missing) if missing else 0.0
 
     def fits_into(self, free: Mapping[str, float]) -> bool:
-        """Return whether these free resources are enough for one more task. Does not ask whether the chips are idle."""
+        """Return whether these free resources suffice for one more task. Idle chips are not checked."""
         for resource, need in self.resources:  # noqa: SIM110 — faster than all() with a generator
             if free.get(resource, 0.0) < need:
                 return False
@@ -134,7 +134,6 @@ def _without_amounts(requirement: Requirement) -> Requirement:
 
 
 # -- resources ---------------------------------------------------------------------------------------------------------
-# What each task of a job needs of its host.
 
 BYTES_PER_GB = 10**9
 

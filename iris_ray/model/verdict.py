@@ -1,9 +1,9 @@
-"""Judges a gang: from the facts about each task to one verdict, and which budget it charges.
+"""Judges a gang: turns the facts about each task into one verdict, which decides the budget that is charged.
 
 When one task ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". So the
-gang is judged, not each task. Memory that is used up explains everything else, also that our own processes are gone.
-So does a lost host, also if its task had returned: its peers may have needed the process. So does a task that could not
-run; otherwise the earliest error does. The text of a message never counts: a user's error may say "timed out", too.
+gang is judged, not each task. Used-up memory comes first among the causes: it also explains why our own processes are
+gone. Next come a lost host, also if its task had returned, since its peers may have needed the process, and a task that
+could not run; then the earliest error. The text of a message never counts: a user's error may say "timed out", too.
 
 ============================================  ============  ====================
 the first cause                               outcome       charged
@@ -24,8 +24,8 @@ another process holds the host's chips        TpuFailed     nothing, but a pause
 ended by iris_ray without another cause       TpuCancelled  failure budget
 ============================================  ============  ====================
 
-The last row happens only if iris_ray has a defect; the charge keeps such a defect from looping for ever. The state has
-one rule more: a job that loses a task on a host that is still there, or its pool's process, several times in a row and
+The last row happens only if iris_ray has a defect; the charge keeps such a defect from looping for ever. The state adds
+one rule: a job that loses a task on a host that is still there, or its pool's process, several times in a row and
 each time within seconds (`QUICK_ENDS_ARE_FAILURES`), is charged a failure. `docs/failures.md` has the whole table for
 users.
 """
@@ -56,7 +56,7 @@ def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
 
     Args:
         end: how its process ended; None if that was not reported.
-        host: what is known about its host.
+        host: the evidence about its host.
     """
     if end is not None and end.kind is EndKind.RETURNED:
         assert end.payload is not None
@@ -93,7 +93,7 @@ def _judge_lost(host: HostEvidence, lost: str) -> TpuResult:
 
 
 _ENDS_BY_SIGTERM = frozenset({EndKind.EXITED, EndKind.CRASHED})
-"""How a task may end because of the SIGTERM that comes with a notice. It then counts as ended by iris_ray."""
+"""Ends that the SIGTERM of a notice may cause. Such a task counts as ended by iris_ray."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +131,9 @@ def judge_gang(
 
     Args:
         ends: how each task's process ended; None if that was not reported.
-        hosts: what is known about each task's host.
-        our_reason: why iris_ray ended the gang, if it did, and because of which task. It is the cause if there is no
-            other one.
+        hosts: the evidence about each task's host.
+        our_reason: the task because of which iris_ray ended the gang, if it did, and why. It is the cause if there is
+            no other cause.
         was_told: whether the gang had a notice, and with it a SIGTERM, which explains an exit code or a signal.
     """
     by_notice = {
@@ -165,7 +165,7 @@ def _is_lost(host: HostEvidence) -> bool:
 
 
 def _suspicion(result: TpuResult, end: TaskEnd | None, host: HostEvidence, by_notice: bool) -> tuple[int, float]:
-    """Return how likely a task is the first cause; the least value wins."""
+    """Return a key that ranks a task as the first cause; the least key wins."""
     ran = end is None or end.kind not in DID_NOT_RUN
     if isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY:
         rank = 0

@@ -19,11 +19,11 @@ TPU_TOPOLOGY = "tpu-topology"
 TPU_VM_COUNT = "tpu-vm-count"
 
 UNITS = 10_000
-"""Of one resource: Ray counts in ten-thousandths."""
+"""In one of any resource: Ray counts ten-thousandths."""
 
 Resources = Mapping[str, float]
 Occupant = tuple[str, AttemptId]
-"""Task id, and the attempt that it is of."""
+"""A task id and its attempt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,16 +37,16 @@ class Worker:
         resources: what the host has in all, by Ray's resource names.
         draining: why the host takes no new tasks, or None.
         foreign: which process outside iris_ray uses the chips, or None.
-        notice: what gangs on it are told if the host is to go, or None.
+        notice: what gangs on the host are told if it is about to go, or None.
         final: the ``draining`` and ``notice`` of a drain or a preemption, which can't be called off, or None. Kept
             while a maintenance comes first: ``draining`` and ``notice`` are then those of the maintenance.
         suspected: why the host may be lost, or None.
         suspected_until: when the suspicion ends; seconds on the caller's clock.
-        elsewhere: what work outside iris_ray uses of its resources, but for chips; see ``foreign``.
+        elsewhere: the resources that work outside iris_ray uses, without chips; see ``foreign``.
         occupants: the attempts of tasks that hold resources here until their end is confirmed.
-        ending: those of them that have ended and are about to be confirmed.
+        ending: the occupants that have ended, and whose end is not confirmed yet.
         reported: the attributes that the host itself reports.
-        free: what neither an occupant holds nor work outside iris_ray uses.
+        free: the resources that neither an occupant holds nor work outside iris_ray uses.
         chips_idle: whether no occupant uses chips.
         slice_name: the slice that it belongs to, or None.
         host_index: its 0-based number within the slice; None if it has none.
@@ -96,7 +96,7 @@ class Worker:
         self.ending.discard(occupant)
 
     def free_soon(self) -> Mapping[str, float]:
-        """Return what will be free once the ends of all ended occupants are confirmed."""
+        """Return the free resources after the ends of all ended occupants are confirmed."""
         used = dict(self._used)
         for occupant in self.ending:
             for resource, amount in self.occupants.get(occupant, {}).items():
@@ -104,7 +104,7 @@ class Worker:
         return self._free_beside(used) if self.ending else self.free
 
     def _count(self, resources: Resources, sign: int) -> None:
-        """Add to what is used, or subtract from it. The cost does not depend on how many occupants there are."""
+        """Add to the used resources, or subtract from them. The cost does not depend on the number of occupants."""
         if resources:
             for resource, amount in resources.items():
                 self._used[resource] = self._used.get(resource, 0) + sign * _units(amount)

@@ -1,4 +1,7 @@
-"""How attempts end: what an end costs the gang, which attempts are stopped, and when their capacity is free."""
+"""How attempts end: what an end costs the gang, which attempts are stopped, and when their capacity is free.
+
+`iris_ray.model.verdict` judges why an attempt ended. This file draws the consequences, once for each attempt.
+"""
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
@@ -16,122 +19,6 @@ from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.instructions import Change, StopAttempt
 from iris_ray.state.job_table import WAY_TO_SUCCESS, JobTable, move, move_all
 from iris_ray.state.spares import Spares
-
-# -- retry budget ------------------------------------------------------------------------------------------------------
-# Retry budgets: what the end of an attempt costs its gang, and when and how urgently the gang is requeued.
-#
-# `iris_ray.model.verdict` judges why an attempt ended; these are the consequences, once for each attempt.
-
-QUICK_S = 10.0
-"""An attempt that ended sooner after its start is a quick end."""
-QUICK_ENDS_ARE_FAILURES = 5
-"""After so many quick ends in a row, a task that is lost on a sound host counts as a failure."""
-MOST_FAILED_LAUNCHES = 10
-"""After so many failed launches of a gang in a row its job ends."""
-YIELDED_S = 5.0
-"""So long a job that yields waits after it has given its hosts to others."""
-RETURNING_S = 30.0
-"""How long a gang that has just lost its hosts goes before the others of its band."""
-
-
-def quick_end_backoff_s(quick_ends: int) -> float:
-    """Return the seconds to wait before the next attempt after so many quick ends in a row: 0, 0, 1, 2, 4, 8, 10, …"""
-    return 0.0 if quick_ends < 2 else min(10.0, 2.0 ** min(quick_ends - 2, 10))
-
-
-def dispatch_backoff_s(failures: int) -> float:
-    """Return the seconds to wait before the next launch after so many failed launches in a row: 0.5, 1, 2, … 30."""
-    return float(min(30.0, 0.5 * 2 ** min(failures - 1, 10)))
-
-
-def count_quick_end(gang: Gang, now: float) -> None:
-    """Count the quick ends in a row, as an attempt that had started ends now."""
-    gang.quick_ends = gang.quick_ends + 1 if now < gang.running_since + QUICK_S else 0
-
-
-def is_its_own_doing(gang: Gang, lost: Task, worker: Worker | None) -> bool:
-    """Return whether a lost task counts as failed: it was lost on a sound host, after several quick ends in a row.
-
-    Args:
-        gang: the task's gang; this end is already counted.
-        lost: the lost task.
-        worker: its host, or None if the host is lost.
-    """
-    sound = worker is not None and not worker.draining
-    return gang.quick_ends > QUICK_ENDS_ARE_FAILURES and sound and lost.state is not TaskState.SUCCEEDED
-
-
-def charge(job: Job, gang: Gang, end: TaskState, started: bool) -> bool:
-    """Charge one retry budget for the end of an attempt.
-
-    Args:
-        job, gang: the gang whose attempt ended, and its job.
-        end: FAILED or WORKER_FAILED; selects the budget.
-        started: whether any task ran. A host that is lost before costs nothing.
-
-    Returns:
-        Whether the budget is exhausted.
-    """
-    spec = job.spec
-    if end is TaskState.FAILED:
-        gang.failures += 1
-        job.failures += 1
-        limit = spec.max_task_failures
-        return gang.failures > spec.max_retries_failure or (limit is not None and job.failures > limit)
-    gang.preemptions += started
-    job.preemptions += started
-    return gang.preemptions > spec.max_retries_preemption
-
-
-def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: float) -> None:
-    """Set when a gang is tried again after an attempt's end. If no task had run, it keeps its place in the queue."""
-    if started:
-        gang.waiting_since = now
-        gang.not_before = now + quick_end_backoff_s(gang.quick_ends)
-        _comes_first(job, gang, gang.not_before)
-    if end is TaskState.WORKER_FAILED:
-        gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
-
-
-def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
-    """Set when a gang is tried again after a failed launch: after a pause, not charged.
-
-    Its wait for the backfill bound begins anew: it has had its turn.
-    """
-    gang.dispatch_failures += counts
-    gang.not_before = now + dispatch_backoff_s(max(1, gang.dispatch_failures))
-    gang.waiting_since = now
-
-
-def can_not_be_launched(job: Job, gang: Gang) -> bool:
-    """Return whether so many launches of a gang have failed in a row that its job ends. Spares never end so."""
-    return gang.dispatch_failures >= MOST_FAILED_LAUNCHES and job.spec.spare_for is None
-
-
-def returns_to_move(job: Job, gang: Gang, now: float) -> None:
-    """Set when a gang that moves is tried again: at once, not charged."""
-    gang.waiting_since = now
-    gang.quick_ends = 0  # it has saved its state
-    _comes_first(job, gang, now)
-
-
-def returns_after_eviction(job: Job, gang: Gang, now: float) -> None:
-    """Set when a gang is tried again that gave its hosts to others: at once, unless it yields; not charged."""
-    gang.waiting_since = now
-    gang.quick_ends = 0
-    gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
-    if job.yields:
-        gang.not_before = now + YIELDED_S
-    _comes_first(job, gang, now)
-
-
-def _comes_first(job: Job, gang: Gang, since: float) -> None:
-    """Let a gang that ran a moment ago go before the others of its band. Spares don't: replacements are urgent."""
-    if job.spec.spare_for is None:
-        gang.returning_until = since + RETURNING_S
-
-
-# -- attempt ends ------------------------------------------------------------------------------------------------------
 
 
 class AttemptEnds:
@@ -154,7 +41,7 @@ class AttemptEnds:
             change.instructions.finished.append(event.job_id)
 
     def unschedulable(self, event: TaskUnschedulableEvent, change: Change) -> None:
-        """Give up a job of which nothing ever ran, for one of its gangs."""
+        """Give up a job that never ran, because one of its gangs can't be placed."""
         job = self._table.jobs.get(event.job_id)
         if job is None or job.state.finished:
             return
@@ -163,7 +50,7 @@ class AttemptEnds:
             self._give_up(job, gang, event.reason, change)
 
     def dispatch_failed(self, event: TaskDispatchFailedEvent, change: Change) -> None:
-        """Requeue a gang whose attempt could not be started, or give its job up if that happens again and again.
+        """Requeue a gang whose attempt could not be started; give its job up after too many such launches in a row.
 
         The gang is not charged. It pauses, and its job avoids the hosts for a while.
         """
@@ -191,7 +78,7 @@ class AttemptEnds:
         self._gives_way(job, gang, gang.eviction, change)
 
     def gang_returned(self, event: GangReturnedEvent, change: Change) -> None:
-        """Mark a gang as succeeded: the caller has the results of an attempt that had been taken back."""
+        """Mark a gang as succeeded: the caller has its results, though the state had already ended that attempt."""
         attempt, job = event.attempt, self._table.jobs.get(event.attempt.job_id)
         if job is None or job.state.finished or job.spec.spare_for is not None:
             return
@@ -214,7 +101,7 @@ class AttemptEnds:
         """End the attempts that ran on a lost worker."""
         for task_id, attempt in worker.occupants:
             if attempt not in self._allocations.of(attempt.job_id):
-                continue  # its end was confirmed ahead of its reports, and another task that ran here has ended its job
+                continue  # an earlier occupant of this loop ended the job, and this attempt's end was confirmed before
             job = self._table.jobs[attempt.job_id]
             self._allocations.let_go(job, worker.node_id, attempt)
             self._table.gang_changed(job, job.gangs[attempt.gang])
@@ -225,19 +112,19 @@ class AttemptEnds:
                 self.member_ended(job, gang, task, TaskState.WORKER_FAILED, reason, change, started)
 
     def pool_restarted(self, owner: str, change: Change) -> None:
-        """Requeue all gangs of a pool whose process died, those included whose results were not handed over.
+        """Requeue all gangs of a pool whose process died, also those whose results were not handed over.
 
         The cause of the death is unknown. The process ran beside the driver, not on the gang's hosts, so each gang is
         charged a preemption. A gang whose results had arrived is charged as well: otherwise a job whose results don't
-        fit into memory would be tried for ever. If this happens to a gang several times in a row, each time within
-        seconds after its start, it is charged failures instead, like a gang that loses tasks on sound hosts. A gang of
-        which nobody has said that it runs has had a launch that failed.
+        fit into memory would be tried for ever. A gang that loses its pool several times in a row, each time within
+        seconds after its start, is charged failures instead, like a gang that loses tasks on sound hosts. If no task
+        of a gang has reported to run, its launch has failed.
         """
         reason = "the process of its SlicePoolManager died"
         for attempt in self._allocations.of_owner(self._table.jobs, owner):
             job = self._table.jobs.get(attempt.job_id)
             if job is None or job.spec.spare_for is not None:
-                continue  # it is dropped with its job's attempt
+                continue  # a spare is dropped with its job's attempt
             if (found := self._table.live(attempt)) is not None:
                 _, gang = found
                 self._end_without_pool(attempt, job, gang, reason, change)
@@ -250,7 +137,6 @@ class AttemptEnds:
                     self.member_ended(job, gang, gang.tasks[0], TaskState.WORKER_FAILED, lost, change, started=True)
 
     def _end_without_pool(self, attempt: AttemptId, job: Job, gang: Gang, reason: str, change: Change) -> None:
-        """End an attempt whose pool has died."""
         if all(task.state is TaskState.ASSIGNED for task in gang.tasks):
             change.instructions.stop.append(StopAttempt(attempt, reason))
             self._launch_failed(job, gang, reason, change)
@@ -261,8 +147,8 @@ class AttemptEnds:
     def confirmed(self, attempt: AttemptId) -> None:
         """Free what an attempt held: none of its processes is left.
 
-        If this has overtaken the reports of how the attempt ended, its hosts are free when the last of them is here:
-        until then its tasks are active.
+        The confirmation may overtake the tasks' own reports. The tasks are then active, and hold their hosts, until
+        the last report comes.
 
         Raises:
             IllegalTransitionError: there has been no such attempt.
@@ -293,7 +179,7 @@ class AttemptEnds:
         exit_code: int | None = None,
         is_hopeless: bool = False,
     ) -> None:
-        """Charge one retry budget once for the end of a task, then requeue its whole gang or end it.
+        """Charge one retry budget for the end of a task, then requeue its whole gang or end it.
 
         Args:
             job, gang, cause: the task that ended, its gang and its job.
@@ -301,7 +187,7 @@ class AttemptEnds:
             error: the first cause, in words.
             change: collects the instructions.
             started: whether any task of the attempt ran.
-            exit_code: of the process of the task that ended, if it is known.
+            exit_code: of the task's process, if it is known.
             is_hopeless: whether the gang ends, though its budget may allow more attempts.
         """
         cause.exit_code = exit_code
@@ -328,7 +214,7 @@ class AttemptEnds:
             change.instructions.finished.append(job.spec.job_id)
 
     def mark_ending(self, job: Job, gang: Gang, now: float) -> None:
-        """Mark a gang's attempt as over. It holds its hosts until its end is confirmed, if that has not come before."""
+        """Mark a gang's attempt as over. It holds its hosts until its end is confirmed, unless that came first."""
         gang.notice = gang.eviction = None
         job_table.note_attempt_ended(job, now)
         self._allocations.mark_ending(job.current_attempt(gang))
@@ -337,7 +223,6 @@ class AttemptEnds:
             self._allocations.end(job, job.current_attempt(gang))
 
     def _launch_failed(self, job: Job, gang: Gang, error: str, change: Change, counts: bool = True) -> None:
-        """Requeue a gang that could not be started, uncharged and after a pause; after many in a row its job ends."""
         returns_after_failed_launch(gang, change.now, counts)
         self._requeue(job, gang, error, change.now)
         if can_not_be_launched(job, gang):
@@ -345,7 +230,7 @@ class AttemptEnds:
             self._give_up(job, gang, failed, change)
 
     def _give_up(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
-        """End a job because one of its gangs, which waits, can't be started."""
+        """End a job because one of its waiting gangs can't be started."""
         move_all(job, gang, TaskState.UNSCHEDULABLE, reason)
         self._table.gang_changed(job, gang)
         self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {reason}", change)
@@ -353,7 +238,7 @@ class AttemptEnds:
         change.instructions.finished.append(job.spec.job_id)
 
     def _end_other_gangs(self, job: Job, cause: Gang | None, reason: str, change: Change) -> None:
-        """Kill all gangs of a job that are not over, and stop the attempts that have hosts."""
+        """Kill all unfinished gangs of a job but the one that caused this, and stop their attempts."""
         for gang in job.gangs:
             if gang is cause or not (gang.placed or gang.pending):
                 continue
@@ -364,7 +249,7 @@ class AttemptEnds:
         self._table.all_changed(job)
 
     def _gives_way(self, job: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
-        """Requeue a gang that gives its hosts to a higher band. It is not charged."""
+        """Requeue a gang that gives its hosts to another job. It is not charged."""
         gang.evictions += 1
         job.evictions += 1
         job_table.note_attempt_end(gang, change.now)
@@ -386,12 +271,7 @@ class AttemptEnds:
         state: TaskState = TaskState.KILLED,
         cause: Task | None = None,
     ) -> None:
-        """Have a gang tried again.
-
-        Args:
-            job, gang, error, now: which gang, and why and when its attempt ended.
-            state, cause: how the attempt was charged, and the task that ended first.
-        """
+        """Put a gang into the queue again, and remember its attempt: how it was charged, and which task ended first."""
         job_table.note_past(gang, state, error, now, cause)
         self.mark_ending(job, gang, now)
         job.error = gang.error = error
@@ -400,3 +280,111 @@ class AttemptEnds:
             move(job, gang, task, TaskState.PENDING, error)
             task.node_id = None
         self._table.waits(job, gang)
+
+
+# -- retry budget ------------------------------------------------------------------------------------------------------
+
+QUICK_S = 10.0
+"""An attempt that ended sooner after its start is a quick end."""
+QUICK_ENDS_ARE_FAILURES = 5
+"""After more than this number of quick ends in a row, a task that is lost on a sound host counts as a failure."""
+MOST_FAILED_LAUNCHES = 10
+"""After this number of failed launches of a gang in a row its job ends."""
+YIELDED_S = 5.0
+"""How long a job that yields waits after it has given its hosts to others."""
+RETURNING_S = 30.0
+"""How long a gang that has just lost its hosts goes before the other gangs of its band."""
+
+
+def quick_end_backoff_s(quick_ends: int) -> float:
+    """Return the seconds to wait after a number of quick ends in a row: 0, 0, 1, 2, 4, 8, 10, …"""
+    return 0.0 if quick_ends < 2 else min(10.0, 2.0 ** min(quick_ends - 2, 10))
+
+
+def dispatch_backoff_s(failures: int) -> float:
+    """Return the seconds to wait after a number of failed launches in a row: 0.5, 1, 2, … 30."""
+    return float(min(30.0, 0.5 * 2 ** min(failures - 1, 10)))
+
+
+def count_quick_end(gang: Gang, now: float) -> None:
+    """Count the quick ends in a row. Called when an attempt ends in which a task had run."""
+    gang.quick_ends = gang.quick_ends + 1 if now < gang.running_since + QUICK_S else 0
+
+
+def is_its_own_doing(gang: Gang, lost: Task, worker: Worker | None) -> bool:
+    """Return whether a lost task counts as failed: it was lost on a sound host, after several quick ends in a row.
+
+    Args:
+        gang: the task's gang; this end is already counted.
+        lost: the lost task.
+        worker: its host, or None if the host is lost.
+    """
+    sound = worker is not None and not worker.draining
+    return gang.quick_ends > QUICK_ENDS_ARE_FAILURES and sound and lost.state is not TaskState.SUCCEEDED
+
+
+def charge(job: Job, gang: Gang, end: TaskState, started: bool) -> bool:
+    """Charge one retry budget for the end of a gang's attempt. Return whether that budget is exhausted.
+
+    Args:
+        job, gang: the gang and its job.
+        end: FAILED or WORKER_FAILED; selects the budget.
+        started: whether any task ran. A host that is lost before costs nothing.
+    """
+    spec = job.spec
+    if end is TaskState.FAILED:
+        gang.failures += 1
+        job.failures += 1
+        limit = spec.max_task_failures
+        return gang.failures > spec.max_retries_failure or (limit is not None and job.failures > limit)
+    gang.preemptions += started
+    job.preemptions += started
+    return gang.preemptions > spec.max_retries_preemption
+
+
+def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: float) -> None:
+    """Set when a gang whose attempt has ended runs again. If no task had run, the gang keeps its place."""
+    if started:
+        gang.waiting_since = now
+        gang.not_before = now + quick_end_backoff_s(gang.quick_ends)
+        _comes_first(job, gang, gang.not_before)
+    if end is TaskState.WORKER_FAILED:
+        gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
+
+
+def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
+    """Set when a gang whose launch has failed runs again: after a pause, uncharged.
+
+    Its wait towards the backfill bound begins anew, because the gang has had its turn.
+    """
+    gang.dispatch_failures += counts
+    gang.not_before = now + dispatch_backoff_s(max(1, gang.dispatch_failures))
+    gang.waiting_since = now
+
+
+def can_not_be_launched(job: Job, gang: Gang) -> bool:
+    """Return whether too many launches of a gang have failed in a row. Spares are tried for ever."""
+    return gang.dispatch_failures >= MOST_FAILED_LAUNCHES and job.spec.spare_for is None
+
+
+def returns_to_move(job: Job, gang: Gang, now: float) -> None:
+    """Set when a gang that moves runs again: at once, uncharged."""
+    gang.waiting_since = now
+    gang.quick_ends = 0  # it has saved its state
+    _comes_first(job, gang, now)
+
+
+def returns_after_eviction(job: Job, gang: Gang, now: float) -> None:
+    """Set when a gang that gave its hosts to others runs again: at once, or after a pause if it yields; uncharged."""
+    gang.waiting_since = now
+    gang.quick_ends = 0
+    gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
+    if job.yields:
+        gang.not_before = now + YIELDED_S
+    _comes_first(job, gang, now)
+
+
+def _comes_first(job: Job, gang: Gang, since: float) -> None:
+    """Put a gang that ran a moment ago before the others of its band. Spares stay behind: replacements are urgent."""
+    if job.spec.spare_for is None:
+        gang.returning_until = since + RETURNING_S

@@ -1,7 +1,6 @@
-"""The controller's state, and the one function that changes it.
+"""The controller's state. ``ControllerState.handle_event(event)`` is the only way that it changes.
 
-``ControllerState.handle_event(event)`` is the only way anything changes. It knows no clock, no network and no Ray: the
-events bring the time, and what is to be done outside comes back as `Instructions`.
+The state knows no clock, no network and no Ray: events bring the time, and `Instructions` say what to do outside.
 """
 
 import logging
@@ -74,7 +73,7 @@ class ControllerState:
     Attributes:
         fleet: all live workers, and who holds what of them.
         limits: limits by user, and what counts towards them.
-        settings: of the cluster, as operators have set them.
+        settings: the cluster's settings.
     """
 
     def __init__(self) -> None:
@@ -109,8 +108,8 @@ class ControllerState:
         """Apply one event.
 
         Raises:
-            IllegalTransitionError: the event asks for a move that the transition table does not hold. Its notes are
-                the latest events of the job and the gang.
+            IllegalTransitionError: the event asks for a move that the transition table does not hold. The error's
+                notes are the latest events of the job and the gang.
         """
         self._now = max(self._now, getattr(event, "now", 0.0))
         change = Change(self._now)
@@ -202,7 +201,7 @@ class ControllerState:
                 self._holders.released(event.slice_name, event.owner)
 
     def _follow_up(self, event: Event, about: str, change: Change) -> None:
-        """Do what follows from any event: finished jobs leave the queue, spares come and go, room is kept no more."""
+        """Apply what follows from any event: finished jobs leave the queue, kept room and spares are settled."""
         finished = change.instructions.finished
         for job_id in finished:
             self._table.has_finished(job_id)
@@ -214,7 +213,7 @@ class ControllerState:
                 self.fleet.forget_grouping(grouped.group_by)
         if (job := self.jobs.get(about)) is not None and not job.pending:
             self._kept.release(job)
-        if not isinstance(event, JobRestoredEvent):  # a job comes back before its spares do, and who takes its hosts
+        if not isinstance(event, JobRestoredEvent):  # its spares, and the job that takes its hosts, are restored later
             self._evictions.settle(change)
             self._spare_jobs.settle(change)
         if finished:
@@ -255,7 +254,7 @@ class ControllerState:
                 quarantine.avoid_host(job, event.node_id, self._now)
 
     def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
-        """Keep the event in the story of its job or gang, or of those whose attempts it ends."""
+        """Add the event to the story of its job or gang; an event about no job, to those of the attempts it stops."""
         stories = self._table.stories
         if job_id in self.jobs:
             stories.remember(job_id, self._gang_of(event, job_id), event, self._now)
@@ -265,13 +264,13 @@ class ControllerState:
                     stories.remember(stopped, self._story_gang(stopped, gang), event, self._now)
 
     def _gang_of(self, event: Event, job_id: str) -> int | None:
-        """Return the position of the gang that an event is about; None if it is about the whole job."""
+        """Return the position of the gang that an event is about; None if the job's own story has the event."""
         attempt = getattr(event, "attempt", None)
         gang: int | None = getattr(event, "task_index", None) if attempt is None else attempt.gang
         return None if gang is None else self._story_gang(job_id, gang)
 
     def _story_gang(self, job_id: str, gang: int) -> int | None:
-        """Return the gang's position if it has a story of its own; None if that of its job has all its events."""
+        """Return the gang's position; None if the job has a single gang, so that the job's story has all events."""
         job = self.jobs.get(job_id)
         return None if job is None or len(job.gangs) == 1 else gang
 
@@ -319,43 +318,40 @@ class ControllerState:
 
     @property
     def yields_version(self) -> int:
-        """Count of the changes to which jobs yield."""
+        """Count of the times that a job began or ceased to yield."""
         return self._table.yields_version
 
     @property
     def unrecorded(self) -> dict[str, set[int]]:
-        """Ids of jobs that have changed, or are forgotten, since the caller last cleared it.
-
-        Each comes with the numbers of the chunks of its record that have changed.
-        """
+        """Jobs that have changed, or are forgotten, since this was last cleared: id → changed chunks of its record."""
         return self._table.unrecorded
 
     def show_anew(self, job_id: str) -> None:
-        """Have `job_changes` name a job, because something has changed that is shown with it and is not in here."""
+        """Add a job to `job_changes`: something outside this state, which is shown with the job, has changed."""
         self._table.show_anew(job_id)
 
     @property
     def job_changes(self) -> ChangeLog[str]:
-        """Ids of jobs that have changed, or are forgotten, for those who show them."""
+        """Ids of jobs that have changed or are forgotten, for processes that show jobs."""
         return self._table.changes
 
     def take_forgotten(self) -> list[ForgottenJob]:
-        """Return what is to be remembered of the jobs that were forgotten since the last call."""
+        """Return the sums of the jobs that were forgotten since the last call."""
         taken = list(self._table.forgotten)
         self._table.forgotten.clear()
         return taken
 
     def record(self, job_id: str) -> JobRecord | None:
-        """Return what must outlive this process about a job; None if the job is forgotten."""
+        """Return the record of a job, from which another process restores it; None if the job is forgotten."""
         job = self.jobs.get(job_id)
         return None if job is None else JobRecord(job, self._allocations.of(job_id))
 
     def story(self, job_id: str, gang: int | None = None) -> tuple[str, ...]:
-        """Return the latest events of a job in words, oldest first. A job that is not known has none.
+        """Return the latest events of a job in words, oldest first; none if the job is not known.
 
         Args:
-            job_id: which.
-            gang: the position of a gang whose events are to be among them, if the job has many gangs.
+            job_id: the job.
+            gang: the position of one gang of a job with many, to include the events of that gang.
         """
         return self._table.stories.told(job_id, gang)
 
@@ -364,11 +360,11 @@ class ControllerState:
         return list(self._table.pending.values())
 
     def spares(self) -> list[Job]:
-        """Return the jobs that hold slices ready for others and could give them back."""
+        """Return the spare jobs that could give their slices back."""
         return self._spares.dispensable(self.jobs)
 
     def yielding(self) -> list[Job]:
-        """Return the jobs that give their hosts to whoever waits, as far as they have hosts."""
+        """Return the jobs that have hosts and yield them to any job that waits."""
         return [job for job in self._table.yielding.values() if job.gang.placed]
 
     def jobs_of(self, owner: str) -> list[Job]:
@@ -376,7 +372,7 @@ class ControllerState:
         return [job for job in self.jobs.values() if job.spec.owner == owner and not job.state.finished]
 
     def owners(self) -> set[str]:
-        """Return the owners of all jobs that have not ended, or of which an attempt's end is still to be confirmed."""
+        """Return the owners of all jobs that have not ended, or whose attempts still hold hosts."""
         return {job.spec.owner for job in self.jobs.values() if not job.over or self._allocations.of(job.spec.job_id)}
 
     def attempts_of(self, owner: str) -> list[AttemptId]:
@@ -384,7 +380,7 @@ class ControllerState:
         return self._allocations.of_owner(self.jobs, owner)
 
     def placed_gangs(self, job: Job) -> Iterator[Gang]:
-        """Return the gangs of a job that have hosts, without a look at the others."""
+        """Return the gangs of a job that have hosts. The cost does not depend on the number of other gangs."""
         gangs = (job.gangs[attempt.gang] for attempt in self._allocations.of(job.spec.job_id))
         return (gang for gang in gangs if gang.placed)
 
@@ -433,7 +429,7 @@ def job_of(event: Event) -> str:
 
 
 def apply_all(state: ControllerState, events: Iterable[Event], total: Instructions | None = None) -> Instructions:
-    """Apply several events in order and gather their instructions. One that is refused does not stop the others."""
+    """Apply several events in order and gather their instructions. A refused event does not stop the others."""
     total = Instructions() if total is None else total
     for event in events:
         try:
@@ -446,10 +442,7 @@ def apply_all(state: ControllerState, events: Iterable[Event], total: Instructio
 
 
 def apply_safely(state: ControllerState, events: Iterable[Event], total: Instructions) -> None:
-    """Do what `apply_all` does; an event that raises an error nobody thought of does not stop the others, either.
-
-    It is noted in ``total.failed``.
-    """
+    """Apply events like `apply_all`. ``total.failed`` gets those that raise an unexpected error; the others go on."""
     for event in events:
         try:
             apply_all(state, [event], total)

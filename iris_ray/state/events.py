@@ -44,7 +44,7 @@ class TimePassedEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobCancelledEvent:
-    """A user or the job's pool cancels it. Attempts that have hosts are stopped."""
+    """A user, or the job's pool, cancels the job. Attempts that have hosts are stopped."""
 
     job_id: str
     reason: Words
@@ -56,10 +56,10 @@ class WorkerRegisteredEvent:
 
     Args:
         node_id, address, attributes, resources: see `Worker`.
-        draining: why it is to go, in words, or None.
-        foreign: what outside iris_ray uses its chips, in words, or None.
-        deadline: when it is to go, or None if unknown; seconds.
-        elsewhere: what work outside iris_ray uses of its resources, but for chips.
+        draining: why the worker is about to go, in words, or None.
+        foreign: which process outside iris_ray uses the worker's chips, in words, or None.
+        deadline: when the worker goes, or None if unknown; seconds.
+        elsewhere: the resources that work outside iris_ray uses, without chips.
     """
 
     node_id: str
@@ -74,7 +74,7 @@ class WorkerRegisteredEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDrainedEvent:
-    """A worker is to go. It takes no new tasks, and the gangs that run there are told.
+    """A worker is about to go. It takes no new tasks, and the gangs that run there are told.
 
     Args:
         node_id: the worker.
@@ -125,11 +125,11 @@ class TaintLiftedEvent:
 
 @dataclass(frozen=True, slots=True)
 class PastUsageEvent:
-    """What users have held in the past hours comes back from the records of an earlier Controller.
+    """The past usage of all users comes back from the records of an earlier Controller.
 
     Args:
         hours: user → amount-hours by Ray's resource names, see `PastUsage`.
-        at: when that was so; seconds.
+        at: when these sums were recorded; seconds.
     """
 
     hours: Mapping[str, Mapping[str, float]]
@@ -138,12 +138,12 @@ class PastUsageEvent:
 
 @dataclass(frozen=True, slots=True)
 class LimitsSetEvent:
-    """The limits of a user in a band are set, in place of all that were set before. What runs goes on.
+    """An operator replaces the limits of a user in a band. Jobs that run go on.
 
     Args:
-        user: whose; `EVERYBODY` for those of all users without limits of their own.
-        band: in which band.
-        limits: those that are None are the same as everybody's.
+        user: the user, or `EVERYBODY` for all users without limits of their own.
+        band: the band.
+        limits: a limit that is None falls back to everybody's.
     """
 
     user: str
@@ -153,12 +153,7 @@ class LimitsSetEvent:
 
 @dataclass(frozen=True, slots=True)
 class SettingSetEvent:
-    """Somebody has set a setting of the cluster.
-
-    Args:
-        name: of the setting.
-        to: what it is now; None: it has its default again.
-    """
+    """An operator has set the setting of this name. None restores its default."""
 
     name: str
     to: WasSet | None
@@ -212,12 +207,12 @@ class RoomKeptEvent:
 
 @dataclass(frozen=True, slots=True)
 class EvictionEvent:
-    """Attempts of lower bands give their hosts, which are kept for a job, to that job. They get notice.
+    """A job takes the hosts that are kept for it from attempts of lower bands. These attempts get notice.
 
     Args:
         job_id: the job that takes the hosts.
-        victims: the attempts. Spares end at once, the others at the deadline if they have not moved before.
-        deadline: seconds.
+        victims: the attempts. Spares end at once, other attempts at the deadline if they have not moved before.
+        deadline: when the attempts are stopped; seconds.
     """
 
     job_id: str
@@ -234,7 +229,7 @@ class SpareGivenBackEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobYieldsEvent:
-    """The owner of a job that is one gang has no use for its hosts at the moment; or it has again."""
+    """The owner of a job of one gang offers the job's hosts to any job that waits, or takes that offer back."""
 
     job_id: str
     yields: bool
@@ -242,10 +237,10 @@ class JobYieldsEvent:
 
 @dataclass(frozen=True, slots=True)
 class GivesWayEvent:
-    """A job that yields gives its hosts to those that wait. It gets notice.
+    """A job that yields gives its hosts to jobs that wait. It gets notice.
 
     Args:
-        job_id: which.
+        job_id: the job that yields.
         deadline: when its attempt is stopped, unless it has moved before; seconds.
     """
 
@@ -267,11 +262,11 @@ class TaskDispatchFailedEvent:
     """An attempt could not be started as a whole. Its gang is requeued after a pause and not charged.
 
     Args:
-        attempt, error, now: which, why and when.
-        groups: names of its groups in which a host could not be made ready. If it has none of these names, any of its
-            hosts may be at fault.
-        counts: whether it is one of the failed launches in a row that end a job. It is none if the gang only has to
-            wait for another task of iris_ray.
+        attempt, error, now: which attempt failed, why and when.
+        groups: names of the attempt's groups in which a host could not be made ready. If the attempt has no group of
+            these names, any of its hosts may be at fault.
+        counts: whether it counts among the failed launches in a row that end a job. It does not if the gang only has
+            to wait for another task of iris_ray.
     """
 
     attempt: AttemptId
@@ -286,11 +281,11 @@ class TaskStateChangedEvent:
     """One task of an attempt reports RUNNING, SUCCEEDED, FAILED or WORKER_FAILED.
 
     Args:
-        attempt, task_index, new_state: which task of which attempt is in which state now.
-        error: why it failed, for people.
-        exit_code: of its process if it failed, or None if that is not known.
-        is_hopeless: whether it FAILED because no host, of several, could set up what its job asks for. A job of which
-            nothing has ever run then ends at once.
+        attempt, task_index, new_state: the attempt, the task and its state now.
+        error: why the task failed, for people.
+        exit_code: of its process if the task failed, or None if that is not known.
+        is_hopeless: whether the task FAILED because none of several hosts could set up what its job asks for. A job
+            that has never run then ends at once.
     """
 
     attempt: AttemptId
@@ -303,7 +298,7 @@ class TaskStateChangedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptMarkedEvent:
-    """A task of an attempt that has ended has said what its time went into."""
+    """A task has reported what the time of its attempt, which has ended, went into."""
 
     attempt: AttemptId
     marks: Marks
@@ -319,7 +314,7 @@ class GangMovedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangReturnedEvent:
-    """The caller has the results of an attempt that was taken back because a host was lost after its task returned."""
+    """The caller has the results of an attempt that had been ended, because a host was lost after its task returned."""
 
     attempt: AttemptId
 
@@ -332,8 +327,7 @@ class WorkerBlamedEvent:
         node_id: the worker.
         job_id: the task's job.
         reason: what happened, in words.
-        fault: what kind of failure it was. Unless the host itself shows it, it counts against the pair of the user and
-            the host.
+        fault: the kind of failure. Unless the host itself shows it, it counts against the pair of user and host.
     """
 
     node_id: str
@@ -351,7 +345,7 @@ class AttemptEndConfirmedEvent:
 
 @dataclass(frozen=True, slots=True)
 class PoolRestartedEvent:
-    """The process of a pool died and was restarted. Everything that it ran is gone, as are results that it had."""
+    """The process of a pool died and was restarted. Its tasks are gone, and so are results not handed over."""
 
     owner: str
 
@@ -410,25 +404,25 @@ Event = (
 
 E = TypeVar("E")
 
-# -- what a pool reports of an attempt, in which order. Simulated pools do the same ----------------------------------
+# -- the reports of a pool about an attempt, in their order, as real and simulated pools send them -------------------
 
 
 def all_reached(attempt: AttemptId, tasks: Iterable[int], state: TaskState) -> list[TaskStateChangedEvent]:
-    """Return the report that all tasks of an attempt, given by their indexes, run or have returned."""
+    """Return the reports that these tasks of an attempt, given by their indexes, run or have returned."""
     return [TaskStateChangedEvent(attempt, index, state) for index in tasks]
 
 
 def attempt_over(
     attempt: AttemptId, why: Iterable[E] = (), released: Iterable[SliceReleasedEvent] = ()
 ) -> list[E | SliceReleasedEvent | AttemptEndConfirmedEvent]:
-    """Return the report that no process of an attempt is left.
+    """Return the reports of an attempt of which no process is left.
 
-    It confirms the end at last, since other attempts may have the hosts from then on. After success it has only that:
-    the results come long before the processes are gone.
+    The confirmation of the end comes last, since it gives the hosts to other attempts. After success there is nothing
+    else to report: the results come long before the processes are gone.
 
     Args:
-        attempt: which.
-        why: what is known of its hosts, and then how it ended: a gang that is tried again is to avoid these hosts.
-        released: its slices that its pool does not use again. The others may stay warm.
+        attempt: the attempt.
+        why: reports about its hosts, and after them the report of its end, so that a requeued gang avoids these hosts.
+        released: its slices that its pool gives back. Its other slices may stay warm.
     """
     return [*why, *released, AttemptEndConfirmedEvent(attempt)]

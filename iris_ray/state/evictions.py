@@ -1,9 +1,8 @@
-"""Evictions: a job that waits takes hosts from lower bands. What runs there gets notice, and is stopped at a deadline.
+"""Evictions: a job that waits takes hosts from lower bands. Their gangs get notice, and are stopped at a deadline.
 
-So do jobs that yield, whose hosts are for whoever waits.
-
-`iris_ray.scheduler.evictions` chooses the victims. The hosts are kept for the job that takes them (`Job.kept`). If they
-are not kept for it any more, because it has got others or does not wait any more, what has not ended by then goes on.
+Jobs that yield are evicted in the same way, for any job that waits. `iris_ray.scheduler.evictions` chooses the victims.
+The hosts are kept for the job that takes them (`Job.kept`). Once they are not kept for it any more, because it has got
+others or does not wait any more, victims that still run go on.
 """
 
 import heapq
@@ -19,12 +18,9 @@ from iris_ray.state.instructions import Change
 from iris_ray.state.job_table import JobTable
 from iris_ray.state.spares import GangNotices, SpareJobs
 
-# -- kept room ---------------------------------------------------------------------------------------------------------
-# Room that is kept for jobs that have waited too long: hosts that no other job of their bands gets until they run.
-
 
 class KeptRoom:
-    """Keeps `Job.kept`, and which host is kept for which job.
+    """Keeps hosts for jobs that have waited too long: no other job of their bands gets these hosts until they run.
 
     Attributes:
         version: counts the changes.
@@ -40,7 +36,7 @@ class KeptRoom:
         return self._kept.get(node_id or "")
 
     def keep(self, job_id: str, node_ids: tuple[str, ...], workers: Collection[str]) -> None:
-        """Keep these hosts for a job and no others; none of them: keep nothing for it. Whoever had them loses all.
+        """Keep exactly these hosts for a job, or nothing if there are none. Jobs that lose one of theirs lose all.
 
         Raises:
             IllegalTransitionError: the job does not wait, or a host is gone.
@@ -59,10 +55,10 @@ class KeptRoom:
         self._table.changed(job_id)
 
     def taken_by(self, job: Job, node_ids: Collection[str]) -> None:
-        """Note that a job gets hosts: it needs that room no more, and jobs of lower bands lose room that it takes.
+        """Note that a job gets hosts: it needs no more room, and jobs of lower bands lose the room that it takes.
 
-        A job of several tasks that are placed one by one may have room for others of them. If the job leaves nothing
-        of its room to others, the next plan may wait until something happens.
+        A job whose tasks are placed one by one still keeps room for its other tasks. Only if the job leaves some of
+        its room to others does the queue count as changed, so that a plan is made at once.
         """
         left = () if job.spec.coscheduling else tuple(node_id for node_id in job.kept if node_id not in node_ids)
         left = left[: len(job.pending)]
@@ -83,12 +79,12 @@ class KeptRoom:
             self._table.queue_changed(job.spec.job_id)
 
     def release_host(self, node_id: str) -> None:
-        """Note that a host is gone, or goes to somebody else: the job that it was kept for needs other room."""
+        """Note that a host is gone or goes to another job: the job that it was kept for needs other room."""
         if (job_id := self._kept.get(node_id)) is not None:
             self.release(self._table.jobs[job_id])
 
     def restored(self, job: Job, workers: Collection[str]) -> None:
-        """Note what an earlier Controller kept for a job, if all of it is still there."""
+        """Keep what an earlier Controller kept for a job, if all these hosts are still there."""
         kept, job.kept = job.kept, ()
         if job.pending and not job.state.finished and all(i in workers and i not in self._kept for i in kept):
             self._restore(job, kept)
@@ -114,9 +110,6 @@ class KeptRoom:
             assert jobs[job_id].pending, f"{node_id} is kept for {job_id}, which does not wait"
 
 
-# -- evictions ---------------------------------------------------------------------------------------------------------
-
-
 class Evictions:
     """Knows which attempts are to give their hosts to another job, and until when."""
 
@@ -128,16 +121,14 @@ class Evictions:
         self._notices = notices
         self._spares = spares
         self._ends = ends
-        self._victims: dict[AttemptId, None] = {}  # that were told; some may be over
-        self._due: list[tuple[float, AttemptId]] = []  # a heap: when which of them is stopped
-        self._settled_for = 0  # the version of what is kept
+        self._victims: dict[AttemptId, None] = {}  # attempts that were told; some may be over
+        self._due: list[tuple[float, AttemptId]] = []  # a heap: when which attempt is stopped
+        self._settled_for = 0  # the version of the kept room
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def begin(self, event: EvictionEvent, change: Change) -> None:
-        """Give notice to attempts whose hosts a job takes, unless they have it.
-
-        Victims that have ended meanwhile are left out.
+        """Give notice to attempts whose hosts a job takes, unless they have it or have ended meanwhile.
 
         Raises:
             IllegalTransitionError: the job takes none of a victim's hosts, or may not.
@@ -153,10 +144,10 @@ class Evictions:
                 self._evict(victim, gang, job, event.deadline, change)
 
     def give_way(self, event: GivesWayEvent, change: Change) -> None:
-        """Give notice to a job that yields: its hosts are for those that wait. Nothing is kept for any of them.
+        """Give notice to a job that yields its hosts to jobs that wait. The hosts are kept for none of these.
 
         Raises:
-            IllegalTransitionError: it does not yield.
+            IllegalTransitionError: the job does not yield.
         """
         job = self._table.known(event.job_id)
         if not job.yields:
@@ -166,7 +157,7 @@ class Evictions:
             self._give_notice(job, job.gang, eviction, change)
 
     def time_passed(self, change: Change) -> None:
-        """Stop the attempts whose time is up."""
+        """Stop the attempts whose deadline has come."""
         while self._due and self._due[0][0] <= change.now:
             _, attempt = heapq.heappop(self._due)
             found = self._table.live(attempt)
@@ -183,14 +174,14 @@ class Evictions:
         return [attempt for attempt, one in found if one is not None and one[1].eviction is not None]
 
     def restored(self, job: Job) -> None:
-        """Take up what the record of a job says."""
+        """Resume the evictions of a restored job."""
         for gang in job.gangs:
             if gang.eviction is not None:
                 self._note(job.current_attempt(gang), gang.eviction)
                 self._settled_for = -1  # records may be of different moments
 
     def settle(self, change: Change) -> None:
-        """Let those go on whose hosts are not taken any more."""
+        """Call off the evictions whose hosts are not kept for the other job any more."""
         if self._victims and self._settled_for != self._kept.version:
             self._settled_for = self._kept.version
             for attempt in list(self._victims):
@@ -203,17 +194,17 @@ class Evictions:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _check(self, victim: Job, gang: Gang, job: Job) -> None:
-        """Refuse what is no victim."""
+        """Refuse a victim that is not of a lower band, or whose hosts are not kept for the job."""
         who = f"{victim.current_attempt(gang)} does not give its hosts to {job.spec.job_id}"
         if victim.spec.priority <= job.spec.priority:
             raise IllegalTransitionError(f"{who}: it is of no lower band")
         if not self._gives_way(gang, job.spec.job_id):
-            raise IllegalTransitionError(f"{who}, for which they are not kept")
+            raise IllegalTransitionError(f"{who}: they are not kept for that job")
         if gang.eviction is not None and gang.eviction.job_id != job.spec.job_id:
             raise IllegalTransitionError(f"{who}: {gang.eviction.job_id} takes them")
 
     def _gives_way(self, gang: Gang, job_id: str) -> bool:
-        """Return whether some host of a gang is kept for a job, or for nobody but those that wait."""
+        """Return whether a host of the gang is kept for the job. Without a job id it yields: it always gives way."""
         return not job_id or any(self._kept.whose(task.node_id) == job_id for task in gang.tasks)
 
     def _evict(self, victim: Job, gang: Gang, job: Job, deadline: float, change: Change) -> None:
@@ -233,7 +224,7 @@ class Evictions:
         heapq.heappush(self._due, (eviction.deadline, attempt))
 
     def _goes_on(self, job: Job, gang: Gang, change: Change) -> None:
-        """Call an eviction off. Tasks that have heard the notice keep it."""
+        """Call an eviction off. Tasks that have read the notice keep it."""
         gang.eviction = None
         if gang.notice is not None and gang.notice.kind is NoticeKind.EVICTION:
             gang.notice = None
@@ -249,7 +240,7 @@ class Evictions:
             for gang in job.gangs:
                 told = gang.notice is not None and gang.notice.kind is NoticeKind.EVICTION
                 if (eviction := gang.eviction) is None:
-                    assert not told, f"{job_id} has notice of an eviction that is none"
+                    assert not told, f"{job_id} has notice of an eviction, and is not evicted"
                     continue
                 attempt = job.current_attempt(gang)
                 assert gang.placed, f"{job_id} is evicted but does not run"

@@ -20,8 +20,8 @@ from iris_ray.state.instructions import ChangeLog
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
 SUSPICION_S = 20.0
-"""For so long a host that did not answer gets no new tasks, unless Ray declares it dead before that. With Ray's default
-health checks this takes about 15 s after a crash."""
+"""Seconds for which a host that did not answer gets no new tasks, unless Ray declares it dead before: with default
+health checks about 15 s after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,8 @@ class Taint:
     """Keeps jobs away that don't tolerate it.
 
     Attributes:
-        reason: why it was set, in words.
-        until: when it ends by itself, in seconds on the events' clock; None if it does not.
-
-    Raises:
-        InvalidMessageError: the reason is no str.
+        reason: why it was set, in words; anything but a str raises InvalidMessageError.
+        until: when it ends by itself, in seconds on the events' clock; None: never.
     """
 
     reason: str
@@ -49,7 +46,7 @@ class Fleet:
     Attributes:
         workers: the live workers by node_id.
         holders: slice name → owner that keeps actors on the slice, whether tasks run there or not.
-        totals: what all workers have together, by Ray's resource names.
+        totals: the resources of all workers together, by Ray's names.
         taints: target (node_id or slice name) → taint's name → taint.
         host_sizes: TPU type → the most of each resource that a host of the type has had. Kept when the hosts are gone.
         avoided: user → node_id of a host that the user's jobs avoid → until when; seconds on the events' clock.
@@ -115,12 +112,12 @@ class Fleet:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def forget_grouping(self, key: str) -> None:
-        """Keep the workers grouped by an attribute no more, until somebody asks for it."""
+        """Drop the grouping by an attribute. `grouping` makes it again when it is next needed."""
         if key != TPU_NAME:
             self._groupings.pop(key, None)
 
     def register(self, worker: Worker) -> None:
-        """Add a worker, or update what it reports. Everything else that is known of it is kept, a drain included."""
+        """Add a worker, or update what it reports. Its drain, suspicion and occupants are kept."""
         worker.attributes = self._with_taints(worker)
         if tpu_type := string_attribute(worker.attributes, TPU_TOPOLOGY):
             size = self.host_sizes.setdefault(tpu_type, {})
@@ -154,7 +151,7 @@ class Fleet:
         self._taints_changed(target)
 
     def avoid(self, user: str, node_id: str, until: float | None) -> None:
-        """Have a user's jobs avoid a host until then, on the events' clock; None: no longer."""
+        """Have a user's jobs avoid a host until a time on the events' clock; with None, have them avoid it no more."""
         avoided = self.avoided.setdefault(user, {})
         avoided.pop(node_id, None)
         if until is not None:
@@ -165,14 +162,14 @@ class Fleet:
             self._record_change(worker)
 
     def suspect(self, node_id: str, reason: str, until: float) -> None:
-        """Record that a worker may be lost. Until then, on the events' clock, it gets no new tasks."""
+        """Record that a worker may be lost: it gets no new tasks until a time on the events' clock."""
         if worker := self.workers.get(node_id):
             until = max(worker.suspected_until, until)
             self.put(replace(worker, suspected=reason, suspected_until=until))
             heapq.heappush(self._suspicions, (until, node_id))
 
     def time_passed(self, now: float) -> None:
-        """Remove taints and avoidances that have ended, and note the workers whose suspicion has ended as changed."""
+        """Remove taints and avoidances that have ended, and note workers whose suspicion has ended as changed."""
         while self._suspicions and self._suspicions[0][0] <= now:
             until, node_id = heapq.heappop(self._suspicions)
             worker = self.workers.get(node_id)
@@ -193,7 +190,6 @@ class Fleet:
                 self.put(replace(worker, attributes=self._with_taints(worker)))
 
     def _with_taints(self, worker: Worker) -> Attributes:
-        """Return the attributes that a worker reports, with the taints that were set on it or on its slice."""
         taints = {**self.taints.get(worker.slice_name or "", {}), **self.taints.get(worker.node_id, {})}
         if not taints:
             return worker.reported
@@ -230,7 +226,7 @@ class Fleet:
             if worker.duplicate != (len(duplicates) > 1):
                 worker.duplicate = len(duplicates) > 1
                 for grouping in self._groupings.values():
-                    grouping.add(worker)  # again, so that its groups are made again
+                    grouping.add(worker)  # again: its groups are made anew
                 self._record_change(worker)
 
     def occupy(self, node_id: str, occupant: Occupant, resources: Resources) -> None:
@@ -269,7 +265,7 @@ class Fleet:
         self._record_change(worker)
 
     def _record_change(self, worker: Worker) -> None:
-        self._changes.note(worker, 4 * len(self.workers) + 1000)  # who has read none of the older half reads all again
+        self._changes.note(worker, 4 * len(self.workers) + 1000)  # a reader that is further behind starts anew
 
     # -- checking --------------------------------------------------------------------------------------------------
 
@@ -307,16 +303,12 @@ def _contents(group: object) -> Mapping[str, object]:
     return {name: getattr(group, name) for name in slots}
 
 
-# -- allocations -------------------------------------------------------------------------------------------------------
-# Which resources of hosts each attempt holds, until it is confirmed that none of its processes is left.
-
-
 class Allocations:
-    """All allocations, and each user's total. The fleet is kept in step with them.
+    """Which resources of hosts each attempt holds, until it is confirmed that none of its processes is left.
 
     Attributes:
         usage: amounts that each user's gangs hold, by Ray's resource names.
-        past: what they have held in the past hours.
+        past: what users have held in the past hours.
         by_band: the attempts of each band, in the order in which they got hosts.
     """
 
@@ -380,7 +372,7 @@ class Allocations:
 
     def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
         self.past.settle(user)
-        usage = self.usage.get(user, Counter())  # none if the user's tasks ask for nothing
+        usage = self.usage.get(user, Counter())  # no entry if the user's tasks ask for nothing
         usage.subtract(demand)
         if not any(amount > 1e-9 for amount in usage.values()):
             self.usage.pop(user, None)  # drops rounding errors of fractions, too
@@ -391,22 +383,21 @@ class Allocations:
 
 
 # -- host identity -----------------------------------------------------------------------------------------------------
-# Whether a host that registers again is still the host on which its tasks were placed.
 
 
 def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | None:
-    """Return why a host is not the one any more on which its tasks were placed; None if it still is.
+    """Return why a host that registers again can't keep its tasks, so that it counts as lost; None if it can keep them.
 
-    Then it is as if the old host were lost: a gang can't go on in two slices, nor a task on chips that are not there.
+    A gang can't go on in two slices, nor a task on chips that are not there.
 
     Args:
         known: the host with its occupants, as it registered before.
-        now: the same, as it registers now.
+        now: the host as it registers now.
         jobs: the jobs of all occupants, by id.
     """
     for resource, held in known.held.items():  # in whole units: a sum of fractions may exceed what there is
         if held > (has := now.resources.get(resource, 0.0)):
-            return f"the host came back with {has:g} of {resource}, of which its tasks hold {held:g}"
+            return f"the host came back with {has:g} {resource}, and its tasks hold {held:g}"
     for group_by in {_group_by(jobs[attempt.job_id]) for _, attempt in known.occupants} - {None}:
         grouping = Grouping(group_by)
         was, is_now = grouping.name_of(known), grouping.name_of(now)
@@ -416,7 +407,7 @@ def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | N
 
 
 def with_what_is_known(now: Worker, known: Worker) -> Worker:
-    """Return the host with what was said of the old one: a drain is of the machine, whatever its slice is called."""
+    """Return the new host with the drain and suspicion of the old one: these concern the machine, not its slice."""
     return replace(
         now,
         draining=known.draining,

@@ -1,4 +1,4 @@
-"""How gangs get hosts, run and succeed."""
+"""How gangs get hosts, run and succeed, and which owner holds which slice."""
 
 import math
 from collections import Counter
@@ -16,12 +16,9 @@ from iris_ray.state.job_table import JobTable, move, new_tasks
 from iris_ray.state.records import JobRecord
 from iris_ray.state.spares import GangNotices, SpareJobs
 
-# -- slice holders -----------------------------------------------------------------------------------------------------
-# Slice holders: which owner keeps actors on which slice, busy or warm.
-
 
 class SliceHolders:
-    """Keeps `Fleet.holders` as jobs take slices and owners release them."""
+    """Keeps `Fleet.holders`, the owner that has actors on each slice, as jobs take slices and owners release them."""
 
     def __init__(self, table: JobTable, fleet: Fleet) -> None:
         self._table = table
@@ -45,7 +42,7 @@ class SliceHolders:
             self._fleet.hold(slice_name, owner)
 
     def released(self, slice_name: str, owner: str) -> None:
-        """Record that an owner has released a slice. If a job has been placed there since, its owner holds it now."""
+        """Record that an owner has released a slice. The owner of a job that was placed there since holds it now."""
         if self._fleet.holders.get(slice_name) != owner:
             return
         next_owner = None
@@ -61,9 +58,6 @@ class SliceHolders:
         """Record that an owner has released all its slices."""
         for name in [name for name, holder in self._fleet.holders.items() if holder == owner]:
             self.released(name, owner)
-
-
-# -- gangs -------------------------------------------------------------------------------------------------------------
 
 
 class Gangs:
@@ -98,7 +92,7 @@ class Gangs:
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
         if config is None or not equal or len(event.groups) not in config.num_groups:
-            raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
+            raise IllegalTransitionError(f"job {event.job_id}: {event.groups} does not fit its gang")
         self._require_groups(event, config.group_by)
         node_ids = tuple(node_id for group in event.groups for node_id in group)
         gang = job.gang
@@ -122,7 +116,7 @@ class Gangs:
         """Refuse an assignment that splits a gang: each group's hosts share its name, and no two groups share one."""
         names, grouping = event.group_names, self._fleet.grouping(group_by)
         if len(set(names)) != len(event.groups) or len(names) != len(event.groups):
-            raise IllegalTransitionError(f"job {event.job_id}: {names} are no names of {len(event.groups)} groups")
+            raise IllegalTransitionError(f"job {event.job_id}: {names} does not name {len(event.groups)} groups")
         for name, node_ids in zip(names, event.groups, strict=True):
             for node_id in node_ids:
                 worker = self._fleet.workers.get(node_id)
@@ -134,7 +128,7 @@ class Gangs:
         who = job.spec.job_id
         if job.state.finished or not gang.pending:
             state = gang.tasks[0].state.name
-            raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only what is PENDING is assigned")
+            raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only PENDING tasks are assigned")
         if len(set(node_ids)) != len(node_ids):
             raise IllegalTransitionError(f"job {who}: {node_ids} names a worker twice")
         for node_id in node_ids:
@@ -212,10 +206,7 @@ class Gangs:
         move(job, gang, task, TaskState.SUCCEEDED)
         job_table.note_task_success(task, change.now)
         self._has_started(job, gang, change)
-        if gang.succeeded in (
-            1,
-            len(gang.tasks),
-        ):  # others change no need for spares, and a look goes through all tasks
+        if gang.succeeded in (1, len(gang.tasks)):  # other successes don't change the need for spares
             self._spares.look_at(job)
         if gang.succeeded == len(gang.tasks):
             self._ends.mark_ending(job, gang, change.now)
@@ -248,7 +239,7 @@ class Gangs:
             self._spares.placed_again(job)
 
     def _restore_allocation(self, job: Job, attempt: AttemptId, allocation: Allocation, change: Change) -> None:
-        """Restore what an attempt holds. An attempt that is over is stopped again: its pool may not know that it is."""
+        """Restore what an attempt holds. An attempt that is over is stopped again, in case its pool does not know."""
         gang, workers = job.gangs[attempt.gang], self._fleet.workers
         there = tuple(place for place in allocation if place[0] in workers)
         self._allocations.add(job, attempt, there)
@@ -263,7 +254,7 @@ class Gangs:
             started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
             self._ends.member_ended(job, gang, lost, TaskState.WORKER_FAILED, reason, change, started)
             return
-        if gang.notice is not None:  # its pool may not know it
+        if gang.notice is not None:  # its pool may not know the notice
             change.instructions.notices.append(NotifyGang(attempt, gang.notice))
         self._notices.tell_of_its_hosts(job, gang, change)
 

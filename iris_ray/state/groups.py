@@ -8,22 +8,22 @@ from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
 
 
 class Group:
-    """Workers that share a value of an attribute, and facts about all of them, worked out once.
+    """Workers that share a value of an attribute, and facts about all of them.
 
-    `Grouping` makes a new group when a member comes, goes or changes. Only what tasks hold changes within a group.
+    `Grouping` makes a new group when a member comes, goes or changes. Within a group only the free room changes.
 
     Attributes:
         name: the shared value.
         is_slice: whether it is a TPU slice, which is usable only if it is complete.
         workers: the members. Those of a slice are sorted by host_index; others by slice, host_index and node_id.
         node_ids: the members' node ids, in the same order.
-        size: how many hosts it has when it is complete.
-        defect: why it is not a complete slice, or None.
+        size: the number of hosts of the complete group.
+        defect: why a slice is not complete, or None.
         taints: keys of the taints that any member has.
         unhealthy: node_id → why the member takes no new tasks.
         foreign_use: node_id → which process outside iris_ray uses the member's chips.
         suspected: members that may be lost.
-        has_issues: whether any of the above restricts the use of any member.
+        has_issues: whether a defect, taint, drain, foreign use or suspicion restricts the use of any member.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class Group:
         self._shared: dict[str, bool] = {}
 
     def shares(self, key: str) -> bool:
-        """Return whether all members have the same value of an attribute, or none has it."""
+        """Return whether all members have the same value of an attribute, or no member has one."""
         if len(self.workers) == 1:
             return True
         shared = self._shared.get(key)
@@ -73,7 +73,7 @@ class Group:
 
     @property
     def room(self) -> tuple[dict[str, float], bool]:
-        """How much of each resource every member has free at least, and whether all members' chips are idle."""
+        """How much of each resource is free on every member, and whether all members' chips are idle."""
         if self._room is None:
             first, *others = self.workers
             least = dict(first.free)
@@ -148,7 +148,7 @@ class Grouping:
 
 
 def group_name(value: AttributeValue) -> str:
-    """Return the name of the group that a value names: the same for equal values, and only for these."""
+    """Return the group's name for a value of its attribute. Equal values, and no others, have the same name."""
     raw = value.value
     if isinstance(raw, bool):
         return "true" if raw else "false"
@@ -190,7 +190,7 @@ def _health_problem(worker: Worker) -> str | None:
 
 
 def _full_size(workers: Sequence[Worker]) -> int:
-    """Return how many hosts a slice has when it is complete; 0 if its hosts report different sizes."""
+    """Return the number of hosts of the complete slice; 0 if its hosts report different sizes."""
     sizes = {value.value for w in workers if (value := w.attributes.get(TPU_VM_COUNT)) is not None}
     if not sizes:
         return len(workers)

@@ -1,4 +1,4 @@
-"""Instructions: what an event requires outside the state."""
+"""Instructions, which an event requires outside the state, and logs of changes for readers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class ReclaimSlice:
 
 @dataclass(frozen=True, slots=True)
 class NotifyGang:
-    """Tell every task of this attempt that it is to move."""
+    """Tell every task of this attempt that its gang must move."""
 
     attempt: AttemptId
     notice: Notice
@@ -35,7 +35,7 @@ class NotifyGang:
 
 @dataclass(frozen=True, slots=True)
 class DropSpare:
-    """This spare is not needed any more. Its owner forgets it, even if it has not heard of it yet."""
+    """The spare is not needed any more. Its owner forgets it, also if it has not heard of it yet."""
 
     job_id: str
     owner: str
@@ -43,12 +43,7 @@ class DropSpare:
 
 @dataclass(frozen=True, slots=True)
 class FailedEvent:
-    """An event that the state could not handle, by a defect of iris_ray.
-
-    Attributes:
-        event: what was to be handled.
-        error: what came of it. Some of the event may have been done.
-    """
+    """An event that the state could not handle, because of a defect in iris_ray. It may have been applied in part."""
 
     event: object
     error: Exception
@@ -56,16 +51,7 @@ class FailedEvent:
 
 @dataclass(slots=True)
 class Instructions:
-    """What an event requires outside.
-
-    Attributes:
-        notices: gangs to be told that they are to move.
-        dropped: spares that are not needed any more.
-        stop: attempts to be stopped.
-        reclaim: slices that their holders must release.
-        finished: ids of jobs that have finished.
-        failed: events that could not be handled: their jobs are to be set aside.
-    """
+    """What an event requires outside. ``finished`` has ids of jobs; jobs of ``failed`` events are to be set aside."""
 
     notices: list[NotifyGang] = field(default_factory=list)
     dropped: list[DropSpare] = field(default_factory=list)
@@ -84,31 +70,19 @@ class Instructions:
         self.failed += others.failed
 
 
-# -- change ------------------------------------------------------------------------------------------------------------
-# What the parts of the state share while they handle one event.
-
-
 @dataclass(slots=True)  # frozen, it would take longer to make, for every event
 class Change:
-    """One event being handled.
-
-    Attributes:
-        now: seconds on the clock of the events.
-        instructions: what the event requires outside; the parts add to it.
-    """
+    """One event being handled: the time, and the instructions to which the parts of the state add."""
 
     now: float
     instructions: Instructions = field(default_factory=Instructions)
 
 
-# -- change log --------------------------------------------------------------------------------------------------------
-# What has changed, and in which order, for readers that look now and then.
-
 T = TypeVar("T")
 
 
 class ChangeLog(Generic[T]):
-    """The latest changes, the oldest first. A reader keeps the version up to which it has read."""
+    """The latest changes, for readers that look now and then. A reader keeps the version up to which it has read."""
 
     def __init__(self) -> None:
         self._changed: list[T] = []
@@ -120,7 +94,7 @@ class ChangeLog(Generic[T]):
         return self._forgotten + len(self._changed)
 
     def note(self, what: T, most: int) -> None:
-        """Note a change. If there are more than so many, the older half is dropped."""
+        """Note a change. If there are more than ``most``, the older half is dropped."""
         self._changed.append(what)
         if len(self._changed) > most:
             old = len(self._changed) // 2
@@ -128,5 +102,5 @@ class ChangeLog(Generic[T]):
             del self._changed[:old]
 
     def since(self, version: int) -> Sequence[T] | None:
-        """Return what has changed since a version, oldest change first; None if it is too long ago."""
+        """Return what has changed since a version, oldest change first; None if some of that was dropped."""
         return None if version < self._forgotten else self._changed[version - self._forgotten :]

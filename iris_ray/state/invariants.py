@@ -27,8 +27,7 @@ def check_state(
         fleet: the live workers.
         usage: amounts that each user's gangs hold.
         allocations: what attempts hold, by job.
-        pending: ids of the jobs that have gangs waiting.
-        finished: ids of the jobs that have finished.
+        pending, finished: ids of the jobs that have gangs waiting, and of those that have finished.
     """
     _check_usage(jobs, usage, allocations)
     for job_id, job in jobs.items():

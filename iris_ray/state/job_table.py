@@ -1,4 +1,4 @@
-"""All jobs, with the indexes over them: waiting, finished, changed since they were last recorded."""
+"""All jobs with the indexes over them, the moves of their tasks, their latest events and their times."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Set
@@ -18,171 +18,12 @@ from iris_ray.state.instructions import ChangeLog
 from iris_ray.state.records import chunk_of, chunks_in, is_large
 from iris_ray.state.user_limits import UserLimits
 
-# -- transitions -------------------------------------------------------------------------------------------------------
-# The one function that moves a task from one state to another, by the table of legal moves.
-
-_TO_SUCCESS = (TaskState.PENDING, TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED)
-WAY_TO_SUCCESS = {state: _TO_SUCCESS[i + 1 :] for i, state in enumerate(_TO_SUCCESS)}
-"""The states that a task still passes through until it has succeeded."""
-
-
-def new_tasks(job_id: str, count: int) -> list[Task]:
-    """Return the tasks of a job, all pending."""
-    return [Task(task_id(job_id, index), index) for index in range(count)]
-
-
-def move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = None) -> None:
-    """Move a task, and keep the counts of its job and gang.
-
-    Raises:
-        IllegalTransitionError: the table does not hold this move.
-    """
-    if new not in TRANSITIONS[task.state]:
-        raise IllegalTransitionError(f"{task.task_id} (attempt {gang.attempt}): {task.state.name} → {new.name}")
-    job.counts[task.state] -= 1
-    if not job.counts[task.state]:
-        del job.counts[task.state]
-    job.counts[new] += 1
-    gang.succeeded += (new is TaskState.SUCCEEDED) - (task.state is TaskState.SUCCEEDED)
-    task.state, task.error = new, error
-
-
-def move_all(job: Job, gang: Gang, new: TaskState, error: str | None = None) -> None:
-    """Move every task of a gang."""
-    for task in gang.tasks:
-        move(job, gang, task, new, error)
-
-
-# -- stories -----------------------------------------------------------------------------------------------------------
-# The latest events of each job and gang, to explain an event that is refused.
-
-STORY_LENGTH = 12
-"""Events of a job, and of each gang, that are remembered."""
-GANGS_KEPT = 10_000
-"""So many gangs of jobs with many gangs have a story of their own: those with the latest events."""
-
-_Story = list[tuple[int, float, Event]]
-"""The latest events, oldest first, each with its number and time."""
-
-_SHOWN = ("task_index", "new_state", "node_id", "group_names", "owner")
-"""Fields that are shown beside the attempt. Others may hold words of users: errors, reasons, the job itself."""
-
-
-class Stories:
-    """Remembers the latest events of each job and, if a job has many gangs, those of each gang."""
-
-    def __init__(self) -> None:
-        self._of_jobs: dict[str, _Story] = {}  # by job id
-        self._of_gangs: OrderedDict[tuple[str, int], _Story] = OrderedDict()  # the latest ones, by job id and gang
-        self._gangs: defaultdict[str, set[int]] = defaultdict(set)  # the keys of `_of_gangs`, by job id
-        self._count = count()
-
-    @property
-    def job_ids(self) -> Set[str]:
-        """Return the ids of the jobs that have a story."""
-        return self._of_jobs.keys() | self._gangs.keys()
-
-    def remember(self, job_id: str, gang: int | None, event: Event, now: float) -> None:
-        """Add an event to the story of a job or of one of its gangs.
-
-        Args:
-            job_id: the job that the event is about.
-            gang: the position of the gang that it is about; None if it is about the whole job.
-            event: what happened.
-            now: seconds on the clock of the events.
-        """
-        story = self._of_jobs.setdefault(job_id, []) if gang is None else self._of_gang(job_id, gang)
-        story.append((next(self._count), now, event))
-        del story[:-STORY_LENGTH]
-
-    def forget(self, job_id: str) -> None:
-        """Drop the stories of a job that is forgotten."""
-        self._of_jobs.pop(job_id, None)
-        for gang in self._gangs.pop(job_id, ()):
-            del self._of_gangs[job_id, gang]
-
-    def told(self, job_id: str, gang: int | None) -> tuple[str, ...]:
-        """Return the latest events of a job and of one of its gangs, one line for each event, oldest first."""
-        of_gang = () if gang is None else self._of_gangs.get((job_id, gang), ())
-        story = sorted((*self._of_jobs.get(job_id, ()), *of_gang), key=itemgetter(0))
-        return tuple(f"{now:.3f} {_in_words(event)}" for _, now, event in story[-STORY_LENGTH:])
-
-    def _of_gang(self, job_id: str, gang: int) -> _Story:
-        """Return a gang's story, and note that it is the latest one."""
-        key = job_id, gang
-        story = self._of_gangs.setdefault(key, [])
-        self._of_gangs.move_to_end(key)
-        self._gangs[job_id].add(gang)
-        if len(self._of_gangs) > GANGS_KEPT:
-            self._forget_oldest()
-        return story
-
-    def _forget_oldest(self) -> None:
-        (job_id, gang), _ = self._of_gangs.popitem(last=False)
-        self._gangs[job_id].remove(gang)
-        if not self._gangs[job_id]:
-            del self._gangs[job_id]
-
-
-def _in_words(event: Event) -> str:
-    """Return the event's class, and those of its fields that hold no words of users."""
-    words = [type(event).__name__]
-    if (attempt := getattr(event, "attempt", None)) is not None:
-        words.append(str(attempt))
-    shown = ((name, getattr(event, name)) for name in _SHOWN if hasattr(event, name))
-    return ", ".join([*words, *(f"{name}={getattr(value, 'name', value)}" for name, value in shown)])
-
-
-# -- job times ---------------------------------------------------------------------------------------------------------
-# Notes when attempts of coscheduled jobs hold chips and run; `iris_ray.goodput` works out what that time went into.
-
-
-def note_assigned(job: Job, allocation: Allocation, now: float) -> None:
-    """Note that an attempt of a job got its hosts. Earlier attempts are settled, so that few are kept."""
-    if job.spec.coscheduling:
-        job.times.assigned(job.attempt, sum(demand.get(TPU, 0.0) for _, _, demand in allocation), now)
-        settle(job.times, job.submitted_at)
-
-
-def note_began(job: Job, now: float) -> None:
-    """Note that user code of a job's attempt runs."""
-    if job.spec.coscheduling:
-        job.times.began(now)
-
-
-def note_attempt_ended(job: Job, now: float) -> None:
-    """Note that a job's attempt is over."""
-    if job.spec.coscheduling:
-        job.times.ended(now)
-
-
-def note_job_ended(job: Job, now: float) -> None:
-    """Note that a job is over."""
-    job.times.ended_at = now
-    job.times.succeeded = job.over is JobState.SUCCEEDED
-
-
-def is_measured(job: Job) -> bool:
-    """Return whether it is told of a job what its time went into: of gangs, but for those that only hold slices."""
-    return job.spec.coscheduling is not None and job.spec.spare_for is None
-
-
-def times_of_forgotten(job: Job) -> list[ForgottenJob]:
-    """Return what is to be remembered of a finished job that is forgotten; nothing of one that is not measured."""
-    if job.times.ended_at is None or not is_measured(job):
-        return []
-    ended_at = job.times.ended_at
-    return [ForgottenJob(job.spec.user, ended_at, Totals.of(measure(job.times, job.submitted_at, ended_at)))]
-
-
-# -- job table ---------------------------------------------------------------------------------------------------------
-
 FINISHED_JOBS_KEPT = 1000
 FINISHED_BYTES_KEPT = 128 << 20
 FORGOTTEN_KEPT = 10_000
-"""What is remembered of so many forgotten jobs waits until it is taken."""
+"""How many forgotten jobs wait at most until `ControllerState.take_forgotten` reads them."""
 TASK_BYTES = 1000
-"""What a task and its gang take of memory at most, besides the words about their end."""
+"""Bytes of memory that a task and its gang take at most, without the text of errors."""
 
 
 class JobTable:
@@ -191,16 +32,12 @@ class JobTable:
     Attributes:
         jobs: all of them.
         pending: those that have gangs waiting for hosts.
-        yielding: those that have not ended and give their hosts to whoever waits.
-        grouped_by: attribute → ids of those that have not ended and whose groups share a value of it.
+        yielding: those that have not ended and yield their hosts to any job that waits.
+        grouped_by: attribute → ids of the jobs that have not ended and whose groups share a value of it.
         finished: ids of those that have ended, the first to finish first; each with the memory that the job takes.
-        unrecorded: ids of jobs that have changed, or are forgotten, since the caller last cleared it; each with the
-            numbers of the chunks of its record that have changed.
-        changes: ids of jobs that have changed or are forgotten, for those who show them.
-        queue_version: counts the changes to the queue.
-        yields_version: counts the changes to which jobs yield.
+        unrecorded, changes, queue_version, yields_version: see the properties of `ControllerState`.
         stories: the latest events of each job.
-        forgotten: what is remembered of jobs that were forgotten since the caller last took it.
+        forgotten: the sums of jobs that were forgotten since the caller last took them.
     """
 
     def __init__(self, limits: UserLimits) -> None:
@@ -243,7 +80,7 @@ class JobTable:
         return job.gangs[position]
 
     def live(self, attempt: AttemptId) -> tuple[Job, Gang] | None:
-        """Return the job and the gang whose live attempt this is, or None if the attempt is not live.
+        """Return the job and the gang of a live attempt, or None if the attempt is not live.
 
         Raises:
             IllegalTransitionError: the job has no such gang.
@@ -265,7 +102,7 @@ class JobTable:
         known = self.jobs.get(spec.job_id)
         if known is not None:
             if known.spec != spec:
-                raise IllegalTransitionError(f"job {spec.job_id} is there already, and asks for something else")
+                raise IllegalTransitionError(f"job {spec.job_id} is there already, with another spec")
             return
         if spec.coscheduling:
             count = spec.replicas * max(spec.coscheduling.num_groups)
@@ -305,7 +142,7 @@ class JobTable:
         self.all_changed(job)
 
     def changed(self, job_id: str) -> None:
-        """Note that a job must be recorded again, but for its gangs."""
+        """Note that a job must be recorded again, without its gangs."""
         self._note(job_id)
 
     def gang_changed(self, job: Job, gang: Gang) -> None:
@@ -319,11 +156,11 @@ class JobTable:
         self._note(job.spec.job_id).update(chunks_in(job))
 
     def show_anew(self, job_id: str) -> None:
-        """Note a job for those who show it."""
+        """Add a job to `changes`."""
         self.changes.note(job_id, 4 * len(self.jobs) + 1000)
 
     def _note(self, job_id: str) -> set[int]:
-        """Note a change, and return the chunks of the job's record that are to be recorded again."""
+        """Note a change, and return the set of chunks of the job's record that must be written again."""
         self.show_anew(job_id)
         return self.unrecorded.setdefault(job_id, set())
 
@@ -349,10 +186,10 @@ class JobTable:
         self.gang_changed(job, gang)
 
     def set_yields(self, job_id: str, yields: bool) -> None:
-        """Note that a job gives its hosts to whoever waits, or does so no more.
+        """Note that a job yields its hosts to any job that waits, or ceases to.
 
         Raises:
-            IllegalTransitionError: there is no such job, or it is not one gang.
+            IllegalTransitionError: there is no such job, or it has several gangs.
         """
         job = self.known(job_id)
         if len(job.gangs) != 1:
@@ -389,9 +226,9 @@ class JobTable:
         self.queue_changed(job_id)
 
     def forget_old(self, allocations: Allocations) -> None:
-        """Forget the jobs that finished first, beyond what is kept, once their attempts hold nothing.
+        """Forget the jobs that finished first, once their attempts hold nothing.
 
-        `FINISHED_JOBS_KEPT` are kept if they take no more than `FINISHED_BYTES_KEPT`; the last one always is.
+        At most `FINISHED_JOBS_KEPT` that take `FINISHED_BYTES_KEPT` remain, and always the one that finished last.
         """
         if not self._finished_in_order:
             self._finished_in_order = True
@@ -430,17 +267,163 @@ class JobTable:
 
 
 def _memory_of(job: Job) -> int:
-    """Return how many bytes of memory a finished job takes, roughly. Words that tasks share count once."""
+    """Return roughly how many bytes a finished job takes. An error that tasks share counts once."""
     words = {id(task.error): len(task.error) for gang in job.gangs for task in gang.tasks if task.error}
     return TASK_BYTES * job.size + 4 * sum(words.values())
 
 
+# -- transitions -------------------------------------------------------------------------------------------------------
+
+_TO_SUCCESS = (TaskState.PENDING, TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED)
+WAY_TO_SUCCESS = {state: _TO_SUCCESS[i + 1 :] for i, state in enumerate(_TO_SUCCESS)}
+"""The states that a task in each state still passes through until it has succeeded."""
+
+
+def new_tasks(job_id: str, count: int) -> list[Task]:
+    return [Task(task_id(job_id, index), index) for index in range(count)]
+
+
+def move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = None) -> None:
+    """Move a task to another state, and update the counts of its job and gang. The only function that moves tasks.
+
+    Raises:
+        IllegalTransitionError: the table of legal moves does not hold this move.
+    """
+    if new not in TRANSITIONS[task.state]:
+        raise IllegalTransitionError(f"{task.task_id} (attempt {gang.attempt}): {task.state.name} → {new.name}")
+    job.counts[task.state] -= 1
+    if not job.counts[task.state]:
+        del job.counts[task.state]
+    job.counts[new] += 1
+    gang.succeeded += (new is TaskState.SUCCEEDED) - (task.state is TaskState.SUCCEEDED)
+    task.state, task.error = new, error
+
+
+def move_all(job: Job, gang: Gang, new: TaskState, error: str | None = None) -> None:
+    """Move every task of a gang."""
+    for task in gang.tasks:
+        move(job, gang, task, new, error)
+
+
+# -- stories -----------------------------------------------------------------------------------------------------------
+
+STORY_LENGTH = 12
+"""Events of a job, and of each gang, that are remembered."""
+GANGS_KEPT = 10_000
+"""How many gangs, of jobs with many gangs, have a story of their own at most: those with the latest events."""
+
+_Story = list[tuple[int, float, Event]]
+"""The latest events, oldest first, each with its number and time."""
+
+_SHOWN = ("task_index", "new_state", "node_id", "group_names", "owner")
+"""Fields that are shown beside the attempt. Others may hold words of users: errors, reasons, the job itself."""
+
+
+class Stories:
+    """Remembers the latest events of each job and, if it has many gangs, of each gang: they explain a refused event."""
+
+    def __init__(self) -> None:
+        self._of_jobs: dict[str, _Story] = {}  # by job id
+        self._of_gangs: OrderedDict[tuple[str, int], _Story] = OrderedDict()  # the latest ones, by job id and gang
+        self._gangs: defaultdict[str, set[int]] = defaultdict(set)  # the keys of `_of_gangs`, by job id
+        self._count = count()
+
+    @property
+    def job_ids(self) -> Set[str]:
+        """The ids of the jobs that have a story."""
+        return self._of_jobs.keys() | self._gangs.keys()
+
+    def remember(self, job_id: str, gang: int | None, event: Event, now: float) -> None:
+        """Add an event to the story of the gang at a position; with None, to that of the whole job."""
+        story = self._of_jobs.setdefault(job_id, []) if gang is None else self._of_gang(job_id, gang)
+        story.append((next(self._count), now, event))
+        del story[:-STORY_LENGTH]
+
+    def forget(self, job_id: str) -> None:
+        """Drop the stories of a job that is forgotten."""
+        self._of_jobs.pop(job_id, None)
+        for gang in self._gangs.pop(job_id, ()):
+            del self._of_gangs[job_id, gang]
+
+    def told(self, job_id: str, gang: int | None) -> tuple[str, ...]:
+        """Return the latest events of a job and of one of its gangs, one line for each event, oldest first."""
+        of_gang = () if gang is None else self._of_gangs.get((job_id, gang), ())
+        story = sorted((*self._of_jobs.get(job_id, ()), *of_gang), key=itemgetter(0))
+        return tuple(f"{now:.3f} {_in_words(event)}" for _, now, event in story[-STORY_LENGTH:])
+
+    def _of_gang(self, job_id: str, gang: int) -> _Story:
+        """Return a gang's story, and mark it as the latest one."""
+        key = job_id, gang
+        story = self._of_gangs.setdefault(key, [])
+        self._of_gangs.move_to_end(key)
+        self._gangs[job_id].add(gang)
+        if len(self._of_gangs) > GANGS_KEPT:
+            self._forget_oldest()
+        return story
+
+    def _forget_oldest(self) -> None:
+        (job_id, gang), _ = self._of_gangs.popitem(last=False)
+        self._gangs[job_id].remove(gang)
+        if not self._gangs[job_id]:
+            del self._gangs[job_id]
+
+
+def _in_words(event: Event) -> str:
+    """Return the event's class, and those of its fields that hold no words of users."""
+    words = [type(event).__name__]
+    if (attempt := getattr(event, "attempt", None)) is not None:
+        words.append(str(attempt))
+    shown = ((name, getattr(event, name)) for name in _SHOWN if hasattr(event, name))
+    return ", ".join([*words, *(f"{name}={getattr(value, 'name', value)}" for name, value in shown)])
+
+
+# -- job times ---------------------------------------------------------------------------------------------------------
+# `iris_ray.model.goodput` works out what the time of coscheduled jobs went into.
+
+
+def note_assigned(job: Job, allocation: Allocation, now: float) -> None:
+    """Note that an attempt of a job got its hosts. Earlier attempts are settled, to keep only a few."""
+    if job.spec.coscheduling:
+        job.times.assigned(job.attempt, sum(demand.get(TPU, 0.0) for _, _, demand in allocation), now)
+        settle(job.times, job.submitted_at)
+
+
+def note_began(job: Job, now: float) -> None:
+    """Note that a job's attempt runs user code."""
+    if job.spec.coscheduling:
+        job.times.began(now)
+
+
+def note_attempt_ended(job: Job, now: float) -> None:
+    """Note that a job's attempt is over."""
+    if job.spec.coscheduling:
+        job.times.ended(now)
+
+
+def note_job_ended(job: Job, now: float) -> None:
+    """Note that a job is over."""
+    job.times.ended_at = now
+    job.times.succeeded = job.over is JobState.SUCCEEDED
+
+
+def is_measured(job: Job) -> bool:
+    """Return whether a job's time is measured: only gangs are, without spares."""
+    return job.spec.coscheduling is not None and job.spec.spare_for is None
+
+
+def times_of_forgotten(job: Job) -> list[ForgottenJob]:
+    """Return what the sums keep of a finished job that is forgotten: nothing if its time is not measured."""
+    if job.times.ended_at is None or not is_measured(job):
+        return []
+    ended_at = job.times.ended_at
+    return [ForgottenJob(job.spec.user, ended_at, Totals.of(measure(job.times, job.submitted_at, ended_at)))]
+
+
 # -- attempt history ---------------------------------------------------------------------------------------------------
-# When attempts of tasks began and ended, and how: what is remembered of them for people.
 
 
 def note_attempt_end(gang: Gang, now: float) -> None:
-    """Note that a gang's attempt is over: its tasks that have not ended do so now."""
+    """Note that a gang's attempt is over: tasks that have not ended end now."""
     for task in gang.tasks:
         if task.ended_at is None:
             task.ended_at = now
@@ -449,7 +432,7 @@ def note_attempt_end(gang: Gang, now: float) -> None:
 def note_task_success(task: Task, now: float) -> None:
     """Note that a task has succeeded."""
     if task.started_at is None:
-        task.started_at = now  # the report that it runs was lost
+        task.started_at = now  # the RUNNING report was lost
     task.ended_at, task.exit_code = now, 0
 
 
@@ -457,11 +440,11 @@ def note_past(gang: Gang, state: TaskState, error: str, now: float, cause: Task 
     """Remember a gang's attempt as a past one, before the gang is requeued.
 
     Args:
-        gang: whose attempt is over.
+        gang: the gang whose attempt is over.
         state: FAILED or WORKER_FAILED, as it was charged; KILLED if it was free of charge.
-        error: why it ended, in words.
+        error: why the attempt ended, in words.
         now: seconds on the clock of the events.
-        cause: the task that ended first; None if none did.
+        cause: the task that ended first, or None.
     """
     began = [task.started_at for task in gang.tasks if task.started_at is not None]
     past = PastAttempt(
@@ -474,7 +457,7 @@ def note_past(gang: Gang, state: TaskState, error: str, now: float, cause: Task 
         exit_code=cause.exit_code if cause else None,
         error=error[:ATTEMPT_ERROR_CHARACTERS],
     )
-    others = (one for one in gang.past if one.number != gang.attempt)  # it may have been taken back, and returned since
+    others = (one for one in gang.past if one.number != gang.attempt)  # a returned attempt may be there already
     gang.past = (*others, past)[-ATTEMPTS_KEPT:]
     for task in gang.tasks:
         task.started_at = task.ended_at = task.exit_code = None

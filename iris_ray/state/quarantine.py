@@ -1,8 +1,8 @@
-"""Whom failures of hosts concern: the user whose tasks fail there, or everybody.
+"""Quarantine: after failures on a host, the user whose tasks failed there avoids it, or everybody does.
 
-A failure is held against the pair of a user and a host. If a user's tasks fail again and again on one host and not on
-others, that user's jobs avoid it. A host is quarantined, for everybody, if tasks of different users fail there, or if
-the host itself shows that it is not fit.
+A failure counts against the pair of a user and a host. If a user's tasks fail repeatedly on one host and not on others,
+that user's jobs avoid it. A host is quarantined for everybody if tasks of different users fail there, or if the host
+itself shows that it is not fit.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -17,14 +17,14 @@ from iris_ray.state.fleet import Fleet, Taint
 QUARANTINE = "quarantined"
 """The name of the taint."""
 BLAMES_ALLOWED = 2
-"""Failures within `MEMORY_S` that are tolerated; the next one has consequences."""
+"""Failures within `MEMORY_S` that are tolerated. The next one closes the host."""
 MEMORY_S = 3600.0
 QUARANTINE_S = 3600.0
 """How long a host is quarantined or avoided, unless that is lifted before."""
 SHORT_QUARANTINE_S = 300.0
-"""The same if no user code ran there: most likely another process has its chips, and may release them soon."""
+"""The same if no user code ran there. Most likely another process has its chips, and may release them soon."""
 KEPT_OF_A_PAIR = 10
-"""So many failures of a user on a host are remembered, the latest ones: tasks may crash by the ten thousand."""
+"""How many failures of a user on a host are remembered, the latest ones: tasks may crash by the ten thousand."""
 
 _Index = defaultdict[str | None, set[str | None]]
 
@@ -69,7 +69,7 @@ class BlameBook:
     """Failures of the last hour: the latest ones of each user on each host."""
 
     def __init__(self) -> None:
-        # By host and user, the pair that has failed last at the end. The user is None if the host itself shows it.
+        # By host and user; the pair with the latest failure is the last. For a host fault the user is None.
         self._pairs: OrderedDict[tuple[str, str | None], deque[Blame]] = OrderedDict()
         self._users_on: _Index = defaultdict(set)  # by host
         self._hosts_of: _Index = defaultdict(set)  # by user
@@ -88,7 +88,7 @@ class BlameBook:
         return Judgement(False, by_user) if len(by_user) > BLAMES_ALLOWED else None
 
     def still_holds(self, judged: Judgement) -> bool:
-        """Return whether a judgement holds after all that is known now."""
+        """Return whether a judgement still holds, given all failures that are known now."""
         if judged.blames[0].fault is Fault.HOST:
             return True
         left = self._not_the_users(judged.blames)
@@ -100,7 +100,7 @@ class BlameBook:
             self._remove(node_id, user)
 
     def _not_the_users(self, blames: Sequence[Blame]) -> list[Blame]:
-        """Return those failures on one host whose users' tasks don't fail on other hosts as well."""
+        """Return the failures of users whose tasks fail on no other host."""
         return [one for one in blames if self._hosts_of.get(one.user, set()) <= {one.node_id}]
 
     def _note(self, blame: Blame) -> None:
@@ -160,7 +160,7 @@ class Quarantine:
             self._forgive(target)
 
     def _acquit(self) -> None:
-        """Release hosts that are not at fault, by all that is known now. An operator's taint stays."""
+        """Release hosts whose judgement does not hold any more. A taint that an operator has set since stays."""
         for node_id, (taint, judged) in list(self._quarantined.items()):
             if self._fleet.taints.get(node_id, {}).get(QUARANTINE) != taint:
                 del self._quarantined[node_id]
@@ -180,25 +180,22 @@ class Quarantine:
 
 
 # -- avoided hosts -----------------------------------------------------------------------------------------------------
-# Avoided hosts: where launches of a job, or a disk, have failed, the job is not tried again for a while.
-#
-# The cause may be the host or the job, and the pair of both is all that is known. So the host stays open to other
-# jobs,
-# and the job looks for other hosts. If there are none, it tries the same ones: the scheduler sees to that.
+# The cause of a failed launch may be the host or the job; only the pair is known. So the job avoids the host for a
+# while, and other jobs may use it. If there is no other host, the scheduler lets the job try the same one again.
 
 AVOIDED_S = 300.0
 """How long hosts are avoided after the job's latest launch that failed."""
 MOST_AVOIDED = 256
-"""How many hosts a job avoids at most, those where launches failed last. Of a slice taken whole one host is enough."""
+"""How many hosts a job avoids at most: those where launches failed last. One host stands for a slice taken whole."""
 
 
 def avoid(job: Job, gang: Gang, groups: Iterable[str], fleet: Fleet, now: float) -> None:
     """Have a job avoid the hosts of an attempt that could not be started.
 
     Args:
-        job, gang: whose attempt; the gang still has its hosts.
-        groups: names of the groups in which it failed, or ids of the groups' first tasks. If the gang has none of them,
-            it may be any of its groups.
+        job, gang: the attempt's job and gang; the gang still has its hosts.
+        groups: names of the groups in which the launch failed, or ids of the groups' first tasks. If the gang has none
+            of these, all its groups count.
         fleet: knows how large slices are.
         now: seconds on the clock of the events.
     """
@@ -209,12 +206,12 @@ def avoid(job: Job, gang: Gang, groups: Iterable[str], fleet: Fleet, now: float)
 
 
 def avoid_host(job: Job, node_id: str, now: float) -> None:
-    """Have a job avoid one host, on which its task has met a disk that is full or faulty."""
+    """Have a job avoid one host, whose disk was full or faulty when its task ran there."""
     _add(job, {node_id: None}, now)
 
 
 def forgive(job: Job, gang: Gang) -> None:
-    """Have a job no longer avoid the hosts of a gang that runs."""
+    """Take the hosts of a gang that has started off the job's list of avoided hosts."""
     if job.avoided:
         here = {task.node_id for task in gang.tasks}
         job.avoided = tuple(node_id for node_id in job.avoided if node_id not in here)

@@ -1,4 +1,4 @@
-"""Whether what was read of a record is a whole one, from which a job can be restored."""
+"""Checks that a record is whole before a job is restored from it."""
 
 from collections import Counter
 from dataclasses import fields
@@ -15,18 +15,14 @@ _fields_of_task = attrgetter(*(field.name for field in fields(Task)))
 
 
 def require_whole(record: Any, job_id: str) -> JobRecord:
-    """Return a record if it is whole.
-
-    Args:
-        record: what was unpickled, whatever it is.
-        job_id: whose record it should be.
+    """Return an unpickled value if it is the whole record of this job.
 
     Raises:
         CorruptRecordError: a part is missing, or the parts don't go together.
     """
     try:
         problem = _problem_of(record, job_id)
-    except Exception as error:  # a field is missing, or something else than it should be
+    except Exception as error:  # a field is missing, or of another type
         raise CorruptRecordError(f"the record of {job_id} is damaged: {type(error).__name__}: {error}") from error
     if problem is not None:
         raise CorruptRecordError(f"the record of {job_id} is damaged: {problem}")

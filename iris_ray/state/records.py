@@ -6,8 +6,8 @@ The record of a job with up to `GANGS_PER_CHUNK` gangs is one value. That of a l
 concerns the whole job, and its gangs in chunks. After a change only the head and the chunks with changed gangs are
 written again, so its cost does not depend on the size of the job.
 
-All values of a moment are written as a whole. Everything that follows from the gangs (counts, charges, the queue) is
-worked out anew. A job of which a chunk is missing is left out, and chunks without a head belong to no job.
+All values of one moment are written in one step. Everything that follows from the gangs (counts, charges, the queue) is
+computed again. A job with a missing chunk is left out, and chunks without a head belong to no job.
 """
 
 import pickle
@@ -74,22 +74,12 @@ class JobRecord:
         """Return the whole record as one value: a few hundred bytes, and some ten for every task."""
         return _packed((_values_of_job(self.job), *self._part(self.job.gangs, self.allocations)))
 
-    @staticmethod
-    def from_bytes(data: bytes) -> "JobRecord":
-        """Return the record that `to_bytes` wrote.
-
-        Raises:
-            UnknownRecordError: another version of iris_ray wrote it.
-            CorruptRecordError: no version did. A record that is damaged otherwise raises anything.
-        """
-        return _restored(data, ())
-
     def head(self) -> bytes:
-        """Return the record as its only value, or without its gangs if these are in chunks."""
+        """Return the record's only value; of a large job, the head without the gangs."""
         return _packed((_values_of_job(self.job), [], [])) if is_large(self.job) else self.to_bytes()
 
     def chunks(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        """Yield these chunks, each with its number; None for one that the record does not have."""
+        """Yield these chunks, each with its number; None for a chunk that the record does not have."""
         held: dict[int, dict[AttemptId, Allocation]] = {number: {} for number in numbers}
         for attempt, allocation in self.allocations.items() if held else ():
             if (in_chunk := held.get(attempt.gang // GANGS_PER_CHUNK)) is not None:
@@ -100,16 +90,20 @@ class JobRecord:
             yield number, _packed(self._part(gangs, held[number])) if there else None
 
     @staticmethod
-    def joined(head: bytes, chunks: Iterable[bytes]) -> "JobRecord":
-        """Return the record that `head` and `chunks` wrote.
-
-        Args:
-            head, chunks: what they wrote; the chunks in the order of their numbers.
+    def joined(head: bytes, chunks: Iterable[bytes] = ()) -> "JobRecord":
+        """Return the record that `head` and `chunks` wrote, with the chunks in the order of their numbers.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
+            CorruptRecordError: no version did. A record that is damaged otherwise raises anything.
         """
-        return _restored(head, chunks)
+        values, gangs, allocations = _unpacked(head)
+        for chunk in chunks:
+            more_gangs, more_allocations = _unpacked(chunk)
+            gangs += more_gangs
+            allocations += more_allocations
+        job = _job(dict(zip(_JOB, values, strict=True)), [_gang(*values) for values in gangs])
+        return JobRecord(job, {AttemptId(job.spec.job_id, *attempt): held for *attempt, held in allocations})
 
     def _part(self, gangs: Iterable[Gang], allocations: Mapping[AttemptId, Allocation]) -> tuple[list[Any], list[Any]]:
         values = [(list(map(_values_of_task, gang.tasks)), *_values_of_gang(gang)) for gang in gangs]
@@ -133,22 +127,11 @@ def _unpacked(data: bytes) -> Any:
     return pickle.loads(zlib.decompress(body))
 
 
-def _restored(head: bytes, chunks: Iterable[bytes]) -> JobRecord:
-    values, gangs, allocations = _unpacked(head)
-    for chunk in chunks:
-        more_gangs, more_allocations = _unpacked(chunk)
-        gangs += more_gangs
-        allocations += more_allocations
-    job = _job(dict(zip(_JOB, values, strict=True)), [_gang(*values) for values in gangs])
-    return JobRecord(job, {AttemptId(job.spec.job_id, *attempt): held for *attempt, held in allocations})
-
-
 def _gang(tasks: list[tuple[Any, ...]], *values: Any) -> Gang:
     return Gang([Task(*task) for task in tasks], *values)
 
 
 def _job(values: dict[str, Any], gangs: list[Gang]) -> Job:
-    """Return a job with everything that follows from its gangs."""
     waiting = sorted((gang for gang in gangs if gang.pending), key=lambda gang: (gang.requeued, gang.position))
     return Job(
         **values,

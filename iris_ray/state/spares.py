@@ -1,4 +1,4 @@
-"""Spares: slices held ready for a running gang, in case of a loss, to replace a slice that is to go, or to grow.
+"""Spares: slices held ready for a running gang, to replace a lost slice or one that is about to go, or to grow.
 
 Each spare is a job of its own without a function. It waits in the queue like other jobs. Once it is placed, the pool of
 the gang's job reserves the slices and starts their standbys. As soon as the gang is requeued, its spares are dropped.
@@ -21,7 +21,7 @@ from iris_ray.state.instructions import Change, DropSpare, NotifyGang
 from iris_ray.state.job_table import JobTable
 
 Need = tuple[SparePurpose, tuple[int, ...]]
-"""The purpose, and the numbers of slices that would do."""
+"""The purpose, and the numbers of slices that meet the need."""
 
 NO_LIMIT = 1_000_000_000
 
@@ -32,8 +32,8 @@ class Spares:
     def __init__(self) -> None:
         self._of: dict[str, list[str]] = {}  # job id → ids of the jobs that hold slices ready for it
         self._restless: dict[str, None] = {}  # ids of jobs that may need other spares than they have
-        self._standing_in: dict[str, int] = {}  # job id → how many of its spares replace slices that are to go
-        self._may_grow: list[tuple[float, str]] = []  # a heap: when a gang that runs may grow, and whose it is
+        self._standing_in: dict[str, int] = {}  # job id → how many of its spares replace slices that are about to go
+        self._may_grow: list[tuple[float, str]] = []  # a heap: when a running gang may grow, and its job's id
 
     @property
     def are_settled(self) -> bool:
@@ -75,8 +75,8 @@ class Spares:
     def dispensable(self, jobs: Mapping[str, Job]) -> list[Job]:
         """Return the spares that have slices and could give them back.
 
-        Those that take the place of slices that are to go could not: replacements would be made instead, which go
-        before all jobs, and the next spare would make these superfluous again.
+        A spare that stands in for a slice that is about to go is not among them. Without it a replacement would be
+        made, which goes before all jobs, and the next spare would make the replacement superfluous again.
         """
         found: list[Job] = []
         for job_id, ids in self._of.items():
@@ -90,7 +90,7 @@ class Spares:
     def changes(
         self, jobs: Mapping[str, Job], workers: Mapping[str, Worker], now: float
     ) -> Iterator[tuple[Job | None, list[Job], list[JobSpec]]]:
-        """Yield each changed job with the spares that it no longer needs and the specs of those to be made.
+        """Yield each changed job with the spares that it no longer needs and the specs of the spares to be made.
 
         The job is None if it is forgotten.
         """
@@ -116,7 +116,7 @@ class Spares:
             self._standing_in.pop(job_id, None)
 
     def room_is_ready(self, job: Job, jobs: Mapping[str, Job]) -> bool:
-        """Return whether the slices that a job's gang is to grow by are ready, with their processes started."""
+        """Return whether the slices by which a job's gang is to grow are ready, with their processes started."""
         spares = (jobs[spare_id] for spare_id in self._of.get(job.spec.job_id, ()) if spare_id in jobs)
         rooms = (spare for spare in spares if is_for(spare, SparePurpose.GROWTH))
         return any(room.counts[TaskState.RUNNING] == len(room.tasks) for room in rooms)
@@ -147,11 +147,11 @@ class Spares:
 
 
 def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
-    """Return what should be held ready for a job now.
+    """Return the needs for spares of a job now.
 
     Args:
         job: any job.
-        doomed: how many of its slices are to go.
+        doomed: how many of its slices are about to go.
         sound: how many of its spares have their slices; a spare that waits in the queue can't take over.
         now: seconds on the clock of the events.
     """
@@ -169,7 +169,7 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
 def _sort_out(
     spares: Iterable[Job], needs: Iterable[Need], workers: Mapping[str, Worker]
 ) -> tuple[list[Job], list[Job], list[Need]]:
-    """Return the spares that meet a need, those that meet none, and the needs that none meets."""
+    """Return the spares that meet a need, the other spares, and the unmet needs."""
     kept, superfluous, unmet = [], [], list(needs)
     for spare in sorted(spares, key=lambda spare: not spare.gang.placed):
         if need_of(spare) in unmet and not doomed_groups(spare, workers):
@@ -181,7 +181,7 @@ def _sort_out(
 
 
 def may_grow(job: Job, now: float) -> bool:
-    """Return whether a gang that runs on fewer slices than it can use should move to more when they are free."""
+    """Return whether a gang on fewer slices than it can use should move to more, once they are free."""
     gang, after = job.gang, job.spec.grow_after
     if after is None or gang.eviction is not None or not _has_room_to_grow(job):
         return False
@@ -196,7 +196,7 @@ def _has_room_to_grow(job: Job) -> bool:
 
 
 def doomed_groups(job: Job, workers: Mapping[str, Worker]) -> int:
-    """Return how many of the groups that a gang runs on are to go."""
+    """Return how many of a gang's groups are about to go."""
     if job.spec.coscheduling is None or not job.gang.placed:
         return 0
     tasks, per_group = job.gang.tasks, len(job.gang.tasks) // len(job.gang.groups)
@@ -233,7 +233,7 @@ def is_for(spare: Job, purpose: SparePurpose) -> bool:
 
 
 def holds_ready(spare: Job, workers: Mapping[str, Worker]) -> bool:
-    """Return whether a spare has its slices and none of them is to go."""
+    """Return whether a spare has its slices and none of them is about to go."""
     return spare.gang.placed and not doomed_groups(spare, workers)
 
 
@@ -244,12 +244,8 @@ def need_of(spare: Job) -> Need:
     return spare.spec.spare_for.purpose, spare.spec.coscheduling.num_groups
 
 
-# -- gang notices ------------------------------------------------------------------------------------------------------
-# Notices: which hosts are to go, and which gangs are told.
-
-
 class GangNotices:
-    """Tells gangs that they are to move. A gang hears of a notice only if it is more urgent than the one it has."""
+    """Tells gangs that they must move. A gang hears of a notice only if it is more urgent than the one it has."""
 
     def __init__(self, table: JobTable, fleet: Fleet, spares: Spares) -> None:
         self._table = table
@@ -257,7 +253,7 @@ class GangNotices:
         self._spares = spares
 
     def worker_drained(self, event: WorkerDrainedEvent, change: Change) -> None:
-        """Mark a worker as draining and tell the gangs on it, once. Replacements are made for their slices."""
+        """Mark a worker as draining and tell the gangs on it, once. `SpareJobs` then makes replacements."""
         worker = self._fleet.workers.get(event.node_id)
         if worker is None:
             return
@@ -278,9 +274,9 @@ class GangNotices:
                 self.tell(*found, notice, change)
 
     def maintenance_called_off(self, event: MaintenanceCalledOffEvent, change: Change) -> None:
-        """Take a maintenance back. If the worker is to go for another reason, its gangs are told of that.
+        """Take a maintenance back. If the worker drains for another reason, its gangs are told of that.
 
-        A gang may know of a maintenance that its worker does not have, from the gang's record.
+        A gang may have the notice of a maintenance from its record although its worker does not have it.
         """
         worker = self._fleet.workers.get(event.node_id)
         if worker is None:
@@ -296,7 +292,7 @@ class GangNotices:
     def _look_again(self, job: Job, gang: Gang, change: Change) -> None:
         """Take a gang's maintenance notice back, unless another of its hosts has the same one.
 
-        The gang is told of what is left: of its other hosts, and of an eviction.
+        The gang is then told the most urgent of the notices that remain, of its hosts or of an eviction.
         """
         told = gang.notice
         if told is None or told.kind is not NoticeKind.MAINTENANCE:
@@ -313,7 +309,7 @@ class GangNotices:
             self.tell(job, gang, min(left, key=lambda notice: notice.deadline), change)
 
     def tell(self, job: Job, gang: Gang, notice: Notice, change: Change) -> None:
-        """Tell a gang that it is to move, unless it has a notice as urgent. Spares are not told."""
+        """Give a gang a notice, unless it has one that is as urgent. Spares get none."""
         known = gang.notice
         if known is not None and known.kind is not NoticeKind.GROWTH and is_as_urgent(known, notice.deadline):
             return
@@ -324,15 +320,11 @@ class GangNotices:
         change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
 
     def tell_of_its_hosts(self, job: Job, gang: Gang, change: Change) -> None:
-        """Tell a gang of notices that its hosts got before the gang was placed or its record was read."""
+        """Give a gang the notices that its hosts had before the gang was placed or its record was read."""
         for task in gang.tasks:
             worker = self._fleet.workers.get(task.node_id or "")
             if worker is not None and worker.notice is not None:
                 self.tell(job, gang, worker.notice, change)
-
-
-# -- spare jobs --------------------------------------------------------------------------------------------------------
-# Makes and drops the jobs that hold spare slices, as gangs need them.
 
 
 class SpareJobs:
@@ -356,11 +348,11 @@ class SpareJobs:
         self._spares.restored(spare)
 
     def placed_again(self, job: Job) -> None:
-        """Note a job of an earlier Controller whose gang has its hosts."""
+        """Note a restored job whose gang has its hosts."""
         self._spares.gang_runs(job)
 
     def gang_runs(self, job: Job, gang: Gang, change: Change) -> None:
-        """Note that all tasks of a gang run. If it holds room for another gang to grow, that gang is told to move."""
+        """Note that all tasks of a gang run. If it is room for another gang to grow, that gang is told to move."""
         self._spares.gang_runs(job)
         spare_for = job.spec.spare_for
         if spare_for is not None and spare_for.purpose is SparePurpose.GROWTH:
@@ -379,7 +371,7 @@ class SpareJobs:
             self._drop(spare, change)
 
     def settle(self, change: Change) -> None:
-        """Make the spares that jobs need now and drop the others. Take growth notices back where the room is gone."""
+        """Make the spares that jobs need now and drop the others. Take a growth notice back if its room is gone."""
         if self._spares.are_settled:
             return
         for job, superfluous, missing in self._spares.changes(self._table.jobs, self._fleet.workers, change.now):
@@ -399,9 +391,9 @@ class SpareJobs:
     def _make(self, spec: JobSpec, change: Change) -> None:
         assert spec.spare_for is not None
         self._table.submit(spec, change.now)
-        self._table.changed(spec.spare_for.job_id)  # it counts them
+        self._table.changed(spec.spare_for.job_id)  # its record counts its spares
         spare = self._table.jobs[spec.job_id]
-        spare.started = True  # like its job; so it is never given up as unschedulable
+        spare.started = True  # like its job, so it is never given up as unschedulable
         if spec.spare_for.purpose is SparePurpose.REPLACEMENT:
             spare.gang.returning_until = math.inf
 

@@ -27,7 +27,7 @@ class Held:
         chips: what their attempts, and spares, hold until their end is confirmed.
         running: ids of unfinished jobs that hold hosts; without spares, which are a part of their job.
         queued: ids of the other unfinished jobs.
-        tasks: how many tasks all of these may have.
+        tasks: the most tasks that all these jobs may have.
     """
 
     chips: float = 0.0
@@ -53,7 +53,7 @@ class UserLimits:
     # -- the limits ------------------------------------------------------------------------------------------------
 
     def set(self, user: str, band: PriorityBand, limits: Limits) -> None:
-        """Replace the limits of a user, or of everybody, in a band. Empty ones are those of everybody again."""
+        """Replace the limits of a user, or of everybody, in a band. Empty limits fall back to everybody's."""
         self.version += 1
         self._of_everybody.clear()
         self.table[user, band] = limits
@@ -61,7 +61,7 @@ class UserLimits:
             del self.table[user, band]
 
     def of(self, user: str, band: PriorityBand) -> Limits:
-        """Return the limits that hold for a user in a band; all of them are set."""
+        """Return the limits of a user in a band, completed from everybody's and the defaults: none is None."""
         everybody = self._of_everybody.get(band)
         if everybody is None:
             everybody = self._of_everybody[band] = self.table.get((EVERYBODY, band), Limits()).over(DEFAULT_LIMITS)
@@ -81,7 +81,7 @@ class UserLimits:
         """Refuse a new job of a user who has too many jobs that wait, or too many tasks.
 
         Raises:
-            LimitReachedError: which limit, what there is and what the job would add.
+            LimitReachedError: the message has the limit, the present count and what the job would add.
         """
         limits, held = self.of(spec.user, spec.priority), self.held(spec.user, spec.priority)
         for what, limit, have, more in (
@@ -106,7 +106,7 @@ class UserLimits:
             held.tasks += spec.most_tasks
 
     def ended(self, spec: JobSpec) -> None:
-        """Count a job no more. What its attempts hold still counts."""
+        """Stop counting a job. The chips of its attempts still count."""
         held = self._account(spec)
         if spec.job_id in held.queued or spec.job_id in held.running:
             held.queued.discard(spec.job_id)
@@ -115,22 +115,16 @@ class UserLimits:
         self._forget_if_empty(spec)
 
     def took(self, spec: JobSpec, demands: Iterable[Mapping[str, float]]) -> None:
-        """Count what an attempt holds from now on."""
+        """Count what an attempt gets."""
         held = self._account(spec)
         held.chips = rounded(held.chips + _chips(demands))
         if spec.job_id in held.queued:
             held.queued.discard(spec.job_id)
             held.running.add(spec.job_id)
-        self._forget_if_empty(spec)  # what an attempt has held of lost hosts only
+        self._forget_if_empty(spec)  # an attempt that held nothing but lost hosts
 
     def gave_back(self, spec: JobSpec, demands: Iterable[Mapping[str, float]], holds_more: bool) -> None:
-        """Count some of what an attempt held no more.
-
-        Args:
-            spec: its job.
-            demands: what is free now.
-            holds_more: whether any attempt of the job holds something still.
-        """
+        """Stop counting what an attempt has freed; ``holds_more``: whether the job's attempts still hold anything."""
         held = self._account(spec)
         held.chips = rounded(held.chips - _chips(demands))
         if not holds_more and spec.job_id in held.running:
@@ -170,26 +164,27 @@ def _chips(demands: Iterable[Mapping[str, float]]) -> float:
 
 
 # -- past usage --------------------------------------------------------------------------------------------------------
-# What users have held in the past hours, so that users who had much lately come after those who had little.
 
 HALF_LIFE_S = 4 * 3600.0
-"""After so long, what was held counts half."""
+"""Past usage of this age counts half."""
 
 _HOUR_S = 3600.0
 _MEAN_LIFE_S = HALF_LIFE_S / math.log(2)
 _NEGLIGIBLE = 1e-3
 _USERS = 1000
-"""When more users are remembered, and then whenever they have doubled, those with next to nothing are forgotten."""
+"""When more users are remembered, and whenever their number has doubled since, those with almost nothing go."""
 
 
 class PastUsage:
-    """Each user's amount-hours of each resource. What was held four hours ago counts half, a day ago 1/64.
+    """Each user's amount-hours of each resource: users who had much lately come after those who had little.
+
+    Usage four hours ago counts half, a day ago 1/64.
 
     Args:
         usage: what each user holds now, by Ray's resource names; read only.
 
     Attributes:
-        now: how late it is, as far as events say.
+        now: the time of the latest event.
     """
 
     def __init__(self, usage: Mapping[str, Mapping[str, float]]) -> None:
@@ -199,7 +194,7 @@ class PastUsage:
         self._most = _USERS
 
     def settle(self, user: str) -> None:
-        """Add up what a user has held until now. Call it before what the user holds changes."""
+        """Add up what a user has held until now. Call this before the user's holdings change."""
         self._past[user] = self.now, self.hours(user, self.now)
         if len(self._past) > self._most:
             self._forget_old()
@@ -215,7 +210,7 @@ class PastUsage:
         return hours
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """Return the amount-hours of all users, but for those of whom next to nothing is left."""
+        """Return the amount-hours of all users that have more than next to nothing left."""
         found = ((user, self.hours(user, self.now)) for user in self._past)
         return {
             user: {resource: round(amount, 4) for resource, amount in hours.items()}
@@ -224,7 +219,7 @@ class PastUsage:
         }
 
     def restore(self, hours: Mapping[str, Mapping[str, float]], at: float) -> None:
-        """Take up what an earlier Controller knew at a time. What was held since then is not known."""
+        """Restore the sums that an earlier Controller had at a time. What users held since then is not known."""
         self._past |= {user: (at, dict(amounts)) for user, amounts in hours.items()}
 
     def _forget_old(self) -> None:

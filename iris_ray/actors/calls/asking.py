@@ -22,7 +22,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 ANSWER_TIMEOUT_S = 5.0
-"""How long a healthy actor may take to answer a call that needs no work."""
+"""A healthy actor may take so long to answer a call that needs no work."""
 
 
 async def answer(call: Awaitable[T], name: str, timeout_s: float | None) -> T | Unreachable:
@@ -34,10 +34,10 @@ async def answer(call: Awaitable[T], name: str, timeout_s: float | None) -> T | 
         timeout_s: seconds to wait; None: for ever.
 
     Returns:
-        The answer, or `Unreachable` if there is none: the actor is gone, or did not answer in time.
+        The answer, or `Unreachable` if the actor is gone or did not answer in time.
 
     Raises:
-        Exception: what the actor's method raised, or `RuntimeEnvSetupError`.
+        Exception: the error that the actor's method raised, or `RuntimeEnvSetupError`.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -48,7 +48,7 @@ async def answer(call: Awaitable[T], name: str, timeout_s: float | None) -> T | 
         raise
     except OutOfMemoryError:
         return KilledForMemory(f"{name}: Ray killed processes there, because the host's memory was nearly used up")
-    except RayError as error:  # the actor, or what it sent, is lost
+    except RayError as error:  # the actor or its answer is lost
         return Gone(f"{name} is gone ({type(error).__name__})")
     except TimeoutError:
         return Unreachable(f"{name} did not answer within {timeout_s:g} s")
@@ -82,8 +82,8 @@ class Actor(Generic[Behind]):
 
     Args:
         handle: Ray's handle of the actor.
-        name: what messages call the actor.
-        options: of Ray, for each call.
+        name: the actor's name in messages.
+        options: Ray's options for each call.
     """
 
     def __init__(self, handle: Any, name: str = "the actor", options: Mapping[str, Any] | None = None) -> None:
@@ -97,7 +97,7 @@ class Actor(Generic[Behind]):
         return cls(_Here(behind), name)
 
     def with_options(self, **options: Any) -> "Actor[Behind]":
-        """Return the same actor, for calls with more options of Ray, such as ``max_task_retries``."""
+        """Return the same actor with more of Ray's options for each call, such as ``max_task_retries``."""
         return Actor(self.handle, self.name, self._options | options)
 
     @overload
@@ -134,10 +134,10 @@ class Actor(Generic[Behind]):
     async def ask_once(
         self, method: Callable[Concatenate[Behind, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | Unreachable:
-        """Return the answer, or `Unreachable` if none comes within the deadline that the interface says.
+        """Return the answer, or `Unreachable` if none comes within the method's deadline (see `marks.within`).
 
         Raises:
-            Exception: what the actor's method raised, or `RuntimeEnvSetupError`.
+            Exception: the error that the actor's method raised, or `RuntimeEnvSetupError`.
         """
         return await self.ask_within(getattr(method, DEADLINE, ANSWER_TIMEOUT_S), method, *args, **kwargs)
 
@@ -149,7 +149,7 @@ class Actor(Generic[Behind]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | Unreachable:
-        """Return the answer like `ask_once`, with a deadline of the caller's; seconds; None: any time."""
+        """Return the answer like `ask_once`, within the caller's deadline in seconds; None: wait for ever."""
         return await answer(self.call(method, *args, **kwargs), self.name, deadline_s)
 
 

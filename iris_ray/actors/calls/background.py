@@ -1,4 +1,4 @@
-"""Work that an actor does beside its calls, such as watching a process, and whose errors are logged."""
+"""Work that an actor does beside its calls, such as watching a process. Its errors are logged."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAUSE_S = 1.0
-"""After an unexpected error, before the next try."""
+"""The pause between an unexpected error and the next try."""
 
 
 class BackgroundTasks:
@@ -20,8 +20,7 @@ class BackgroundTasks:
     owner may be collected in the middle of its work, and an owner that keeps a failed task hides its error.
 
     Args:
-        on_error: called with each error after it was logged, for errors that change more than the work that raised
-            them. Cancellation is not an error.
+        on_error: called with each error after it was logged. Cancellation is not an error.
 
     Example:
         >>> background = BackgroundTasks()
@@ -54,14 +53,14 @@ class BackgroundTasks:
         return self.start(repeat(step, what), what)
 
     def cancel(self) -> None:
-        """Cancel all that runs."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
 
     async def all_ended(self) -> None:
-        """Wait until nothing runs any more, tasks that start in the meantime included.
+        """Wait until all tasks have ended, including tasks that start meanwhile.
 
-        Must not be called by one of the tasks themselves: it would wait for itself.
+        A task must not call this itself: it would wait for itself.
         """
         while self._tasks:
             await asyncio.wait(self._tasks)

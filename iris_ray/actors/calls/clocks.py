@@ -1,4 +1,4 @@
-"""Times that one host tells another whose wall clock may differ."""
+"""Times in messages between hosts whose wall clocks may differ."""
 
 import time
 from collections.abc import Callable
@@ -9,15 +9,14 @@ from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 
 
 class Moment(float):
-    """A time of day that has passed, in seconds since the epoch by the clock of the process that holds it.
+    """A past time, in seconds since the epoch by the clock of the process that holds it.
 
-    It travels as the seconds that have passed since then. So moments of several hosts can be compared where they have
-    arrived, whatever the clocks of these hosts say. The way counts as nothing.
+    It is pickled as the seconds that have passed since then. So a receiver can compare moments of several hosts,
+    though their clocks differ. The time of the transfer is neglected.
     """
 
     @classmethod
     def now(cls) -> Self:
-        """Return the present moment."""
         return cls(time.time())
 
     def __reduce__(self) -> tuple[Callable[[float], "Moment"], tuple[float]]:
@@ -34,12 +33,12 @@ Told = TypeVar("Told", Notice, HostNotice)
 def by_this_clock(notice: Told, sent_at: float) -> Told:
     """Return a notice with its deadline by the wall clock of this process.
 
-    The way it took counts as nothing, so a notice that is sent again over clocks that agree stays the same one.
+    The difference of the clocks is rounded to seconds, so a notice that is sent again stays equal if the clocks agree.
 
     Args:
-        notice: what another process sent, with its deadline by the clock there.
-        sent_at: what that clock said then.
+        notice: with its deadline by the sender's clock.
+        sent_at: the time on that clock when it was sent.
     """
     if notice.deadline is None or (isinstance(notice, HostNotice) and notice.kind is NoticeKind.MAINTENANCE):
-        return notice  # Google's servers say when a maintenance begins, by their own clock
+        return notice  # the beginning of a maintenance is by the clock of Google's servers
     return replace(notice, deadline=notice.deadline + round(time.time() - sent_at))

@@ -1,4 +1,4 @@
-"""The way from a pool to the cluster's Controller: find it, start it if none runs, and ask it."""
+"""A pool's connection to the cluster's Controller: find it, start it if none runs, and ask it."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ START_TIMEOUT_S = 120.0
 PATIENT_ANSWER_TIMEOUT_S = 10.0
 ASK_AGAIN_S = 0.5
 TRIES = 120
-"""`ASK_AGAIN_S` apart: the Controller's process is back within seconds, its node's may take a minute."""
+"""Tries at intervals of `ASK_AGAIN_S`: the Controller's process restarts within seconds, its node within a minute."""
 
 # What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",
@@ -36,13 +36,13 @@ T = TypeVar("T")
 
 
 def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for the process that starts the Controller: nothing of its caller's but what Ray needs."""
+    """Return the environment for the process that starts the Controller: of the caller's only what Ray needs."""
     passed = {name: environ[name] for name in _PASSED_ON if name in environ}
     return passed | {"PYTHONPATH": str(Path(iris_ray.__file__).parents[1])}
 
 
 class ControllerClient:
-    """Asks the Controller: "unavailable" means "ask again", not "failed"; every question may arrive twice.
+    """Asks the Controller for a pool. An unavailable Controller is asked again, so each question may arrive twice.
 
     Args:
         sender: the pool's process that asks.
@@ -58,8 +58,8 @@ class ControllerClient:
         """Find the Controller, or start it.
 
         Raises:
-            ControllerUnavailableError: it could not be started; the message has what was printed last.
-            VersionMismatchError: it is of a version that can't be talked to from here.
+            ControllerUnavailableError: it could not be started; the message has the end of its output.
+            VersionMismatchError: its version speaks another protocol.
         """
         async with self._connecting:
             if self._controller is None:
@@ -70,7 +70,7 @@ class ControllerClient:
             return self._controller
 
     async def _is_understood(self, controller: Actor[ControllerInterface]) -> bool:
-        """False if it does not answer yet; raises VersionMismatchError."""
+        """Return False if it does not answer yet. Raise VersionMismatchError if it speaks another protocol."""
         if not hasattr(controller.handle, "versions"):
             require_same_protocol(NO_PROTOCOL, SOME_OLDER_VERSION, iris_ray.__version__)
         reply = await controller.ask_once(ControllerInterface.versions)
@@ -80,11 +80,11 @@ class ControllerClient:
         return True
 
     async def ask(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return the Controller's answer, however often it has to be asked.
+        """Return the Controller's answer. Ask again while it is unavailable.
 
         Raises:
-            ControllerUnavailableError: no answer after `TRIES` times.
-            SupersededError: a newer process has taken this one's place.
+            ControllerUnavailableError: no answer after `TRIES` tries.
+            SupersededError: a newer process of the pool has replaced this one.
         """
         again = AsyncRetrying(
             retry=retry_if_result(lambda reply: isinstance(reply, Unreachable)),
@@ -96,11 +96,11 @@ class ControllerClient:
         return answer
 
     async def ask_once(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | Unreachable:
-        """Return the Controller's answer, or `Unreachable`; raises like `connect` as long as it has met none."""
+        """Return the Controller's answer, or `Unreachable`. Raise like `connect` if it has never met a Controller."""
         return await self._ask_within(ANSWER_TIMEOUT_S, question, *args, **kwargs)
 
     async def report(self, job_id: str | None, events: Sequence[ReportedEvent], gang: int = 0) -> JobView | None:
-        """Report events in the name of this process; return how a gang of the job stands. Raises like `ask`."""
+        """Report events of this process. Return the state of a gang of the job. Raise like `ask`."""
         return await self.ask(ControllerInterface.report, job_id, list(events), gang, self.sender)
 
     async def _ask_within(
@@ -111,13 +111,13 @@ class ControllerClient:
         except (ControllerUnavailableError, VersionMismatchError) as error:
             if not self._has_met_one:
                 raise
-            return Unreachable(str(error))  # for now: it may be about to come back
+            return Unreachable(str(error))  # it may be restarting
         try:
             reply = await controller.ask_within(deadline_s, question, *args, **kwargs)
         except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:
-            reply = Unreachable(str(error))  # this one can't answer; another one may
+            reply = Unreachable(str(error))  # another Controller may answer
         if isinstance(reply, Unreachable) and self._controller is controller:
-            self._controller = None  # it may have been replaced: look for it before the next question
+            self._controller = None  # it may have been replaced, so look it up before the next question
         return reply
 
 
@@ -127,10 +127,10 @@ def _give_up(state: RetryCallState) -> NoReturn:
 
 
 async def get_or_start_controller() -> ActorHandle:
-    """Return the Controller's handle. The first caller starts it; callers that come a little later get the same one.
+    """Return the Controller's handle. The first caller starts it; concurrent callers get the same one.
 
     Raises:
-        ControllerUnavailableError: it could not be started; the message has what was printed last.
+        ControllerUnavailableError: it could not be started; the message has the end of its output.
     """
     try:
         return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)

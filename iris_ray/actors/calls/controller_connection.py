@@ -1,6 +1,6 @@
-"""The way to the cluster's Controller for programs that wait for its answers. Asking never starts a Controller.
+"""The connection to the cluster's Controller for programs that block on answers. It never starts a Controller.
 
-Ray and tenacity are imported when they are needed, so that the command line is quick.
+It imports Ray and tenacity when they are needed, so that the command line is quick.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT_S = 30.0
 RESTART_S = 20.0
-"""How long to wait for a Controller that Ray is just restarting."""
+"""A caller waits so long for a Controller that Ray is restarting."""
 _ASK_AGAIN_S = 0.5
 _NAME_POLL_S = 0.1
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class _NoAnswerError(Exception):
-    """No answer this time; why, in words."""
+    """One try got no answer; the message says why."""
 
 
 class ControllerConnection:
@@ -46,11 +46,11 @@ class ControllerConnection:
 
     Args:
         any_version: accept a Controller of any version, to ask for its versions or to end it.
-        patience_s: for how many seconds to wait until one runs. One that dies later is waited for `RESTART_S` at least.
+        patience_s: how long to wait for a Controller; seconds. After one has died, the wait is at least `RESTART_S`.
 
     Raises:
         ControllerUnavailableError: none runs.
-        VersionMismatchError: it is of a version that can't be talked to from here.
+        VersionMismatchError: its version speaks another protocol.
     """
 
     def __init__(self, any_version: bool = False, patience_s: float = 0.0) -> None:
@@ -67,7 +67,7 @@ class ControllerConnection:
         )(self._look_up)
 
     def _look_up(self) -> bool:
-        """Return whether one runs; it may be another one than before, of another version."""
+        """Return whether a Controller runs. If it is another one than before, check its version."""
         handle = find_controller()
         if handle is not None and handle != self._handle:
             before, self._handle = self._handle, handle
@@ -75,7 +75,7 @@ class ControllerConnection:
                 if not self._any_version:
                     require_same_protocol(*self.versions(), iris_ray.__version__)
             except IrisError:
-                self._handle = before  # so that the next question is not put to it unchecked
+                self._handle = before  # so that the next question checks its version again
                 raise
         return handle is not None
 
@@ -84,7 +84,7 @@ class ControllerConnection:
             self._look_up()
 
     def versions(self) -> tuple[int, str]:
-        """Return the protocol that it speaks, and its version of iris_ray."""
+        """Return the Controller's protocol and its version of iris_ray."""
         if not hasattr(self._handle, "versions"):
             return NO_PROTOCOL, SOME_OLDER_VERSION
         versions = self.ask(ControllerInterface.versions)
@@ -108,7 +108,7 @@ class ControllerConnection:
         return answer
 
     def ask_all(self, question: Question[P, list[T]], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Return all of a list that the Controller gives page by page; raises like `ask`."""
+        """Return all pages of a list. Raise like `ask`."""
         ask: Callable[..., list[T]] = self.ask
         page = found = ask(question, *args, **kwargs)
         while len(page) >= PAGE:
@@ -117,7 +117,7 @@ class ControllerConnection:
         return found
 
     def end(self) -> None:
-        """End its process for good; returns when its name is free, or another one has taken it."""
+        """End the Controller's process for good. Return when its name is free, or another Controller has taken it."""
         import ray
         import tenacity
 
@@ -137,7 +137,7 @@ class ControllerConnection:
         try:
             return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=ANSWER_TIMEOUT_S)
         except RayTaskError as error:
-            if isinstance(error.cause, DeposedError):  # another one has replaced it
+            if isinstance(error.cause, DeposedError):  # another Controller has replaced it
                 raise _NoAnswerError(GONE) from None
             if isinstance(error.cause, IrisError):
                 raise error.cause from None

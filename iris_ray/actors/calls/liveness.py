@@ -1,4 +1,4 @@
-"""How long a silent host, slice or pool is tolerated, and how each of them notices the silence."""
+"""Liveness: a pool and a slice notice silent hosts, and a host notices that its pool no longer calls it."""
 
 import asyncio
 import math
@@ -17,7 +17,7 @@ Key = TypeVar("Key")
 
 PING_S, RETRY_S = 1.0, 0.2
 FIRST_PING_S = 0.2
-"""A member that was just told to start a task is busy, and may have returned before the first ping."""
+"""The pause before the first ping: a member that starts a task is busy, and the task may return within this time."""
 LAG_CHECK_S = 0.25
 
 
@@ -30,11 +30,12 @@ class FailureDetector(Generic[Key]):
         ping: asks one member.
         keys: the members.
         limit_s: silence after which a member is marked lost; seconds.
-        since_first: whether members may still be starting: their silence counts from their first answer.
+        since_first: whether the silence of a member counts from its first answer, since it may still be starting.
 
     Attributes:
-        silent: the members that are marked lost, and why.
-        hung: those of them whose process may still be there. Asking one that is gone fails at once; asking these waits.
+        silent: why a member is marked lost, by member.
+        hung: the silent members whose process may still exist. A call of a process that is gone fails at once; a call
+            of a hung one would wait.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class FailureDetector(Generic[Key]):
         await self._found.wait()
 
     def hear(self, silent: Mapping[Key, str], hung: Mapping[Key, str]) -> None:
-        """Mark members lost that somebody else has found silent, who asks them."""
+        """Mark members lost that another process has found silent."""
         self.hung.update(hung)
         for key, reason in silent.items():
             self._lost(key, reason)
@@ -121,7 +122,7 @@ class FailureDetector(Generic[Key]):
 async def answers_unless_silent(
     calls: Mapping[Key, Awaitable[Any]], ping: Callable[[Key], Awaitable[Any]], limit_s: float
 ) -> dict[Key, Any]:
-    """Await calls to members for as long as they take, but no member that stops answering pings meanwhile.
+    """Await calls to members as long as the members answer pings.
 
     Args:
         calls: by member.
@@ -129,7 +130,7 @@ async def answers_unless_silent(
         limit_s: silence after which a member is marked lost; seconds.
 
     Returns:
-        The answers. `Unreachable` for a member that is marked lost, and the exception of a call that raised.
+        By member, the answer, the exception of a call that raised, or `Unreachable` for a member that is marked lost.
     """
     asks = {key: asyncio.ensure_future(call) for key, call in calls.items()}
     detector = FailureDetector(ping, asks, limit_s)
@@ -147,13 +148,6 @@ def _outcome(ask: "asyncio.Future[Any]") -> Any:
     return asyncio.CancelledError() if ask.cancelled() else ask.exception() or ask.result()
 
 
-# -- contact -----------------------------------------------------------------------------------------------------------
-# How an actor notices that its pool no longer calls it: the pool hangs, or a failed network has cut this host off.
-#
-# The pool marks such a host lost within seconds, and runs the gang elsewhere. So what runs here must end; otherwise
-# two
-# attempts of a task would write the same checkpoints for as long as the network is broken.
-
 TICK_S = 1.0
 SLICE_UNASKED_S = 10.0
 """A SliceActor that was not called for so long stops pinging its hosts: its pool may be gone."""
@@ -162,11 +156,14 @@ HOST_UNASKED_S = 60.0
 
 
 class Contact:
-    """Counts the seconds since an actor was last called, as far as it matters.
+    """Counts the seconds since an actor was last called: its pool may hang, or the network may have cut the host off.
+
+    The pool marks such a host lost within seconds, and runs the gang elsewhere. So the tasks here must end. Otherwise
+    two attempts of a task would write the same checkpoints as long as the network is broken.
 
     Args:
         limit_s: contact is lost after so many seconds.
-        matters: returns whether there is anything that must end then; other seconds don't count.
+        matters: returns whether anything here must end with the contact; other seconds don't count.
     """
 
     def __init__(self, limit_s: float, matters: Callable[[], bool]) -> None:
@@ -180,34 +177,31 @@ class Contact:
         return self._unasked_s >= self._limit_s
 
     def asked(self) -> None:
-        """Start the count anew, since a call came."""
+        """Restart the count after a call."""
         self._unasked_s = 0.0
 
     async def count(self) -> None:
-        """Count one second, and take it. A time in which this whole process did not run counts as one second, too."""
+        """Sleep for one second and count it. A pause in which this whole process did not run counts as one second."""
         await asyncio.sleep(TICK_S)
         self._unasked_s = self._unasked_s + TICK_S if self._matters() else 0.0
 
-
-# -- host watch --------------------------------------------------------------------------------------------------------
-# Pings the hosts of a slice once a second, for as long as this process is pinged itself.
-#
-# More than `MOST_ASKED` hosts are pinged in groups: the first host of a group pings the others, and reports which are
-# silent. One process that pings 1,024 hosts would need half a core.
 
 MOST_ASKED = 64
 
 
 class HostWatch:
-    """Watches hosts until it is stopped.
+    """Pings the hosts of a slice once a second, as long as this process is pinged itself.
+
+    More than `MOST_ASKED` hosts are pinged in groups: the first host of a group pings the others and reports the silent
+    ones. One process that pings 1,024 hosts would need half a core.
 
     Args:
         hosts: by index.
-        place: the slice, or the place on shared hosts, for whose tasks they are watched.
+        place: the slice, or the place on shared hosts.
         silence_s: a host that has not answered for so long is marked lost; seconds.
 
     Attributes:
-        detector: says which hosts are silent.
+        detector: knows the silent hosts.
     """
 
     def __init__(self, hosts: Mapping[int, Actor[HostInterface]], place: str, silence_s: float) -> None:
@@ -231,7 +225,7 @@ class HostWatch:
         self._background.cancel()
 
     async def _ask(self, first: int) -> None:
-        """Ping the first host of a group, unless this process is not pinged itself. The hosts then end their tasks."""
+        """Ping the first host of a group, but only while this process is pinged. Unpinged hosts end their tasks."""
         if self._contact.is_lost:
             return
         host, others = self._hosts[first], self._groups[first]
@@ -245,6 +239,6 @@ class HostWatch:
 
 
 def groups_of(indexes: list[int]) -> dict[int, list[int]]:
-    """Return by the first host of each group who else is in it. Few hosts are groups of one."""
+    """Return the other hosts of each group by the group's first host. Few hosts form groups of one."""
     size = 1 if len(indexes) <= MOST_ASKED else math.isqrt(len(indexes))
     return {indexes[at]: indexes[at + 1 : at + size] for at in range(0, len(indexes), size)}

@@ -25,24 +25,20 @@ def endpoint_key(job_id: str, name: str) -> str:
 
 
 def is_endpoint_of(jobs: Container[str], key: str) -> bool:
-    """Return whether a key is that of an endpoint of one of these jobs. Ids and names may have colons."""
+    """Return whether a key belongs to an endpoint of one of these jobs. Ids and names may have colons."""
     parts = key.removeprefix("endpoint/").split(":")
     return any(":".join(parts[:count]) in jobs for count in range(1, len(parts)))
 
 
-# -- incarnations ------------------------------------------------------------------------------------------------------
-# Numbers for the processes of a pool, so that the Controller can tell which of two is the newer one.
-#
-# Clocks of two hosts can't tell, and Ray starts a pool anew on any host. The cluster's store can: a number is taken
-# once.
-
-
 def take_incarnation(owner: str) -> int:
-    """Return a number that is larger than those of all earlier processes of a pool. Blocks until the GCS answers."""
+    """Return a number that is larger than those of all earlier processes of a pool. Block until the GCS answers.
+
+    So the Controller can tell which of two processes is newer. Clocks can't: Ray restarts a pool on any host.
+    """
     store, prefix = ClusterStore(), incarnations_of(owner)
     taken = [int(key.removeprefix(prefix)) for key in store.keys(prefix)]
     number = max(taken, default=0) + 1
-    while not store.put_new(f"{prefix}{number}", b""):  # another process begins at this moment
+    while not store.put_new(f"{prefix}{number}", b""):  # another process has just taken this number
         number += 1
     for earlier in taken:
         store.delete(f"{prefix}{earlier}")

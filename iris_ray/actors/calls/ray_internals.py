@@ -17,18 +17,19 @@ from ray.exceptions import RpcError
 from ray.experimental import internal_kv
 from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 STORE_TIMEOUT_S = 5.0
 RAY_VERSION = tuple(map(int, ray.__version__.split(".")[:2]))
 MOST_PACKAGE_BYTES = packaging.GCS_STORAGE_MAX_SIZE
 """Limit for a directory that travels to the cluster."""
 STREAM: Mapping[str, Any] = {"num_returns": "streaming", "_generator_backpressure_num_objects": 16}
-"""Options of a call that yields pieces: its generator waits while so many have not been read. The call must run in a
-thread of its own. In an event loop, one generator that waits would hold up all others."""
+"""Options of a call that yields pieces: its generator waits while so many pieces are unread. The call must run in a
+thread of its own. In an event loop, one waiting generator would hold up all others."""
 
 
 def draining_nodes() -> dict[str, int]:
-    """Return the deadline of each node that Ray drains, by node id; in ms since the epoch, 0 if there is none.
+    """Return the deadline of each node that Ray drains, by node id; in ms since the epoch, 0 for no deadline.
 
     Ray Serve uses the same call.
     """
@@ -36,15 +37,15 @@ def draining_nodes() -> dict[str, int]:
 
 
 def announce_end(node_id: str, message: str, deadline: float) -> str | None:
-    """Have Ray drain a node as one that is about to be preempted: that is the only drain of a busy node. Blocks.
+    """Have Ray drain a node that is about to be preempted: Ray accepts no other drain of a busy node. This blocks.
 
     Args:
-        node_id: which.
+        node_id: the node.
         message: why, for people.
-        deadline: when it ends, in Unix time. Ray does not end it then.
+        deadline: when the node ends, in Unix time. Ray does not end it.
 
     Returns:
-        Why it can't be drained, or None.
+        None, or why Ray does not drain it.
     """
     reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
     drain = internal_kv.global_gcs_client.drain_node
@@ -54,6 +55,16 @@ def announce_end(node_id: str, message: str, deadline: float) -> str | None:
     except RpcError as error:
         return f"Ray does not answer: {error}"
     return None if accepted else refusal
+
+
+def on_host(node_id: str, address: str) -> dict[str, Any]:
+    """Return Ray's options for an actor or task that runs on this host and takes no CPU.
+
+    It asks for a bit of the node's own resource: without any resource it may be sent to a node that has just died
+    (Ray 2.60).
+    """
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return {"num_cpus": 0, "resources": {f"node:{address}": 0.001}, "scheduling_strategy": strategy}
 
 
 def driver_lives(job_id: str) -> bool:
@@ -75,7 +86,7 @@ def available_resources_by_node() -> dict[str, dict[str, float]]:
 
 
 def label_output(name: str, stderr: bool = True) -> None:
-    """Mark what this process prints from now on: Ray's driver shows ``(<name> pid=…, ip=…)`` before each line.
+    """Label this process's output from now on: Ray's driver shows ``(<name> pid=…, ip=…)`` before each line.
 
     Ray's log monitor takes the name of an actor from such a line. Ray itself writes one at the actor's start.
     """
@@ -84,7 +95,7 @@ def label_output(name: str, stderr: bool = True) -> None:
 
 
 def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], None]) -> None:
-    """Call a function for each file and directory that Ray would send of this one, given what is excluded."""
+    """Call a function for each file and directory of a package that Ray would send, given the excluded patterns."""
     quiet = logging.Logger(__name__, logging.CRITICAL)
     if RAY_VERSION < (2, 55):  # excludes nothing by itself
         packaging._dir_travel(directory, [packaging._get_excludes(directory, excludes)], handle, logger=quiet)
@@ -101,7 +112,7 @@ def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], 
 
 
 def remote_function_parts(function: RemoteFunction) -> tuple[Any, dict[str, Any]]:
-    """Return the plain function behind a Ray remote function, and the options that were given for it."""
+    """Return the plain function behind a Ray remote function, and its options."""
     return function._function, dict(function._default_options)
 
 
@@ -124,9 +135,9 @@ os.register_at_fork(after_in_child=_note_connection)
 
 
 def has_inherited_connection() -> bool:
-    """Return whether this process has the connection of the one that it was forked from, and no other.
+    """Return whether this process only has the connection of the process that it was forked from.
 
-    Calls of Ray would wait there for ever: the threads that carry them out are in the other process only.
+    Then a call of Ray would wait for ever: the threads of the connection are in the other process.
     """
     mine = getattr(ray._private.worker.global_worker, "core_worker", None)
     return mine is not None and mine in _inherited
@@ -138,7 +149,7 @@ def placement_group_by_id(hex_id: str) -> PlacementGroup:
 
 
 def runs_autoscaler(environ: Mapping[str, str]) -> bool:
-    """Return whether an autoscaler serves this cluster. To be asked on the head; looks through its processes.
+    """Return whether an autoscaler serves this cluster. Call this on the head: it looks through its processes.
 
     Every head has a monitor process, but only an autoscaler has a configuration. KubeRay runs the autoscaler in a
     container beside the head's, and starts the head without a monitor.
@@ -156,14 +167,14 @@ def runs_autoscaler(environ: Mapping[str, str]) -> bool:
 
 
 def has_autoscaler_v2() -> bool:
-    """Return whether this cluster's autoscaler is version 2, which respects label selectors. Blocks."""
+    """Return whether this cluster's autoscaler is version 2, which respects label selectors. This blocks."""
     from ray.autoscaler.v2.utils import is_autoscaler_v2
 
     return bool(is_autoscaler_v2(fetch_from_server=True, gcs_client=internal_kv.global_gcs_client))
 
 
 def pending_gang_demand() -> list[dict[str, float]]:
-    """Return the bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler. Blocks."""
+    """Return the bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler. This blocks."""
     from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
     state = get_cluster_resource_state(internal_kv.global_gcs_client)

@@ -1,17 +1,17 @@
-"""Demand for slices that are not there, in the form that Ray's autoscaler understands: placement groups that wait.
+"""Shows Ray's autoscaler which slices are missing, as placement groups that wait.
 
-Only where an autoscaler runs: without one these placement groups would only stand in ``ray status``, and Ray would try
-them again and again. The cluster's setting ``autoscaler_demand`` says so in place of a look.
+This is done only where an autoscaler runs: without one, the groups would only clutter ``ray status``, and Ray would try
+to place them again and again. The cluster's setting ``autoscaler_demand`` overrides the look for an autoscaler.
 
-One group of one bundle ``{"TPU-<type>-head": 1}`` for each missing slice. What was found on Ray 2.60:
+Each missing slice gets one group of one bundle ``{"TPU-<type>-head": 1}``. Observed with Ray 2.60:
 
 - Ray gives such a bundle the head of *any* slice, busy ones too, since jobs claim chips and not heads. So a label
-  selector keeps it off all slices that are there. Version 2 of the autoscaler heeds the selector, too.
-- Version 1 does not, and thinks that a busy slice's head would do. There the bundle asks for the host's chips as well.
-- A group that a detached actor made goes when that actor is ended for good. When it comes back, the groups are still
-  there: their names say whose they are.
+  selector keeps it off all existing slices. Version 2 of the autoscaler respects the selector.
+- Version 1 ignores it, and counts a busy slice's head as good enough. There the bundle asks for the host's chips, too.
+- A group that a detached actor made is removed when that actor ends for good. After a restart of the actor the groups
+  still exist, and their names show whose they are.
 
-A slice that comes gives its head to a group, which is removed within a second.
+A new slice gives its head to a group, which is removed within a second.
 """
 
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 NAME_PREFIX = "iris_ray_demand/"
 MOST_GROUPS = 64
-"""Of one type. An autoscaler that has brought so many gets to see the next ones."""
+"""Groups of one type at a time. Once an autoscaler has added so many slices, it sees the next ones."""
 
 
 class AutoscalerDemand:
@@ -55,16 +55,16 @@ class AutoscalerDemand:
 
     @staticmethod
     def of_this_cluster() -> "AutoscalerDemand":
-        """Return one that knows whether an autoscaler serves this cluster. Looks through the head's processes."""
+        """Look through the head's processes for an autoscaler that serves this cluster."""
         return AutoscalerDemand(runs_autoscaler(os.environ))
 
     def is_shown(self, setting: bool | None) -> bool:
-        """Return whether what is missing is to be shown, as the cluster's setting says; None: if an autoscaler runs."""
+        """Return whether to show missing slices, as the cluster's setting says; None: only if an autoscaler runs."""
         return self._has_autoscaler if setting is None else setting
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is certain that no group is left, also of a process before this one."""
+        """Whether certainly no group is left, not even one of an earlier process."""
         return self._knows_all and not self._groups
 
     def asked_for(self, device: str) -> int:
@@ -80,7 +80,7 @@ class AutoscalerDemand:
         """
         if not self._knows_all:
             self._remove_leftovers()
-        self._knows_all = False  # until this is done: when a call fails, it may have been carried out
+        self._knows_all = False  # a call of Ray that fails may have taken effect
         wanted = net_demand(missing, self._arrivals.arriving(slices, time.monotonic()))
         for tpu_type in {*wanted, *self._groups}:
             there = frozenset(name for name, (its_type, _) in slices.items() if its_type == tpu_type)
@@ -103,7 +103,7 @@ class AutoscalerDemand:
             del self._groups[tpu_type], self._kept_off[tpu_type]
 
     def _remove_leftovers(self) -> None:
-        """Remove all groups: those from before the actor's process was restarted, or from before a call failed."""
+        """Remove all groups: they are from before a restart of this process, or from before a call failed."""
         for group_id, group in placement_group_table().items():
             if group["name"].startswith(NAME_PREFIX) and group["state"] != "REMOVED":
                 remove_placement_group(placement_group_by_id(group_id))

@@ -1,7 +1,7 @@
 """``python -m iris_ray.actors.controller.bootstrap ADDRESS``: start the cluster's Controller from a plain Ray driver.
 
-A detached actor keeps its creator's Ray job and inherits its runtime environment. So it is created here, by a driver
-that has neither secrets nor a checkout, only iris_ray itself, and it stays when this driver ends.
+A detached actor keeps its creator's Ray job and inherits its runtime environment. So a driver without secrets and
+without a checkout creates it here. The actor stays when this driver ends.
 """
 
 import sys
@@ -33,16 +33,16 @@ def main(address: str) -> None:
             num_cpus=0,
             resources={"node:__internal_head__": 0.001},  # the head is not preemptible; TPU hosts are
             max_concurrency=10_000,
-            max_restarts=-1,  # it comes back from its journal
+            max_restarts=-1,  # it goes on from its journal
         )
         .remote()
     )
     try:
         ray.get(controller.ping.remote())
     except RayTaskError as error:
-        ray.kill(controller)  # it would refuse everybody; its name is for one that can start
+        ray.kill(controller)  # it would refuse every call, and keep its name from a Controller that can start
         if isinstance(error.cause, IrisError):
-            sys.exit(str(error.cause))  # it says what to do; the traceback in our code would not help
+            sys.exit(str(error.cause))  # the message says what to do; a traceback of our code would not help
         raise
 
 

@@ -1,7 +1,7 @@
-"""What the Controller can't handle stops nothing else: it is set aside, named, and noted for the next Controller.
+"""Contains failures: a job or record that the Controller can't handle is set aside and reported, and all others go on.
 
-A job is ended. A record that can't be read is left out, and kept apart: its job is lost, and all others come back. The
-keys of the notes and of what is kept apart are in the list of `journal.py`.
+A job that failed is ended. A record that can't be read is left out and kept apart: its job is lost. Notes tell the next
+Controller of both. Their keys are listed in `journal.py`.
 """
 
 import logging
@@ -22,29 +22,29 @@ from iris_ray.state.instructions import Instructions
 logger = logging.getLogger(__name__)
 
 MOST_JOBS = 1000
-"""Jobs that are remembered; the oldest are forgotten first."""
+"""So many jobs are remembered; the oldest are forgotten first."""
 MOST_RECORDS = 100
-"""Records that are kept apart; more are only named in the log."""
+"""So many records are kept apart; further ones are only named in the log."""
 _ASIDE, _UNRESTORABLE, _CORRUPT = "aside/", "unrestorable/", "corrupt/"
 
 Made = TypeVar("Made")
 
 
 class BrokenStateError(Exception):
-    """The state is not as it should be. Only a new process helps, which reads it from the records."""
+    """The state breaks its invariants. Only a new process helps, which rebuilds the state from the records."""
 
 
 class Containment:
-    """Ends the jobs of events that failed, keeps apart what can't be read, and remembers why.
+    """Ends the jobs of events that failed, keeps unreadable records apart, and remembers why.
 
     Args:
-        store: has the records that can't be read, and notes for the next Controller.
+        store: keeps the unreadable records, and the notes for the next Controller.
         clock: the Controller's.
 
     Attributes:
         jobs: the jobs that were ended, by id.
-        records: the records that can't be read, by the id of the job or by what else it is. Those that earlier
-            Controllers have found are among them, from `keep_records` on.
+        records: the unreadable records, by the id of the job or the name of the record. `keep_records` adds those that
+            earlier Controllers have found.
     """
 
     def __init__(self, store: ClusterStore, clock: Clock) -> None:
@@ -57,22 +57,20 @@ class Containment:
     # -- jobs -------------------------------------------------------------------------------------------------------
 
     def without(self, events: Iterable[Event]) -> list[Event]:
-        """Return the events that are not about these jobs, and the ends of their attempts: the hosts are to be free."""
+        """Return the events without those of set-aside jobs. Keep the ends of their attempts, which free the hosts."""
         if not self.jobs:
             return list(events)
         return [e for e in events if isinstance(e, AttemptEndConfirmedEvent) or job_of(e) not in self.jobs]
 
     def end_those_of_failed(self, state: ControllerState, instructions: Instructions) -> None:
-        """End the job of each event that failed, and check that the state is whole.
-
-        An event is handled in steps, and the first of them may have been done.
+        """End the job of each event that failed, and check the state: the first steps of an event may have been done.
 
         Args:
-            state: what the events were for.
-            instructions: has the events; what their ends want done is added here.
+            state: has handled the events.
+            instructions: has the failed events, and gets the instructions that follow from the ends of their jobs.
 
         Raises:
-            BrokenStateError: it is not; the jobs are remembered all the same.
+            BrokenStateError: the state breaks its invariants. The jobs are remembered nevertheless.
         """
         failed, instructions.failed = instructions.failed, []
         if not failed:
@@ -89,11 +87,11 @@ class Containment:
         """End a job that could not be handled, if it has not ended already.
 
         Args:
-            job_id: which; nothing is done for an empty one.
-            what: could not be done to it: "handled", "recorded", …
-            error: what was raised.
+            job_id: the job; for an empty id nothing is done.
+            what: the verb for the message: the job could not be "handled", "recorded", …
+            error: the error that was raised.
             state: has the job.
-            instructions: what the end wants done is added here.
+            instructions: gets the instructions that follow from the end.
         """
         if not job_id:
             return
@@ -110,15 +108,15 @@ class Containment:
     # -- records ----------------------------------------------------------------------------------------------------
 
     def read(self, name: str, values: Mapping[str, bytes], make: Callable[[], Made]) -> Made | None:
-        """Return what is made of a record; None if nothing can be made of it, which is remembered.
+        """Return the result of reading a record. If that fails, remember the record as unreadable and return None.
 
         Args:
-            name: the id of its job, or what else it is.
-            values: its values by key, which are kept apart if need be.
+            name: the id of its job, or the record's name.
+            values: its values by key, which are kept apart if they can't be read.
             make: reads them.
 
         Raises:
-            UnknownRecordError: another version of iris_ray wrote it. It is not corrupt.
+            UnknownRecordError: another version of iris_ray wrote it. Such a record is not corrupt.
         """
         try:
             return make()
@@ -130,12 +128,12 @@ class Containment:
             return None
 
     def leave_out(self, name: str, values: Mapping[str, bytes], why: str) -> None:
-        """Remember a record that is of no use."""
+        """Remember a record as unreadable."""
         self._found[name] = why, values
         self.records[name] = lost(name, why)
 
     def keep_records(self) -> None:
-        """Put what was found apart, and learn what earlier Controllers have put there."""
+        """Store the unreadable records apart, and learn of those that earlier Controllers have stored there."""
         there = self._store.items(_CORRUPT)
         for name, found in islice(self._found.items(), max(0, MOST_RECORDS - len(there))):
             self._store.put(f"{_CORRUPT}{name}", pickle.dumps((found[0], dict(found[1]))))
@@ -146,16 +144,16 @@ class Containment:
     # -- notes for the next Controller ------------------------------------------------------------------------------
 
     def note_jobs(self, job_ids: Iterable[str]) -> None:
-        """Have the next Controller end these jobs once it has their records, which may not say that they have ended."""
+        """Have the next Controller end these jobs, because their records may say that they still run."""
         for job_id in job_ids:
             self._note(_ASIDE, job_id, self.jobs[job_id].why)
 
     def note_unrestorable(self, job_id: str, error: Exception) -> None:
-        """Have the next Controller leave out a record: this one has failed to restore it, and ends with that."""
+        """Have the next Controller leave out a record that this Controller failed to restore, and that ends it."""
         self._note(_UNRESTORABLE, job_id, f"{type(error).__name__}: {error}")
 
     def unrestorable(self) -> dict[str, str]:
-        """Return why the Controller before has failed to restore jobs, by their ids."""
+        """Return why the Controller before could not restore jobs, by their ids."""
         return self._noted(_UNRESTORABLE)
 
     def end_noted(self, state: ControllerState, instructions: Instructions) -> None:
@@ -164,7 +162,7 @@ class Containment:
             self._end(job_id, why, state, instructions)
 
     def forget_notes(self) -> None:
-        """Forget all notes: the jobs have ended, and records that could not be restored are kept apart."""
+        """Delete all notes, once the jobs have ended and the records that could not be restored are kept apart."""
         self._store.delete_all(_ASIDE)
         self._store.delete_all(_UNRESTORABLE)
 
@@ -180,7 +178,7 @@ class Containment:
 
 
 def _job_to_blame(event: object, state: ControllerState) -> str:
-    """Return the id of the job that an event is about; a spare's is that of the job that it is for."""
+    """Return the id of the event's job; for a spare, the id of the job that it is held for."""
     job_id = job_of(event)  # type: ignore[arg-type]
     job = state.jobs.get(job_id)
     return job_id if job is None or job.spec.spare_for is None else job.spec.spare_for.job_id
@@ -190,4 +188,4 @@ def _why(kept: bytes) -> str:
     try:
         return str(pickle.loads(kept)[0])
     except Exception as error:
-        return f"what was kept of it can't be read either: {error}"
+        return f"the copy that was kept apart can't be read either: {error}"

@@ -1,9 +1,7 @@
 """The cluster's Controller: one detached actor that sees every TPU host and every job, and decides who runs where.
 
-It holds no user code and nothing of its callers. All decisions are made by the pure core. `pool_calls` and `user_calls`
-are what may be asked of it, `controller_process` is its start and its watching. The other modules of this room do the
-work: `event_processor`, `dispatcher`, `node_diff`, `recovery`, `journal`, `pool_registry`, `log_service`,
-`maintenance_service`.
+It holds no user code. The pure core makes all decisions. `pool_calls` and `user_calls` answer questions, and
+`controller_process` starts the parts and watches the cluster.
 """
 
 from iris_ray.actors.controller.pool_calls import PoolCalls

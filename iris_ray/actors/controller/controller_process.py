@@ -1,4 +1,4 @@
-"""What the Controller is made of, how it starts, and what it watches."""
+"""The Controller's parts, its start, and its loops that watch the cluster."""
 
 import asyncio
 import gc
@@ -42,29 +42,29 @@ logger = logging.getLogger(__name__)
 ANOTHER_WOULD_MEET = UnknownRecordError, DeposedError
 """Errors at the start that another process of this version would meet, too."""
 MOST_PLACED = 200
-"""Gangs that one plan places at most: others are answered between two plans."""
+"""One plan places at most so many gangs, so that calls are answered between two plans."""
 
 MEASURE_S = 5.0
-"""How often it measures what there is."""
+"""The interval between two measurements."""
 COUNT_CHIPS_S = 10.0
-"""How often it looks what the chips of the cluster are in."""
+"""The interval at which the chips in each state are counted."""
 END_AFTER_S = 5.0
-"""So long a Controller that has failed says why. If the next one fails as well, they don't follow each other faster."""
+"""A Controller that has failed answers for so long with the reason. Controllers that all fail follow no faster."""
 
 
 def end_process_soon() -> None:
-    """End this process, so that Ray starts the Controller anew; it goes on from its records."""
+    """End this process, so that Ray restarts the Controller, which goes on from its records."""
     asyncio.get_running_loop().call_later(END_AFTER_S, os._exit, 1)
 
 
 class ControllerProcess:
-    """What the Controller is made of, its start and its watching. Subclasses say what may be asked of it.
+    """The parts of the Controller, its start and its watching loops. Subclasses answer questions.
 
     Args:
         read_nodes: reads Ray's node table; blocks.
         end: ends this process, when only a new one helps.
-        find_demand: returns what tells Ray's autoscaler of missing slices; None: nothing does.
-        meter: makes what takes the measurements.
+        find_demand: returns the object that shows missing slices to Ray's autoscaler, if any.
+        meter: makes the meter for measurements.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ControllerProcess:
             ) from error
 
     async def _start(self) -> None:
-        gc.disable()  # next to nothing that is made now is garbage, and to look through it takes long
+        gc.disable()  # hardly any object that is made now becomes garbage, and collections would take long
         try:
             await come_back(
                 self._state,
@@ -141,7 +141,7 @@ class ControllerProcess:
             gc.enable()
         self._follow_settings()
         gc.collect()
-        gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
+        gc.freeze()  # the hosts stay, and each collection that goes through them would stop the process for a while
         self._background.start(self._watch_nodes(), "watching Ray's node table")
         self._background.start(self._count_chips(), "counting what the chips are in")
         self._demand = self._find_demand()
@@ -152,7 +152,7 @@ class ControllerProcess:
         self._events.begin(self._dispatcher)
 
     def _follow_settings(self) -> None:
-        """Do as the cluster's settings say now. Permissions and the autoscaler's demand look at them themselves."""
+        """Apply the cluster's settings. Permissions and the autoscaler's demand read their settings themselves."""
         settings = self._state.settings
         rules = EvictionRules(settings.value(EVICTION_GRACE_S))
         self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
@@ -181,7 +181,7 @@ class ControllerProcess:
         try:
             if self._measurements is not None:
                 self._measurements.placed(job, gang, now)
-        except Exception:  # what is only measured stops nobody
+        except Exception:  # a failed measurement stops no job
             logger.exception("measuring failed")
 
     async def _watch_measurements(self, measurements: Measurements) -> None:
@@ -213,7 +213,7 @@ class ControllerProcess:
         return missing_slices(waits, self._state.fleet)
 
     def _waiting(self, job: Job) -> PendingReason | None:
-        """Return why a job waits, and what the autoscaler is asked for; None if it does not wait as far as is known."""
+        """Return why a job waits by the latest plan, if it does, and how many slices the autoscaler is asked for."""
         waiting = self._planner.pending_reasons.get(job.spec.job_id)
         if waiting is None or self._demand is None or job.spec.device is None:
             return waiting

@@ -1,4 +1,4 @@
-"""From committed placements and instructions to calls on the pools."""
+"""Turns committed placements and instructions into calls of the pools."""
 
 import asyncio
 import logging
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 NOTIFY_AGAIN_S = 0.5
 STOP_AGAIN_S = 1.0
 CALLS_IN_A_TURN = 100
-"""Calls that are begun without a pause; each takes a fraction of a millisecond."""
+"""So many calls are started without a pause; each takes a fraction of a millisecond."""
 
 
 class Dispatcher:
-    """Calls the pools, each beside all others, outside any plan.
+    """Calls the pools side by side, outside any plan.
 
     Args:
-        state: read only; what becomes of the calls comes to it as events.
+        state: read only. The results of the calls reach it as events.
         journal: knows the epoch that orders carry, and the time.
         pools: the pools to call.
         logs: is told where attempts run.
@@ -66,7 +66,7 @@ class Dispatcher:
         """Return the order to start a gang's current attempt."""
         workers = [self._state.workers[task.node_id or ""] for task in gang.tasks]
         size = len(workers) // len(gang.groups)
-        # Hosts without chips are shared, a rack's too: what a pool reserves there is named by the first task on it.
+        # Hosts without chips are shared, a rack's too: the name of a pool's reservation there is its first task's id.
         names = gang.groups if job.requirement.chips else tuple(task.task_id for task in gang.tasks[::size])
         slices = tuple(
             tuple(
@@ -90,7 +90,7 @@ class Dispatcher:
             self._background.start(self._dispatch(order, pool, placement.reclaim), f"dispatching {order.attempt}")
 
     def carry_out(self, instructions: Instructions) -> None:
-        """Have everything done that events want done."""
+        """Start the calls that the instructions ask for."""
         if instructions.stop:
             self._background.start(self._stop_all(instructions.stop), "stopping attempts")
         for dropped in instructions.dropped:
@@ -98,7 +98,7 @@ class Dispatcher:
         for told in instructions.notices:
             self._background.start(self._notify(told), f"giving notice to {told.attempt}")
         for job_id in instructions.finished:
-            job = self._state.jobs.get(job_id)  # None if so many others have ended meanwhile that it is forgotten
+            job = self._state.jobs.get(job_id)  # None if the state has forgotten it, after many other jobs ended
             if job and job.state is not JobState.SUCCEEDED and (pool := self._pools.get(job.spec.owner)):
                 ended = pool.ask_once(PoolInterface.job_ended, job_id)
                 self._background.start(ended, f"telling a pool of the end of {job_id}")
@@ -106,7 +106,7 @@ class Dispatcher:
     async def _dispatch(self, order: AttemptOrder, pool: Pool, reclaim: list[ReclaimSlice]) -> None:
         """Reclaim the slices from the pools that keep them warm, then give the order to the job's pool.
 
-        The pool may have the order already, from an earlier Controller; then it ignores this one.
+        A pool that has the order already, from an earlier Controller, ignores it.
         """
         attempt = order.attempt
         if order.spare_for is None:
@@ -119,7 +119,7 @@ class Dispatcher:
                 failed = TaskDispatchFailedEvent(attempt, str(not_yet), self._journal.clock.now())
                 self._apply([failed, AttemptEndConfirmedEvent(attempt)])
                 return
-            if reply is True or reply is None:  # None: its process is another one by now, and what ran there is over
+            if reply is True or reply is None:  # None: the pool's process was restarted, so the attempt is over
                 return
             if reply is False:
                 gone = JobCancelledEvent(attempt.job_id, "its pool does not know it any more")
@@ -127,19 +127,19 @@ class Dispatcher:
                 return
             problem = reply.reason
         if self._runs(attempt):
-            return  # it has the order, which was repeated; if its process has ended, that is noticed elsewhere
+            return  # the order was a repeated one; `PoolRegistry` notices if the pool's process has ended
         self._apply([TaskDispatchFailedEvent(attempt, problem, self._journal.clock.now())])
         await self._stop(StopAttempt(attempt, problem))
 
     def _runs(self, attempt: AttemptId) -> bool:
-        """Return whether a pool has said that an attempt runs."""
+        """Return whether a pool has reported that an attempt runs."""
         if (job := self._state.jobs.get(attempt.job_id)) is None:
             return False
         gang = job.gangs[attempt.gang]
         return gang.attempt == attempt.number and gang.running_since < math.inf
 
     async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
-        """Ask the holders of warm slices to release them, all at once; return why it failed, or None."""
+        """Ask the holders of warm slices to release them, side by side. Return why that failed, or None."""
         problems = await asyncio.gather(*map(self._reclaim_one, slices))
         return next((problem for problem in problems if problem is not None), None)
 
@@ -156,7 +156,7 @@ class Dispatcher:
         return f"{wanted.slice_name} was in use after all" if reply is False else None
 
     async def _notify(self, told: NotifyGang) -> None:
-        """Have a gang told that it is to move. Its pool may be busy; a notice is worth some tries."""
+        """Tell a gang's pool that the gang is to move. Try again as long as the pool does not answer."""
         while (job := self._state.jobs.get(told.attempt.job_id)) is not None and job.spec.spare_for is None:
             pool = self._pools.get(job.spec.owner)
             if pool is None or not self._state.holds_capacity(told.attempt):
@@ -168,20 +168,20 @@ class Dispatcher:
             await asyncio.sleep(NOTIFY_AGAIN_S)
 
     async def _drop_spare(self, dropped: DropSpare) -> None:
-        """Tell the pool that a spare is not wanted, though the order for it may still be on its way."""
+        """Tell the pool that a spare is not wanted any more. Its order may still be on its way."""
         if pool := self._pools.get(dropped.owner):
             await pool.ask_once(PoolInterface.drop_spare, dropped.job_id)
 
     async def _stop_all(self, stops: list[StopAttempt]) -> None:
-        """Begin to stop each of them, some at a time: the end of a large job stops very many."""
+        """Start to stop each attempt, some at a time: the end of a large job stops very many."""
         for number, stop in enumerate(stops, 1):
-            if self._state.holds_capacity(stop.attempt):  # not so if its end came in the same report
+            if self._state.holds_capacity(stop.attempt):  # it does not if the same report has confirmed its end
                 self._background.start(self._stop(stop), f"stopping {stop.attempt}")
             if number % CALLS_IN_A_TURN == 0:
                 await asyncio.sleep(0)
 
     async def _stop(self, stop: StopAttempt) -> None:
-        """Have an attempt ended; its capacity is free when its pool says so, or is gone itself."""
+        """Have an attempt ended. Its capacity is free once its pool confirms the end, or is gone itself."""
         while self._state.holds_capacity(stop.attempt):
             pool = self._pools.get(self._state.jobs[stop.attempt.job_id].spec.owner)
             if pool is None:

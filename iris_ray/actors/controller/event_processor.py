@@ -1,4 +1,4 @@
-"""snapshot → plan → commit → record → carry out: the loop through which every event goes."""
+"""The loop through which every event goes: snapshot → plan → commit → record → carry out."""
 
 import asyncio
 import logging
@@ -21,26 +21,25 @@ logger = logging.getLogger(__name__)
 
 
 class EventProcessor:
-    """Applies events, and carries out what follows once it is recorded.
+    """Applies events to the state, and acts on the decisions that follow once they are recorded.
 
-    Events of one turn of the asyncio loop, and those that come while something is recorded, share one plan and one
-    writing. Nothing follows from any event before `begin`.
+    Events of one turn of the asyncio loop, and events that come while the journal writes, share one plan and one
+    writing. Before `begin`, events only change the state.
 
-    A job that can't be handled, recorded or ordered is set aside, and all others go on. If an error is nobody's, this
-    Controller is over: it acknowledges nothing any more, and its process is to end, so that the next one reads the
-    records.
+    A job that can't be handled, recorded or ordered is set aside, and all others go on. An error that no job has caused
+    ends this Controller: it acknowledges no further event and its process ends, so that the next one reads the records.
 
     Args:
         state: is changed by the events.
         planner: makes the plans.
-        journal: records what is decided, before anything follows from it.
+        journal: records decisions before anyone acts on them.
         background: runs the loop.
-        end: called once when this Controller is over.
-        placed: told of every gang that gets hosts, and when.
+        end: called once when this Controller ends.
+        placed: called with every gang that gets hosts, and the time.
 
     Attributes:
-        deposed: why this Controller acknowledges nothing any more, or None: another one has taken over.
-        failed: the same, or None: it is over, and is about to be started anew.
+        deposed: why this Controller acknowledges no events: another one has taken over; else None.
+        failed: why this Controller acknowledges no events: it has failed and is about to be restarted; else None.
     """
 
     def __init__(
@@ -62,13 +61,13 @@ class EventProcessor:
         self._end = end
         self._placed = placed
         self._dispatcher: Dispatcher | None = None
-        self._instructions = Instructions()  # what the latest events want done
-        self._recorded: asyncio.Future[None] | None = None  # of what has come since the latest plan
-        self._in_writing: asyncio.Future[None] | None = None  # of what is being recorded
+        self._instructions = Instructions()  # of the latest events
+        self._recorded: asyncio.Future[None] | None = None  # for events since the latest plan
+        self._in_writing: asyncio.Future[None] | None = None  # for events that the journal writes now
         self._running = False
 
     def begin(self, dispatcher: Dispatcher) -> None:
-        """Let something follow from events from now on."""
+        """Start to plan and to act on events."""
         self._dispatcher = dispatcher
         self.apply([])
 
@@ -76,7 +75,7 @@ class EventProcessor:
         """Change the state.
 
         Returns:
-            A future that is done when what follows is decided and recorded. Many share it: see `recorded`.
+            A future that is done when the decisions that follow are recorded. Many callers share it: see `recorded`.
         """
         if self._recorded is None:
             self._recorded = asyncio.get_running_loop().create_future()
@@ -97,19 +96,19 @@ class EventProcessor:
         return recorded
 
     async def recorded(self, events: Iterable[Event]) -> None:
-        """Change the state, and wait until what follows is decided and recorded. Callers that acknowledge call this.
+        """Change the state, and wait until the decisions that follow are recorded. Then the caller may acknowledge.
 
-        Ray may cancel a call. That must end neither the writing nor the calls of others that wait for it.
+        Ray may cancel the caller. That must end neither the writing nor other callers that wait for it.
         """
         await asyncio.shield(self.apply(events))
 
     def step_down(self, error: DeposedError) -> None:
-        """Acknowledge nothing any more. Callers are told to look for another Controller."""
+        """Acknowledge no further events. Callers are told to look for another Controller."""
         logger.warning("%s", error)
         self.deposed = str(error)
 
     def fail(self, error: Exception) -> None:
-        """End all work. What was not acknowledged by now never is, and who waits is told to ask again."""
+        """End all work. Events that are not acknowledged yet never are, and waiting callers are told to ask again."""
         if self.failed is None:
             logger.critical("this Controller is over; the next one goes on from the records", exc_info=error)
             self.failed = f"the Controller has failed and is being started anew: {type(error).__name__}: {error}"
@@ -118,7 +117,7 @@ class EventProcessor:
         self._refuse(ControllerUnavailableError(self.failed))
 
     async def _run(self, dispatcher: Dispatcher) -> None:
-        """Plan, record, carry out, until nothing new has come meanwhile and the whole queue is planned."""
+        """Plan, record and carry out, until no new event has come meanwhile and the whole queue is planned."""
         try:
             while self._recorded is not None or self._planner.unfinished:
                 await self._follow(dispatcher)
@@ -162,9 +161,9 @@ class EventProcessor:
                 self._instructions.failed.append(FailedEvent(event, error))
 
     def _set_unrecorded_aside(self) -> Collection[str]:
-        """End the jobs of which no record can be made, and return their ids: nothing may follow from them.
+        """End the jobs that can't be recorded. Return their ids, so that no order of theirs is sent.
 
-        What was recorded of them before says that they go on, so a successor is told.
+        Their older records say that they still run, so a note tells a successor to end them.
         """
         unrecordable = self._journal.take_unrecordable()
         new = unrecordable.keys() - self._contained.jobs.keys()
@@ -178,5 +177,5 @@ class EventProcessor:
         for waited_for in (self._in_writing, self._recorded):
             if waited_for is not None and not waited_for.done():
                 waited_for.set_exception(error)
-                waited_for.exception()  # there may be no caller that waits for it
+                waited_for.exception()  # keeps asyncio from logging it if no caller waits
         self._in_writing = self._recorded = None

@@ -1,6 +1,6 @@
-"""Where the Controller looks up what a task has printed: on its host, through a small actor there, or in its memory.
+"""The Controller's access to task logs: on the hosts, through a small actor there, or last lines in its own memory.
 
-Clients that follow a job ask it only where to read, and read on the hosts themselves.
+Clients that follow a job only ask where the logs are, and read them on the hosts themselves.
 """
 
 import asyncio
@@ -34,124 +34,12 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import Worker
 from iris_ray.state import ControllerState
 
-# -- log memory --------------------------------------------------------------------------------------------------------
-# What the Controller remembers of tasks' output, for when a host is gone.
-
-ATTEMPT_BYTES = 240
-"""What an attempt takes besides its lines: its key, where it ran, and its share of a dictionary that has room left."""
-JOB_BYTES = 400
-"""What a job takes besides its attempts."""
-
-_Attempt = tuple[str, int, bytes]
-"""Node id, how many bytes it has printed in all, the last of them."""
-
-
-@dataclass(slots=True)
-class _JobMemory:
-    """The attempts of one job's tasks, the one that was heard of last at the end, by `_key`."""
-
-    attempts: dict[int, _Attempt] = field(default_factory=dict)
-    held_bytes: int = JOB_BYTES
-
-    def put(self, key: int, attempt: _Attempt) -> None:
-        self.forget(key)
-        self.attempts[key] = attempt
-        self.held_bytes += ATTEMPT_BYTES + len(attempt[2])
-
-    def forget(self, key: int) -> None:
-        if (attempt := self.attempts.pop(key, None)) is not None:
-            self.held_bytes -= ATTEMPT_BYTES + len(attempt[2])
-
-    def forget_oldest(self) -> None:
-        """Forget an eighth of the attempts, at least one."""
-        for key in list(islice(self.attempts, len(self.attempts) // 8 + 1)):
-            self.forget(key)
-
-
-class LogMemory:
-    """Where attempts of tasks ran, and the last lines of each: what is left when a host is gone. Bounded.
-
-    If there are too many, the jobs that take most of the memory forget their oldest attempts. So a job with very many
-    tasks does not make the memory forget all others.
-
-    Args:
-        most_bytes: how much memory it may take, the overhead of Python's objects included.
-
-    Attributes:
-        held_bytes: how much it takes.
-    """
-
-    def __init__(self, most_bytes: int = 64 << 20) -> None:
-        self._most_bytes = most_bytes
-        self._jobs: dict[str, _JobMemory] = {}
-        self.held_bytes = 0
-
-    def placed(self, key: LogId, node_id: str) -> None:
-        """Note that an attempt of a task runs there."""
-        known = self._find(key)
-        self._put(key, (sys.intern(node_id), *(known[1:] if known else (0, b""))))
-
-    def remember(self, last: LastLines) -> None:
-        """Take the last lines of an attempt, in place of earlier ones of the same."""
-        key = last.log_id
-        known = self._find(key)
-        if known is None or known[1] <= last.end:  # else the messages have overtaken each other
-            self._put(key, (sys.intern(last.node_id), last.end, last.data))
-
-    def node_of(self, key: LogId) -> str | None:
-        """Return the host that an attempt ran on."""
-        found = self._find(key)
-        return found[0] if found else None
-
-    def last_lines(self, key: LogId) -> LastLines | None:
-        """Return the last lines of an attempt that came here, if any did."""
-        found = self._find(key)
-        return LastLines(*key, *found) if found and found[1] else None
-
-    def _find(self, key: LogId) -> _Attempt | None:
-        job = self._jobs.get(key.job_id)
-        return job.attempts.get(_key(key)) if job else None
-
-    def _put(self, key: LogId, attempt: _Attempt) -> None:
-        job = self._jobs.get(key.job_id)
-        if job is None:
-            job = self._jobs[key.job_id] = _JobMemory()
-            self.held_bytes += job.held_bytes
-        self.held_bytes -= job.held_bytes
-        job.put(_key(key), attempt)
-        self.held_bytes += job.held_bytes
-        if self.held_bytes > self._most_bytes:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        """Forget what is oldest in the largest jobs, until an eighth is free: so it is rarely done."""
-        largest = [(-job.held_bytes, place, job_id) for place, (job_id, job) in enumerate(self._jobs.items())]
-        heapq.heapify(largest)
-        while self.held_bytes > self._most_bytes // 8 * 7 and largest:
-            before, place, job_id = largest[0]
-            job = self._jobs[job_id]
-            job.forget_oldest()
-            if job.attempts:
-                heapq.heapreplace(largest, (-job.held_bytes, place, job_id))
-                self.held_bytes += before + job.held_bytes
-            else:
-                heapq.heappop(largest)
-                del self._jobs[job_id]
-                self.held_bytes += before
-
-
-def _key(key: LogId) -> int:
-    return key.task_index << 32 | key.attempt
-
-
-# -- log service -------------------------------------------------------------------------------------------------------
-
 MOST_BYTES = 4 << 20
-"""Of one answer."""
+"""The longest piece of a log in one answer."""
 MOST_ASKED = 32
-"""Hosts that are asked for the files of an attempt of which it is not known where it ran."""
+"""If the host of an attempt is unknown, so many hosts are asked for its files."""
 SEARCHES_AT_ONCE = 2
-"""For such attempts. Each goes through all hosts."""
+"""So many such searches run at a time, since each goes through all hosts."""
 NOT_PLACED = "it has not been placed on a host yet"
 
 
@@ -163,7 +51,7 @@ class _LogReader:
 
 
 class LogService:
-    """Remembers where attempts ran and what they printed last, and reads the rest on their hosts."""
+    """Remembers each attempt's host and last lines, and reads the rest on the hosts."""
 
     def __init__(self) -> None:
         self._memory = LogMemory()
@@ -183,7 +71,7 @@ class LogService:
             self._memory.remember(last)
 
     def locate(self, standing: "LogStanding", workers: Mapping[str, Worker]) -> LogPlace:
-        """Return where the attempt's log is to be read, as far as that is known."""
+        """Return the host of the attempt's log, if it is known."""
         log = standing.log
         if log.attempt == 0:
             return LogPlace(replace(log, note=NOT_PLACED), None)
@@ -194,7 +82,7 @@ class LogService:
     async def fetch(
         self, standing: "LogStanding", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
     ) -> TaskLog:
-        """Return a piece of the log from the attempt's host or, if that can't be had, its last lines."""
+        """Return a piece of the log from the attempt's host or, if the host does not answer, its last lines."""
         log = standing.log
         if log.attempt == 0:
             return replace(log, note=NOT_PLACED)
@@ -224,7 +112,7 @@ class LogService:
         return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
 
     async def _find(self, key: LogId, job: Job, workers: Mapping[str, Worker]) -> str | None:
-        """Ask the likely hosts which of them has files of an attempt, and return that host."""
+        """Ask likely hosts for files of an attempt. Return the host that has them."""
         async with self._searches:
             return await self._ask_hosts(key, job, workers)
 
@@ -264,7 +152,7 @@ class LogService:
         return pieces
 
     async def _end_idle_readers(self) -> bool:
-        """End the readers that are idle. Return whether none is left."""
+        """End idle readers. Return whether no reader is left."""
         await asyncio.sleep(IDLE_S / 4)
         now = asyncio.get_running_loop().time()
         idle = [n for n, reader in self._readers.items() if not reader.busy and now - reader.used_at > IDLE_S]
@@ -279,7 +167,7 @@ class LogService:
 
 @dataclass(frozen=True, slots=True)
 class LogStanding:
-    """A log without content yet, and on which host the state says that its attempt runs or ran."""
+    """A log without content yet, its attempt's host if the state knows it, and its job."""
 
     log: TaskLog
     node_id: str | None
@@ -287,7 +175,7 @@ class LogStanding:
 
 
 def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> LogStanding:
-    """Return how an attempt stands before its log is read. So what is read after its end is all of it.
+    """Return the standing of an attempt. Call this before its log is read: a log read after the end is complete.
 
     Raises:
         UnknownNameError: there is no such task or attempt.
@@ -311,3 +199,112 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
         job_finished=job.state.finished,
     )
     return LogStanding(log, job.task(task_index).node_id if attempt == latest else None, job)
+
+
+# -- log memory --------------------------------------------------------------------------------------------------------
+
+ATTEMPT_BYTES = 240
+"""The memory of an attempt besides its lines: its key, its host, and its share of a dictionary that has room left."""
+JOB_BYTES = 400
+"""The memory of a job besides its attempts."""
+
+_Attempt = tuple[str, int, bytes]
+"""Node id, how many bytes the attempt has printed in all, and the last of these bytes."""
+
+
+@dataclass(slots=True)
+class _JobMemory:
+    """The attempts of one job's tasks by `_key`, ordered by their latest report."""
+
+    attempts: dict[int, _Attempt] = field(default_factory=dict)
+    held_bytes: int = JOB_BYTES
+
+    def put(self, key: int, attempt: _Attempt) -> None:
+        self.forget(key)
+        self.attempts[key] = attempt
+        self.held_bytes += ATTEMPT_BYTES + len(attempt[2])
+
+    def forget(self, key: int) -> None:
+        if (attempt := self.attempts.pop(key, None)) is not None:
+            self.held_bytes -= ATTEMPT_BYTES + len(attempt[2])
+
+    def forget_oldest(self) -> None:
+        """Forget an eighth of the attempts, at least one."""
+        for key in list(islice(self.attempts, len(self.attempts) // 8 + 1)):
+            self.forget(key)
+
+
+class LogMemory:
+    """Remembers each attempt's host and last lines, for when the host is gone.
+
+    If the memory is full, the jobs that take most of it forget their oldest attempts. So a job with very many tasks
+    does not push out all others.
+
+    Args:
+        most_bytes: the limit, including the overhead of Python's objects.
+
+    Attributes:
+        held_bytes: the memory that is in use.
+    """
+
+    def __init__(self, most_bytes: int = 64 << 20) -> None:
+        self._most_bytes = most_bytes
+        self._jobs: dict[str, _JobMemory] = {}
+        self.held_bytes = 0
+
+    def placed(self, key: LogId, node_id: str) -> None:
+        """Note the host of a task's attempt."""
+        known = self._find(key)
+        self._put(key, (sys.intern(node_id), *(known[1:] if known else (0, b""))))
+
+    def remember(self, last: LastLines) -> None:
+        """Take the last lines of an attempt. They replace its earlier ones."""
+        key = last.log_id
+        known = self._find(key)
+        if known is None or known[1] <= last.end:  # else this message was overtaken by a later one
+            self._put(key, (sys.intern(last.node_id), last.end, last.data))
+
+    def node_of(self, key: LogId) -> str | None:
+        """Return the host that an attempt ran on."""
+        found = self._find(key)
+        return found[0] if found else None
+
+    def last_lines(self, key: LogId) -> LastLines | None:
+        """Return the last lines of an attempt, if it has reported any."""
+        found = self._find(key)
+        return LastLines(*key, *found) if found and found[1] else None
+
+    def _find(self, key: LogId) -> _Attempt | None:
+        job = self._jobs.get(key.job_id)
+        return job.attempts.get(_key(key)) if job else None
+
+    def _put(self, key: LogId, attempt: _Attempt) -> None:
+        job = self._jobs.get(key.job_id)
+        if job is None:
+            job = self._jobs[key.job_id] = _JobMemory()
+            self.held_bytes += job.held_bytes
+        self.held_bytes -= job.held_bytes
+        job.put(_key(key), attempt)
+        self.held_bytes += job.held_bytes
+        if self.held_bytes > self._most_bytes:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget the oldest attempts of the largest jobs until an eighth of the memory is free, so this is rare."""
+        largest = [(-job.held_bytes, place, job_id) for place, (job_id, job) in enumerate(self._jobs.items())]
+        heapq.heapify(largest)
+        while self.held_bytes > self._most_bytes // 8 * 7 and largest:
+            before, place, job_id = largest[0]
+            job = self._jobs[job_id]
+            job.forget_oldest()
+            if job.attempts:
+                heapq.heapreplace(largest, (-job.held_bytes, place, job_id))
+                self.held_bytes += before + job.held_bytes
+            else:
+                heapq.heappop(largest)
+                del self._jobs[job_id]
+                self.held_bytes += before
+
+
+def _key(key: LogId) -> int:
+    return key.task_index << 32 | key.attempt

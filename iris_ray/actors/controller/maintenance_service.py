@@ -1,7 +1,7 @@
-"""Whether the announced maintenance of hosts that no pool holds any more is still planned.
+"""Watches whether announced maintenance is called off, on hosts that no pool holds any more.
 
-A TPUHostActor listens to the metadata server of its host, but ends with its slice. Once a gang has moved away, the
-calling off of the maintenance would be missed. So the Controller keeps a small actor of its own on such hosts.
+A TPUHostActor watches the metadata server of its host, but ends with its slice when a gang has moved away. So the
+Controller keeps a small actor of its own on such hosts.
 """
 
 import asyncio
@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Container, Mapping
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import Worker
@@ -20,15 +20,15 @@ from iris_ray.model.workers import Worker
 logger = logging.getLogger(__name__)
 
 AGAIN_S = 10.0
-"""Before a listener that is gone is replaced, if its host is still there."""
+"""The pause before a listener that is gone is replaced, if its host is still there."""
 
 
 class MaintenanceListener:
-    """Listens to the metadata server of the host that it is on."""
+    """Listens to the metadata server of its host."""
 
     async def called_off(self, announced: HostNotice) -> None:
-        """Wait until a maintenance is not planned any more."""
-        from iris_ray.actors.host.metadata import MetadataWatch  # not in the Controller's process: it is slow
+        """Wait until a maintenance is called off."""
+        from iris_ray.actors.host.metadata import MetadataWatch  # a slow import, which the Controller does not need
 
         heard = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:  # an error of the watch ends the waiting
@@ -44,7 +44,7 @@ class MaintenanceService:
     """Keeps a listener on every host that is closed for a maintenance and whose slice no pool holds.
 
     Args:
-        called_off: gets the id of a host whose maintenance is not planned any more.
+        called_off: gets the id of a host whose maintenance is called off.
     """
 
     def __init__(self, called_off: Callable[[str], object]) -> None:
@@ -53,18 +53,18 @@ class MaintenanceService:
         self._listening: dict[str, asyncio.Task[None]] = {}
 
     def look_at(self, workers: Mapping[str, Worker], held: Container[str]) -> None:
-        """Begin to listen where it is needed now, and end it where it is not.
+        """Start listeners where they are needed now, and end the others.
 
         Args:
-            workers: by id.
-            held: names of the slices that pools hold, who listen themselves.
+            workers: by node id.
+            held: names of the slices that pools hold. Their TPUHostActors listen themselves.
         """
         wanted = [
             worker
             for worker in workers.values()
             if worker.notice is not None
             and worker.notice.kind is NoticeKind.MAINTENANCE
-            and worker.final is None  # else it goes anyway, and Ray may start nothing there
+            and worker.final is None  # else the host goes anyway, and Ray may start no actor there
             and worker.slice_name is not None
             and worker.slice_name not in held
         ]
@@ -78,17 +78,11 @@ class MaintenanceService:
                 )
 
     async def _listen(self, worker: Worker) -> None:
-        """Listen until the maintenance is called off."""
         node_id, notice = worker.node_id, worker.notice
         assert notice is not None
         announced = HostNotice(notice.kind, notice.reason, notice.deadline)
         while True:
-            # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
-            actor = _MaintenanceListener.options(
-                num_cpus=0,
-                resources={f"node:{worker.address}": 0.001},
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-            ).remote()
+            actor = _MaintenanceListener.options(**on_host(node_id, worker.address)).remote()
             listener = Actor[MaintenanceListener](actor, f"the listener on {worker.name}")
             try:
                 reply = await listener.ask_within(None, MaintenanceListener.called_off, announced)

@@ -1,7 +1,7 @@
-"""Checks messages to the Controller: each is rebuilt of plain values before anything is done with it, or refused.
+"""Checks messages to the Controller: each argument is rebuilt from plain values before it is used, or refused.
 
-A message is unpickled in the Controller's process, with whatever classes its sender has put into it. What does not have
-the type that the method says is refused, and only its sender gets to know.
+A message is unpickled in the Controller's process, with any class that its sender has put into it. An argument that
+does not fit the method's annotation is refused, and only its sender sees the error.
 """
 
 import functools
@@ -18,7 +18,7 @@ Method = Callable[Concatenate[Owner, Arguments], Coroutine[Any, Any, Answer]]
 
 
 def checked(method: Method[Owner, Arguments, Answer]) -> Method[Owner, Arguments, Answer]:
-    """Return the method with its arguments made plain, as their annotations say; raises what `plain` raises."""
+    """Return the method with its arguments rebuilt by `plain`, as annotated. It raises the errors of `plain`."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""Measures the queue, jobs, hosts and users, and gives the figures to Ray's metrics."""
+"""The Controller's metrics: their definitions, and the measurement of the queue, jobs, hosts and users."""
 
 import math
 from collections import Counter
@@ -20,17 +20,16 @@ from iris_ray.model.workers import Worker
 from iris_ray.state import ControllerState
 from iris_ray.state.job_table import is_measured
 
-# -- metric definitions ------------------------------------------------------------------------------------------------
-# The metrics of the Controller: names, labels and meanings. Ray exports each with ``ray_`` before its name.
+# -- definitions: Ray exports each metric with ``ray_`` before its name ------------------------------------------------
 
 WAIT_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
-"""Limits of the buckets of waits in the queue, in seconds."""
+"""Bucket limits for waits in the queue and for recoveries, in seconds."""
 START_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
-"""The same of launches and recoveries."""
+"""Bucket limits for launches, in seconds."""
 
 
 class Kind(Enum):
-    """What a metric counts: what there is now, what there has been in all, or how long things took."""
+    """A gauge shows a present number, a counter a total, a histogram durations."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -43,10 +42,9 @@ class Metric:
 
     Attributes:
         name: without Ray's prefix.
-        kind: what it counts.
         labels: the names of its labels.
         meaning: in words.
-        buckets: the limits of a histogram's buckets, in seconds.
+        buckets: the bucket limits of a histogram, in seconds.
     """
 
     name: str
@@ -58,29 +56,28 @@ class Metric:
 
 _G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
 
-PENDING_JOBS = Metric("iris_pending_jobs", _G, ("band", "tpu_type"), "jobs that wait, or of which tasks wait")
+PENDING_JOBS = Metric("iris_pending_jobs", _G, ("band", "tpu_type"), "jobs that wait, whole or in part")
 RUNNING_JOBS = Metric("iris_running_jobs", _G, ("band", "tpu_type"), "jobs that have hosts")
 ADMISSION_WAIT = Metric(
-    "iris_admission_wait_seconds",
-    _H,
-    ("band", "tpu_type"),
-    "in the queue, for each attempt",
-    WAIT_S,
+    "iris_admission_wait_seconds", _H, ("band", "tpu_type"), "wait in the queue, for each attempt", WAIT_S
 )
-LAUNCH = Metric("iris_launch_seconds", _H, ("tpu_type",), "from hosts to the first task that runs", START_S)
+LAUNCH = Metric("iris_launch_seconds", _H, ("tpu_type",), "from getting hosts to the first running task", START_S)
 RECOVERY = Metric(
-    "iris_recovery_seconds", _H, ("tpu_type", "cause"), "from an attempt's end to the next one's first task", WAIT_S
+    "iris_recovery_seconds",
+    _H,
+    ("tpu_type", "cause"),
+    "from an attempt's end to the first running task of the next",
+    WAIT_S,
 )
 ATTEMPTS_ENDED = Metric("iris_attempts_ended_total", _C, ("band", "tpu_type", "cause"), "attempts that ended early")
 JOBS_FINISHED = Metric("iris_jobs_finished_total", _C, ("band", "tpu_type", "state"), "jobs that ended, by their state")
 HOSTS = Metric("iris_hosts", _G, ("tpu_type", "condition"), "hosts by condition")
 USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the jobs of a user hold")
-USER_CHIP_SECONDS = Metric("iris_user_chip_seconds_total", _C, ("user",), "the same, added up over time")
+USER_CHIP_SECONDS = Metric(
+    "iris_user_chip_seconds_total", _C, ("user",), "chip-seconds that the jobs of a user have held"
+)
 FINISHED_CHIP_SECONDS = Metric(
-    "iris_finished_chip_seconds_total",
-    _C,
-    ("user", "kind"),
-    "chip-seconds of gangs that have ended, by their use",
+    "iris_finished_chip_seconds_total", _C, ("user", "kind"), "chip-seconds of gangs that have ended, by their use"
 )
 
 METRICS = (
@@ -98,8 +95,7 @@ METRICS = (
 )
 
 
-# -- meter -------------------------------------------------------------------------------------------------------------
-# Where measurements go: Ray's metrics, which Prometheus reads from every node.
+# -- meter: Ray's metrics, which Prometheus reads from every node ------------------------------------------------------
 
 Labels = Mapping[str, str]
 
@@ -108,7 +104,7 @@ class Meter(Protocol):
     """Takes measurements."""
 
     def set(self, metric: Metric, value: float, labels: Labels) -> None:
-        """Say what a gauge is now."""
+        """Set a gauge."""
 
     def add(self, metric: Metric, amount: float, labels: Labels) -> None:
         """Add to a counter."""
@@ -118,7 +114,7 @@ class Meter(Protocol):
 
 
 class RayMeter:
-    """Gives measurements to Ray. The node's agent exports them every ten seconds; without one they are lost."""
+    """Gives measurements to Ray. The node's agent exports them every ten seconds; without an agent they are lost."""
 
     def __init__(self) -> None:
         of = {kind: [metric for metric in METRICS if metric.kind is kind] for kind in Kind}
@@ -141,23 +137,22 @@ class RayMeter:
 
 
 # -- measurements ------------------------------------------------------------------------------------------------------
-# Measures the queue, jobs, hosts and users. It reads what has changed, so that it costs next to nothing.
 
 MOST_VALUES = 100
-"""Of a label whose values users choose. What comes later is called `OTHER`."""
+"""A label whose values users choose has at most so many values. Further ones count as `OTHER`."""
 OTHER, NO_TYPE = "other", "none"
 
 Values = tuple[str, ...]
-"""Of the labels of a metric, in their order."""
+"""The values of a metric's labels, in their order."""
 
 _CAUSES = {TaskState.FAILED: "failure", TaskState.WORKER_FAILED: "preemption", TaskState.KILLED: "eviction"}
 
 
 class Measurements:
-    """What is measured of a state. Call `look` every few seconds.
+    """Measures a state. Call `look` every few seconds; it reads only what has changed, so it costs next to nothing.
 
     Args:
-        state: read only. What its jobs have done before is not measured.
+        state: read only. What its jobs did before is not measured.
         unusable: node ids of the live hosts that no job gets; read only.
         meter: takes the measurements.
         now: seconds on the events' clock.
@@ -168,27 +163,27 @@ class Measurements:
         self._unusable = unusable
         self._meter = meter
         self._names: dict[str, dict[str, None]] = {"tpu_type": {}, "user": {}}
-        self._shown: dict[Metric, set[Values]] = {}  # for which values of its labels each gauge has been set
+        self._shown: dict[Metric, set[Values]] = {}  # the label values for which each gauge has been set
         self._jobs_read = state.job_changes.version
         self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
         self._starting: dict[str, dict[tuple[int, int], float]] = {}  # job id → gang, attempt → when it got hosts
         self._hosts_read = -1
         self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
         self._looked_at = now
-        for job in state.jobs.values():  # what they did before is not measured again
+        for job in state.jobs.values():  # their earlier ends are not measured again
             self._ends[job.spec.job_id] = _ends_of(job)
 
     def placed(self, job: Job, gang: Gang, now: float) -> None:
-        """Measure how long a gang has waited that is given hosts now."""
+        """Measure the wait of a gang that gets hosts now."""
         if job.spec.spare_for is None:
             labels = self._of_job(job.spec, "band", "tpu_type")
             self._meter.observe(ADMISSION_WAIT, max(0.0, now - gang.waiting_since), labels)
             self._starting.setdefault(job.spec.job_id, {})[gang.position, gang.attempt] = now
 
     def look(self, now: float) -> None:
-        """Measure what has changed since the last look, and what there is now."""
+        """Measure changes since the last look, and set the gauges."""
         changed = self._state.job_changes.since(self._jobs_read)
-        known = self._state.jobs, self._ends, self._starting  # some of these may be forgotten by now
+        known = self._state.jobs, self._ends, self._starting  # the state may have forgotten some of these jobs
         for job_id in dict.fromkeys(chain(*known) if changed is None else changed):
             self._look_at_job(job_id)
         self._jobs_read = self._state.job_changes.version
@@ -237,7 +232,7 @@ class Measurements:
                 self._meter.add(ATTEMPTS_ENDED, count, {**labels, "cause": cause})
 
     def _measure_goodput(self, job: Job) -> None:
-        """Measure what the chips of a job went into that has just ended."""
+        """Measure the chip-seconds of a job that has just ended, by their use."""
         if not is_measured(job):
             return
         user = self._named("user", job.spec.user)
@@ -298,7 +293,7 @@ class Measurements:
     # -- labels ----------------------------------------------------------------------------------------------------
 
     def _set(self, metric: Metric, amounts: Mapping[Values, float]) -> None:
-        """Set a gauge for all values of its labels; to 0 where there was something and is nothing now."""
+        """Set a gauge for all values of its labels. Set earlier values that have no amount now to 0."""
         known = self._shown.setdefault(metric, set())
         known.update(amounts)
         for values in known:
@@ -318,14 +313,14 @@ class Measurements:
 
 
 def _start_of(gang: Gang, attempt: int) -> float | None:
-    """Return when the first task of an attempt ran; None if none has, or it is not known any more."""
+    """Return when the first task of an attempt ran; None if none has, or the gang's record has dropped the attempt."""
     if gang.attempt == attempt:
         return gang.running_since if gang.running_since < math.inf else None
     return next((past.started_at for past in gang.past if past.number == attempt), None)
 
 
 def _ends_of(job: Job) -> Counter[str]:
-    """Return how many of a job's attempts have ended early, by cause, and the state in which it has ended, as 1."""
+    """Return how many of a job's attempts have ended early, by cause, and 1 for the state in which the job ended."""
     ends = Counter(failure=job.failures, preemption=job.preemptions, eviction=job.evictions)
     if job.over is not None:
         ends[job.over.value] = 1
@@ -333,5 +328,5 @@ def _ends_of(job: Job) -> Counter[str]:
 
 
 def _counts(job: Job) -> bool:
-    """Return whether it is a job to people, and no spare."""
+    """Return whether people see it as a job. A spare is none."""
     return job.spec.spare_for is None

@@ -1,4 +1,4 @@
-"""From Ray's node table to events for the controller's state, and what other work uses of the hosts."""
+"""Turns readings of Ray's node table into events: hosts that come, change and go, and their use outside iris_ray."""
 
 import logging
 from collections.abc import Iterable, Mapping, Set
@@ -25,12 +25,12 @@ POD_TYPE_LABEL = "ray.io/tpu-pod-type"
 OPERATOR_PREFIX = "iris/"
 TAINT_LABEL = "taint."
 NODE_POLL_S = 0.5
-"""How often the table is read."""
+"""The interval between two readings of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeTable:
-    """One reading of Ray's tables."""
+    """One reading of Ray's tables: nodes, the deadlines of draining nodes, and the unclaimed resources of each node."""
 
     nodes: tuple[Mapping[str, Any], ...]
     draining: Mapping[str, int]
@@ -43,12 +43,12 @@ class NodeTable:
 
 
 def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> WorkerRegisteredEvent | str:
-    """Return what one live node is to the scheduler: a worker, or of no use, and why.
+    """Return the event that registers a live node as a worker, or why no job can use the node.
 
     Args:
         node: an entry of ``ray.nodes()``.
-        table: the reading that it comes from.
-        ours: how many of its chips are reserved by iris_ray.
+        table: the reading of the entry.
+        ours: how many of its chips iris_ray has reserved.
     """
     try:
         attributes = attributes_of(node)
@@ -59,7 +59,7 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
     if node_id in table.draining:
         draining = "Ray is draining it"
         deadline = table.draining[node_id] / 1000 or None  # 0: none
-    unclaimed = table.available.get(node_id)  # Ray leaves a resource out of which nothing is left
+    unclaimed = table.available.get(node_id)  # Ray leaves out a resource that is fully claimed
     taken = 0.0 if unclaimed is None else resources.get(TPU, 0.0) - unclaimed.get(TPU, 0.0) - ours
     foreign = None
     if taken > 0:
@@ -70,10 +70,12 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
 
 
 def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
-    """Return what constraints of jobs and models see of a live node: its labels, and the place of a TPU host.
+    """Return the attributes of a live node, for constraints: its labels, and a TPU host's slice, number and type.
+
+    A label can't override the slice, number and type.
 
     Raises:
-        InvalidRequestError: it has chips or labels of a TPU host, and not all that it needs. The message says what.
+        InvalidRequestError: it has chips or labels of a TPU host, but lacks some. The message says which.
     """
     labels, chips = node.get("Labels", {}), node.get("Resources", {}).get(TPU, 0.0)
     attributes = operator_attributes(labels)
@@ -103,15 +105,15 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
 
 @cache
 def live_config(pod_type: str, chips: float) -> TPUConfig:
-    """Return what a TPU type is like if its hosts have so many chips: the same for thousands of hosts."""
+    """Return the config of a TPU type whose hosts have so many chips. Cached: it is the same for thousands of hosts."""
     return get_tpu_config(pod_type).with_live_hosts(chips)
 
 
 def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:
-    """Return a node's labels as attributes: by their own names as strings, the operator's by their short names.
+    """Return a node's labels as attributes: each as a string, and the operator's also under their short names.
 
-    An operator sets ``iris/<key>``, which is typed: ``iris/tpu-pool=large-jobs``, ``iris/disk-gb=500``. A label can't
-    hold a colon, so ``iris/taint.<name>`` is the taint ``<name>``. No label overrides what iris_ray reports itself.
+    An operator sets ``iris/<key>``, whose value is typed: ``iris/tpu-pool=large-jobs``, ``iris/disk-gb=500``. A label
+    can't hold a colon, so ``iris/taint.<name>`` is the taint ``<name>``.
     """
     attributes = {name: _text(value) for name, value in labels.items()}
     for name, value in labels.items():
@@ -125,7 +127,7 @@ def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:
 
 @lru_cache(maxsize=100_000)
 def _text(value: str) -> AttributeValue:
-    """Return a label's value: the same for thousands of hosts."""
+    """Return a label's value. Cached: it is the same for thousands of hosts."""
     return AttributeValue(value)
 
 
@@ -135,40 +137,39 @@ def failure(node: Mapping[str, Any]) -> WorkerFailedEvent:
     return WorkerFailedEvent(node["NodeID"], f"the host died: {str(reason).strip()[:200]}")
 
 
-# -- use elsewhere -----------------------------------------------------------------------------------------------------
-# What work outside iris_ray uses of the hosts: CPUs, memory and other resources. Chips are `node_table`'s.
+# -- use outside iris_ray ----------------------------------------------------------------------------------------------
 
 READINGS = 6
-"""So many readings of Ray's tables decide."""
+"""The use of a host is the least of so many readings."""
 
 
 class UseElsewhere:
-    """Works out what is used of each host, but not by iris_ray.
+    """Works out how much of each host's resources other work than iris_ray's uses. For chips see `registration`.
 
-    Ray's tables and the state are never of the same moment: a reservation is there some time after the gang has been
-    assigned, and gone some time after its end. So hosts on which a gang is just starting or ending are not judged, and
-    of the others the least of `READINGS` readings counts. Of a host that is seen for the first time the first one
-    counts until the next. Work that comes and goes within seconds counts as little as it may.
+    Ray's tables and the state are never of the same moment: a reservation appears some time after the gang was
+    assigned, and goes some time after its end. So a host on which a gang is just starting or ending is not judged. Of
+    other hosts the least of `READINGS` readings counts, so that work of some seconds counts for little. The first
+    reading of a new host counts until the next one.
 
     Args:
-        state: read only; it knows what iris_ray itself holds.
+        state: read only; it knows which resources iris_ray itself holds.
     """
 
     def __init__(self, state: ControllerState) -> None:
         self._state = state
-        self._readings: dict[str, tuple[int, Resources | None]] = {}  # node id → how many, and the least of them
+        self._readings: dict[str, tuple[int, Resources | None]] = {}  # node id → number of readings, and the least
 
     def is_judged(self, node_id: str) -> bool:
-        """Return whether no further readings of a host are needed as long as they are the same."""
+        """Return whether a host needs no further readings as long as they stay the same."""
         return node_id not in self._readings
 
     def of(self, node: Mapping[str, Any], table: NodeTable, is_held: bool) -> dict[str, float]:
-        """Take a reading. Return what counts from now on.
+        """Take a reading. Return the use that counts from now on.
 
         Args:
             node: an entry of ``ray.nodes()``.
-            table: the reading that it comes from.
-            is_held: whether a pool holds the host's slice. While that is warm, the state does not know with how much.
+            table: the reading of the entry.
+            is_held: whether a pool holds the host's slice. The state does not know how much a warm slice reserves.
         """
         node_id = node["NodeID"]
         worker, unclaimed = self._state.workers.get(node_id), table.available.get(node_id)
@@ -187,7 +188,6 @@ class UseElsewhere:
         return self._counted(node_id, known, _used(node["Resources"], unclaimed, worker.held))
 
     def forget(self, node_id: str) -> None:
-        """Forget a host."""
         self._readings.pop(node_id, None)
 
     def _counted(self, node_id: str, known: dict[str, float], now: dict[str, float]) -> dict[str, float]:
@@ -209,7 +209,7 @@ class UseElsewhere:
 
 
 def _used(resources: Resources, unclaimed: Resources, ours: Resources) -> dict[str, float]:
-    """Return what is claimed of a host and not ours. Ray leaves a resource out of which nothing is left."""
+    """Return the claimed resources of a host that are not ours. Ray leaves out a resource that is fully claimed."""
     amounts = {
         name: rounded(has - unclaimed.get(name, 0.0) - ours.get(name, 0.0))
         for name, has in resources.items()
@@ -219,7 +219,6 @@ def _used(resources: Resources, unclaimed: Resources, ours: Resources) -> dict[s
 
 
 # -- node diff ---------------------------------------------------------------------------------------------------------
-# What has changed in Ray's node table since the last reading, and what became of the hosts that are gone.
 
 logger = logging.getLogger(__name__)
 
@@ -232,8 +231,7 @@ class UnusableHost:
     """A live host that no job gets, because of its labels or its chips.
 
     Attributes:
-        node_id, address: Ray's node id and the IP address.
-        slice_name: the slice that it says it is of, or None.
+        slice_name: the slice that its label names, or None.
         resources: by Ray's resource names.
         why: what is wrong with it, in words.
     """
@@ -267,18 +265,18 @@ class NodeDiff:
         self.unusable: dict[str, UnusableHost] = {}
         self._state = state
         self._clock = clock
-        self._readings: dict[str, object] = {}  # node id → what was last read of it
+        self._readings: dict[str, object] = {}  # node id → its last reading
         self._elsewhere = UseElsewhere(state)
-        self._missing: set[str] = set()  # live hosts that the last reading did not have
+        self._missing: set[str] = set()  # live hosts that were not in the last reading
         self._gone: dict[str, str] = {}  # node id → how it was lost
         self._notices: dict[str, str] = {}  # node id → the notice that it had when it was lost
-        self._slices: dict[str, str] = {}  # node id → the slice that it is, or was, of
+        self._slices: dict[str, str] = {}  # node id → its present or last slice
 
     def events_of(self, table: NodeTable) -> list[Event]:
-        """Return what has changed since the last reading.
+        """Return the changes since the last reading.
 
-        A host is lost if Ray says so, or if two readings in a row don't have it. A reading without any live node says
-        nothing of hosts that it does not have.
+        A host is lost if Ray says so, or if it is missing in two readings in a row. A reading without any live node
+        does not count as one in which hosts are missing.
         """
         events: list[Event] = []
         for node in table.nodes:
@@ -291,7 +289,7 @@ class NodeDiff:
         return events
 
     def note_drains(self, events: Iterable[Event]) -> None:
-        """Remember the notices of hosts that are gone already: they make a loss a preemption."""
+        """Remember the notices of hosts that are gone already: a loss with a notice is a preemption."""
         for event in events:
             if isinstance(event, WorkerDrainedEvent) and event.node_id not in self._state.workers:
                 self._notices[event.node_id] = event.reason
@@ -299,11 +297,11 @@ class NodeDiff:
             del self._notices[next(iter(self._notices))]
 
     def evidence(self, node_ids: Iterable[str]) -> dict[str, HostEvidence]:
-        """Return what is known about these hosts."""
+        """Return how these hosts were lost, and their notices."""
         return {node_id: self._evidence(node_id) for node_id in node_ids}
 
     def slices_of(self, node_ids: Iterable[str]) -> dict[str, str]:
-        """Return the names of the slices that these hosts are, or were, of."""
+        """Return the names of the present or last slices of these hosts."""
         return {node_id: self._slices[node_id] for node_id in node_ids if node_id in self._slices}
 
     def _evidence(self, node_id: str) -> HostEvidence:
@@ -312,7 +310,7 @@ class NodeDiff:
         return HostEvidence(self._gone.get(node_id), draining)
 
     def _vanished(self, listed: Set[str]) -> list[Event]:
-        """Return the loss of the hosts that are neither in this reading nor were in the one before."""
+        """Return the losses of hosts that are missing in this reading and in the one before."""
         for node_id in self.unusable.keys() - listed:
             del self.unusable[node_id]
         before, self._missing = self._missing, self._state.workers.keys() - listed

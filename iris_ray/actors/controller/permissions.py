@@ -1,7 +1,6 @@
-"""Who may do what. Users end their own jobs, operators do what concerns others, pools report about what is theirs.
+"""Permissions: users may end their own jobs, operators also other users' jobs, and pools report about their own jobs.
 
-It keeps people from each other's jobs by mistake. It is no protection from malice: a user's name is what its process
-says, see SECURITY.md.
+They protect from mistakes, not from malice: a process names its user itself, see SECURITY.md.
 """
 
 import logging
@@ -23,11 +22,11 @@ E = TypeVar("E", bound=ReportedEvent)
 
 
 class Permissions:
-    """Refuses what somebody may not do.
+    """Refuses calls that a user or a pool may not make.
 
     Args:
-        state: read only; knows who is an operator, and whose the jobs and slices are.
-        nodes: read only; knows which slices hosts are of that are gone.
+        state: read only; knows the operators, and the owners of jobs and slices.
+        nodes: read only; knows the slices of hosts that are gone.
     """
 
     def __init__(self, state: ControllerState, nodes: NodeDiff) -> None:
@@ -37,11 +36,7 @@ class Permissions:
     # -- people ----------------------------------------------------------------------------------------------------
 
     def require_operator(self, user: str, what: str) -> None:
-        """Refuse what only operators may do.
-
-        Args:
-            user: who asks for it.
-            what: what it is, such as "set limits".
+        """Refuse a user who is no operator; ``what`` names the action, such as "set limits".
 
         Raises:
             NotPermittedError: the user is no operator.
@@ -50,12 +45,7 @@ class Permissions:
             raise NotPermittedError(f"only operators may {what}, and {user} is none; {self._operators_are}")
 
     def require_own(self, user: str, job: Job, what: str = "cancel it") -> None:
-        """Refuse what only a job's user and operators may do.
-
-        Args:
-            user: who asks for it.
-            job: which job it is about.
-            what: what it is.
+        """Refuse a user who is neither the job's user nor an operator; ``what`` names the action.
 
         Raises:
             NotPermittedError: the user is neither.
@@ -80,7 +70,7 @@ class Permissions:
     # -- pools -----------------------------------------------------------------------------------------------------
 
     def require_pools_own(self, owner: str, job_id: str) -> None:
-        """Refuse what a pool says or asks about the job of another pool. Jobs that are not known are nobody's.
+        """Refuse a pool's message about the job of another pool. A job that is not known has no owner.
 
         Raises:
             NotPermittedError: the job is another pool's.
@@ -90,12 +80,12 @@ class Permissions:
             raise NotPermittedError(f"{job_id} is not a job of pool {owner}, which has sent a message about it")
 
     def of_pools_own(self, owner: str, events: Iterable[E]) -> list[E]:
-        """Return what a pool reports, without what is about hosts that others use.
+        """Return a pool's events without those about hosts that only other pools use.
 
-        A pool may have lost such a host a moment ago, so its report is no reason to end its jobs.
+        Such an event is dropped and not refused: the pool may have lost the host a moment ago.
 
         Raises:
-            NotPermittedError: it is about the job or the slices of another pool.
+            NotPermittedError: an event is about the job or the slices of another pool.
         """
         events = list(events)
         for job_id in {job_of(event) for event in events}:

@@ -1,4 +1,4 @@
-"""What pools ask of the Controller and tell it: jobs, reports, and what becomes of their hosts."""
+"""The Controller's answers to pools: jobs, reports, and evidence about their hosts."""
 
 from dataclasses import replace
 
@@ -26,11 +26,11 @@ from iris_ray.state.events import (
 )
 
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
-"""Reports whose time is the Controller's: clocks of other hosts mean nothing here."""
+"""Reports that get the Controller's time, since the clocks of other hosts mean nothing here."""
 
 
 class PoolCalls(ControllerProcess):
-    """The actor's methods for pools; `ForPools` says what each means."""
+    """The actor's methods for pools. See `ForPools`."""
 
     @checked
     async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
@@ -121,7 +121,7 @@ class PoolCalls(ControllerProcess):
             self._state.show_anew(job_id)
 
     def _by_our_clock(self, event: ReportedEvent) -> Event:
-        """Return a pool's event with our time."""
+        """Return a pool's event with times by the Controller's clock."""
         if isinstance(event, TIMED):
             return replace(event, now=self._clock.now())
         return self._clock.heard(event) if isinstance(event, WorkerDrainedEvent) else event

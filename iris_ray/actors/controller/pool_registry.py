@@ -1,4 +1,4 @@
-"""The pools that the Controller knows: one for each calling process, an actor whose process may die and start anew."""
+"""The pools that the Controller knows: one actor for each calling process. Ray restarts a pool whose process dies."""
 
 import asyncio
 import inspect
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 LOOK_AGAIN_S = 0.5
 REMOVE_AGAIN_S, REMOVAL_TRIES = 1.0, 30
-"""If Ray can't remove what pools have left; a GCS that starts anew takes some seconds."""
+"""The pause and the number of tries to remove the reservations of pools. A GCS that restarts takes some seconds."""
 POOL_GONE = "the process that called run_on_pod is gone"
 
 
@@ -47,7 +47,7 @@ _ASKED = tuple(name for name, what in vars(ForTheController).items() if inspect.
 
 
 class Pool(Actor[PoolInterface]):
-    """A job's pool. One that fails answers `Unreachable`, too."""
+    """A job's pool. If it raises an unexpected error, the answer is `Unreachable`."""
 
     def __init__(self, handle: ActorHandle, name: str = "the job's pool") -> None:
         super().__init__(handle, name)
@@ -65,7 +65,7 @@ class Pool(Actor[PoolInterface]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | Unreachable:
-        """Return what the pool answers; an error of its own is no answer."""
+        """Return the pool's answer; `Unreachable` if the pool raises an unexpected error."""
         try:
             return await super().ask_within(deadline_s, method, *args, **kwargs)
         except (DeposedError, NotYetError, RayError):
@@ -75,11 +75,11 @@ class Pool(Actor[PoolInterface]):
 
 
 class PoolRegistry(Mapping[str, Pool]):
-    """Handles by owner, and which process each of them is.
+    """The pools by owner, with the number of each pool's process.
 
     Args:
-        journal: records them.
-        state: read only; what the pools have comes to it as events.
+        journal: records the pools.
+        state: read only. Changes reach it as events.
         apply: takes these events.
         background: runs the watching.
     """
@@ -96,7 +96,7 @@ class PoolRegistry(Mapping[str, Pool]):
         self._apply = apply
         self._background = background
         self._by_owner: dict[str, Pool] = {}
-        self._incarnations: dict[str, int] = {}  # numbers of their processes
+        self._incarnations: dict[str, int] = {}  # the number of each pool's process
         self._restarting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left_by: set[str] = set()  # owners whose reservations are to be removed
         self._removing = asyncio.Lock()
@@ -111,46 +111,47 @@ class PoolRegistry(Mapping[str, Pool]):
         return len(self._by_owner)
 
     def incarnation(self, owner: str) -> int:
-        """Return which process of the pool is obeyed; 0 if the pool is not known."""
+        """Return the number of the pool's latest process; 0 if the pool is not known."""
         return self._incarnations.get(owner, 0)
 
     def require_latest(self, process: PoolProcess) -> None:
-        """Refuse what a process says of which it is known that a newer one has taken its place.
+        """Refuse a message from a process that a newer one has replaced.
 
         Raises:
-            SupersededError: it is such a process.
+            SupersededError: a newer process has replaced it.
         """
         latest = self.incarnation(process.owner)
         if process.incarnation < latest:
             raise SupersededError(
-                f"process {process.incarnation} of pool {process.owner} was replaced by process {latest}: nothing is"
-                " taken of it any more"
+                f"process {process.incarnation} of pool {process.owner} was replaced by process {latest}: its messages"
+                " are refused"
             )
 
     def meet(self, owner: str, pool: Pool, incarnation: int) -> None:
-        """Take in a pool that was not known. From now on its end is noticed."""
+        """Add a new pool, and watch for its end."""
         self._note(owner, pool, incarnation)
         self._background.start(self._watch(owner, pool, seen=True), f"watching pool {owner}")
 
     async def come_back(self) -> dict[str, PoolView]:
-        """Take up the pools that an earlier Controller knew. Return what those have that answer."""
+        """Take over the pools of an earlier Controller. Return the views of those that answer."""
         for owner, (handle, incarnation) in self._journal.pools().items():
             if not Pool.is_one(handle):
-                logger.error("what is recorded as pool %s is none; its jobs are ended", owner)
+                logger.error("the record of pool %s has no pool's handle; its jobs are ended", owner)
                 continue
             self._note(owner, Pool(handle), incarnation)
         views = await asyncio.gather(*(self._view_of(owner, pool) for owner, pool in self.items()))
         return {owner: view for owner, view in zip(self, views, strict=True) if view is not None}
 
     def watch(self, seen: Iterable[str]) -> None:
-        """Notice the end of those that came back, and ask those again that have not answered."""
+        """Watch for the end of the pools that `come_back` has taken over. Ask those again that are not in ``seen``."""
         for owner, pool in self.items():
             self._background.start(self._watch(owner, pool, owner in seen), f"watching pool {owner}")
 
     async def end_unknown(self) -> None:
-        """End the jobs of pools that are gone, and free what is left of them.
+        """End the jobs of pools that are not in the registry, and remove their reservations.
 
-        Their records say so if the Controller before died in between, or if the handle of a pool can't be read.
+        A job has no pool if the Controller before died while it cleared up after the pool, or if the pool's handle
+        can't be read.
         """
         unknown = {owner for owner in self._state.owners() if owner not in self}
         events = [event for owner in unknown for event in ends_with_pool(self._state, owner)]
@@ -159,19 +160,19 @@ class PoolRegistry(Mapping[str, Pool]):
             self._apply(events)
 
     async def process_is(self, owner: str, incarnation: int) -> None:
-        """Note which process the pool is. If it is newer than before, all that ran in the old one is over.
+        """Note the number of the pool's process. If it is newer, all attempts of the old process are over.
 
         Raises:
-            SupersededError: it is an older one, which is dead by now.
+            SupersededError: a newer process has replaced it.
         """
         async with self._restarting[owner]:
             self.require_latest(PoolProcess(owner, incarnation))
             if self._incarnations.get(owner, incarnation) == incarnation:
                 return
             logger.warning("the process of pool %s died and was started anew", owner)
-            await self._remove_reservations({owner})  # before anything new is reserved
+            await self._remove_reservations({owner})  # before the new process reserves anything
             if owner not in self:
-                return  # gone for good meanwhile
+                return  # the pool has ended meanwhile
             self._note(owner, self[owner], incarnation)
             self._apply([PoolRestartedEvent(owner)])
 
@@ -180,7 +181,7 @@ class PoolRegistry(Mapping[str, Pool]):
         self._journal.note_pool(owner, (pool.handle, incarnation))
 
     async def _watch(self, owner: str, pool: Pool, seen: bool) -> None:
-        """Wait for the end of a pool, that is of its calling process, and clear up after it."""
+        """Wait until a pool ends with its calling process, and clear up after it."""
         while True:
             end = asyncio.ensure_future(pool.call(PoolInterface.watched))
             try:
@@ -200,9 +201,9 @@ class PoolRegistry(Mapping[str, Pool]):
         self._journal.note_pool(owner, None)
 
     async def _remove_reservations(self, owners: Collection[str]) -> None:
-        """Remove what pools have left. Ray's table has all groups there ever were: all who wait share one look.
+        """Remove the reservations that pools have left. Waiting calls share one look at Ray's table, which is long.
 
-        A pool that goes on must not reserve anything before, so this is not done later.
+        Callers wait for this, because a restarted pool must not reserve anything before.
         """
         self._left_by |= set(owners)
         async with self._removing:
@@ -211,7 +212,7 @@ class PoolRegistry(Mapping[str, Pool]):
                     await asyncio.sleep(REMOVE_AGAIN_S)
                 left_by, self._left_by = self._left_by, set()
                 if not left_by:
-                    return  # those before have removed it
+                    return  # an earlier call has removed them
                 try:
                     await asyncio.to_thread(remove_reservations, left_by)
                     return
@@ -222,13 +223,13 @@ class PoolRegistry(Mapping[str, Pool]):
             self._left_by.clear()
 
     async def _look_at(self, owner: str, pool: Pool) -> bool:
-        """Learn what a pool has that has not answered for a while. Return whether it answers now."""
+        """Ask a pool that has not answered for a while for its slices. Return whether it answers now."""
         view = await self._view_of(owner, pool)
         if view is None:
             return False
         try:
             await self.process_is(owner, view.incarnation)
-        except SupersededError:  # by one that has called meanwhile
+        except SupersededError:  # a newer process has called meanwhile
             return False
         self._apply([SliceHeldEvent(name, owner) for name in view.slices])
         return True
@@ -255,7 +256,7 @@ async def _forget_incarnations(owner: str) -> None:
 
 
 def remove_reservations(owners: Iterable[str]) -> None:
-    """Remove the placement groups that vanished pools left behind. Their names say whose they are."""
+    """Remove the placement groups that vanished pools left behind. Their names begin with the owner."""
     prefixes = tuple(map(reservations_of, owners))
     for group_id, group in placement_group_table().items():
         if group["name"].startswith(prefixes) and group["state"] != "REMOVED":
@@ -263,12 +264,12 @@ def remove_reservations(owners: Iterable[str]) -> None:
 
 
 def ends_with_pool(state: ControllerState, owner: str) -> list[Event]:
-    """Return what the end of a pool means: its jobs are over, and nothing is left of their attempts and its slices."""
+    """Return the events that follow from the end of a pool: its jobs, their attempts and its slices are over."""
     attempts: defaultdict[str, list[AttemptId]] = defaultdict(list)
     for attempt in state.attempts_of(owner):
         attempts[attempt.job_id].append(attempt)
     events: list[Event] = []
-    for job in state.jobs_of(owner):  # one after the other: the state soon forgets jobs of which nothing is left
+    for job in state.jobs_of(owner):  # job by job, because the state soon forgets ended jobs without attempts
         job_id = job.spec.job_id
         events += [JobCancelledEvent(job_id, POOL_GONE), *map(AttemptEndConfirmedEvent, attempts.pop(job_id, ()))]
     events += [AttemptEndConfirmedEvent(attempt) for of_job in attempts.values() for attempt in of_job]

@@ -1,4 +1,4 @@
-"""What running jobs have last said about themselves. It is in memory only: pools say it again every half minute."""
+"""The latest progress of running jobs. It is in memory only: pools report it again every half minute."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -8,19 +8,18 @@ from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS
 from iris_ray.model.goodput import Marks
 
 STALE_S = 120.0
-"""After so long the words of another gang of the same job are shown."""
+"""If a gang has not reported for so long, another gang of the same job may take its place."""
 MOST_STRAGGLERS = 5
 JOBS_BEFORE_SWEEP = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the tasks of an attempt have said, and when.
+    """The latest progress of an attempt.
 
     Attributes:
-        gang, attempt: of which attempt of which gang.
-        at: when this was heard, on the Controller's clock.
-        beat_at: when a task last made progress, on the same clock; None if none ever said so.
+        at: when it was reported, on the Controller's clock.
+        beat_at: when a task last called ``heartbeat``, on the same clock; None if none has.
         step, status, marks, stragglers: see `GangProgress`.
     """
 
@@ -35,23 +34,22 @@ class Heard:
 
 
 class ProgressBoard:
-    """The latest of each job: what its first gang that runs has said."""
+    """The latest progress of each job: that of its first gang that runs."""
 
     def __init__(self) -> None:
         self._of: dict[str, Heard] = {}
         self._most = JOBS_BEFORE_SWEEP
 
     def of(self, job_id: str) -> Heard | None:
-        """Return what a job has last said, if it has said anything."""
         return self._of.get(job_id)
 
     def note(self, progress: GangProgress, now: float, jobs: Container[str]) -> None:
-        """Remember what a gang of a job says now.
+        """Remember the progress of a gang.
 
         Args:
-            progress: what it says.
+            progress: the gang's.
             now: on the Controller's clock.
-            jobs: ids of all jobs that are known; others are forgotten now and then.
+            jobs: ids of all known jobs; the others are forgotten now and then.
         """
         job_id, attempt, gang = progress.attempt
         known = self._of.get(job_id)

@@ -1,4 +1,4 @@
-"""How a Controller comes back: it takes up the records of the one before, and asks the pools what they hold."""
+"""The start of a Controller: it restores the jobs from the records of the one before, and asks the pools for slices."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ async def come_back(
     dispatcher: Dispatcher,
     read_nodes: Callable[[], NodeTable],
 ) -> None:
-    """Learn what hosts there are, and take up what an earlier Controller has left.
+    """Read the hosts, and take over from an earlier Controller, if there was one.
 
     Raises:
-        UnknownRecordError: another version of iris_ray has left it.
+        UnknownRecordError: another version of iris_ray wrote its records.
         DeposedError: another Controller has begun.
     """
     records, settings = journal.begin()
@@ -47,7 +47,7 @@ async def come_back(
     await pools.end_unknown()
     journal.contained.end_noted(state, instructions)
     dispatcher.carry_out(instructions)
-    apply_all(state, nodes.events_of(table))  # by now it is known which chips are reserved by ourselves
+    apply_all(state, nodes.events_of(table))  # by now the state knows which chips iris_ray has reserved
     await journal.take_over(state)
     journal.contained.forget_notes()
     await repeat_orders(records, state, pools, dispatcher, instructions.reclaim)
@@ -56,7 +56,7 @@ async def come_back(
 
 
 def _restore(record: JobRecord, state: ControllerState, journal: Journal, instructions: Instructions) -> None:
-    """Take up a job. If that fails, the state may be damaged: the next Controller is to do without this record."""
+    """Restore a job. If that fails, the state may be damaged, so have the next Controller leave this record out."""
     try:
         instructions.add(state.handle_event(JobRestoredEvent(record)))
     except Exception as error:
@@ -71,17 +71,17 @@ async def repeat_orders(
     dispatcher: Dispatcher,
     reclaim: list[ReclaimSlice],
 ) -> None:
-    """Give the pools of all jobs their orders again, some at a time; they ignore those that they have already."""
+    """Give the pools of all jobs their orders again, some at a time. Pools ignore orders that they have already."""
     job_ids = [record.job.spec.job_id for record in records]
     for number, (job, gang) in enumerate(_placed(job_ids, state, pools), 1):
         wanted = [one for one in reclaim if one.slice_name in gang.groups]
         dispatcher.dispatch(dispatcher.order(job, gang), PlacedGang(job, gang, wanted))
         if number % CALLS_IN_A_TURN == 0:
-            await asyncio.sleep(0)  # else no answer is read before all are late
+            await asyncio.sleep(0)  # else all answers would be read late
 
 
 def _placed(job_ids: Iterable[str], state: ControllerState, pools: Container[str]) -> Iterator[tuple[Job, Gang]]:
-    """Yield the gangs of these jobs that have hosts when it is their turn. A pool that has just gone ends its jobs."""
+    """Yield the gangs of these jobs that have hosts at their turn: a pool that has just ended has ended its jobs."""
     for job in filter(None, map(state.jobs.get, job_ids)):
         for gang in job.gangs:
             if gang.placed and job.spec.owner in pools and not job.state.finished:

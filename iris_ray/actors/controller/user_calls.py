@@ -1,4 +1,4 @@
-"""What people ask of the Controller, through the command line, `IrisClient` and the dashboard."""
+"""The Controller's answers to people, who ask through the command line, `IrisClient` and the dashboard."""
 
 import asyncio
 import heapq
@@ -58,7 +58,7 @@ from iris_ray.state.job_table import is_measured
 
 
 class UserCalls(ControllerProcess):
-    """The actor's methods for people; `ForPeople` says what each means."""
+    """The actor's methods for people. See `ForPeople`."""
 
     @checked
     async def list_jobs(self, after: int = 0) -> list[JobStatus]:

@@ -1,4 +1,4 @@
-"""How the Controller describes its jobs, tasks and hosts to people: status, events, goodput, changes."""
+"""The Controller's descriptions of jobs, tasks and hosts for people: status, events, goodput, changes."""
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +73,7 @@ def job_status(
 
 
 def _gives_way(job: Job, state: ControllerState, clock: Clock) -> tuple[str, float] | None:
-    """Return to whom the first gang that is evicted gives its hosts, and until when."""
+    """Return why the first gang with an eviction gives way, and the deadline."""
     evictions = (gang.eviction for gang in state.placed_gangs(job))
     return next(((one.reason, clock.wall(one.deadline)) for one in evictions if one is not None), None)
 
@@ -108,7 +108,7 @@ def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> T
 
 
 def _past(past: PastAttempt, job: Job, index: int, clock: Clock) -> TaskAttempt:
-    """Return an earlier attempt of a gang, as it was for one of its tasks."""
+    """Return an earlier attempt of a gang, from the view of one of its tasks."""
     was_cause = past.cause == index
     together = past.state if was_cause or past.state is TaskState.KILLED else TaskState.COSCHED_FAILED
     number, size = (index, job.spec.replicas * len(past.groups)) if job.spec.coscheduling else (0, 1)
@@ -124,7 +124,7 @@ def _past(past: PastAttempt, job: Job, index: int, clock: Clock) -> TaskAttempt:
 
 
 def _group(groups: tuple[str, ...], number: int, tasks: int) -> str | None:
-    """Return the group that a task of a gang is on, by its number among so many tasks."""
+    """Return the group of the task with this number, of so many tasks."""
     return groups[number * len(groups) // tasks] if number < tasks and groups else None
 
 
@@ -166,7 +166,7 @@ def unusable_status(host: UnusableHost) -> WorkerStatus:
 
 
 def limit_statuses(state: ControllerState) -> list[LimitStatus]:
-    """Return the limits of everybody in each band, then those of each user who has limits or jobs."""
+    """Return the limits of `EVERYBODY` in each band, then those of each user who has limits or jobs."""
     everybody = [(EVERYBODY, band) for band in PriorityBand]
     users = sorted(account for account in state.limits.accounts if account[0] != EVERYBODY)
     return [_limit_status(user, band, state) for user, band in (*everybody, *users)]
@@ -186,18 +186,11 @@ def _limit_status(user: str, band: PriorityBand, state: ControllerState) -> Limi
     )
 
 
-# -- goodput views -----------------------------------------------------------------------------------------------------
-# What the time of jobs went into, and what the chips of the cluster are in, for people.
+# -- goodput -----------------------------------------------------------------------------------------------------------
 
 
 def job_goodput(job: Job, heard: Heard | None, clock: Clock) -> JobGoodput:
-    """Return what the time of a job went into until now.
-
-    Args:
-        job: the job.
-        heard: what its tasks have last said.
-        clock: the Controller's.
-    """
+    """Return the time of a job until now, by its use. ``heard`` is the latest progress of its tasks."""
     times, now = _with_latest(job.times, heard), clock.now()
     totals = Totals.of(measure(times, job.submitted_at, now))
     return JobGoodput(
@@ -217,7 +210,7 @@ def job_goodput(job: Job, heard: Heard | None, clock: Clock) -> JobGoodput:
 
 
 def _with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
-    """Return the times with what the latest attempt has said that is not recorded: it still runs, or broke off."""
+    """Return the times with the reported marks of the latest attempt, if the attempt has no recorded marks."""
     latest = times.attempts[-1] if times.attempts else None
     if heard is None or latest is None or heard.attempt != latest.number or latest.marks.steps:
         return times
@@ -229,7 +222,7 @@ def _with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
 
 
 def chips_by_state(state: ControllerState) -> dict[ChipState, float]:
-    """Return how many chips of the cluster are in each state now."""
+    """Return the number of the cluster's chips in each state."""
     found: dict[ChipState, float] = {}
     for worker in state.workers.values():
         if chips := worker.resources.get(TPU, 0.0):
@@ -251,12 +244,11 @@ def _state_of(worker: Worker, state: ControllerState) -> ChipState:
 
 
 def day_of(wall: float) -> str:
-    """Return the day of a time in seconds since the epoch, in UTC."""
+    """Return the day in UTC of a time in seconds since the epoch."""
     return datetime.fromtimestamp(wall, UTC).date().isoformat()
 
 
-# -- job events --------------------------------------------------------------------------------------------------------
-# What has happened to a job, for people: from its record, so a restart of the Controller changes nothing.
+# -- job events: from the job's record, so a restart of the Controller loses none --------------------------------------
 
 CHARGED = {
     TaskState.FAILED: "charged as a failure",
@@ -266,7 +258,7 @@ CHARGED = {
 
 
 def job_events(job: Job, clock: Clock) -> list[JobEvent]:
-    """Return what is known of a job's life, oldest first: at most `PAGE` events, the latest ones."""
+    """Return the latest events of a job, at most `PAGE`, the oldest first."""
     events = [event for gang in job.gangs for event in _of_gang(job, gang)]
     band = job.spec.priority.name.lower()
     events.append(JobEvent(job.submitted_at, None, None, f"submitted by {job.spec.user}, {band}"))
@@ -303,7 +295,6 @@ def _past_event(past: PastAttempt, task: int | None) -> Iterator[JobEvent]:
 
 
 # -- overview ----------------------------------------------------------------------------------------------------------
-# What has changed, for those who watch the whole cluster. It costs what has changed, not what there is.
 
 T = TypeVar("T")
 
@@ -311,10 +302,10 @@ USERS_SHOWN = 300
 
 
 class Overview:
-    """Answers watchers.
+    """Answers programs that watch the whole cluster. The cost grows with the changes, not with the cluster.
 
     Args:
-        state, planner, nodes, progress: what is shown; read only.
+        state, planner, nodes, progress: are shown; read only.
         clock: the Controller's.
     """
 
@@ -328,7 +319,7 @@ class Overview:
         self._clock = clock
 
     def since(self, position: Position, epoch: int) -> Changes:
-        """Return what has changed since a position of the Controller with this epoch."""
+        """Return the changes since a position. ``epoch`` is this Controller's."""
         state = self._state
         hosts = state.fleet.changes_since(position.fleet)
         jobs = state.job_changes.since(position.jobs)
@@ -356,7 +347,7 @@ class Overview:
         return job_status(job, self._state, self._clock, None, self._progress.of(job.spec.job_id))
 
     def _waiting(self) -> list[PendingReason]:
-        """Return why each job waits that is no spare, in the order of the latest plan."""
+        """Return the reasons of waiting jobs without spares, in the order of the latest plan."""
         jobs, reasons = self._state.jobs, self._planner.pending_reasons
         return [why for i, why in reasons.items() if i in jobs and jobs[i].pending and not jobs[i].spec.spare_for]
 
@@ -367,7 +358,7 @@ class Overview:
 
 
 def user_shares(state: ControllerState, now: float) -> Iterator[UserShare]:
-    """Yield what each user has of the cluster, those who hold something now first."""
+    """Yield each user's share of the cluster. Users who hold resources now come first."""
     totals = state.fleet.totals
     for user in dict.fromkeys([*state.usage, *state.past_usage.snapshot()]):
         held, past = state.usage.get(user, {}), state.past_usage.hours(user, now)
@@ -376,13 +367,13 @@ def user_shares(state: ControllerState, now: float) -> Iterator[UserShare]:
 
 
 def _share(amounts: Mapping[str, float], totals: Mapping[str, float]) -> float:
-    """Return the largest part of any resource."""
+    """Return the largest share of any resource."""
     parts = [amount / totals[resource] for resource, amount in amounts.items() if totals.get(resource)]
     return round(max(parts, default=0.0), 4)
 
 
 def _first(changed: Sequence[T]) -> tuple[list[T], int]:
-    """Return a page of different things that have changed, and how many of the changes these are."""
+    """Return a page of distinct changed items, and the number of changes that it covers."""
     found: dict[T, None] = {}
     for number, one in enumerate(changed):
         if len(found) == PAGE and one not in found:
@@ -391,12 +382,11 @@ def _first(changed: Sequence[T]) -> tuple[list[T], int]:
     return list(found), len(changed)
 
 
-# -- ray view ----------------------------------------------------------------------------------------------------------
-# The hosts of a cluster as a Controller would see them, for people who look while none runs.
+# -- hosts without a Controller ----------------------------------------------------------------------------------------
 
 
 def workers_by_ray(table: NodeTable) -> list[WorkerStatus]:
-    """Return all live hosts that Ray knows, by slice and number; those that no job would get with the reason."""
+    """Return all live hosts by slice and number, as a Controller would show them, while no Controller runs."""
     state, clock = ControllerState(), Clock()
     nodes = NodeDiff(state, clock)
     apply_safely(state, nodes.events_of(table), Instructions())

@@ -1,10 +1,10 @@
-"""The Controller's write-ahead log: every writing is one value, which is there as a whole or not at all.
+"""The Controller's write-ahead log, and how a successor reads it together with the records.
 
-Entry k of Controller n has the key ``log/<n>/<k>``. A key is only ever written if it is free. So a successor closes the
-log of a Controller: it takes the key of the next entry. Then that Controller's next writing fails, whatever it believes
-of itself, and the successor has read all that was acknowledged. To write and to learn of a successor is one call.
+Every writing is one entry, which the store keeps as a whole or not at all. Entry k of Controller n has the key
+``log/<n>/<k>``, and a key is only written if it is free. A successor closes a log by taking the key of the next entry.
+Then the next writing of the replaced Controller fails, and the successor has read every acknowledged entry.
 
-What the entries say is put into records of their own from time to time. A checkpoint says up to which entry.
+From time to time the values of the entries are put into records. A checkpoint says up to which entry this is done.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ logger = logging.getLogger(__name__)
 
 WRITE_AGAIN_S = 0.5
 SIDE_BY_SIDE = 64
-"""Values that are written at a time."""
+"""So many values are written at a time."""
 MOST_ENTRIES = 500
 MOST_BYTES = 2 << 20
-"""What the entries hold at most before a checkpoint; a successor reads them all."""
+"""A checkpoint is due after so many entries or bytes. A successor reads all entries since the checkpoint."""
 CLOSED = b""
 
 Values = Mapping[str, bytes | None]
-"""By their keys; None is to be deleted."""
+"""Values by key; None: delete the key."""
 
 
 class WriteAheadLog:
     """The log of one Controller, and those of earlier ones.
 
     Args:
-        store: where they are.
+        store: keeps them.
         epoch: the number of the Controller that writes.
     """
 
@@ -58,13 +58,13 @@ class WriteAheadLog:
         self._next = 0
         self._checkpoint = 0
         self._bytes = 0
-        self._since: dict[str, bytes | None] = {}  # what the entries since the checkpoint say
+        self._since: dict[str, bytes | None] = {}  # the values of the entries since the checkpoint
 
     async def append(self, values: Values) -> None:
-        """Write the next entry; try until it is there. One call at a time.
+        """Write the next entry; try until it is stored. Make one call at a time.
 
         Raises:
-            DeposedError: a successor has closed this log. The entry is not there.
+            DeposedError: a successor has closed this log, so the entry was not written.
         """
         key, entry = self._key(self._epoch, self._next), pickle.dumps(dict(values))
         while not await self._has_appended(key, entry):
@@ -78,16 +78,16 @@ class WriteAheadLog:
     async def _has_appended(self, key: str, entry: bytes) -> bool:
         try:
             is_new = await self._store.add(key, entry)
-            found = entry if is_new else await self._store.fetch(key)  # ours, if an earlier try has failed too late
+            found = entry if is_new else await self._store.fetch(key)  # ours, if an earlier try failed after writing
         except Exception as error:
-            logger.warning("what has been decided can't be recorded; trying again: %s", error)
+            logger.warning("decisions can't be recorded; trying again: %s", error)
             return False
         if found != entry:
             raise DeposedError(f"Controller {self._epoch} was replaced; another one has taken over")
         return True
 
     async def _make_checkpoint(self) -> None:
-        """Put what the entries say into records, say so, and only then delete the entries."""
+        """Put the values of the entries into records, write the checkpoint, and only then delete the entries."""
         entries = range(self._checkpoint, self._next)
         await self.put(self._since)
         await self.put({f"checkpoint/{self._epoch}": b"%d" % self._next})
@@ -95,7 +95,7 @@ class WriteAheadLog:
         await self.put(dict.fromkeys(self._key(self._epoch, number) for number in entries))
 
     async def put(self, values: Values) -> None:
-        """Write or delete values side by side, in no order; try until all are written."""
+        """Write or delete values side by side, in any order; try until all are written."""
         keys = list(values)
         for start in range(0, len(keys), SIDE_BY_SIDE):
             left = keys[start : start + SIDE_BY_SIDE]
@@ -105,14 +105,14 @@ class WriteAheadLog:
                 failures = {key: result for key, result in results if isinstance(result, Exception)}
                 if failures:
                     error = next(iter(failures.values()))
-                    logger.warning("what has been decided can't be recorded; trying again: %s", error)
+                    logger.warning("decisions can't be recorded; trying again: %s", error)
                     await asyncio.sleep(WRITE_AGAIN_S)
                 left = list(failures)
 
     # -- earlier Controllers ----------------------------------------------------------------------------------------
 
     def close(self, epoch: int) -> None:
-        """Close the log of an earlier Controller, which writes nothing more that counts. This blocks."""
+        """Close the log of an earlier Controller, so that it can't write another entry. This blocks."""
         while True:
             first = self._checkpoint_of(epoch)
             numbers = [number for number in self._numbers(epoch) if number >= first]
@@ -122,14 +122,14 @@ class WriteAheadLog:
                 if not self._store.put_new(self._key(epoch, end), CLOSED):
                     continue  # it has just written another entry
             if self._checkpoint_of(epoch) <= end:
-                return  # else the key was that of an old entry, which a checkpoint has deleted meanwhile
+                return  # else we took the key of an old entry, which a checkpoint had deleted meanwhile
 
     def read(self, epoch: int, contained: Containment) -> dict[str, bytes | None]:
-        """Return what the entries of an earlier Controller say that may not be in records. Records are read later.
+        """Return the values of an earlier Controller's log since its checkpoint. Read its records after this.
 
         Args:
             epoch: the number of the Controller.
-            contained: takes the entries that can't be read.
+            contained: takes unreadable entries.
         """
         while True:
             first = self._checkpoint_of(epoch)
@@ -144,11 +144,7 @@ class WriteAheadLog:
         return values
 
     async def clear_earlier(self, kept: int) -> None:
-        """Delete the entries of earlier Controllers, but what closes the logs of the latest ones: they may be frozen.
-
-        Args:
-            kept: so many of them stay closed.
-        """
+        """Delete the entries of earlier Controllers, except those that close the logs of the latest ``kept`` ones."""
         numbers: defaultdict[int, list[int]] = defaultdict(list)
         for key in self._store.keys("log/"):
             parts = key.split("/")[1:]
@@ -184,36 +180,29 @@ def _number(key: str) -> int:
     return int(key.rpartition("/")[2])
 
 
-# -- left behind -------------------------------------------------------------------------------------------------------
-# What an earlier Controller has left in the cluster's key-value store: first its keys and values, then their meaning.
-#
-# What can't be read is left out, and kept apart as corrupt.
+# -- left behind by an earlier Controller ------------------------------------------------------------------------------
 
 
 KINDS = "pool", "job", "gangs"
-"""Of keys that have an id after the epoch."""
+"""Kinds of keys that have an id after the epoch."""
 SINGLE_KINDS = "taints", "limits", "settings", "usage", "fleet", "users", "clock"
-"""Of keys that end with the epoch."""
+"""Kinds of keys that end with the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """All that one Controller has recorded.
+    """All records of one Controller. `Containment` takes those that can't be read.
 
     Attributes:
         epoch: the number of that Controller.
-        values: by their keys.
+        values: by key.
     """
 
     epoch: int = 0
     values: Mapping[str, bytes] = field(default_factory=dict)
 
     def settings(self, contained: Containment) -> list[Event]:
-        """Return taints, past usage, limits and the settings of the cluster, as events.
-
-        Args:
-            contained: takes what can't be read.
-        """
+        """Return taints, past usage, limits and the settings of the cluster, as events."""
         taints = self._events("taints", "the taints", _taints, contained)
         usage = self._events("usage", "the past usage", _usage, contained)
         limits = self._events("limits", "the limits", _limits, contained)
@@ -221,10 +210,7 @@ class LeftBehind:
         return [*taints, *usage, *limits, *settings]
 
     def records(self, contained: Containment) -> list[JobRecord]:
-        """Return the records of its jobs, the oldest first.
-
-        Args:
-            contained: takes what can't be read, and what is of no use.
+        """Return the records of its jobs, the oldest first, without those that could not be restored before.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
@@ -238,23 +224,23 @@ class LeftBehind:
         return sorted(found, key=lambda record: record.job.number)
 
     def pools(self) -> dict[str, tuple[ActorHandle, int]]:
-        """Return the pools that it knew, by owner, each with the number of its process."""
+        """Return its pools by owner, each with the number of its process."""
         found = {}
         for key, value in self.of_kind("pool").items():
             try:
                 found[key.split("/", 2)[2]] = cloudpickle.loads(value)
-            except Exception:  # its Ray job is gone, and so is the pool
+            except Exception:  # the pool is gone with its Ray job
                 logger.exception("the handle of %s can't be read", key)
         return found
 
     def hand_on(self, kind: str, name: str, take_up: Callable[[bytes], None], contained: Containment) -> bool:
-        """Return whether it has recorded something of a kind that ends with the epoch.
+        """Call ``take_up`` with the recorded value of a single kind. Return whether there was one.
 
         Args:
-            kind: which.
-            name: what people call it.
-            take_up: gets what was recorded.
-            contained: takes it if `take_up` raises an error.
+            kind: one of `SINGLE_KINDS`.
+            name: the record's name, for people.
+            take_up: gets the value.
+            contained: takes the value if ``take_up`` raises an error.
         """
         found = self.of_kind(kind)
         for key, recorded in found.items():
@@ -262,13 +248,13 @@ class LeftBehind:
         return bool(found)
 
     def of_kind(self, kind: str) -> dict[str, bytes]:
-        """Return the values of a kind, by their keys."""
+        """Return the values of a kind, by key."""
         return {key: value for key, value in self.values.items() if key.startswith(f"{kind}/")}
 
     def _events(
         self, kind: str, name: str, make: Callable[[bytes], Sequence[Event]], contained: Containment
     ) -> Sequence[Event]:
-        """Return what is made of a kind that ends with the epoch; nothing if it was not recorded or can't be read."""
+        """Return the events of a single kind; none if it was not recorded or can't be read."""
         found = self.of_kind(kind)
         if (recorded := found.get(f"{kind}/{self.epoch}")) is None:
             return ()
@@ -276,16 +262,16 @@ class LeftBehind:
 
 
 def read_left_behind(store: ClusterStore, log: WriteAheadLog, contained: Containment) -> LeftBehind:
-    """Return all that the last Controller has recorded that had recorded everything it took over.
+    """Return all records of the last Controller that had completed its takeover.
 
     Args:
-        store: where it is.
-        log: reads what is not in records yet.
-        contained: takes the entries of the log that can't be read.
+        store: keeps them.
+        log: reads the values that are not in records yet.
+        contained: takes unreadable entries of the log.
     """
     last, completed = -1, last_complete(store)
     values: dict[str, bytes] = {}
-    while last != completed:  # else another one has taken over while this one read, and cleared it away
+    while last != completed:  # repeat if another Controller has taken over meanwhile and deleted these records
         last = completed
         values = _values(last, store, log, contained)
         completed = last_complete(store)
@@ -293,18 +279,18 @@ def read_left_behind(store: ClusterStore, log: WriteAheadLog, contained: Contain
 
 
 def last_complete(store: ClusterStore) -> int:
-    """Return the number of the last Controller that has recorded everything that it took over; 0 for none."""
+    """Return the number of the last Controller that had completed its takeover; 0 for none."""
     return max(numbers_after(store, "complete/"), default=0)
 
 
 def numbers_after(store: ClusterStore, prefix: str) -> list[int]:
-    """Return the numbers that come after a prefix of keys and end them."""
+    """Return the numbers of all keys that consist of this prefix and a number."""
     found = (key.removeprefix(prefix) for key in store.keys(prefix))
-    return [int(number) for number in found if number.isdecimal()]  # anything else is not ours
+    return [int(number) for number in found if number.isdecimal()]
 
 
 def _values(epoch: int, store: ClusterStore, log: WriteAheadLog, contained: Containment) -> dict[str, bytes]:
-    """Return all that a Controller has written, by key. Its log is read first: what goes comes into records."""
+    """Return all values of a Controller by key. Read its log before its records, since values move to records."""
     logged = log.read(epoch, contained)
     values: dict[str, bytes | None] = {}
     for kind in KINDS:
@@ -327,7 +313,6 @@ def _by_job(jobs: Mapping[str, bytes], gangs: Mapping[str, bytes]) -> dict[str, 
 
 
 def _joined(job_id: str, values: Mapping[str, bytes]) -> JobRecord:
-    """Put the values of a job's record together."""
     head, *chunks = values.values()
     return require_whole(JobRecord.joined(head, chunks), job_id)
 
@@ -353,7 +338,7 @@ def _limits(recorded: bytes) -> list[LimitsSetEvent]:
 
 
 def _settings(recorded: bytes) -> list[SettingSetEvent]:
-    """Return what was set; without what this version of iris_ray does not know."""
+    """Return the settings that this version of iris_ray knows, as events."""
     rows = [(name, was_set) for name, *was_set in json.loads(recorded) if name in TABLE]
     events = [SettingSetEvent(name, WasSet(TABLE[name].checked(text), *who_when)) for name, (text, *who_when) in rows]
     made: list[SettingSetEvent] = plain(list[SettingSetEvent], events, "settings")

@@ -17,30 +17,24 @@ import psutil
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.settings import HOST_DIR
 
-# -- libtpu lock -------------------------------------------------------------------------------------------------------
-# libtpu's lock: a POSIX write lock on a file, which a process holds as long as it uses the chips.
-#
-# The kernel gives the lock back when the process ends, so a lock file that is left over means nothing.
-#
-# Closing *any* descriptor of a file drops all locks that the same process has on it. So a process that may use the
-# chips
-# itself must use `LockProbe`, and nothing else here.
+# -- libtpu's lock -----------------------------------------------------------------------------------------------------
+# libtpu holds a POSIX write lock on a file while a process uses the chips. The kernel drops the lock when the process
+# ends, so a leftover lock file means nothing. Closing *any* descriptor of a file drops all locks that the same process
+# has on it. So a process that may use the chips itself must open the file by `LockProbe` only, and never call
+# `lock_holder` or `find_holders`.
 
 # struct flock: short l_type, short l_whence, off_t l_start, off_t l_len, pid_t l_pid.
 _FLOCK = struct.Struct("hhqqi4x")
 
 TO_ASK = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-"""Flags that open the file without waiting. Another user may have put a FIFO there, and a FIFO waits for a writer."""
+"""Flags that open the file without blocking. Another user may have put a FIFO there, which would wait for a writer."""
 
 NO_PID = 0
-"""The kernel's number for a process that has none in our container."""
+"""The kernel's pid for a process outside our container."""
 
 
 def lock_holder(lock: Path) -> int | None:
-    """Return the pid of the process that holds the lock; `NO_PID` if it has none in our container.
-
-    Returns None if no process holds the lock, or if the file can't be read.
-    """
+    """Return the pid of the process that holds the lock; None if no process does, or the file can't be read."""
     try:
         descriptor = os.open(lock, TO_ASK)
     except OSError:
@@ -52,9 +46,9 @@ def lock_holder(lock: Path) -> int | None:
 
 
 class LockProbe:
-    """Tells a process that is about to use the chips whether another process does.
+    """Tells a process that is about to use the chips whether another process holds libtpu's lock.
 
-    The file stays open for the rest of the process's life: closing it would drop the lock that libtpu takes later.
+    The file stays open as long as the process lives: closing it would drop the lock that libtpu takes later.
     """
 
     def __init__(self, lock: Path) -> None:
@@ -82,27 +76,17 @@ def _other_holder(descriptor: int) -> int | None:
     """Return the pid of the process whose lock would refuse us a write lock. The kernel ignores our own locks."""
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
-    return None if kind == fcntl.F_UNLCK else max(pid, NO_PID)  # -1: a lock that several processes share
+    return None if kind == fcntl.F_UNLCK else max(pid, NO_PID)  # -1: several processes share the lock
 
 
-# -- chips -------------------------------------------------------------------------------------------------------------
-# A host's TPU chips, and the processes that hold them: those with libtpu's lock, or with a chip's device file open.
-#
-# Two things can't be seen from everywhere. Only root sees which files other users' processes have open: `Holders`
-# counts
-# the processes that could not be checked. A process outside our container shows only through its lock, without a pid.
-#
-# `find_holders` is not for a process that may use the chips itself: see `libtpu_lock`.
+# -- holders: processes with libtpu's lock, or with a chip's device file open ------------------------------------------
+# Only root sees which files other users' processes have open, so `Holders` counts the processes that it could not see.
+# A process outside our container shows only through its lock, without a pid.
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The files that a process has open or locked while it uses this host's chips.
-
-    Attributes:
-        lock: the file that libtpu locks.
-        chips: the chips' device files.
-    """
+    """The files that a process locks or opens while it uses this host's chips: libtpu's lock, and the device files."""
 
     lock: Path
     chips: tuple[Path, ...]
@@ -131,9 +115,9 @@ class Holder:
     """A process that holds the lock or a chip.
 
     Attributes:
-        pid: the process; 0 if it has no pid in our container.
-        name: the process's name in the kernel; empty if that can't be seen.
-        started: seconds since the epoch, or None.
+        pid: `NO_PID` if it is outside our container.
+        name: its name in the kernel; empty if unknown.
+        started: seconds since the epoch, if known.
         ours: whether it provably belongs to a task of iris_ray on this host.
     """
 
@@ -153,8 +137,8 @@ class Holders:
     """The processes that hold a host's lock and chips.
 
     Attributes:
-        seen: those that were found.
-        hidden: how many processes of other users could not be checked; each of them may hold a chip.
+        seen: the holders that we found.
+        hidden: how many processes of other users we could not check; each of them may hold a chip.
     """
 
     seen: tuple[Holder, ...]
@@ -162,12 +146,7 @@ class Holders:
 
 
 def find_holders(devices: Devices, ledger: ProcessLedger | None = None) -> Holders:
-    """Return the processes that hold the lock or a chip now.
-
-    Args:
-        devices: the host's chips.
-        ledger: tells which processes belong to tasks; without it, none count as ours.
-    """
+    """Return the processes that hold the lock or a chip now. Without a ledger none counts as ours."""
     lock_pid = lock_holder(devices.lock)
     chip_pids, hidden = _pids_with_open_chips(devices.chips) if devices.chips else (set[int](), 0)
     pids = sorted(chip_pids | {lock_pid} if lock_pid is not None else chip_pids)
@@ -175,7 +154,7 @@ def find_holders(devices: Devices, ledger: ProcessLedger | None = None) -> Holde
 
 
 def describe(pid: int, ledger: ProcessLedger | None) -> Holder:
-    """Return what can be seen of a process that holds the lock or a chip."""
+    """Return the name and start of a process that holds the lock or a chip, as far as they can be seen."""
     if pid == NO_PID:
         return Holder(pid)
     try:
@@ -186,7 +165,7 @@ def describe(pid: int, ledger: ProcessLedger | None) -> Holder:
 
 
 def _pids_with_open_chips(chips: tuple[Path, ...]) -> tuple[set[int], int]:
-    """Return the pids of processes that have a chip open, and how many processes could not be checked."""
+    """Return the pids of processes that have a chip open, and how many processes we could not check."""
     wanted = {_identity(os.stat(chip)) for chip in chips if chip.exists()}
     names = {chip.name for chip in chips}
     found, hidden = set[int](), 0
@@ -202,7 +181,7 @@ def _pids_with_open_chips(chips: tuple[Path, ...]) -> tuple[set[int], int]:
 
 
 def _open_files(pid: int, names: set[str]) -> Iterator[os.stat_result]:
-    """Yield a process's open files with these names. In its container their directories may have other names."""
+    """Yield a process's open files with these names, in any directory: a container may mount them elsewhere."""
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         link = f"/proc/{pid}/fd/{descriptor}"
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -211,22 +190,21 @@ def _open_files(pid: int, names: set[str]) -> Iterator[os.stat_result]:
 
 
 def _identity(file: os.stat_result) -> tuple[int, ...]:
-    """Return what all device files of one chip share, in any container; a simulated chip is a plain file."""
+    """Return a key that all device files of one chip share, in any container. A simulated chip is a plain file."""
     return (file.st_rdev,) if stat.S_ISCHR(file.st_mode) else (file.st_dev, file.st_ino)
 
 
 def _has_command(pid: int) -> bool:
-    """Return whether a process has a command line. Threads of the kernel have none, and use no chips."""
+    """Return whether a process has a command line. Kernel threads have none, and use no chips."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as command:
         return command.read(1) != b""
     return False
 
 
-# -- chip release ------------------------------------------------------------------------------------------------------
-# Waits until a host's chips are free, and says in words why they are not. Ends no process.
+# -- release: wait until the chips are free. No process is ended here --------------------------------------------------
 
 RELEASE_S = 2.0
-"""How long the kernel may take to get a chip back from a process that has ended."""
+"""The kernel may take so long to take a chip back from a process that has ended."""
 POLL_S = 0.05
 
 
@@ -235,8 +213,8 @@ class NotFree:
     """Why a host's chips can't be used.
 
     Attributes:
-        why: as part of a sentence about the host.
-        ours: whether only tasks of iris_ray hold the chips. The host is not blamed for that.
+        why: the reason, as part of a sentence about the host.
+        ours: whether only tasks of iris_ray hold the chips. Then the host is not blamed.
     """
 
     why: str
@@ -244,12 +222,9 @@ class NotFree:
 
 
 def wait_until_free(devices: Devices, ledger: ProcessLedger, timeout_s: float = RELEASE_S) -> NotFree | None:
-    """Wait until no process holds the chips, for ``timeout_s`` seconds at most.
+    """Wait until no process holds the chips, for ``timeout_s`` seconds at most. Return None, or why they are not free.
 
-    Removes a lock file that no process holds and that libtpu can't open. Other lock files stay.
-
-    Returns:
-        None if the chips are free; otherwise why they are not.
+    Remove a lock file that no process holds and that libtpu can't open. Other lock files stay.
     """
     deadline = time.monotonic() + timeout_s
     while (holders := find_holders(devices, ledger)).seen:
@@ -264,7 +239,7 @@ def in_use(holders: Sequence[Holder], hidden: int = 0) -> NotFree:
 
     Args:
         holders: the processes that hold them.
-        hidden: how many processes could not be checked. Alone they are no reason: system services are among them.
+        hidden: how many processes could not be checked. Alone they are no reason, since system services are among them.
     """
     unseen = f"; {hidden} processes of other users could not be checked" if hidden else ""
     others = [holder for holder in holders if not holder.ours]
@@ -289,8 +264,8 @@ def remove_if_it_blocks(lock: Path, ledger: ProcessLedger) -> NotFree | None:
     """
     if not blocks(lock):
         return None
-    # A read lock keeps all processes from taking the file while it goes. Without it, a held file could be removed, and
-    # a second process could use the chips beside the first.
+    # A read lock keeps all processes from locking the file while we remove it. Without it, we could remove a file that
+    # a process holds, and a second process could use the chips beside the first.
     try:
         descriptor = os.open(lock, TO_ASK)
         try:

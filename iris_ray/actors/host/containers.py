@@ -1,4 +1,4 @@
-"""Tasks in containers: the engine's commands, the record of a started container, and its run."""
+"""Tasks in containers: the arguments and environment of `docker run`, the engine, the container's record and run."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from iris_ray.actors.host.exit_status import ProgramExit, in_words
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, write_whole
 from iris_ray.errors import ContainerEngineError
 from iris_ray.model.job_info import JobInfo, job_info_of
 from iris_ray.model.job_spec import ContainerSpec, container_name
@@ -23,11 +23,11 @@ from iris_ray.model.outcomes import EndKind
 from iris_ray.settings import CONTAINER_ENGINE
 
 LABEL = "iris-ray.container"
-"""The label with a container's name. By it a container is found exactly; engines find names by patterns."""
+"""The label with a container's name. Engines match labels exactly, but names by patterns."""
 
 _OF_THE_HOST = ("TPU_", MEGASCALE_PREFIX)
 _OF_THE_HOST_TOO = ("JAX_PLATFORMS", "PJRT_DEVICE")
-"""What a task's environment says about its chips and its slice."""
+"""Prefixes and names of the variables that describe a task's chips and slice."""
 
 _CHANGES_THE_CLIENT = ("LD_", "XDG_", "CONTAINERS_", "STORAGE_")
 _CHANGES_THE_CLIENT_TOO = frozenset(
@@ -44,12 +44,13 @@ _CHANGES_THE_CLIENT_TOO = frozenset(
 def container_environment(environ: Mapping[str, str], spec: ContainerSpec, task: JobInfo) -> dict[str, str]:
     """Return the variables of the container.
 
-    The user's win over what the host says about its chips. Variables that identify the task win over the user's, and
-    so do the ``MEGASCALE_*`` variables of this attempt. On a single slice there are none, the user's included.
+    The user's variables override those that describe the host's chips. Variables that identify the task and the
+    attempt's ``MEGASCALE_*`` variables override the user's. On a single slice all ``MEGASCALE_*`` variables are left
+    out, the user's included.
 
     Args:
         environ: the environment of the task's process.
-        spec: what the user asks for.
+        spec: the user's container.
         task: the task's place in its gang.
     """
     told = {name: v for name, v in environ.items() if name.startswith(_OF_THE_HOST) or name in _OF_THE_HOST_TOO}
@@ -60,13 +61,9 @@ def container_environment(environ: Mapping[str, str], spec: ContainerSpec, task:
 
 
 def run_arguments(name: str, spec: ContainerSpec, variables: Mapping[str, str], task: JobInfo) -> list[str]:
-    """Return the arguments of the engine's client that run a container in the foreground.
+    """Return the arguments with which the engine's client runs a container in the foreground.
 
-    Args:
-        name: the container's name.
-        spec: what the user asks for. Its options come after ours, and so win over them.
-        variables: the container's variables.
-        task: the task's place in its gang.
+    The user's options come after ours, and so override them.
     """
     ours = ["--privileged", "--net=host", "--ipc=host", f"--name={name}", f"--label={LABEL}={name}"]
     mounts = [f"--volume={path}:{path}" for path in _directories(variables, task)]
@@ -75,7 +72,7 @@ def run_arguments(name: str, spec: ContainerSpec, variables: Mapping[str, str], 
 
 
 def client_environment(environ: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the client: its own, and the values of the variables that it is to pass on."""
+    """Return the environment of the engine's client: this process's own, and the variables to pass on."""
     return dict(environ) | {name: value for name, value in variables.items() if not changes_the_client(name)}
 
 
@@ -85,31 +82,30 @@ def changes_the_client(name: str) -> bool:
 
 
 def _directories(variables: Mapping[str, str], task: JobInfo) -> list[str]:
-    """Return the host's directories that the container sees: of the task's notices, and of its job."""
+    """Return the host's directories to mount: the directory of the task's files, and the job's local directory."""
     prefix = variables.get(TaskFiles.VARIABLE)
     return [str(path) for path in (prefix and Path(prefix).parent, task.local_dir) if path]
 
 
 # -- engine ------------------------------------------------------------------------------------------------------------
-# The container engine of a host, docker or podman, by its command. The engine owns a container; iris_ray does not.
 
 KNOWN = ("docker", "podman")
 """Tried in this order where the host's environment names no engine, by its command or path."""
 
 ANSWER_S = 30.0
-"""How long an engine may take to answer."""
+"""An engine may take so long to answer."""
 REMOVAL_S = 120.0
-"""How long it may take until a container is gone: the kernel may have much memory to take back."""
+"""A container may take so long to be gone: the kernel may have much memory to free."""
 POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerState:
-    """What the engine says about a container.
+    """The state of a container.
 
     Attributes:
         status: such as ``"created"``, ``"running"``, ``"exited"``.
-        exit_code: of its program; 128 and the number of the signal that killed it.
+        exit_code: of its program; 128 plus the signal's number if a signal killed it.
         out_of_memory: whether the kernel killed it for lack of memory.
     """
 
@@ -119,11 +115,7 @@ class ContainerState:
 
 
 class ContainerEngine:
-    """One engine of this host.
-
-    Args:
-        path: its command.
-    """
+    """A container engine of this host, docker or podman, by the path of its command."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -133,16 +125,16 @@ class ContainerEngine:
         return os.path.basename(self.path)
 
     def problem(self) -> str | None:
-        """Return why this engine can't run containers, as it says itself; None if it can."""
+        """Return why this engine can't run containers, in its own words; None if it can."""
         code, said = self._ask("version")
         return None if code == 0 else said or f"its exit code is {code}"
 
     def run(self, arguments: list[str], environ: Mapping[str, str]) -> int:
-        """Run the engine's client, which prints where this process prints; return its exit code when it has ended."""
+        """Run the engine's client until it ends, and return its exit code. It prints where this process prints."""
         return subprocess.run([self.path, *arguments], env=environ, stdin=subprocess.DEVNULL, check=False).returncode
 
     def state(self, name: str) -> ContainerState | None:
-        """Return what the engine says about a container; None if there is none, or if it says nothing."""
+        """Return the state of a container; None if there is none or the engine does not answer."""
         form = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
         code, said = self._ask("container", "inspect", f"--format={form}", name)
         try:
@@ -156,10 +148,10 @@ class ContainerEngine:
         return self._ask("kill", "--signal=TERM", name)[0] == 0
 
     def remove(self, name: str, timeout_s: float = REMOVAL_S) -> str | None:
-        """Kill a container if it runs, and remove it. Blocks until it is gone.
+        """Kill a container if it runs, and remove it. Block until it is gone.
 
         Returns:
-            Why it may still be there after ``timeout_s`` seconds; None once it is gone.
+            None once it is gone, or why it may still be there after ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
         while (problem := self._removed_now(name)) is not None:
@@ -174,14 +166,14 @@ class ContainerEngine:
             return found or f"{self.name} does not answer"
         if not found:
             return None
-        self._ask("kill", name)  # else podman would wait for its program to heed a SIGTERM
+        self._ask("kill", name)  # without it, podman would send a SIGTERM and wait
         self._ask("rm", "--force", "--volumes", name)
         return f"{self.name} has not removed it"
 
     def _ask(self, *arguments: str) -> tuple[int, str]:
-        """Run a command of the engine; return its exit code and what it says, errors if it fails.
+        """Run a command of the engine. Return its exit code and its output, or its errors if it fails.
 
-        An engine that does not answer has the exit code -1.
+        The exit code is -1 if the engine does not answer.
         """
         try:
             done = subprocess.run(
@@ -214,16 +206,14 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
 
 
 # -- record ------------------------------------------------------------------------------------------------------------
-# The record of a task's container, among the files of the task's process: it is written before the container starts.
-#
-# A container is no child of ours. It would outlive the task, unless whoever ends the task's processes ends it, too:
-# the
-# task's TPUHostActor, the reaper once that actor is gone, or the next actor on the host.
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
-    """The container of a task.
+    """The container of a task, recorded among the files of the task's process before the container starts.
+
+    A container is no child of the task's process, so it would outlive the task. The record lets the TPUHostActor, the
+    reaper and the next actor on the host end the container together with the task's processes.
 
     Attributes:
         engine: the path of its engine's command.
@@ -234,10 +224,7 @@ class ContainerRecord:
     name: str
 
     def write(self, files: TaskFiles) -> None:
-        """Write the record among the files of a task's process, whole or not at all."""
-        unfinished = files.container.with_name(f"{files.container.name}.unfinished")
-        unfinished.write_text(json.dumps({"engine": self.engine, "name": self.name}))
-        unfinished.replace(files.container)
+        write_whole(files.container, json.dumps({"engine": self.engine, "name": self.name}).encode())
 
     @staticmethod
     def read(files: TaskFiles) -> "ContainerRecord | None":
@@ -250,10 +237,10 @@ class ContainerRecord:
 
 
 def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
-    """End the container of a task and remove it, if it has one. Blocks until it is gone.
+    """End the container of a task and remove it, if it has one. Block until it is gone.
 
     Returns:
-        What still runs after ``timeout_s`` seconds, as ``container <name> (<why>)``.
+        The container if it still runs after ``timeout_s`` seconds, as ``container <name> (<why>)``.
     """
     record = ContainerRecord.read(files)
     if record is None:
@@ -267,19 +254,16 @@ def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
-# What the process of a task runs in place of a user's function: a program in a container.
-#
-# The engine's client runs as a child of this process, prints where it prints, and ends with the container.
 
 BY_SIGTERM = 128 + signal.SIGTERM
 AGAIN_S = 0.5
-"""Seconds after which a SIGTERM is passed on once more to a container that does not run yet."""
+"""A SIGTERM is sent again after so long to a container that does not run yet."""
 KEPT_S = 5.0
-"""How long the removal of a container that has ended may delay the task's result; its host removes it otherwise."""
+"""The removal of a container that has ended may delay the task's result so long; after that the host removes it."""
 
 
 def run_in_container(spec: ContainerSpec) -> None:
-    """Run a program in a container until it ends. SIGTERM reaches it, and so do notices, as files.
+    """Run a program in a container until it ends, in place of a user's function. SIGTERM and notices reach it.
 
     Raises:
         ContainerEngineError: no container engine answers on this host.
@@ -298,7 +282,7 @@ def run_in_container(spec: ContainerSpec) -> None:
     end_container(files, KEPT_S)
     end = container_exit(engine.name, code, state)
     if os.path.exists(files.notice) and end.code in (0, BY_SIGTERM):
-        raise ProgramExit(0, "the container ended after a notice")  # as a function that calls sys.exit() then
+        raise ProgramExit(0, "the container ended after a notice")  # like a function that calls sys.exit()
     if end.code:
         raise end
 
@@ -308,8 +292,8 @@ def container_exit(engine: str, client_code: int, state: ContainerState | None) 
 
     Args:
         engine: the engine's name.
-        client_code: how its client ended: an exit code, or the negative number of a signal.
-        state: what the engine says about the container.
+        client_code: exit code of the engine's client, or the negative number of the signal that killed it.
+        state: the state of the container, if the engine knows it.
     """
     if state is None or state.status in ("created", "configured", "initialized"):
         code = client_code if client_code > 0 else 125
@@ -327,9 +311,9 @@ def container_exit(engine: str, client_code: int, state: ContainerState | None) 
 
 
 class _SigtermRelay:
-    """Passes each SIGTERM that this process gets on to the container, as soon as that runs.
+    """Passes each SIGTERM of this process on to the container, as soon as the container runs.
 
-    A notice comes with one. If it came before this process could listen, the notice itself tells.
+    A notice comes with a SIGTERM. If that came before this handler was installed, the notice's file shows it.
     """
 
     def __init__(self, engine: ContainerEngine, name: str, files: TaskFiles) -> None:

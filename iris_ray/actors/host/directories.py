@@ -1,4 +1,4 @@
-"""The directories of a host that tasks and logs use."""
+"""The directories on a host: iris_ray's own, the names of a job's directories, and a job's local directory."""
 
 import contextlib
 import fcntl
@@ -14,22 +14,21 @@ from iris_ray.actors.calls.ray_internals import temp_dir
 from iris_ray.settings import HOST_DIR
 
 # -- host directory ----------------------------------------------------------------------------------------------------
-# The directory in which iris_ray keeps its files on a host.
 
 
 def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the host's directory: ``$IRIS_RAY_HOST_DIR``, or one per user in Ray's own directory. Create it if needed.
 
-    Ray gives all processes of a node the same directory, ``/tmp/ray`` by default, whatever ``TMPDIR`` a job sets. It
-    is there in containers that Ray starts, too.
+    Ray gives all processes of a node the same directory, ``/tmp/ray`` by default, whatever ``TMPDIR`` a job sets, and
+    mounts it in containers that it starts.
 
     Raises:
-        OSError: another user owns the directory, or may write to it; or it can't be created.
+        OSError: another user owns the directory or may write to it, or it can't be created.
     """
     configured = HOST_DIR.read(environ)
     path = configured or _in_rays_directory()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = path.stat() if configured else path.lstat()  # an operator's path may be a link, one in /tmp must not
+    found = path.stat() if configured else path.lstat()  # an operator's path may be a link; a path in /tmp must not
     if reason := _why_unsafe(found):
         raise PermissionError(
             f"{path} {reason}; remove it, or set {HOST_DIR.name} to a directory of yours before `ray start`"
@@ -38,7 +37,7 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def can_not_start(error: OSError) -> str:
-    """Return that no task can start on a host because of this error, as part of a sentence about the host."""
+    """Return in words that this error keeps tasks from starting on a host, as part of a sentence about the host."""
     return f"no task can start there: {error}"
 
 
@@ -47,7 +46,7 @@ def _in_rays_directory() -> Path:
 
 
 def _why_unsafe(found: os.stat_result) -> str | None:
-    """Return why a process of another user might change what we keep in a directory; None if none can."""
+    """Return why another user might change files in a directory; None if no other user can."""
     if not stat.S_ISDIR(found.st_mode):
         return "is no directory"
     if found.st_uid != os.getuid():
@@ -57,38 +56,34 @@ def _why_unsafe(found: os.stat_result) -> str | None:
     return None
 
 
-# -- job name ----------------------------------------------------------------------------------------------------------
-# How the directories of a job are called on a host: any id gives one safe and short file name of its own.
-
 NAME_CHARS = 200
-"""So much of a job's id is in the name; file systems allow 255 bytes."""
+"""A directory's name has at most so many characters of the job's id. File systems allow 255 bytes."""
 
 
 def directory_name(job_id: str) -> str:
-    """Return the name of a job's directories. Ids may have "/", colons, or hundreds of bytes."""
+    """Return the name of a job's directories: safe, short and unique, though ids may have "/" or hundreds of bytes."""
     raw = job_id.encode(errors="surrogatepass")
     name = quote(raw, safe="")
-    if len(name) > NAME_CHARS:  # two long ids may differ at their end only
+    if len(name) > NAME_CHARS:  # two long ids may only differ at their end
         name = name[:NAME_CHARS] + "-" + hashlib.sha256(raw).hexdigest()[:16]
     return name if name.strip(".") else name.replace(".", "%2E")
 
 
 # -- local directories -------------------------------------------------------------------------------------------------
-# The directory that a job has on each host of its slices, for caches and checkpoints that only this host needs.
-#
-# It outlives the attempts of the job on the host and goes when the job ends, when another job takes the host, or some
-# minutes after the last process of iris_ray there: no process is left then that would hear of the job's end.
 
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 1 << 30
-"""A file system in memory with less free space is not used, nor one that is more than half full."""
+"""A file system in memory is not used if it has less free space, or is more than half full."""
 
 
 class LocalDirectories:
-    """The directories of jobs on one host.
+    """A directory per job on one host, for caches and checkpoints that only this host needs.
+
+    It outlives the job's attempts on the host. It is removed when the job ends, when another job takes the host, or
+    some minutes after the last process of iris_ray there, since no process is left that would hear of the job's end.
 
     Args:
-        directory: iris_ray's directory on the host. They are there if there is no room in memory.
+        directory: iris_ray's directory on the host, used if there is no room in memory.
         memory: a file system in memory; None to use none.
     """
 
@@ -96,18 +91,18 @@ class LocalDirectories:
         key = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
         self._on_disk = directory / "jobs"
         self._memory = memory
-        self._kept: int | None = None  # a file descriptor
+        self._kept: int | None = None  # the file descriptor that holds the lock
         self._in_memory = None if memory is None else memory / f"iris_ray-{os.getuid()}-{key}"
 
     @staticmethod
     def of_host(directory: Path, environ: Mapping[str, str] = os.environ) -> "LocalDirectories":
-        """Return those of this host. An operator who has chosen where iris_ray keeps its files finds them there."""
+        """Return this host's directories. If an operator has chosen the host's directory, use no memory."""
         return LocalDirectories(directory, None if HOST_DIR.read(environ) else MEMORY)
 
     def take(self, job_id: str) -> Path:
-        """Return the directory of a job that has the host to itself, and keep it as long as this process lives.
+        """Return the directory of a job that has the host to itself, and lock it as long as this process lives.
 
-        It is created if needed, and those of other jobs are removed.
+        Create it if needed, and remove those of other jobs.
 
         Raises:
             OSError: it can't be created.
@@ -126,12 +121,12 @@ class LocalDirectories:
     def remove(
         self, job_id: str | None = None, but: str | None = None, not_taken_since: Mapping[Path, int] | None = None
     ) -> None:
-        """Remove directories, as far as that is possible. Those that a living task has taken stay.
+        """Remove directories, as far as possible. Those that a living task has taken stay.
 
         Args:
-            job_id: of this job only.
-            but: not that of this job.
-            not_taken_since: only these, if no task has taken them since `left` returned them.
+            job_id: remove only this job's.
+            but: keep this job's.
+            not_taken_since: remove only these, and only if no task has taken them since `left` returned them.
         """
         only, spared = (each and directory_name(each) for each in (job_id, but))
         for path in self._all():
@@ -141,10 +136,7 @@ class LocalDirectories:
                         _remove(path, _remove_all)
 
     def left(self) -> dict[Path, int]:
-        """Return the directories in which jobs have left files, and when each was changed last, in ns.
-
-        Directories without files are removed.
-        """
+        """Return the directories with files, and when each was changed last, in ns. Remove the empty ones."""
         for path in self._all():
             with contextlib.suppress(OSError):
                 _remove(path, os.rmdir)
@@ -176,7 +168,7 @@ class LocalDirectories:
 
 
 def _is_ours(root: Path) -> bool:
-    """Return whether this is a directory into which nobody else can write; a link is none."""
+    """Return whether this is a directory, and no link, into which no other user can write."""
     try:
         found = root.lstat()
     except OSError:
@@ -195,11 +187,11 @@ def _create(root: Path, name: str) -> Path:
 
 
 def _lock(path: Path, kind: int) -> int:
-    """Lock a directory; return the file descriptor that holds the lock.
+    """Lock a directory. Return the file descriptor that holds the lock.
 
     Raises:
-        FileNotFoundError: it is not there, or was removed before the lock was had.
-        BlockingIOError: another process holds it, and ``kind`` does not wait.
+        FileNotFoundError: it does not exist, or was removed before we got the lock.
+        BlockingIOError: another process holds the lock, and ``kind`` does not wait.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -213,7 +205,7 @@ def _lock(path: Path, kind: int) -> int:
 
 
 def _remove(path: Path, by: Callable[[Path], object]) -> None:
-    """Remove a directory by that function, unless a process has locked it."""
+    """Remove a directory by that function. Raise `OSError` if a process has locked it."""
     fd = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
     try:
         by(path)
@@ -222,7 +214,7 @@ def _remove(path: Path, by: Callable[[Path], object]) -> None:
 
 
 def _remove_all(path: Path) -> None:
-    """Remove a directory with all that is in it, also what its job has made read-only. What can't be removed stays."""
+    """Remove a directory with its content, even if its job has made it read-only. Keep what can't be removed."""
     try:
         shutil.rmtree(path)
     except PermissionError:
@@ -230,6 +222,6 @@ def _remove_all(path: Path) -> None:
         for parent, directories, _ in os.walk(path):
             for each in (os.path.join(parent, name) for name in directories):
                 if not os.path.islink(each):
-                    with contextlib.suppress(OSError):  # another user's, such as of a program in a container
+                    with contextlib.suppress(OSError):  # another user's, such as a container's program
                         os.chmod(each, 0o700)
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How a process has ended, as far as its host can tell, and a process that is watched until then."""
+"""How a process ended, as far as its host can tell, and a process that we watch until it ends."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ _PIDFD_GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 def exit_code_of(pidfd: int) -> int | None:
     """Return a process's exit code, or the negative number of the signal that killed it.
 
-    Returns None if the process still runs or its parent has not reaped it, and before Linux 6.15, which can't tell.
+    Return None if the process still runs, its parent has not reaped it yet, or the kernel is older than Linux 6.15.
     """
     buffer = bytearray(_INFO.pack(_WANT_EXIT, *[0] * 13))
     try:
@@ -38,7 +38,7 @@ def exit_code_of(pidfd: int) -> int | None:
 
 
 def in_words(code: int) -> str:
-    """Return an exit code or a signal as the end of a sentence."""
+    """Return an exit code, or a signal, as the end of a sentence."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -48,21 +48,17 @@ def in_words(code: int) -> str:
 
 
 def as_shells_say(code: int | None) -> int | None:
-    """Return an exit code; of a process that a signal killed, 128 and the signal's number, as shells and Kubernetes."""
+    """Return an exit code; for a process that a signal killed 128 plus the signal's number, as shells do."""
     return 128 - code if code is not None and code < 0 else code
 
 
-# -- program exit ------------------------------------------------------------------------------------------------------
-# The exit of a program that a task runs in place of a function.
-
-
 class ProgramExit(SystemExit):
-    """Ends a task with the exit code of its program.
+    """Ends a task that runs a program in place of a function, with the program's exit code.
 
     Args:
         code: the exit code.
         words: how the program ended, as a sentence for people.
-        kind: what such an end is called.
+        kind: the kind of the task's end.
     """
 
     def __init__(self, code: int, words: str, kind: EndKind = EndKind.EXITED) -> None:
@@ -71,19 +67,18 @@ class ProgramExit(SystemExit):
         self.kind = kind
 
 
-# -- diagnosis ---------------------------------------------------------------------------------------------------------
-# From what is known about a task process that has ended without a report to the way in which its task ended.
+# -- diagnosis of a task process that ended without a report -----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessExit:
-    """What is known about a task process that has ended.
+    """The exit of a task process.
 
     Attributes:
         at: seconds since the epoch.
         had_started: whether user code had begun to run in it.
         memory_was_short: whether the kernel killed any process of this host for lack of memory in the minute before.
-        code: its exit code, or the negative number of the signal that killed it; None if the kernel can't tell.
+        code: the exit code, or the negative number of the signal that killed it; None if the kernel can't tell.
         stopped_for: why iris_ray ended it, or None if it ended by itself.
     """
 
@@ -95,7 +90,7 @@ class ProcessExit:
 
 
 def diagnose(found: ProcessExit) -> TaskEnd:
-    """Return how the task ended. That iris_ray stopped it comes first, then that it never began."""
+    """Return how the task ended: stopped by iris_ray, never started, out of memory, or crashed, in this order."""
     if found.stopped_for is not None:
         return TaskEnd(EndKind.STOPPED, found.at, error=found.stopped_for)
     how = "ended without a word" if found.code is None else in_words(found.code)
@@ -108,15 +103,10 @@ def diagnose(found: ProcessExit) -> TaskEnd:
     return TaskEnd(EndKind.CRASHED, found.at, error=f"the task process {how}", exit_code=exit_code)
 
 
-# -- oom kills ---------------------------------------------------------------------------------------------------------
-# How many processes the kernel has killed because memory was used up, and whether that was a moment ago.
-
 VMSTAT = Path("/proc/vmstat")
 MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")  # a container's own limit (cgroup v2)
-
-
 LOOKS_KEPT = 60
-"""How many looks back a kill still counts. A look a second: a process of hundreds of GB takes a while to end."""
+"""A kill counts for so many looks, one a second: a process of hundreds of GB takes a while to end."""
 
 
 def oom_kills(files: tuple[Path, ...] = (VMSTAT, MEMORY_EVENTS)) -> int:
@@ -134,7 +124,7 @@ def _count(path: Path) -> int:
 
 
 class RecentOomKills:
-    """Knows whether the kernel has killed any process lately. What it killed long before explains no end.
+    """Knows whether the kernel has killed any process for lack of memory in the last minute.
 
     Args:
         count: returns how many it has killed in all.
@@ -145,20 +135,19 @@ class RecentOomKills:
         self._counts = deque([count()], LOOKS_KEPT)
 
     def look(self) -> None:
-        """Remember how many there are by now; to be called once a second."""
+        """Remember the present count. Call this once a second."""
         self._counts.append(self._count())
 
     def found(self) -> bool:
-        """Return whether there were any since the oldest look that is remembered."""
+        """Return whether the count has grown since the oldest remembered look."""
         return self._count() > self._counts[0]
 
 
 # -- watched process ---------------------------------------------------------------------------------------------------
-# A process that is not our child, held by a pidfd: when it ends, how, and signals that can't hit another process.
 
 
 class WatchedProcess:
-    """One running process of this host.
+    """One running process of this host, held by a pidfd, so that signals can't hit another process with its pid.
 
     Args:
         pid, started: the process and its start in clock ticks since boot.
@@ -172,7 +161,7 @@ class WatchedProcess:
         self._exited = asyncio.Event()
 
     def watch(self, on_exit: Callable[[], None]) -> None:
-        """Have a function called on the running event loop when the process ends, before `ended` turns true."""
+        """Call a function on the running event loop when the process ends, before `ended` turns true."""
 
         def ended() -> None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -190,7 +179,7 @@ class WatchedProcess:
         await self._exited.wait()
 
     async def wait_at_most(self, seconds: float) -> None:
-        """Wait for the end of the process, but no longer than this."""
+        """Wait for the end of the process, for so many seconds at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._exited.wait()
@@ -202,7 +191,7 @@ class WatchedProcess:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def exit_code(self) -> int | None:
-        """Return the process's exit code, or the negative number of a signal; None if the kernel can't tell (yet)."""
+        """Return the process's exit code, as `exit_code_of` does."""
         return exit_code_of(self._pidfd)
 
     def close(self) -> None:

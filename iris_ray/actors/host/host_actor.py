@@ -1,6 +1,6 @@
-"""One TPU host: watches and ends the task processes on it, and keeps what they print.
+"""The actor of one TPU host: it watches and ends the task processes there, and keeps their output.
 
-It runs in a process of its own, so it answers whatever user code does in the task process.
+It runs in a process of its own, so user code in a task process can't keep it from answering.
 """
 
 import asyncio
@@ -36,21 +36,19 @@ from iris_ray.model.outcomes import TaskEnd
 logger = logging.getLogger(__name__)
 
 ENDED_KEPT = 16
-"""How many ended processes of a place the actor remembers: a caller may still ask how they ended. Up to eight standbys
-start at once, are adopted in any order, and may all be killed while they wait."""
+"""The actor remembers so many ended processes of a place, because a caller may still ask how they ended. Up to eight
+standbys start at once, are adopted in any order, and may all be killed while they wait."""
 
 
 class TPUHostActor:
-    """Watches the task processes of its host, by pid: the one that runs and the standby that waits.
+    """Watches the task processes of its host, by pid: running tasks and waiting standbys. See `HostInterface`.
 
-    `HostInterface` says what each method means.
-
-    A task belongs to a place: its slice, or, without chips, a place of its own on a host that many tasks share.
+    A task belongs to a place: its slice or, without chips, a place of its own on a host that many tasks share.
 
     Args:
-        place: which host this is.
+        place: the host.
         exclusive: whether this actor's tasks have the host to themselves, so that any other task on it is a leftover.
-        pool: the SlicePoolManager. It gets the last lines of every task, and notices about the host.
+        pool: the SlicePoolManager. It gets the last lines of every task, and the notices of the host.
     """
 
     def __init__(self, place: HostPlace, exclusive: bool, pool: ActorHandle) -> None:
@@ -61,7 +59,7 @@ class TPUHostActor:
         self._devices = host_devices() if exclusive else None
         self._background = BackgroundTasks()
         self._watches: dict[int, TaskWatch] = {}
-        self._places: dict[int, str] = {}  # of which place the processes are
+        self._places: dict[int, str] = {}  # the place of each process
         self._metadata: asyncio.Task[None] | None = None
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
@@ -69,7 +67,7 @@ class TPUHostActor:
 
     @cached_property
     def _ledger(self) -> ProcessLedger:
-        """Made at the first call: on a host whose disk is full the actor starts all the same, and can say so."""
+        """Created at the first use, so that the actor starts even if the disk is full, and can say so."""
         return ProcessLedger(host_directory(), self._exclusive)
 
     @cached_property
@@ -166,9 +164,9 @@ class TPUHostActor:
         return any(watch.runs for watch in self._watches.values())
 
     async def _end_when_cut_off(self) -> None:
-        """End this process if its pool no longer calls while a task runs here. The reaper then ends what runs here.
+        """Exit if the pool no longer calls while a task runs here. The reaper then ends the tasks.
 
-        Not by Ray's means, which would wait for the network.
+        Use `os._exit`, because Ray's ways to exit would wait for the network.
         """
         while not self._contact.is_lost:
             await self._contact.count()
@@ -184,7 +182,6 @@ class TPUHostActor:
         return [pid for pid in self._watches if self._places[pid] == place]
 
     async def _forget(self, pids: Iterable[int]) -> None:
-        """Forget processes that have ended."""
         for pid in pids:
             if (watch := self._watches.get(pid)) is not None:  # a concurrent call may have removed it
                 await asyncio.to_thread(watch.output.close)
@@ -202,7 +199,7 @@ class TPUHostActor:
         return report
 
     async def _watch_metadata(self) -> None:
-        """Tell the pool what the host's metadata server announces and calls off."""
+        """Tell the pool the notices of the host's metadata server, and when it calls one off."""
         module = "iris_ray.actors.host.metadata"
         await asyncio.to_thread(import_module, module)  # imports aiohttp, slowly: not on the event loop
         from iris_ray.actors.host.metadata import MetadataWatch

@@ -1,4 +1,4 @@
-"""Makes a host ready for its first task: old logs are deleted, leftovers of earlier tasks ended, and its chips free."""
+"""Makes a host ready for its first task: deletes old logs, ends leftovers of earlier tasks, waits for free chips."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ class HostPreparation:
     Args:
         name: the host's name, for messages.
         ledger: the host's record of task processes.
-        devices: the host's chips, if its tasks have them to themselves; otherwise None.
+        devices: the host's chips, if its tasks have them to themselves; else None.
         background: runs the preparation.
     """
 
@@ -37,7 +37,7 @@ class HostPreparation:
         """Prepare the host, unless that has succeeded before. Concurrent callers wait for one try.
 
         Returns:
-            Which process holds the host's chips; None once the host is ready.
+            None once the host is ready, or why its chips are not free.
 
         Raises:
             RuntimeError: processes of an earlier task can't be ended, and the next task would need their chips.
@@ -59,7 +59,7 @@ class HostPreparation:
         return await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
 
     async def _start_reaper(self) -> None:
-        """Have the host's tasks ended also if this actor is gone before it could do so."""
+        """Start a reaper that ends the host's tasks if this actor dies."""
         if self._has_reaper:
             return
         try:

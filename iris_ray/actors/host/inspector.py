@@ -1,6 +1,6 @@
-"""Looks into the process of a task with py-spy, which comes with Ray: what its threads do, and where its time goes.
+"""Stacks and profiles of a task's process, by py-spy, which comes with Ray.
 
-It runs on the task's host as a plain Ray task. The process itself need not do anything for it, and may hang.
+py-spy runs on the task's host as a plain Ray task. It works even if the task's process hangs.
 """
 
 import shutil
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import psutil
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError
 
 DUMP_S = 20.0
-"""How long py-spy may take to read stacks; the process may be large."""
+"""py-spy may take so long to read the stacks of a large process."""
 WRITING_S = 30.0
-"""How long it may take to write a profile."""
+"""py-spy may take so long to write a profile."""
 
 NOT_PERMITTED = (
     "py-spy may not look into the process. It needs root, or in a container the capability SYS_PTRACE (docker run"
@@ -33,7 +33,7 @@ NOT_PERMITTED = (
 
 
 class InspectedTask(NamedTuple):
-    """Which attempt of a task is looked at."""
+    """The attempt of a task to look into."""
 
     job_id: str
     task_index: int
@@ -41,25 +41,25 @@ class InspectedTask(NamedTuple):
 
 
 def stacks_of(task: InspectedTask) -> str:
-    """Return what each thread of a task's process on this host does, as text.
+    """Return the stacks of a task's process on this host, as text.
 
     Raises:
-        InspectionFailedError: it does not run here, or can't be looked at; the message says why.
+        InspectionFailedError: the task does not run here, or py-spy fails; the message says why.
     """
     return _py_spy(["dump", "--pid", str(_pid_of(task))], DUMP_S)
 
 
 def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> bytes:
-    """Return where the time of a task's process, and of those that it has started, goes.
+    """Return a profile of a task's process on this host and of its child processes.
 
     Args:
-        task: which task on this host.
-        seconds: for how long to watch.
-        layout: of the file: ``flamegraph`` (SVG), ``speedscope`` (JSON) or ``raw`` (text).
-        idle: count threads that wait, too.
+        task: the task.
+        seconds: how long to sample.
+        layout: the file's format: ``flamegraph`` (SVG), ``speedscope`` (JSON) or ``raw`` (text).
+        idle: whether to count waiting threads, too.
 
     Raises:
-        InspectionFailedError: it does not run here, or can't be looked at; the message says why.
+        InspectionFailedError: the task does not run here, or py-spy fails; the message says why.
     """
     with tempfile.TemporaryDirectory(prefix="iris_ray-profile-") as directory:
         path = Path(directory) / "profile"
@@ -70,17 +70,12 @@ def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> by
 
 
 def ask_host(function: object, node_id: str, address: str, *arguments: object) -> ray.ObjectRef:
-    """Have one of these functions called on a host. Returns at once."""
-    return ray.remote(function).options(
-        num_cpus=0,
-        resources={f"node:{address}": 0.001},
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        max_retries=0,
-    ).remote(*arguments)  # fmt: skip
+    """Call `stacks_of` or `profile_of` on a host. Return at once."""
+    return ray.remote(function).options(**on_host(node_id, address), max_retries=0).remote(*arguments)
 
 
 def _pid_of(task: InspectedTask) -> int:
-    """Return the process in which a task runs on this host."""
+    """Return the pid of the process in which a task runs on this host."""
     for path in (host_directory() / "tasks").glob("*.started"):
         pid = path.name.removesuffix(".started")
         found = StartedTask.read(TaskFiles(str(path).removesuffix(".started")))
@@ -92,7 +87,7 @@ def _pid_of(task: InspectedTask) -> int:
 
 
 def _py_spy(arguments: Sequence[str], timeout_s: float) -> str:
-    """Run py-spy and return what it prints."""
+    """Run py-spy and return its output."""
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:

@@ -1,4 +1,4 @@
-"""The record of a host's task processes, on disk: a later actor finds there what an earlier one left running."""
+"""The record of a host's task processes, on disk. A later actor finds processes there that an earlier one left."""
 
 import contextlib
 import json
@@ -12,24 +12,23 @@ import psutil
 
 from iris_ray.actors.host.containers import end_container
 from iris_ray.actors.host.process_tree import ProcessTree, end_task, runs_since, stat_of
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, remove_file
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, remove_file, write_whole
 
 TERM_GRACE_S = 1.0
-"""How long processes that an earlier actor left running may take to end after SIGTERM."""
+"""Leftover processes may take so long to end after SIGTERM."""
 LEFTOVERS_DYING_S = 240.0
-"""How long they may take to end after SIGKILL: the kernel frees hundreds of gigabytes first. A slice may take five
-minutes to start its processes, see `reserved_slice`."""
-
+"""Leftover processes may take so long to end after SIGKILL: the kernel frees hundreds of gigabytes first. It is less
+than `reserved_slice.START_TIMEOUT_S`."""
 
 EXCLUSIVE, SHARED = "tasks", "shared-tasks"
-"""Where a host's directory has the records of tasks that have the host to themselves, and of the others."""
+"""The folders with the records of tasks that have the host to themselves, and of tasks that share it."""
 
 
 class ProcessLedger:
     """Records each task process of this host in ``<directory>/tasks/<pid>.json``, with descendants and start times.
 
-    Tasks without chips share their host with others and are recorded in ``<directory>/shared-tasks``. Such a task is a
-    leftover only if the process that recorded it, its recorder, has ended.
+    Tasks without chips share their host and are recorded in ``<directory>/shared-tasks``. Such a task is a leftover
+    only if its recorder, the process that recorded it, has ended.
 
     Args:
         directory: the host's directory.
@@ -46,12 +45,12 @@ class ProcessLedger:
 
     def record(self, tree: ProcessTree) -> None:
         """Record a task process."""
-        self._files(tree.pid).remove()  # those of an earlier process with this pid
+        self._files(tree.pid).remove()  # left by an earlier process with this pid
         with self._lock:
             self._write(tree)
 
     def record_descendants(self, tree: ProcessTree) -> None:
-        """Update a tree and record it if it has changed. A process that was forgotten stays forgotten."""
+        """Update a tree and record it if it has changed, unless the process was forgotten."""
         if tree.update():
             with self._lock:
                 if self._entry(tree.pid).exists():
@@ -62,10 +61,9 @@ class ProcessLedger:
         return os.path.exists(self._files(pid).started)  # False, too, if a faulty disk can't tell
 
     def forget(self, tree: ProcessTree) -> None:
-        """Remove a process's record and its files. On a disk that has become read-only they stay.
+        """Remove a process's record and its files. They stay if another process has got the pid and is recorded.
 
-        A process that has ended long ago may be forgotten only now, and another one, of another actor, may have its
-        pid by then: that one's record and files stay.
+        On a disk that has become read-only they stay, too.
         """
         with self._lock:
             if not self._has_recorded(tree):
@@ -79,10 +77,10 @@ class ProcessLedger:
 
         Args:
             grace_s: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
-            recorder: pid and start of the actor whose tasks to end, which is gone; None ends those of all.
+            recorder: pid and start of an actor that is gone, to end only its tasks; None ends the tasks of all actors.
 
         Returns:
-            Which processes still run after `LEFTOVERS_DYING_S`, as ``pid <n>``, or may run, and which containers, as
+            The processes that run or may run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and the containers, as
             ``container <name> (<why>)``.
         """
         still_running: list[str] = []
@@ -104,10 +102,10 @@ class ProcessLedger:
         return still_running + unread + self._end_lost_containers()
 
     def owns(self, process: psutil.Process) -> bool:
-        """Return whether a process provably belongs to a task of this host, whichever ledger has recorded that.
+        """Return whether a process provably belongs to a task of this host, with or without chips.
 
-        The proof is itself, an ancestor, or the token of one of these. A process in a container has such an ancestor:
-        the container's first process.
+        It does if it or one of its ancestors is recorded or carries the token of a recorded task. A process in a
+        container has such an ancestor: the container's first process.
         """
         folders = (self._host_directory / name for name in (EXCLUSIVE, SHARED))
         entries = [entry for folder in folders for entry in self._entries([], folder=folder)]
@@ -121,7 +119,7 @@ class ProcessLedger:
             return False
 
     def _end_lost_containers(self) -> list[str]:
-        """End containers whose task nobody records any more: their engine did not answer when the task was ended."""
+        """End containers whose task has no record: their engine did not answer when the task was ended."""
         folders = [self._host_directory / name for name in (EXCLUSIVE, SHARED)]
         recorded = {path.stem for folder in folders for path in folder.glob("*.json")}
         lost = [files for files in TaskFiles.with_containers(self._host_directory) if files.pid not in recorded]
@@ -144,9 +142,7 @@ class ProcessLedger:
         entry = {"pid": tree.pid, "started": tree.started, "token": tree.token, "descendants": descendants}
         if (recorder := stat_of(os.getpid())) is not None:
             entry["recorder"] = [recorder.pid, recorder.started]
-        unfinished = self._directory / f"{tree.pid}.json.unfinished"
-        unfinished.write_text(json.dumps(entry))
-        unfinished.replace(self._entry(tree.pid))
+        write_whole(self._entry(tree.pid), json.dumps(entry).encode())
 
     def _is_leftover(self, gone: tuple[int, int] | None, recorder: list[int] | None) -> bool:
         """Return whether the tasks of a recorder are leftovers; see `end_leftovers`."""
@@ -160,12 +156,12 @@ class ProcessLedger:
         wanted: Callable[[list[int] | None], bool] | None = None,
         folder: Path | None = None,
     ) -> Iterator[ProcessTree]:
-        """Yield each recorded tree, or those of wanted recorders. Remove damaged entries.
+        """Yield each recorded tree. Remove damaged entries.
 
         Args:
-            unread: gets, in words, those that the disk does not give.
-            wanted: whether a recorder's trees are; None: all are.
-            folder: where the entries are, if not where this ledger has its own.
+            unread: gets a description of each entry that the disk can't read.
+            wanted: decides by the recorder which trees to yield; None: all.
+            folder: the folder of the entries; None: this ledger's own.
         """
         for path in (folder or self._directory).glob("*.json"):
             try:
@@ -189,7 +185,7 @@ def _has_ended(recorder: list[int] | None) -> bool:
 
 
 def _token_of(process: psutil.Process) -> str | None:
-    """Return the token that a process carries; None if it has none, or if that can't be seen."""
+    """Return the token that a process carries; None if it has none or we may not see it."""
     with contextlib.suppress(psutil.Error, OSError):
         return process.environ().get(TOKEN_VARIABLE)
     return None

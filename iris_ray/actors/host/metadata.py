@@ -1,4 +1,4 @@
-"""What a host's metadata server says about the host's future: preemption and maintenance."""
+"""Notices of a host's metadata server: preemption and maintenance."""
 
 import asyncio
 import json
@@ -19,10 +19,8 @@ from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.settings import TEST_METADATA_HOST
 
 # -- metadata client ---------------------------------------------------------------------------------------------------
-# Asks a host's own metadata server.
-#
-# Every VM on Google Cloud has one (https://cloud.google.com/compute/docs/metadata/overview); other machines have
-# none.
+# Every VM on Google Cloud has a metadata server (https://cloud.google.com/compute/docs/metadata/overview). Other
+# machines have none.
 
 HOST_VARIABLES = (TEST_METADATA_HOST, "GCE_METADATA_HOST")
 """Environment variables with the server's ``host`` or ``host:port``; the second one is Google's own name."""
@@ -53,7 +51,7 @@ class MetadataClient:
 
     def __init__(self, connect_s: float) -> None:
         self._connect_s = connect_s
-        # No proxy: a metadata server speaks about the host that asks.
+        # No proxy: a metadata server's answers are about the host that asks.
         self._session = aiohttp.ClientSession(trust_env=False, headers=_FLAVOR, auto_decompress=False)
 
     async def __aenter__(self) -> "MetadataClient":
@@ -81,7 +79,7 @@ class MetadataClient:
 
 
 def metadata_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return where a process with this environment finds its host's metadata server, the likeliest place first."""
+    """Return the addresses of the host's metadata server for a process with this environment, likeliest first."""
     configured = next((environ[name] for name in HOST_VARIABLES if environ.get(name)), None)
     return (configured,) if configured else WELL_KNOWN_HOSTS
 
@@ -92,10 +90,9 @@ def path_of(key: str) -> str:
 
 
 # -- maintenance -------------------------------------------------------------------------------------------------------
-# What a metadata server says about its host's maintenance, and what is new about it.
 
 DENIALS = 2
-"""How many answers in a row must say that an announced maintenance is no longer planned, before that is believed."""
+"""A maintenance counts as called off after so many answers in a row that deny it."""
 
 
 class CalledOff(Enum):
@@ -105,11 +102,11 @@ class CalledOff(Enum):
 
 
 class MaintenanceNews:
-    """Finds in a series of answers what changes: a new maintenance, another date, or none any more.
+    """Finds the changes in a series of answers: a new maintenance, another date, or a maintenance that is called off.
 
     Args:
-        lead_s: how many seconds before its beginning a maintenance is told. One that is put off beyond that is called
-            off for now.
+        lead_s: a maintenance is told so many seconds before it begins. If it is put off beyond that, it is called off
+            for now.
         announced: the notice of a maintenance that was told earlier, or None.
     """
 
@@ -119,10 +116,10 @@ class MaintenanceNews:
         self._denials = 0
 
     def heard(self, answer: Answer, now: float) -> HostNotice | CalledOff | None:
-        """Take the next answer, and return what is new: a notice, that the last one is called off, or nothing.
+        """Take the next answer. Return a new notice, `CalledOff` for the last notice, or None if nothing has changed.
 
         Args:
-            answer: what the server says about ``upcoming-maintenance?alt=json``.
+            answer: to ``upcoming-maintenance?alt=json``.
             now: seconds since the epoch.
         """
         planned = maintenance_notice(answer.body) if answer.status == 200 else None
@@ -139,7 +136,7 @@ class MaintenanceNews:
         return CalledOff.CALLED_OFF
 
     def heard_nothing(self) -> None:
-        """The server did not answer; so the answers before and after are not in a row."""
+        """Note that the server did not answer, so that the answers before and after are not in a row."""
         self._denials = 0
 
     def _is_near(self, planned: HostNotice, now: float) -> bool:
@@ -149,9 +146,8 @@ class MaintenanceNews:
 def maintenance_notice(body: str) -> HostNotice | None:
     """Return the notice in the body of ``upcoming-maintenance?alt=json``; None if nothing is planned.
 
-    A server says in several ways that nothing is planned: an object with an ``error``, an empty object, the text NONE.
-    The documentation spells the fields in two ways: ``window_start_time`` for the metadata server and
-    ``windowStartTime`` for the API.
+    If nothing is planned, a server answers an object with an ``error``, an empty object, or the text NONE. The
+    documentation spells fields ``window_start_time`` for the metadata server and ``windowStartTime`` for the API.
     """
     try:
         fields: Any = json.loads(body)
@@ -172,10 +168,10 @@ def maintenance_notice(body: str) -> HostNotice | None:
 
 
 def denies_maintenance(answer: Answer) -> bool:
-    """Return whether a metadata server says that no maintenance is planned; a server that can't say denies nothing.
+    """Return whether a metadata server says that no maintenance is planned.
 
-    Usually it says so with a 503 and an object that has an ``error``. A server that is not available answers 503, too,
-    but without such an object.
+    Usually it says so with a 503 and an object that has an ``error``. A server that is not available also answers 503,
+    but without such an object, and denies nothing.
     """
     if answer.status == 404:
         return True
@@ -189,32 +185,29 @@ def denies_maintenance(answer: Answer) -> bool:
 
 
 # -- metadata watch ----------------------------------------------------------------------------------------------------
-# Watches what a host's own metadata server says about the host's future: preemption and maintenance.
-#
-# A host without a metadata server is no failure: the watch looks for one again, ever more seldom, and logs that once.
 
 logger = logging.getLogger(__name__)
 
 PREEMPTED = "instance/preempted"
 UPCOMING_MAINTENANCE = "instance/upcoming-maintenance"
 PREEMPTION_NOTICE_S = 30.0
-"""How long a spot VM runs on when ``preempted`` turns TRUE. No server says it; the documentation does."""
+"""A spot VM runs on for so long after ``preempted`` turns TRUE. This is from the documentation; no server says it."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """How patient a watch is, all in seconds.
+    """The timeouts and pauses of a watch, in seconds.
 
     Args:
-        long_poll: how long the server may keep a question until something changes.
+        long_poll: how long the server may hold a question until its answer changes.
         answer: how long any other answer may take, and the answer to a long poll beyond ``long_poll``.
-        at_least: the pause between two long polls, if the server does not keep them.
+        at_least: the pause between two long polls, if the server does not hold them.
         look: the pause between two questions about maintenance.
-        maintenance_lead: how long before its beginning a maintenance is told. It is announced days ahead, and a host
-            with a notice gets no new tasks. A maintenance that is put off beyond that is called off for now.
-        first_pause, longest_pause: the pause after a missing answer; it doubles from one to the other.
+        maintenance_lead: as ``lead_s`` of `MaintenanceNews`. Maintenance is announced days ahead, and a host with a
+            notice gets no new tasks.
+        first_pause, longest_pause: the pause after a missing answer; it doubles from the first to the longest.
     """
 
     long_poll: float = 60.0
@@ -227,13 +220,15 @@ class WatchTimes:
 
 
 class MetadataWatch:
-    """Tells each notice once, and once that a maintenance is called off. Does not use Ray.
+    """Tells each notice once, and calls a maintenance off once. Does not use Ray.
+
+    A host without a metadata server is no failure: the watch looks for one with ever longer pauses, and logs that once.
 
     Args:
         tell: takes each notice, on the event loop.
         call_off: called when the maintenance that was told last is no longer planned; another one may follow.
-        hosts: where the server may be; by default what the environment says, else the well-known places.
-        times: how patient the watch is.
+        hosts: addresses of the server; None: those of `metadata_hosts`.
+        times: timeouts and pauses.
         announced: the notice of a maintenance that an earlier watch has told.
     """
 
@@ -261,7 +256,7 @@ class MetadataWatch:
                 watches.create_task(self._watch_maintenance(client, host))
 
     async def _find_server(self, client: MetadataClient) -> str:
-        """Return the first of the hosts that answers as a metadata server does; raise NoAnswer if none does."""
+        """Return the first host that answers as a metadata server does. Raise NoAnswer if none does."""
         for host in self._hosts:
             try:
                 await client.ask(host, "/", {}, self._times.answer)
@@ -283,7 +278,7 @@ class MetadataWatch:
             last = found
 
     async def _ask_preempted(self, client: MetadataClient, host: str, etag: str) -> tuple[Answer, float]:
-        """Return the server's answer, as soon as it differs from the one with this etag, and when it was asked."""
+        """Return the server's answer once it differs from the one with this etag, and the time of the question."""
         asked_at = asyncio.get_running_loop().time()
         query = {}
         if etag:
@@ -308,7 +303,7 @@ class MetadataWatch:
     async def _persistently(
         self, ask: Callable[[], Coroutine[Any, Any, T]], missed: Callable[[], None] = lambda: None
     ) -> T:
-        """Ask until there is an answer, with ever longer pauses. ``missed`` is called after each missing answer."""
+        """Ask until there is an answer, with ever longer pauses. Call ``missed`` after each missing answer."""
 
         def note(state: RetryCallState) -> None:
             assert state.outcome is not None

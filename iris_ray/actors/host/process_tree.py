@@ -1,13 +1,12 @@
-"""A task's process and its descendants.
+"""The process tree of a task: its process and the descendants, and how to end them all.
 
-The descendants are recorded while the task's process lives: the kernel forgets them as its descendants when it ends.
+We record descendants while the task's process lives, because the kernel forgets the relation when that process ends.
+A pid names a process only together with its start time, since pids are used again. A process is a member of the tree
+if we saw it as a child of a member or in the process group or session that the task's process leads, if it carries the
+task's token, or if the task has named it (`TaskFiles.members`).
 
-A pid names one process only together with the time at which that process started. A process counts as part of the tree
-only if it was seen as a child of another member, in the process group or session that the task's process leads, if it
-carries the task's token, or if the task has named it (`TaskFiles.members`).
-
-A program that a task starts carries the token in its environment. What a task forks shows the environment of the task's
-process, which began before it had a token; so the token is also the name of memory that the kernel maps into forks.
+A program that a task starts carries the token in its environment. A fork shows the environment with which the task's
+process started, before it had a token, so the token is also the name of memory that the kernel maps into forks.
 """
 
 import contextlib
@@ -26,22 +25,21 @@ import psutil
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
 
 FORK_MARK = "iris-ray-task-"
-"""Before the token in the name of the memory that a task's process and its forks have mapped."""
+"""The name of the memory that a task's process and its forks have mapped is this, then the token."""
 LISTINGS = 3
-"""How often a search lists the processes: a daemon may start while its parent, which a listing has seen, ends."""
+"""A search lists the processes so often, because a daemon may start while its parent, already listed, ends."""
 BEGINNING_S = 0.1
-"""How long after its start a process may be between two programs."""
+"""A process may be between two programs for so long after its start."""
 KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
-"""Most kernels are built with that file."""
+"""Whether the kernel is built with that file. Most are."""
 _GONE_OR_ANOTHER_USERS = FileNotFoundError, ProcessLookupError, PermissionError
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What the kernel says about a process at one moment.
+    """The kernel's ``stat`` of a process at one moment.
 
     Attributes:
-        pid, parent, group, session: process numbers.
         started: clock ticks since boot; unlike a time of day, this never changes.
         is_zombie: whether its first thread has ended.
         threads: how many threads it has, the first one included.
@@ -57,7 +55,7 @@ class ProcessStat:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no thread of it runs. While one runs, the process holds its memory and chips."""
+        """Whether none of its threads runs. While one runs, the process holds its memory and chips."""
         return self.is_zombie and self.threads == 1
 
 
@@ -74,11 +72,11 @@ def stat_of(pid: int) -> ProcessStat | None:
 def read_of_process(pid: int, name: str) -> bytes:
     """Return a file of ``/proc`` about a process; empty if the process has ended or is another user's.
 
-    Scans read thousands of these files, so this spares what a Python file object costs.
+    Scans read thousands of these files, so this does without the cost of a Python file object.
 
     Raises:
-        OSError: the file can't be read for another reason: this process has no file descriptor left, for instance. To
-            take the other one for ended would let it live on.
+        OSError: the file can't be read for another reason, such as too many open files in this process. If we took the
+            other process for ended, it would live on.
     """
     try:
         file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
@@ -93,9 +91,9 @@ def read_of_process(pid: int, name: str) -> bytes:
 
 
 def mark_forks(token: str) -> mmap.mmap | None:
-    """Mark this process and those that it forks, until they start another program, as those of a task.
+    """Mark this process and its forks as a task's, until they start another program.
 
-    Returns memory to keep: the mark goes with it. None: the kernel has no such memory.
+    Return the memory that is the mark, which the caller has to keep; None if the kernel has no such memory.
     """
     try:
         file = os.memfd_create(FORK_MARK + token)
@@ -109,13 +107,13 @@ def mark_forks(token: str) -> mmap.mmap | None:
 
 
 def runs_since(pid: int, started: int) -> bool:
-    """Return whether the process that started at that tick still exists; another process may have got its pid."""
+    """Return whether the process with this pid is the one that started at that tick."""
     found = stat_of(pid)
     return found is not None and found.started == started
 
 
 class ProcessTree:
-    """The members of one task's process tree: its first process, the root, and the descendants of that.
+    """The members of one task's process tree: the task's process, called the root, and its descendants.
 
     Args:
         pid, started: the root and its start in clock ticks since boot.
@@ -136,15 +134,15 @@ class ProcessTree:
         return dict(self._known)
 
     def adopt(self, others: Mapping[int, int]) -> None:
-        """Count processes, given by pids and start ticks, as members, and so their descendants."""
+        """Add processes, given by pids and start ticks, as members. Their descendants become members, too."""
         with self._lock:
             self._known = {**self._known, **{pid: since for pid, since in others.items() if runs_since(pid, since)}}
 
     def update(self) -> bool:
-        """Add new children of known members and drop members that have ended. Return whether anything changed.
+        """Add new children of known members, and drop members that have ended. Return whether anything changed.
 
-        The cost grows with the threads of the tree, not with the number of processes on the machine, if the kernel
-        lists the children of a process.
+        If the kernel lists the children of a process, the cost grows with the threads of the tree, not with the number
+        of processes on the machine.
         """
         before = self._known
         if KERNEL_LISTS_CHILDREN:
@@ -160,23 +158,23 @@ class ProcessTree:
             while todo:
                 pid, started = todo.pop()
                 children = [] if pid in found else [child for number in _children(pid) if (child := stat_of(number))]
-                if runs_since(pid, started):  # checked after its children were read, so they are children of this one
+                if runs_since(pid, started):  # checked after reading its children, so they are this process's
                     found[pid] = started
                     todo += [(child.pid, child.started) for child in children if child.parent == pid]
             self._known = found
 
     def search(self, just_ended: bool = False) -> list[psutil.Process]:
-        """Look through all processes of the machine and return every member, those that no `update` saw included.
+        """Look through all processes of the machine. Return every member, even if no `update` saw it.
 
         Args:
-            just_ended: whether the root may be gone, but too recently for its pid to be in use again.
+            just_ended: whether the root may have ended, but too recently for its pid to be in use again.
         """
         with self._lock:
             stats = _all_stats()
             members = {pid for pid, stat in stats.items() if self._known.get(pid) == stat.started}
             led = {pid for pid, stat in stats.items() if self.pid in (stat.group, stat.session)}
-            # The kernel gives no new process the number of a group that has a member. So the group is the root's as
-            # long as one of its members is known, or if there was no time to use the number again.
+            # The kernel gives no new process the number of a group that has members. So the group is still the root's
+            # if we know one of its members, or if there was no time to use the number again.
             reused = self.pid in stats and stats[self.pid].started != self.started
             if not reused and (just_ended or led & members):
                 members |= led
@@ -187,7 +185,7 @@ class ProcessTree:
         return self.members()
 
     def _has_token(self, process: ProcessStat) -> bool:
-        """Return whether a process carries the task's token. One that is older than the root can't have it."""
+        """Return whether a process carries the task's token. A process older than the root can't."""
         if process.started < self.started or process.is_zombie:
             return False
         entry = f"{TOKEN_VARIABLE}={self.token}".encode()
@@ -207,7 +205,7 @@ class ProcessTree:
 
 
 def _environ_of(process: ProcessStat) -> bytes:
-    """Return the environment of a process. One that is beginning a program has none yet, and is asked again."""
+    """Return the environment of a process. Read it again if it is empty because the process is starting a program."""
     while not (found := read_of_process(process.pid, "environ")):
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
         if age > BEGINNING_S or not runs_since(process.pid, process.started):
@@ -217,7 +215,7 @@ def _environ_of(process: ProcessStat) -> bytes:
 
 
 def _all_stats() -> dict[int, ProcessStat]:
-    """Return the stats of all processes by pid, those included that start while others are read."""
+    """Return the stats of all processes by pid, including those that start while we read others."""
     stats: dict[int, ProcessStat] = {}
     listed: set[int] = set()
     for _ in range(LISTINGS):
@@ -228,7 +226,6 @@ def _all_stats() -> dict[int, ProcessStat]:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the pids of a process's children."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -238,14 +235,13 @@ def _children(pid: int) -> list[int]:
 
 
 # -- end task ----------------------------------------------------------------------------------------------------------
-# Ending a task: every process of it is killed, also one that has left the task's process tree.
 
 logger = logging.getLogger(__name__)
 
 SAY_EVERY_S = 10.0
-"""How often a long wait for processes that have been killed is mentioned."""
+"""A long wait for killed processes is logged at this interval."""
 BRISK_S = 1.0
-"""Processes that are not gone after so long are looked for less often."""
+"""After so long, the wait for killed processes polls less often."""
 
 
 def end_task(
@@ -254,19 +250,19 @@ def end_task(
     timeout_s: float = 10.0,
     grace_s: float = 0.0,
 ) -> list[str]:
-    """SIGKILL a task's processes, and then those that they have started meanwhile, until none is left.
+    """SIGKILL a task's processes, and those that they start meanwhile, until none is left.
 
-    Blocks until they are gone, or for ``grace_s`` and ``timeout_s`` seconds. Zombies count as gone, once no
-    thread of them runs: they hold neither memory nor chips.
+    Block until they are gone, or for ``grace_s`` and ``timeout_s`` seconds. A zombie counts as gone once none of its
+    threads runs, since it holds neither memory nor chips.
 
     Args:
-        found: its processes, as a search has just found them.
-        search: finds its processes; not called if none of those found runs.
-        timeout_s: seconds after the SIGKILL after which processes that still run are left alone.
+        found: the task's processes, as a search has just found them.
+        search: finds the task's processes; not called if none of ``found`` runs.
+        timeout_s: seconds to wait after the SIGKILL.
         grace_s: seconds between a SIGTERM and the SIGKILL; 0 sends no SIGTERM.
 
     Returns:
-        Which processes still run, as ``pid <n>``.
+        The processes that still run, as ``pid <n>``.
     """
     left = _running(found)
     if grace_s and left:
@@ -287,28 +283,27 @@ def end_task(
         if waited // SAY_EVERY_S > said and (names := _names(left)):
             said = waited // SAY_EVERY_S
             logger.warning("%s: killed %.0f s ago and not gone yet; much memory takes long", ", ".join(names), waited)
-        left = _running([*left, *search()])  # a dying one may have forked
+        left = _running([*left, *search()])  # a dying process may have forked
     return []
 
 
 def _wait_until_ended(processes: list[psutil.Process], seconds: float) -> None:
-    """Wait until all have ended, for so many seconds at most. `psutil.wait_procs` would wait for zombies, too."""
+    """Wait until all have ended, for so many seconds at most. `psutil.wait_procs` would also wait for zombies."""
     deadline = time.monotonic() + seconds
     while any(map(_runs, processes)) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def _names(processes: list[psutil.Process]) -> list[str]:
-    """Return which of them still run, in words."""
     return sorted({f"pid {process.pid}" for process in _running(processes)})
 
 
 def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Return those that still run, each of them once."""
+    """Return the processes that still run, each once."""
     return list({process.pid: process for process in processes if _runs(process)}.values())
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether a process exists and a thread of it runs. Its first thread may have ended before the others."""
+    """Return whether any thread of a process runs. The first thread may end before the others."""
     found = stat_of(process.pid)
     return found is not None and not found.has_ended and process.is_running()

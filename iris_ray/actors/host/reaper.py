@@ -1,7 +1,7 @@
-"""A process outside Ray that ends what tasks have left on a host, once the TPUHostActor that watched them is gone.
+"""The reaper: a process outside Ray that ends the tasks of a host once their TPUHostActor is gone.
 
-Ray ends that actor with its driver, its pool or its raylet. What a task has started as a daemon would live on, and
-might hold the chips.
+Ray ends that actor with its driver, its pool or its raylet. Daemons that a task has started would live on and might
+hold the chips.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from iris_ray.actors.host.process_tree import runs_since, stat_of
 
 AGAIN_S = 1.0
 LOCAL_DIRECTORIES_KEPT_S = 600.0
-"""How long a job may take to come back to a host before its directory there is removed."""
+"""A job has so long to come back to a host before its directory there is removed."""
 
 
 def start_reaper(directory: Path, exclusive: bool) -> None:
-    """Start the reaper of the tasks that this process records. It ends after this process. Blocks until it has started.
+    """Start the reaper of the tasks that this process records. Block until it has started; it outlives this process.
 
     Args:
         directory, exclusive: as for `ProcessLedger`.
@@ -43,11 +43,11 @@ def start_reaper(directory: Path, exclusive: bool) -> None:
 
 
 def main() -> None:
-    """Wait for the end of the process that records the tasks, then end what is left of these."""
+    """Wait until the process that records the tasks has ended, then end the tasks."""
     directory, exclusive, pid, started = sys.argv[1:]
     ledger, recorder = ProcessLedger(Path(directory), bool(int(exclusive))), (int(pid), int(started))
     if os.fork():
-        os._exit(0)  # Ray ends the children of its workers, so this is to be none
+        os._exit(0)  # Ray ends the children of its workers, so the reaper must not be a child
     _wait_for_end(*recorder)
     end_what_is_left(ledger, recorder)
     directories = LocalDirectories.of_host(Path(directory))

@@ -1,4 +1,4 @@
-"""The environment of a task process: its variables, what the raylet's environment says, and free ports."""
+"""The environment of a task process: its variables, those of its raylet, and free ports."""
 
 import errno
 import random
@@ -19,17 +19,15 @@ _PROCESS_START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "TMPDIR"})
 # variables, only when the program first looks for devices.
 _IMPORT_PREFIXES = ("JAX_",)
 
-# A task without GPUs is to see none; Ray names those of a task that has some.
+# A task without GPUs must see none. Ray sets these for a task that has some.
 _GPU_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 # A task owns all chips that its raylet has. Ray sets these for processes that hold some of the chips, or none.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
-# What tells a task without chips that there are none, as Ray tells its own processes. libtpu 0.0.52 locks the host's
-# chips all the same once it is loaded, so `_ON_CPU` keeps JAX and PyTorch/XLA from loading it.
+# A task without chips gets these, as Ray's own processes do. libtpu 0.0.52 still locks the host's chips once it is
+# loaded, so `_ON_CPU` keeps JAX and PyTorch/XLA from loading it.
 _NO_CHIPS = {"TPU_VISIBLE_CHIPS": "", "TPU_VISIBLE_DEVICES": ""}
-
-# What keeps JAX and PyTorch/XLA off the chips of the host on which a task without accelerators runs.
 _ON_CPU = {"JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
 
 
@@ -41,7 +39,7 @@ def split_by_start(user_env: Mapping[str, str], preload: Sequence[str] = ()) -> 
         preload: modules that a process imports before it knows its task.
 
     Returns:
-        ``(at_start, at_run)``: variables that a process must be started with, and variables to set in a running one.
+        ``(at_start, at_run)``: variables to start a process with, and variables to set in a running one.
     """
     prefixes = (*_PROCESS_START_PREFIXES, *(_IMPORT_PREFIXES if preload else ()))
     at_start = {k: v for k, v in user_env.items() if k in _PROCESS_START_NAMES or k.startswith(prefixes)}
@@ -64,8 +62,8 @@ def task_environment(
 
     Args:
         inherited: the variables that the process has now.
-        host_env: those of its raylet. On GKE the device plugin says there which chips the pod has. What differs from
-            them was set by the user's Ray job.
+        host_env: the variables of its raylet. On GKE the device plugin sets there which chips the pod has. Variables
+            that differ from these were set by the user's Ray job.
         user_env: the user's variables.
         info: the task's place in its gang.
         multislice: the slice's place among the gang's slices.
@@ -93,14 +91,11 @@ def task_environment(
     return changes | megascale | info.to_env()
 
 
-# -- raylet environment ------------------------------------------------------------------------------------------------
-# The environment of the raylet that has started this process: what the machine or the pod says about itself.
-
 RAYLET = "raylet"
 
 
 def raylet_environment() -> dict[str, str]:
-    """Return the raylet's variables; none if this process was not started by a raylet, or may not read them."""
+    """Return the variables of the raylet that started this process; none if no raylet did, or we may not read them."""
     try:
         above = psutil.Process().parents()  # `uv run` may stand between
         return next((each.environ() for each in above if each.name() == RAYLET), {})
@@ -108,14 +103,11 @@ def raylet_environment() -> dict[str, str]:
         return {}
 
 
-# -- free ports --------------------------------------------------------------------------------------------------------
-# Free ports of a host, held until a task needs them.
-
 # Below Linux' default ephemeral range (32768 and up), where an outgoing connection may take a port at any moment, and
 # above Ray's default worker ports (10002-19999).
 PORTS = range(20_000, 32_768)
 MOST_REFUSALS = 1000
-"""Even if 99 of 100 ports are in use or forbidden, a free one is found by then."""
+"""Give up after so many ports that are in use or forbidden. This suffices even if 99 of 100 are."""
 
 
 def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.socket]:
@@ -127,7 +119,7 @@ def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.
         avoid: ports not to use.
 
     Raises:
-        OSError: no port of this address can be bound, such as because it is another host's, or all are forbidden.
+        OSError: no port of this address can be bound: it may be another host's address, or all ports are forbidden.
     """
     held: list[socket.socket] = []
     refusals = 0
@@ -141,8 +133,8 @@ def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.
         except OSError as error:
             candidate.close()
             refusals += 1
-            passes = error.errno in (errno.EADDRINUSE, errno.EACCES)  # the latter: a rule of this host for this port
-            if not passes or refusals == MOST_REFUSALS:
+            only_this_port = error.errno in (errno.EADDRINUSE, errno.EACCES)  # EACCES: a rule of this host
+            if not only_this_port or refusals == MOST_REFUSALS:
                 for one in held:
                     one.close()
                 raise

@@ -1,8 +1,7 @@
 """The process that runs the user's function: one per host and attempt, never used twice.
 
-It starts ahead as a *standby*, with Ray and iris_ray imported and nothing else: so code that reads the environment when
-it is imported does so after the environment is set. It is a plain, single-threaded actor: user code runs in the main
-thread, where signals arrive.
+It starts ahead of time as a *standby* and imports only Ray and iris_ray, so that modules that read the environment at
+import see the task's variables. It is a single-threaded actor: user code runs in the main thread, where signals arrive.
 """
 
 import faulthandler
@@ -38,7 +37,7 @@ class TaskProcess:
     Args:
         address: the host's IP address.
         avoid_ports: ports that earlier attempts used.
-        preload: modules to import while it waits.
+        preload: modules to import while the process waits.
     """
 
     def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
@@ -46,7 +45,7 @@ class TaskProcess:
         self._mark = mark_forks(self._token)
         self._error = import_all(preload)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
-        self._of_the_raylet = raylet_environment()  # read ahead: a launch would wait for it
+        self._of_the_raylet = raylet_environment()  # read now, so that the launch does not wait for it
 
     def ready(self) -> StandbyReady:
         ports = tuple(held.getsockname()[1] for held in self._held)
@@ -66,7 +65,7 @@ class TaskProcess:
         try:
             files = TaskFiles.of_process(host_directory(), os.getpid())
             local_dir = self._take_local_directory(launch.info)
-            survive_notices(files)  # before the mark of the start: from that on the host may send signals
+            survive_notices(files)  # before `redirect_output` marks the start: then the host may send signals
             faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
             pipe = redirect_output(host_directory(), launch)
         except OSError as error:
@@ -91,12 +90,12 @@ class TaskProcess:
     def _take_local_directory(self, info: JobInfo) -> str:
         if not info.slice_name:  # other jobs use the host, too
             return ""
-        self._local_directories = LocalDirectories.of_host(host_directory())  # kept, and so the job's directory is
+        self._local_directories = LocalDirectories.of_host(host_directory())  # an attribute keeps the directory's lock
         return str(self._local_directories.take(info.job_id))
 
     def _chips_in_use(self) -> NotFree | None:
-        """Return which other process holds this host's chips, in words; None, within some ten µs, if none does."""
-        self._probe = LockProbe(lock_file())  # kept: closing it would drop the lock that libtpu takes later
+        """Return which other process holds this host's chips, in words; None, within about 10 µs, if none does."""
+        self._probe = LockProbe(lock_file())  # an attribute keeps it open: closing it would drop libtpu's later lock
         pid = self._probe.holder()
         return None if pid is None else in_use([describe(pid, ProcessLedger(host_directory()))])
 

@@ -1,4 +1,4 @@
-"""Calls of user code in a task's process. Whatever it does becomes a value that can be pickled."""
+"""Calls of user code in a task's process. However the code ends, the end becomes a `TaskEnd` that can be pickled."""
 
 import atexit
 import contextlib
@@ -23,19 +23,52 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.outcomes import EndKind, TaskEnd
 
-# -- result pickling ---------------------------------------------------------------------------------------------------
-# From what the user's function did, returned, raised or exited, to a `TaskEnd` that can travel to the driver.
+
+def run_function(function: Payload, files: TaskFiles) -> TaskEnd:
+    """Unpickle the user's function, call it, and return how it ended. Never return if it exits after a notice."""
+    try:
+        return returned(load(function)())
+    except SystemExit as stop:
+        if means_saved(stop, files):
+            report_saved(files)
+        return exited(stop)
+    except BaseException as error:
+        return raised(error)
+
+
+def import_all(modules: Collection[str]) -> str | None:
+    """Import modules. Return the error of the first one that can't be imported; None if all can."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            return f"preload={module!r} can't be imported: {type(error).__name__}: {error}"
+    return None
+
+
+def run_exit_handlers() -> None:
+    """Do what the interpreter does when it ends: wait for threads that are no daemons, then run exit handlers.
+
+    Call this before Ray ends the process, because Ray ends its child processes first. An exit handler that talks to a
+    child, such as the uploader of an experiment tracker, would lose its last data.
+    """
+    atexit.unregister(ray.shutdown)  # the process stays connected until it exits
+    threading._shutdown()  # type: ignore[attr-defined]  # concurrent.futures ends its threads here
+    atexit._run_exitfuncs()
+
+
+# -- the end of a function, as a `TaskEnd` -----------------------------------------------------------------------------
 
 MOST_RESULT_BYTES = 1 << 30
 MOST_ERROR_BYTES = 1 << 20
-"""A larger exception stays behind; its text travels."""
+"""Of a larger exception only the text travels."""
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
-"""Numbers of errors that say that a disk is full, read-only or faulty."""
+"""Error numbers of a disk that is full, read-only or faulty."""
 
 
 def returned(result: object) -> TaskEnd:
-    """Return the end of a task whose function returned this. A result that can't travel makes it an error."""
+    """Return the end of a task whose function returned this. A result that can't be pickled, or is too large, fails."""
     what = f"the function returned a {type(result).__name__}"
     try:
         payload = cloudpickle.dumps(result)
@@ -51,7 +84,7 @@ def exited(stop: SystemExit) -> TaskEnd:
     """Return the end of a task whose function called ``sys.exit``. Without a code or with 0, it counts as a return."""
     if stop.code in (None, 0):
         return TaskEnd(EndKind.RETURNED, Moment.now(), cloudpickle.dumps(None), exit_code=0)
-    code = stop.code if isinstance(stop.code, int) else 1  # as Python: anything else is printed, and the code is 1
+    code = stop.code if isinstance(stop.code, int) else 1  # like Python, which prints anything else and exits with 1
     if isinstance(stop, ProgramExit):
         return TaskEnd(stop.kind, Moment.now(), error=stop.words, exit_code=code & 0xFF)
     error = f"the function called sys.exit({stop.code!r})"
@@ -74,34 +107,32 @@ def _kind(error: BaseException) -> EndKind:
 
 
 def _pickled(error: Exception) -> bytes | None:
-    """Return the exception, pickled in a way that was tried out here; None if no way works."""
+    """Return the pickled exception, if it can be unpickled here; None if not."""
     for travelling in (error, Rebuilt(error)):  # Rebuilt: for an __init__ that takes other arguments than it passes on
         try:
             payload: bytes = cloudpickle.dumps(travelling)
-            cloudpickle.dumps(cloudpickle.loads(payload))  # as Ray does where it arrives
+            cloudpickle.dumps(cloudpickle.loads(payload))  # Ray does this at the receiver
             return payload if len(payload) <= MOST_ERROR_BYTES else None
         except Exception:
             continue
     return None
 
 
-# -- after notice ------------------------------------------------------------------------------------------------------
-# What a task process does when user code leaves with ``sys.exit`` after a notice: the task has saved its state.
+# -- exit after a notice -----------------------------------------------------------------------------------------------
 
 
 def means_saved(stop: SystemExit, files: TaskFiles) -> bool:
-    """Return whether this exit says that the task has saved its state: neither a success nor a failure.
+    """Return whether this exit means that the task has saved its state, which is neither a success nor a failure.
 
-    After a notice that is so for an exit without a code or with 0, and for any exit that a SIGTERM handler raised. A
-    disk that can't tell of a notice changes nothing about an exit.
+    It does after a notice if the exit has no code or code 0, or if a SIGTERM handler raised it.
     """
     return os.path.exists(files.notice) and (stop.code in (None, 0) or _came_from_sigterm_handler(stop))
 
 
 def report_saved(files: TaskFiles) -> NoReturn:
-    """Say that the task has saved its state, once all threads have ended that an exit waits for.
+    """Wait for all threads that are no daemons, then mark the state as saved, and wait for the end.
 
-    One of them may be writing the checkpoint. If that takes too long, the notice's deadline ends the task.
+    A thread may be writing the checkpoint. If that takes too long, the notice's deadline ends the task.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the task already knows
     threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does at exit; it ends idle thread pools, too
@@ -113,56 +144,15 @@ def report_saved(files: TaskFiles) -> NoReturn:
 
 
 def flush_output() -> None:
-    """Flush stdout and stderr, also if user code has closed or replaced them."""
+    """Flush stdout and stderr, even if user code has closed or replaced them."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def _came_from_sigterm_handler(stop: SystemExit) -> bool:
-    """Return whether the process's SIGTERM handler is in the traceback, as far as its code can be found."""
+    """Return whether the process's SIGTERM handler is in the traceback, if the handler is a Python function."""
     handler = signal.getsignal(signal.SIGTERM)
     code = getattr(getattr(handler, "__func__", handler), "__code__", None)
     frames = traceback.walk_tb(stop.__traceback__)
     return code is not None and any(frame.f_code is code for frame, _ in frames)
-
-
-# -- user code ---------------------------------------------------------------------------------------------------------
-# Calls of user code in a task's process. Whatever it does becomes a value.
-
-
-def run_function(function: Payload, files: TaskFiles) -> TaskEnd:
-    """Unpickle the user's function, call it, and return how it ended; not if it exits after a notice."""
-    try:
-        return returned(load(function)())
-    except SystemExit as stop:
-        if means_saved(stop, files):
-            report_saved(files)
-        return exited(stop)
-    except BaseException as error:
-        return raised(error)
-
-
-def import_all(modules: Collection[str]) -> str | None:
-    """Import modules, and return why the first one that can't be imported can't; None if all can."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            return f"preload={module!r} can't be imported: {type(error).__name__}: {error}"
-    return None
-
-
-# -- handlers ----------------------------------------------------------------------------------------------------------
-# Exit handlers of user code. They run before Ray ends the process.
-
-
-def run_exit_handlers() -> None:
-    """Do what the interpreter does when it ends: wait for threads that are no daemons, then run exit handlers.
-
-    Ray would end all child processes first. Then a handler that talks to one, as experiment trackers do with the
-    process that uploads for them, would lose what it had to say.
-    """
-    atexit.unregister(ray.shutdown)  # the process stays connected until it exits
-    threading._shutdown()  # type: ignore[attr-defined]  # concurrent.futures ends its threads here
-    atexit._run_exitfuncs()

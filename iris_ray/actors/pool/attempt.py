@@ -1,8 +1,7 @@
-"""One incarnation of a gang: launch, run, end.
+"""One attempt of a gang: launch, run, end.
 
-A fixed sequence: hold the slices → have every host ready (`launch_preparation`) → start every task → wait → gather
-evidence (`evidence`) → stop everybody (`attempt_shutdown`) → judge (`attempt_end`). It knows nothing of budgets and
-does not report its end to the Controller; `GangRun` does.
+The sequence is fixed: hold the slices → have every host ready (`launch`) → start every task → wait → gather evidence →
+stop every task → judge (all in `attempt_end`). `GangRun` knows the retry budgets and reports the end to the Controller.
 """
 
 import asyncio
@@ -37,9 +36,9 @@ from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, TaskEnd, TaskKey
 
 RUNNING_DELAY_S = 0.1
-"""A gang that ends sooner is not worth a report that it runs."""
+"""A gang that ends sooner is never reported as running."""
 AT_ONCE_S = 0.5
-"""A host that is found lost so soon after the start was lost before: it broke while its slice was idle."""
+"""If a host is found lost this soon after the start, we assume that it broke before, while its slice was idle."""
 
 
 class Phase(IntEnum):
@@ -48,18 +47,16 @@ class Phase(IntEnum):
     PREPARING = auto()
     RUNNING = auto()
     ENDED = auto()  # its tasks have ended, or are being stopped
-    TIDY = auto()  # its slices are idle again; another attempt may have them
+    TIDY = auto()  # its slices are idle again; another attempt may use them
 
 
 class Attempt:
     """Runs one order.
 
     Attributes:
-        place: where it runs.
-        phase: how far it is.
-        progress: what its tasks say of how far they are.
-        shutdown: ends its tasks, and knows which slices can't be used any more.
-        over: set when no process of it is left and its end has been reported.
+        progress: asks its tasks for their steps.
+        shutdown: ends its tasks, and knows which slices can't be used again.
+        over: set when all of its processes are gone and its end has been reported.
     """
 
     def __init__(
@@ -80,23 +77,22 @@ class Attempt:
 
     @property
     def id(self) -> AttemptId:
-        """Which attempt it is."""
         return self.place.order.attempt
 
-    # -- what others want of it ------------------------------------------------------------------------------------
+    # -- called by GangRun -----------------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """End the attempt soon. Wait for `over` to know that it has ended."""
+        """Ask the attempt to end, and return at once. `over` is set when it has ended."""
         self._stop.ask(reason)
 
     def notify(self, notice: Notice) -> None:
-        """Tell every task that the gang is to move. It moves once all have saved their state.
+        """Tell every task that the gang is to move. It moves once all tasks have saved their state.
 
-        An attempt that has not begun yet does not begin.
+        If the attempt has not started any task yet, a notice ends it, unless the gang is only to grow.
         """
         if notice == self._notices.latest or self._stop.asked or self.phase > Phase.RUNNING:
             return
-        self._hangs.progress_made()  # to save takes time, too
+        self._hangs.progress_made()  # saving takes time, and is no hang
         if self.phase is Phase.RUNNING:
             self._notices.deliver(notice)
             return
@@ -106,18 +102,12 @@ class Attempt:
 
     @property
     def evicted(self) -> bool:
-        """Whether the Controller has ended it after notice that it is to give its hosts to another job."""
+        """Whether the Controller ended the attempt after an eviction notice."""
         told = self._notices.latest
         return self._stop.asked and self._stop.cause is None and told is not None and told.kind is NoticeKind.EVICTION
 
-    # -- its course ------------------------------------------------------------------------------------------------
-
     async def prepare(self) -> Launch:
-        """Get every host to the point where its task starts at once; return what to launch.
-
-        Raises:
-            LaunchFailed: some host did not get there, or the attempt was asked to stop.
-        """
+        """Get every host ready to start its task at once. See `prepare_launch`."""
         return await prepare_launch(self.place, self._slices, self._request, self._stop)
 
     async def run(self, launch: Launch, report_running: Callable[[], None]) -> AttemptEnd:
@@ -125,7 +115,7 @@ class Attempt:
 
         Args:
             launch: what to start.
-            report_running: called once the gang has run for a moment.
+            report_running: called after `RUNNING_DELAY_S`, if the gang still runs.
         """
         began = time.monotonic()
         ends = await self._run_tasks(launch, report_running)
@@ -148,7 +138,7 @@ class Attempt:
         self.shutdown.lose(end.unfit_slices)
         return end
 
-    # -- its parts -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
     async def _run_tasks(self, launch: Launch, report_running: Callable[[], None]) -> Ends:
         """Start every task; return when all have returned, or as soon as the gang can't succeed any more."""
@@ -159,7 +149,7 @@ class Attempt:
         }
         self.phase = Phase.RUNNING
         for call in calls:
-            call.add_done_callback(_heed_error)  # there is no caller once we are cancelled
+            call.add_done_callback(_heed_error)  # once we are cancelled, nobody awaits it
         running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, report_running)
         self._hangs.progress_made()
         progress = self._background.start(self.progress.watch(), f"asking how far {self.id} is")
@@ -174,7 +164,7 @@ class Attempt:
     async def _run_slice(
         self, name: str, generation: int, launches: list[TaskLaunch]
     ) -> dict[int, TaskEnd | None] | Unreachable:
-        """Start a slice's tasks; return their ends with their results, which come straight from their processes."""
+        """Start a slice's tasks. Return their ends, with the results that the pool fetches from the task processes."""
         ends = await self._slices.actor(name).ask_once(
             SliceActor.run_remote_fn, self.id, generation, launches, self._request.host_silence
         )
@@ -183,7 +173,7 @@ class Attempt:
         return dict(zip(ends, await asyncio.gather(*map(with_fetched_payload, ends.values())), strict=True))
 
     async def _until_end(self, calls: Mapping["asyncio.Future[Any]", int]) -> Ends:
-        """Wait until all tasks have returned, one has not, a slice is silent, or the attempt is asked to stop."""
+        """Wait until all tasks have returned, one ends otherwise, a slice is silent, or we are asked to stop."""
         hosts = range(self.place.order.hosts_per_slice)
         ends: Ends = dict.fromkeys(self.place.tasks())
         actors = {name: self._slices.actor(name) for name in self.place.names}
@@ -209,11 +199,10 @@ class Attempt:
 
 
 def returned(end: TaskEnd | None) -> bool:
-    """Return whether a task's function returned."""
     return end is not None and end.kind is EndKind.RETURNED
 
 
 def _heed_error(done: "asyncio.Future[Any]") -> None:
-    """Keep asyncio from logging an error for which no caller waits any more."""
+    """Keep asyncio from logging that nobody has retrieved the error."""
     if not done.cancelled():
         done.exception()

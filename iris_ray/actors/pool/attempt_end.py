@@ -1,4 +1,4 @@
-"""How an attempt ended, and what is known of its tasks and hosts by then."""
+"""The end of an attempt: ask its hosts for evidence, stop its tasks, and judge why it ended."""
 
 import asyncio
 import time
@@ -27,24 +27,23 @@ from iris_ray.model.outcomes import (
 )
 from iris_ray.model.verdict import Verdict, judge_gang
 
-# -- evidence ----------------------------------------------------------------------------------------------------------
-# What is known about the hosts of an attempt that has ended: asked before anything is given back.
+# -- evidence: asked before any slice is given back --------------------------------------------------------------------
 
 ALONE_TIMEOUT_S = 1.0
-"""How long a host has to answer whose SliceActor does not."""
+"""If a SliceActor does not answer, each of its hosts has so long to answer the pool directly."""
 CONTROLLER_AWAY_S = 10.0
-"""How long a verdict waits for a Controller that is being started anew: it knows of notices."""
+"""A verdict waits so long for a Controller that is being restarted, because the Controller knows the notices."""
 CONTROLLER_AGAIN_S = 0.5
 
 
 @dataclass(slots=True)
 class Evidence:
-    """The state of every host.
+    """The state of every host of an attempt that has ended.
 
     Attributes:
         hosts: by task.
-        suspects: hosts that did not answer, by node id, and why.
-        reachable: hosts that answer, or of which only a process is known to be gone.
+        suspects: why a host did not answer, by node id.
+        reachable: hosts that answer, and hosts that have only lost their actor's process.
     """
 
     hosts: dict[TaskKey, HostEvidence] = field(default_factory=dict)
@@ -57,13 +56,13 @@ class Evidence:
 
     @property
     def bad_slices(self) -> set[int]:
-        """The slice is the unit of failure: one host lost or about to go, and it is worthless."""
+        """Slices with a host that is lost, draining or out of memory. The slice is the unit of failure."""
         bad = (key for key, host in self.hosts.items() if host.lost or host.draining or host.out_of_memory)
         return {key.slice_id for key in bad}
 
     @property
     def draining(self) -> TaskKey | None:
-        """The first host that is about to go."""
+        """The first host that is draining."""
         return next((key for key, host in self.hosts.items() if host.draining), None)
 
 
@@ -74,12 +73,13 @@ async def gather_evidence(
     silent: Mapping[str, str],
     silence_s: float,
 ) -> Evidence:
-    """Ask every host whether it is there, and the Controller what it has heard about them.
+    """Ask every host whether it answers, and the Controller what it knows about each host.
 
     Args:
         place: the hosts.
-        slices, controller: are asked.
-        silent: slices whose SliceActor has stopped answering, and for how long; they are not asked.
+        slices: ask the hosts.
+        controller: knows notices and lost hosts.
+        silent: for how long a SliceActor has been silent, by slice name. These SliceActors are not asked again.
         silence_s: how long a host may take to answer; seconds.
     """
     names = place.names
@@ -109,12 +109,12 @@ async def gather_evidence(
 
 @dataclass(frozen=True, slots=True)
 class _HostReplies:
-    """What was learned about one host.
+    """The answers about one host.
 
     Attributes:
-        said: what the Controller has heard.
-        silence: why its own actor does not answer; None if it does.
-        slice_silence: why the SliceActor does not answer that runs there; None if it does, or none runs there.
+        said: the Controller's answer.
+        silence: why the TPUHostActor does not answer; None if it does.
+        slice_silence: why the SliceActor on this host does not answer; None if it does, or runs on another host.
     """
 
     said: HostEvidence
@@ -127,19 +127,19 @@ class _HostReplies:
 
     @property
     def killed(self) -> str | None:
-        """How Ray killed a process of ours for lack of memory, if it did; such a host is there."""
+        """How Ray killed an actor of ours for lack of memory, if it did. The host itself is then still there."""
         killed = (actor for actor in (self.slice_silence, self.silence) if isinstance(actor, KilledForMemory))
         return next((actor.reason for actor in killed), None)
 
     @property
     def suspicion(self) -> str | None:
-        """Why the host is thought to be gone; None if it is not."""
+        """Why the host may be gone; None if nothing says so."""
         silence = None if self.silence is None or self.killed is not None else self.silence.reason
         return self.said.lost or silence
 
     @property
     def lost(self) -> str | None:
-        """Why the host is of no use to the gang: it may just have lost the SliceActor."""
+        """Why the gang can't use the host: it may be gone, or it has lost the SliceActor."""
         if self.suspicion or self.slice_silence is None or self.killed is not None:
             return self.suspicion
         return self.slice_silence.reason
@@ -148,20 +148,20 @@ class _HostReplies:
 async def _asked(
     slices: ReservedSlices, name: str, silent: Mapping[str, str], silence_s: float
 ) -> tuple[Unreachable | None, dict[int, Unreachable | None]]:
-    """Return why a slice's SliceActor does not answer, or None, and why each of its hosts counts as lost, or None."""
+    """Return why a slice's SliceActor does not answer, and why each of its hosts counts as lost; None if it answers."""
     reply: dict[int, Unreachable | None] | Unreachable
     if name in silent:
         reply = Unreachable(f"slice {name} {silent[name]}")
     else:
         deadline_s = silence_s + ANSWER_TIMEOUT_S
         reply = await slices.actor(name).ask_within(deadline_s, SliceActor.healthy, silence_s)
-    if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
+    if isinstance(reply, Unreachable):  # the hosts may still answer
         return reply, await slices.ask_hosts(name, ALONE_TIMEOUT_S)
     return None, reply
 
 
 async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:
-    """Return what the Controller has heard about hosts; it may just be coming back."""
+    """Return what the Controller knows about hosts. Wait for a Controller that is being restarted."""
     give_up_at = time.monotonic() + CONTROLLER_AWAY_S
     while isinstance(word := await controller.ask_once(ControllerInterface.evidence, node_ids), Unreachable):
         if time.monotonic() > give_up_at:
@@ -171,7 +171,7 @@ async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str,
 
 
 async def _provider_words(controller: ControllerClient, node_ids: list[str]) -> dict[str, ProviderWord]:
-    """Return what the provider says about hosts that were lost without notice, as far as it says anything."""
+    """Return what the cloud provider says about hosts that were lost without notice."""
     if not node_ids:
         return {}
     words = await controller.ask_once(ControllerInterface.provider_words, node_ids)
@@ -189,7 +189,7 @@ FAULTS = {
 """Ends that may be the host's fault."""
 
 Ends = dict[TaskKey, TaskEnd | None]
-"""How each task ended; None if that was not reported."""
+"""How each task ended; None if no host has reported it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +197,10 @@ class AttemptEnd:
     """How an attempt ended.
 
     Attributes:
-        place: where it ran.
         verdict: why it ended, and which task was the first cause.
-        ends: how each task ended.
-        suspects: hosts that did not answer or can't take a task, by node id, and why.
+        suspects: why a host did not answer or can't take a task, by node id.
         lost_before: tasks whose host broke before they started, while its slice was idle.
-        moved_for: the notice because of which all tasks were ended, if nothing else was the matter.
+        moved_for: the notice that moved the gang, if a notice was the reason for the end.
     """
 
     place: AttemptPlace
@@ -219,36 +217,36 @@ class AttemptEnd:
 
     @property
     def slices_with_dead_standbys(self) -> set[str]:
-        """The slices whose standbys may have ended while they waited: one has, or a host's memory was used up.
+        """The slices whose waiting standbys may have died: one did, or a host ran out of memory.
 
-        What has ended one may have ended others, and Ray's memory monitor ends those that wait before the task.
+        The same cause may have ended other standbys, and Ray's memory monitor ends waiting standbys before the task.
         """
         telling = EndKind.NEVER_STARTED, EndKind.OUT_OF_MEMORY
         return {self.place.name(key) for key, end in self.ends.items() if end is not None and end.kind in telling}
 
-    # -- about the first cause; not after success -------------------------------------------------------------------
+    # -- about the first cause: only after a failure ----------------------------------------------------------------
 
     @property
     def never_started(self) -> bool:
-        """Whether the task ended before any user code ran in it, or its host was lost from the beginning."""
+        """Whether the task ended before any user code ran in it, or its host was lost before the start."""
         end = self._first_end
         return (end is not None and end.kind in DID_NOT_RUN) or self._cause in self.lost_before
 
     @property
     def is_failed_launch(self) -> bool:
-        """Whether a task that never started counts as a failed launch: not if it waits for another task of ours."""
+        """Whether a task that never started counts as a failed launch. It does not if another task has its chips."""
         end = self._first_end
         return end is None or end.kind is not EndKind.CHIPS_TAKEN
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the task's process if it has failed, and that is known."""
+        """The exit code of the task's process, if the task failed and the code is known."""
         end = self._first_end
         return None if end is None or end.kind is EndKind.RETURNED else end.exit_code
 
     @property
     def blamed_host(self) -> tuple[str, Fault] | None:
-        """The node id of the host that may be at fault for the task's end, and in which way; None if it can't be."""
+        """The node id and the fault of the host that may have caused the task's end; None if no host can have."""
         end = self._first_end
         fault = None if end is None else FAULTS.get(end.kind)
         return None if fault is None else (self.place.host(self._cause).node_id, fault)
@@ -272,11 +270,11 @@ def with_late_ends(ends: Ends, late: Mapping[TaskKey, TaskEnd], was_asked: bool)
     """Return how each task ended.
 
     Args:
-        ends: what was known before the tasks were stopped. It takes precedence: a task's process has ended by now, and
-            a payload that the pool has not fetched ended with it.
-        late: what was known after that.
-        was_asked: whether iris_ray wanted the attempt to end. Then a task counts as stopped if it has returned
-            meanwhile and its result is lost.
+        ends: the ends known before the tasks were stopped. They take precedence: the task processes are gone by now,
+            and with them the payloads that the pool has not fetched.
+        late: the ends known after the tasks were stopped.
+        was_asked: whether iris_ray asked the attempt to end. Then a task that returned meanwhile, and whose result is
+            lost, counts as stopped.
     """
     known = {key: end for key, end in ends.items() if end is not None}
     return {**ends, **{key: _without_reference(end, was_asked) for key, end in late.items()}, **known}
@@ -296,15 +294,15 @@ def judge_attempt(place: AttemptPlace, ends: Ends, evidence: Evidence, stop: Sto
     Args:
         place: where it ran.
         ends: how each task ended.
-        evidence: what was known of its hosts before its tasks were stopped.
+        evidence: gathered before its tasks were stopped.
         stop: why we ended it, if we did.
-        at_once: whether it ended right after its start.
+        at_once: whether it ended within `AT_ONCE_S` of its start.
     """
     cause = stop.cause
     if cause is not None and isinstance(cause[1], TpuPreempted):
         cause = evidence.draining or cause[0], cause[1]
     verdict = judge_gang(ends, evidence.hosts, cause, was_told=stop.moved_for is not None)
-    was_ours = cause is not None and verdict.result is cause[1]  # else something else was the matter
+    was_ours = cause is not None and verdict.result is cause[1]  # else the verdict found another first cause
     suspects = dict(evidence.suspects)
     for key, end in _refused(ends).items():
         suspects.setdefault(place.host(key).node_id, end.error)
@@ -319,25 +317,24 @@ def judge_attempt(place: AttemptPlace, ends: Ends, evidence: Evidence, stop: Sto
 
 
 def _refused(ends: Ends) -> dict[TaskKey, TaskEnd]:
-    """Return the ends of tasks that their hosts can't take."""
+    """Return the ends of the tasks that their hosts could not take."""
     kinds = EndKind.HOST_UNFIT, EndKind.CHIPS_TAKEN
     return {key: end for key, end in ends.items() if end is not None and end.kind in kinds}
 
 
-# -- attempt shutdown --------------------------------------------------------------------------------------------------
-# Ending the tasks of an attempt, and which of its slices can't be used again after that.
+# -- shutdown ----------------------------------------------------------------------------------------------------------
 
 
 class AttemptShutdown:
-    """Ends the tasks of an attempt. What is not known to be clean after that is not used again.
+    """Ends the tasks of an attempt. A slice that is not known to be clean after that is not used again.
 
     Args:
-        place: whose tasks these are.
+        place: the hosts of the tasks.
         slices: end the tasks.
         request: says how long exit handlers may run, and how long hosts may be silent.
 
     Attributes:
-        hung: slices whose SliceActor has stopped answering, and for how long; they are not asked.
+        hung: for how long a SliceActor has been silent, by slice name. These SliceActors are not asked again.
     """
 
     def __init__(self, place: AttemptPlace, slices: ReservedSlices, request: RunRequest) -> None:
@@ -349,19 +346,19 @@ class AttemptShutdown:
 
     @property
     def leaving(self) -> tuple[str, ...]:
-        """What is given back at once: slices that can't be used any more, and the place on a host that others share."""
+        """What is given back at once: slices that can't be used again, and places on shared hosts."""
         return tuple(sorted(self._lost)) if self._place.on_slices else self._place.names
 
     def lose(self, names: Iterable[str]) -> None:
-        """Note that these slices can't be used any more."""
+        """Note that these slices can't be used again."""
         self._lost.update(names)
 
     async def stop_all(self, reason: str | None) -> dict[TaskKey, TaskEnd]:
-        """End all tasks and wait until their processes are gone; return how each ended, as far as its host can say.
+        """End all tasks and wait until their processes are gone. Return how each ended, as far as its host can say.
 
         Args:
-            reason: why; None after success, to let exit handlers of user code run. A later call with a reason cuts that
-                short.
+            reason: why; None after success, to let exit handlers of user code run. A later call with a reason ends the
+                processes while their exit handlers still run.
         """
         names = self._place.names
         asked = [name for name in names if name in self._slices and name not in self.hung]
@@ -377,13 +374,13 @@ class AttemptShutdown:
                 self.lose([name])
                 continue
             if None in reply.values():
-                self.lose([name])  # what is not known to be clean is not used again
+                self.lose([name])  # a host can't say that its task has ended
             slice_id = names.index(name)
             ends |= {TaskKey(slice_id, host_index): end for host_index, end in reply.items() if end is not None}
         return ends
 
     async def end_leftovers(self, hosts: Collection[TaskKey]) -> None:
-        """End what runs on those hosts of lost slices, though a process of ours that should have done so is gone."""
+        """End what is left on those hosts of lost slices. Their SliceActor or TPUHostActor may be gone."""
         place = self._place
         left = {name: [key.host_index for key in hosts if place.name(key) == name] for name in sorted(self._lost)}
         asks = (

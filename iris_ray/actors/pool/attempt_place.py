@@ -1,4 +1,4 @@
-"""Where an attempt runs: from its order to names, indexes and words."""
+"""Where an attempt runs, and why it is asked to stop."""
 
 import asyncio
 from dataclasses import dataclass
@@ -8,22 +8,18 @@ from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import TaskKey, TpuCancelled, TpuPreempted, TpuResult
 
 NAMED = 8
-"""How many slices, or hosts, a place names in words."""
+"""A place names at most so many slices or hosts in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptPlace:
-    """The hosts of one order.
-
-    Args:
-        order: the order.
-    """
+    """The hosts of one order: their names, task indexes and words."""
 
     order: AttemptOrder
 
     @property
     def on_slices(self) -> bool:
-        """Whether the gang has slices to itself; tasks without chips share their hosts."""
+        """Whether the gang has slices to itself. Tasks without chips share their hosts."""
         return self.order.on_slices
 
     @property
@@ -47,7 +43,7 @@ class AttemptPlace:
         return self.order.attempt.gang + key.slice_id * self.order.hosts_per_slice + key.host_index
 
     def tasks(self) -> list[TaskKey]:
-        """Return the place of every task, ordered by slice id, then host index."""
+        """Return the key of every task, ordered by slice id, then host index."""
         hosts = range(self.order.hosts_per_slice)
         return [TaskKey(slice_id, index) for slice_id in range(len(self.order.slices)) for index in hosts]
 
@@ -59,23 +55,19 @@ class AttemptPlace:
         return f"{named} ({self.num_tasks} host{'s' if self.num_tasks > 1 else ''})"
 
     def in_words(self, key: TaskKey) -> str:
-        """Return what people call the place of a task."""
+        """Return the place of a task as logs and errors show it."""
         if not self.on_slices:
             return f"task {self.task_index(key)} on {self.host(key).address}"
         return f"slice {key.slice_id} ({self.name(key)}) worker {key.host_index}"
 
 
-# -- stop request ------------------------------------------------------------------------------------------------------
-# Why an attempt is to end before its tasks do.
-
-
 class StopRequest:
-    """Set once; the first reason counts.
+    """Why an attempt is to end before its tasks do. The first request counts.
 
     Attributes:
-        reason: done when the attempt is to end; why, for people.
-        cause: the task because of which we end the attempt, and its outcome; None if the end was requested.
-        moved_for: the notice because of which all tasks were ended, if nothing else was the matter.
+        reason: the reason, for people; done once the attempt is asked to end.
+        cause: the task that we blame for the end, and its outcome; None if the owner or the Controller asked for it.
+        moved_for: the notice that moves the gang, if a notice is the reason.
     """
 
     def __init__(self) -> None:
@@ -85,22 +77,21 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        """Whether the attempt is to end."""
         return self.reason.done()
 
     def ask(self, reason: str) -> None:
-        """Have the attempt ended on request."""
+        """Ask the attempt to end."""
         if not self.asked:
             self.reason.set_result(reason)
 
     def blame(self, key: TaskKey, result: TpuResult, reason: str) -> None:
-        """Have the attempt ended because of one of its tasks."""
+        """Ask the attempt to end because of one of its tasks."""
         if not self.asked:
             self.cause = key, result
             self.ask(reason)
 
     def move(self, notice: Notice, reason: str) -> None:
-        """Have the attempt ended so that its gang can run elsewhere."""
+        """Ask the attempt to end, so that its gang can run elsewhere."""
         if not self.asked:
             by_us = notice.kind in OUR_MOVES
             self.moved_for = notice

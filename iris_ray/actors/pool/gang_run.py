@@ -1,6 +1,6 @@
-"""One gang on the user's side: carries out the Controller's orders, and reports what became of them.
+"""One gang on the user's side: runs the attempts that the Controller orders, and reports how they ended.
 
-The Controller decides where, and whether again; this decides nothing but what the user gets to see.
+The Controller decides where the gang runs and whether it runs again. The gang only decides which error the user sees.
 """
 
 import asyncio
@@ -49,46 +49,22 @@ from iris_ray.state.events import (
     attempt_over,
 )
 
-# -- failure error -----------------------------------------------------------------------------------------------------
-# What a caller gets if a job has failed by itself.
-
-
-def failure_error(name: str, who: str, why: str, result: TpuResult) -> Exception:
-    """Return the error to raise.
-
-    Args:
-        name: what people call the job.
-        who: its id, or its task's.
-        why: which task was the first cause, and how it ended.
-        result: that task's outcome.
-    """
-    if isinstance(result, TpuRunError) and result.traceback:
-        payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
-        where = f"{why}\n{result.traceback}"  # which task it was, then its own traceback
-        error: Exception = RayTaskError(name, where, PickledError(payload))
-        return error
-    no_memory = isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY
-    return (TaskOutOfMemoryError if no_memory else TaskCrashedError)(f"job {who} failed: {why}")
-
-
-# -- gang run ----------------------------------------------------------------------------------------------------------
-
 logger = logging.getLogger(__name__)
 
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
-"""When a waiting job says for the first time why it waits, and how often it repeats that."""
+"""A waiting job logs after the first time why it waits, and repeats it at the second interval."""
 RESULTS_FIRST_S = 0.01
-"""So long after a gang's success its processes are ended: on a host with few cores they would hold its results up."""
+"""The pool ends a gang's processes so long after its success: on few cores, ending them would delay the results."""
 EXIT_WORD_S = 2.0
-"""After how long a job that has succeeded says that its tasks have not ended yet."""
+"""A job that has succeeded logs after so long that its processes have not ended yet."""
 
 
 class GangRun:
     """Runs one gang through as many attempts as the Controller orders.
 
     Args:
-        slices: what its attempts run on.
-        controller: is told how they end.
+        slices: its attempts run on these.
+        controller: gives orders, and is told how attempts end.
         request: the job.
         first_task: the index of the gang's first task.
     """
@@ -105,9 +81,9 @@ class GangRun:
         self._request = request
         self._attempt: Attempt | None = None
         self._taken = 0  # orders up to this attempt have come, some of them twice
-        self._told: tuple[int, Notice] | None = None  # the latest notice, and for which attempt
-        self._refused = 0  # attempts up to this one were stopped, perhaps before they began
-        self._setup_failed = False  # hosts could not set up what the job asks for, and no other one is known that could
+        self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
+        self._refused = 0  # attempts up to this number were stopped, perhaps before they began
+        self._setup_failed = False  # a host could not set up the job's environment, and no host is known that could
         self._background = BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
@@ -129,7 +105,7 @@ class GangRun:
                 return self._final_error(verdict, job)
 
     def take(self, order: AttemptOrder) -> None:
-        """Have an order carried out, unless it has come before."""
+        """Queue an order, unless it has come before."""
         if order.attempt.number > self._taken:
             self._taken = order.attempt.number
             self._orders.put_nowait(order)
@@ -139,18 +115,18 @@ class GangRun:
         self._orders.put_nowait(None)
 
     async def settled(self) -> None:
-        """Wait until everything has been reported."""
+        """Wait until the gang has reported all events."""
         await self._background.all_ended()
 
     def notify(self, attempt: int, notice: Notice) -> None:
-        """Note that the Controller wants the gang to move."""
+        """Take a notice that the gang is to move. It may come before the order of its attempt."""
         if self._told is None or attempt >= self._told[0]:
             self._told = attempt, notice
         if self._attempt is not None and self._attempt.id.number == attempt:
             self._attempt.notify(notice)
 
     async def hold_spare(self, order: AttemptOrder) -> None:
-        """Hold slices ready for this gang, on the Controller's order."""
+        """Hold slices ready for this gang, as the Controller orders. Report whether they are."""
         try:
             await self._slices.hold_ready(
                 order, self._request.process, self._request.keep_warm, self._request.host_silence
@@ -166,12 +142,12 @@ class GangRun:
         await self._controller.report(None, events)
 
     def _spare_failed(self, order: AttemptOrder, why: str, broken: tuple[str, ...]) -> list[ReportedEvent]:
-        """Give broken slices back. Return what to tell the Controller, which may try again."""
+        """Give broken slices back. Return the events for the Controller, which may try again."""
         failed: list[ReportedEvent] = [TaskDispatchFailedEvent(order.attempt, why, 0.0, broken)]
         return attempt_over(order.attempt, failed, self._slices.retire(broken))
 
     async def stop_attempt(self, number: int, reason: str) -> None:
-        """End an attempt if it runs, and keep it from starting if it does not. Return when it is over."""
+        """End an attempt if it runs; else keep it from starting. Return when it is over."""
         self._refused = max(self._refused, number)
         if self._attempt is not None and self._attempt.id.number <= number:
             self._attempt.stop(reason)
@@ -188,7 +164,7 @@ class GangRun:
         return view
 
     async def _next_order(self) -> AttemptOrder | None:
-        """Return the Controller's next order; None if there will be none. Log every so often why the gang waits."""
+        """Return the Controller's next order; None if the job has ended. Log from time to time why the gang waits."""
         patience = FIRST_WORD_S
         while True:
             try:
@@ -196,7 +172,7 @@ class GangRun:
                     return await self._orders.get()
             except TimeoutError:
                 patience = REPEAT_S
-                if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
+                if (await self._report([])).state.finished:  # the Controller's call that says so was lost
                     return None
                 why = await self._controller.ask(ControllerInterface.why, self.job_id)
                 logger.info("%s: %s", self._who, why)
@@ -204,9 +180,9 @@ class GangRun:
     # -- attempts --------------------------------------------------------------------------------------------------
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
-        """Return the verdict (None if the attempt did not start), and how the job stands (None after success)."""
+        """Run one attempt. Return its verdict (None if it did not start) and the job's state (None after success)."""
         attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
-        if self._told is not None and self._told[0] == order.attempt.number:  # it was faster than the order
+        if self._told is not None and self._told[0] == order.attempt.number:  # the notice was faster than the order
             attempt.notify(self._told[1])
         try:
             if not self._slices.is_warm(order):
@@ -215,7 +191,7 @@ class GangRun:
             logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
             end = await attempt.run(launch, lambda: self._report_running(attempt))
             verdict = end.verdict
-            if verdict.succeeded:  # results go out at once, everything else happens behind them
+            if verdict.succeeded:  # return the results at once, and tidy up later
                 self._background.start(self._tidy(attempt), f"tidying up after {attempt.id}")
                 return verdict, None
             job = await self._conclude(attempt, end)
@@ -235,7 +211,7 @@ class GangRun:
         ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
             standing = await self._report([*_marked(attempt), *self._changes(attempt, TaskState.SUCCEEDED)])
-            if not standing.state.finished:  # the Controller had taken it back, and would have it run again
+            if not standing.state.finished:  # it had taken the attempt back for a lost host, and would run it again
                 await self._report([GangReturnedEvent(attempt.id)])
         except Exception:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)
@@ -250,7 +226,7 @@ class GangRun:
             attempt.over.set()
 
     async def _let_exit(self, attempt: Attempt) -> None:
-        """End the processes of an attempt that has succeeded. Log it if threads or exit handlers take long."""
+        """End the processes of an attempt that has succeeded. Log if threads or exit handlers take long."""
         if attempt.place.on_slices:
             await asyncio.sleep(RESULTS_FIRST_S)
         ending = asyncio.ensure_future(attempt.shutdown.stop_all(None))
@@ -263,7 +239,7 @@ class GangRun:
         await ending
 
     async def _conclude(self, attempt: Attempt, end: AttemptEnd) -> JobView:
-        """Tidy up after a failure. Then tell the Controller the first cause, and that every process is gone."""
+        """Tidy up after a failure. Then report the first cause, and that every process is gone."""
         verdict = end.verdict
         assert verdict.cause is not None
         self._slices.drop_standbys(end.slices_with_dead_standbys)
@@ -277,7 +253,7 @@ class GangRun:
             at_fault = (attempt.place.name(verdict.cause),)
             events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0, at_fault, end.is_failed_launch))
         else:
-            events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
+            events += self._changes(attempt, TaskState.RUNNING)  # it may not have been reported yet
             index = attempt.place.task_index(verdict.cause)
             events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, end.exit_code))
         job = await self._report(attempt_over(attempt.id, [*_marked(attempt), *events], released))
@@ -291,7 +267,7 @@ class GangRun:
         return job
 
     def _suspicions(self, end: AttemptEnd, error: str) -> list[ReportedEvent]:
-        """Return events that name the hosts that may be lost, and the one that may be at fault."""
+        """Return events that name the hosts that may be lost, and the host that may be at fault."""
         events: list[ReportedEvent] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in end.suspects.items()]
         is_own_doing = not isinstance(end.verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
         if is_own_doing and (blamed := end.blamed_host) is not None:
@@ -299,13 +275,13 @@ class GangRun:
         return events
 
     def _charge(self, verdict: Verdict, job: JobView) -> str:
-        """Return in words which budget the end was charged to."""
+        """Return in words which retry budget pays for the attempt."""
         if verdict.charged_as is TaskState.FAILED:
             return f"failure {job.failures}, {self._request.spec.max_retries_failure} retries allowed"
         return f"preemption {job.preemptions}, {self._request.spec.max_retries_preemption} retries allowed"
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
-        """Give the gang back to the queue, since nothing ran, and the slices that were at fault back to Ray."""
+        """Return the gang to the queue, since no task ran, and the slices that were at fault to Ray."""
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
         suspects = {**failure.suspects, **await silent_hosts(attempt.place, self._slices, failure.suspicious)}
         released = self._free(attempt, failure.broken if attempt.place.on_slices else attempt.place.names)
@@ -329,7 +305,7 @@ class GangRun:
     def _free(self, attempt: Attempt, lost: Sequence[str]) -> list[SliceReleasedEvent]:
         """Give lost slices back, and let the next attempt use the others. Return the events that say so.
 
-        The attempt itself and `abandon` may both call this. The second call does nothing.
+        Both the end of the attempt and `abandon` may call this. The second call does nothing.
         """
         if attempt.phase is Phase.TIDY:
             return []
@@ -343,11 +319,11 @@ class GangRun:
         self._slices.refill(attempt.place.names, job_goes_on)
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[TaskStateChangedEvent]:
-        """Return events that say that all tasks of the attempt have reached a state."""
+        """Return one event per task of the attempt: the task has reached this state."""
         return all_reached(attempt.id, range(self._first_task, self._first_task + attempt.place.num_tasks), state)
 
     async def abandon(self, reason: str) -> list[ReportedEvent]:
-        """Stop what runs. Return what to tell the Controller once it knows that the job is cancelled."""
+        """Stop the running attempt. Return the events to report behind the job's cancellation."""
         attempt, released = self._attempt, list[SliceReleasedEvent]()
         if attempt is None or attempt.over.is_set():
             return []
@@ -358,14 +334,14 @@ class GangRun:
         return [*attempt_over(attempt.id, released=released)]
 
     def abandoned(self) -> None:
-        """Note that the Controller has been told, so that the attempt is over."""
+        """Note that the events of `abandon` were reported, so the attempt is over."""
         if self._attempt is not None:
             self._attempt.over.set()
 
     def _final_error(self, verdict: Verdict | None, job: JobView) -> Exception:
         if job.state is JobState.KILLED:
             return JobCancelledError(f"job {self._who} was cancelled: {job.error}")
-        if job.state is JobState.SUCCEEDED:  # to the process before this one; others of the job say why it ended
+        if job.state is JobState.SUCCEEDED:  # the pool's process before this one had the results
             return JobCancelledError(f"{self._who} had succeeded, but its results were lost when the job ended")
         if job.state is JobState.UNSCHEDULABLE:
             why = f"job {self._who} was given up: {job.error}"
@@ -382,5 +358,23 @@ class GangRun:
 
 
 def _marked(attempt: Attempt) -> list[ReportedEvent]:
-    """Return what the task of an attempt has said about its time, if it has said anything."""
+    """Return an event with the times of the attempt's steps, if it has named any step."""
     return [AttemptMarkedEvent(attempt.id, attempt.progress.marks)] if attempt.progress.marks.steps else []
+
+
+def failure_error(name: str, who: str, why: str, result: TpuResult) -> Exception:
+    """Return the error that a caller gets if a job has failed by itself.
+
+    Args:
+        name: the job's name.
+        who: the id of the job or of its task.
+        why: which task was the first cause, and how it ended.
+        result: that task's outcome.
+    """
+    if isinstance(result, TpuRunError) and result.traceback:
+        payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
+        where = f"{why}\n{result.traceback}"  # which task it was, then its own traceback
+        error: Exception = RayTaskError(name, where, PickledError(payload))
+        return error
+    no_memory = isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY
+    return (TaskOutOfMemoryError if no_memory else TaskCrashedError)(f"job {who} failed: {why}")

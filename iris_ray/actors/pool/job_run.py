@@ -22,17 +22,17 @@ from iris_ray.state.events import JobCancelledEvent
 logger = logging.getLogger(__name__)
 
 REFUSED = (InvalidRequestError, LimitReachedError)
-"""What the Controller refuses a job with."""
+"""The errors with which the Controller refuses a job."""
 
 
 class JobRun:
-    """Runs one request: as one gang if it is coscheduled, else as one for every task.
+    """Runs one request: as one gang if it is coscheduled, else as one gang for every task.
 
     Args:
         slices, controller: as for `GangRun`.
         request: the job.
-        accepted: set to True when the Controller has it.
-        incarnation: number of the pool's process that this is.
+        accepted: set to True when the Controller has the job.
+        incarnation: the number of this process among those of the pool.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class JobRun:
     async def run(self) -> list[Any]:
         """Return the tasks' results by index, or raise the job's own error.
 
-        If the job has succeeded though some tasks failed, which ``max_task_failures`` allows, their errors are in the
-        places of their results.
+        If ``max_task_failures`` lets a job succeed though some tasks failed, their errors stand in the places of their
+        results.
         """
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
@@ -67,7 +67,7 @@ class JobRun:
             failed = any(isinstance(outcome, Exception) for outcome in outcomes) and not await self._has_succeeded()
         except BaseException as error:
             if isinstance(error, REFUSED) and not self._accepted.done():
-                raise  # the Controller has not taken it, and a job that has the same id is another one
+                raise  # the Controller has refused this job; a job with the same id is another one, so cancel nothing
             cancelled = isinstance(error, asyncio.CancelledError)
             reason = "cancelled by its owner" if cancelled else f"iris_ray failed: {type(error).__name__}: {error}"
             await asyncio.shield(asyncio.ensure_future(self._cancel(runs, reason)))
@@ -77,15 +77,15 @@ class JobRun:
         return [result for outcome in outcomes for result in (outcome if isinstance(outcome, list) else [outcome])]
 
     def take(self, order: AttemptOrder) -> None:
-        """Have an order carried out, unless it has come before."""
+        """Queue an order, unless it has come before."""
         self._gangs[order.attempt.gang].take(order)
 
     def notify(self, attempt: AttemptId, notice: Notice) -> None:
-        """Note that the Controller wants a gang to move."""
+        """Take a notice that a gang is to move."""
         self._gangs[attempt.gang].notify(attempt.number, notice)
 
     def hold_spare(self, order: AttemptOrder) -> None:
-        """Hold slices ready beside those that the job's gang runs on. Return at once."""
+        """Hold spare slices ready for the job's gang. Return at once."""
         self._background.start(self._gangs[0].hold_spare(order), f"holding the spare {order.attempt.job_id}")
 
     def wake(self) -> None:
@@ -94,26 +94,26 @@ class JobRun:
             gang.wake()
 
     def is_warm_for(self, request: RunRequest) -> bool:
-        """Return whether the slices that this job leaves will be warm for another one."""
+        """Return whether the slices that this job leaves will be warm for that request."""
         mine, spec = self._request, self._spec
         is_alike = (spec.device, mine.process) == (request.spec.device, request.process)
         return is_alike and mine.keep_warm > 0 and spec.requirement.chips > 0
 
     async def settled(self) -> None:
-        """Wait until everything has been reported."""
+        """Wait until all gangs have reported all events."""
         await asyncio.gather(*(gang.settled() for gang in self._gangs))
 
     async def stop_attempt(self, attempt: AttemptId, reason: str) -> None:
-        """End an attempt of a gang, or keep it from starting. Return when it is over."""
+        """End an attempt if it runs; else keep it from starting. Return when it is over."""
         await self._gangs[attempt.gang].stop_attempt(attempt.number, reason)
 
     async def _submit(self) -> None:
-        """Give the job to the Controller, unless it has it already."""
+        """Submit the job to the Controller, unless the Controller has it already."""
         pool = ray.get_runtime_context().current_actor
         state = await self._controller.ask(ControllerInterface.submit, self._spec, pool, self._incarnation)
         if not self._accepted.done():
             self._accepted.set_result(True)
-        if state.finished:  # while the process before this one died
+        if state.finished:  # the job ended while the pool's process was restarted
             self.wake()
         if state is JobState.SUCCEEDED:
             raise ResultsLostError(
@@ -122,14 +122,14 @@ class JobRun:
             )
 
     async def _has_succeeded(self) -> bool:
-        """Return whether the job has succeeded, now that all of its gangs have ended."""
+        """Return whether the job has succeeded though a gang has failed. All gangs have ended."""
         if self._spec.max_task_failures is None:
             return False  # any gang that fails ends the job
         view = await self._controller.report(self.job_id, [])
         return view is not None and view.job_state is JobState.SUCCEEDED
 
     async def _cancel(self, runs: list["asyncio.Task[Any]"], reason: str) -> None:
-        """Stop what runs and take the job from the queue. Raise nothing: the user gets the reason for it."""
+        """Stop all gangs and cancel the job at the Controller. Raise nothing: the user gets the error that led here."""
         for run in runs:
             run.cancel()
         await asyncio.gather(*runs, return_exceptions=True)
@@ -145,5 +145,5 @@ class JobRun:
 
 
 def _telling_error(errors: Sequence[Exception]) -> Exception:
-    """Return the first error that says why the job ended: not of a gang that was only ended with it."""
+    """Return the first error that says why the job ended. Skip gangs that were only cancelled with the job."""
     return next((error for error in errors if not isinstance(error, JobCancelledError)), errors[0])

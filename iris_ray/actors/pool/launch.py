@@ -1,4 +1,4 @@
-"""From an order to hosts that are ready: what each host runs, and when its task can start at once."""
+"""Launching an attempt: get every host ready to start its task at once, and plan what each host runs."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,8 +16,144 @@ from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import Fault, TaskKey
 from iris_ray.model.workers import GPU
 
-# -- launch plan -------------------------------------------------------------------------------------------------------
-# What each host of an attempt is told to run. Pure.
+FEW_CORES = Refill(delay_s=4.0, standbys=1)
+"""On hosts with few cores the next standbys start late: they would compete with the gang that has just started."""
+MANY_CORES, ROOMY_BYTES, MANY_HOSTS, MANY_STANDBYS = 16, 16 << 30, 64, 3
+"""From `MANY_CORES` on, the next standbys start at once. If `ROOMY_BYTES` are free as well, `MANY_STANDBYS` wait on
+each host, for short runs in a row. A gang of `MANY_HOSTS` gets one per host, or the pool would start thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a gang starts with once all of its hosts are ready.
+
+    Attributes:
+        tasks: the launches by host index, by slice name.
+        refill: how the slices get their next standbys.
+    """
+
+    tasks: Mapping[str, list[TaskLaunch]]
+    refill: Refill = FEW_CORES
+
+
+class LaunchFailed(Exception):
+    """Some host did not get ready, so no task of the attempt started.
+
+    Attributes:
+        broken: the slices that are at fault.
+        suspicious: the broken slices with a host that may be gone.
+        suspects: why a host can't take a task, by node id.
+        by_request: whether the user's request is at fault: no host could set up its environment.
+        is_hopeless: whether several hosts could not set it up, so no other host need be tried.
+        blamed: hosts that answer and are at fault, by node id: why, and the kind of fault.
+        counts: whether it counts as a failed launch. It does not if other tasks of iris_ray hold all missing chips;
+            then the gang only has to wait.
+        moves: whether the attempt had notice to move before it began.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        broken: tuple[str, ...] = (),
+        suspicious: tuple[str, ...] = (),
+        suspects: Mapping[str, str] = MappingProxyType({}),
+        by_request: bool = False,
+        is_hopeless: bool = False,
+        blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
+        counts: bool = True,
+        moves: bool = False,
+    ) -> None:
+        super().__init__(reason)
+        self.broken = broken
+        self.suspicious = suspicious
+        self.suspects = suspects
+        self.by_request = by_request
+        self.is_hopeless = is_hopeless
+        self.blamed = blamed
+        self.counts = counts
+        self.moves = moves
+
+
+async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest) -> Launch:
+    """Hold the slices, and wait until every host can start its task at once, or `stop` ends the wait.
+
+    Raises:
+        LaunchFailed: some host did not get ready, or the attempt was asked to stop.
+    """
+    slices.scale_multislice(place.order, request.process, request.keep_warm)
+    ready = asyncio.ensure_future(slices.all_ready(place.names, request.host_silence))
+    first: set[asyncio.Future[Any]] = {ready, stop.reason}
+    try:
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+    if stop.asked:
+        raise LaunchFailed(stop.reason.result(), moves=stop.moved_for is not None)
+    answers = ready.result()
+    broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
+    if broken:
+        works = len(broken) < len(answers) or slices.has_worked(request.process)
+        raise _failed_launch(place, broken, works)
+    first_slice: SliceReady = answers[place.names[0]]
+    slices.used_ports.extend(first_slice.ports)
+    return Launch(
+        launch_plan(request, place, first_slice.ports), refill(first_slice, place.num_tasks, request.standbys)
+    )
+
+
+def refill(ready: SliceReady, hosts: int, wanted: int | None) -> Refill:
+    """Return how the slices of a gang get their next standbys.
+
+    Args:
+        ready: cores and free memory of the hosts, as the first slice reports them.
+        hosts: how many hosts the gang has.
+        wanted: how many standbys the user wants on each host; None: as many as there is room for.
+    """
+    if ready.cores < MANY_CORES:
+        return FEW_CORES._replace(standbys=wanted or FEW_CORES.standbys)
+    is_roomy = ready.free_bytes >= ROOMY_BYTES and hosts < MANY_HOSTS
+    return Refill(0.0, wanted or (MANY_STANDBYS if is_roomy else 1))
+
+
+def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: bool) -> LaunchFailed:
+    """Return the error for these slices.
+
+    Args:
+        place: all hosts of the attempt.
+        broken: the answers of the slices that can't be used, by name.
+        has_worked: whether any host could set up the request's environment. Then the request is not at fault.
+    """
+    setups = {name: reply for name, reply in broken.items() if isinstance(reply, SetupFailed)}
+    works = has_worked or any(setup.works_elsewhere for setup in setups.values())
+    unfit = [reply for reply in broken.values() if isinstance(reply, Unfit)]
+    blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in unfit if not reply.ours}
+    if works:
+        for hosts in place.order.slices:
+            if (setup := setups.get(hosts[0].slice_name)) is not None:
+                blamed |= {hosts[i].node_id: (setup.reason, Fault.NO_START) for i in setup.hosts}
+    answer = (NotReserved, Unfit, SetupFailed)
+    suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, answer))
+    return LaunchFailed(
+        in_words(broken),
+        broken=tuple(broken),
+        suspicious=tuple(suspicious),
+        suspects={reply.node_id: reply.why for reply in unfit},
+        by_request=bool(setups) and not works,
+        is_hopeless=sum(len(setup.hosts) for setup in setups.values()) > 1,
+        blamed=blamed,
+        counts=len(unfit) < len(broken) or not all(reply.ours for reply in unfit),
+    )
+
+
+async def silent_hosts(place: AttemptPlace, slices: ReservedSlices, names: tuple[str, ...]) -> dict[str, str]:
+    """Return why hosts of these slices do not answer, by node id."""
+    silent: dict[str, str] = {}
+    for hosts in place.order.slices:
+        name = hosts[0].slice_name
+        if name in names and name in slices:
+            reasons = await slices.ask_hosts(name)
+            silent |= {host.node_id: why.reason for host in hosts if (why := reasons[host.host_index]) is not None}
+    return silent
 
 
 def launch_plan(request: RunRequest, place: AttemptPlace, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
@@ -64,152 +200,3 @@ def _launch(request: RunRequest, place: AttemptPlace, key: TaskKey, ports: tuple
         f"{spec.name} {label}",
         spec.resources.get(GPU, 0.0),
     )
-
-
-# -- launch preparation ------------------------------------------------------------------------------------------------
-# Getting every host of an attempt to the point where its task starts at once.
-
-FEW_CORES = Refill(delay_s=4.0, standbys=1)
-"""On hosts with few cores the next standbys start late: they would compete with a gang that has just started."""
-MANY_CORES, ROOMY_BYTES, MANY_HOSTS, MANY_STANDBYS = 16, 16 << 30, 64, 3
-"""On hosts with so many cores they start at once. With so much free memory, too, several wait: one for each of some
-short runs in a row. A gang of so many hosts has one on each: the pool would start thousands of actors in a row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """What a gang starts with once all of its hosts are ready.
-
-    Attributes:
-        tasks: what each host gets, by slice name.
-        refill: how the slices get their next standbys.
-    """
-
-    tasks: Mapping[str, list[TaskLaunch]]
-    refill: Refill = FEW_CORES
-
-
-class LaunchFailed(Exception):
-    """The attempt could not be started whole; no user code ran.
-
-    Attributes:
-        broken: the slices that are at fault.
-        suspicious: those among them of which a host may be gone.
-        suspects: hosts that can't take a task, by node id, and why.
-        by_request: what the user asked for is at fault.
-        is_hopeless: whether several hosts have shown that, so that no other need be tried.
-        blamed: hosts that answer and are at fault, by node id: why, and in which way.
-        counts: whether it counts as a failed launch. The gang only has to wait if other tasks of iris_ray hold all
-            chips that are missing.
-        moves: whether the attempt had notice to move before it began.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        broken: tuple[str, ...] = (),
-        suspicious: tuple[str, ...] = (),
-        suspects: Mapping[str, str] = MappingProxyType({}),
-        by_request: bool = False,
-        is_hopeless: bool = False,
-        blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
-        counts: bool = True,
-        moves: bool = False,
-    ) -> None:
-        super().__init__(reason)
-        self.broken = broken
-        self.suspicious = suspicious
-        self.suspects = suspects
-        self.by_request = by_request
-        self.is_hopeless = is_hopeless
-        self.blamed = blamed
-        self.counts = counts
-        self.moves = moves
-
-
-async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest) -> Launch:
-    """Hold the slices, and wait until every host is ready.
-
-    Args:
-        place: the hosts.
-        slices: reserves them, and gets them ready.
-        request: the job.
-        stop: may end the wait.
-
-    Raises:
-        LaunchFailed: some host did not get ready, or the attempt was asked to stop.
-    """
-    slices.scale_multislice(place.order, request.process, request.keep_warm)
-    ready = asyncio.ensure_future(slices.all_ready(place.names, request.host_silence))
-    first: set[asyncio.Future[Any]] = {ready, stop.reason}
-    try:
-        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        ready.cancel()
-    if stop.asked:
-        raise LaunchFailed(stop.reason.result(), moves=stop.moved_for is not None)
-    answers = ready.result()
-    broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
-    if broken:
-        works = len(broken) < len(answers) or slices.has_worked(request.process)
-        raise _failed_launch(place, broken, works)
-    first_slice: SliceReady = answers[place.names[0]]
-    slices.used_ports.extend(first_slice.ports)
-    return Launch(
-        launch_plan(request, place, first_slice.ports), refill(first_slice, place.num_tasks, request.standbys)
-    )
-
-
-def refill(ready: SliceReady, hosts: int, wanted: int | None) -> Refill:
-    """Return how slices with such hosts get their next standbys.
-
-    Args:
-        ready: what one of them has said of its hosts.
-        hosts: how many hosts the gang has.
-        wanted: how many standbys the user wants on each host; None: as many as there is room for.
-    """
-    if ready.cores < MANY_CORES:
-        return FEW_CORES._replace(standbys=wanted or FEW_CORES.standbys)
-    is_roomy = ready.free_bytes >= ROOMY_BYTES and hosts < MANY_HOSTS
-    return Refill(0.0, wanted or (MANY_STANDBYS if is_roomy else 1))
-
-
-def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: bool) -> LaunchFailed:
-    """Return the error if these slices can't be used.
-
-    Args:
-        place: the hosts.
-        broken: what those slices have answered, by name.
-        has_worked: whether what the user asked for has worked on any host. Then it is not at fault.
-    """
-    setups = {name: reply for name, reply in broken.items() if isinstance(reply, SetupFailed)}
-    works = has_worked or any(setup.works_elsewhere for setup in setups.values())
-    unfit = [reply for reply in broken.values() if isinstance(reply, Unfit)]
-    blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in unfit if not reply.ours}
-    if works:
-        for hosts in place.order.slices:
-            if (setup := setups.get(hosts[0].slice_name)) is not None:
-                blamed |= {hosts[i].node_id: (setup.reason, Fault.NO_START) for i in setup.hosts}
-    answer = (NotReserved, Unfit, SetupFailed)
-    suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, answer))
-    return LaunchFailed(
-        in_words(broken),
-        broken=tuple(broken),
-        suspicious=tuple(suspicious),
-        suspects={reply.node_id: reply.why for reply in unfit},
-        by_request=bool(setups) and not works,
-        is_hopeless=sum(len(setup.hosts) for setup in setups.values()) > 1,
-        blamed=blamed,
-        counts=len(unfit) < len(broken) or not all(reply.ours for reply in unfit),
-    )
-
-
-async def silent_hosts(place: AttemptPlace, slices: ReservedSlices, names: tuple[str, ...]) -> dict[str, str]:
-    """Return the node ids of these slices' hosts that do not answer, and why they count as lost."""
-    silent: dict[str, str] = {}
-    for hosts in place.order.slices:
-        name = hosts[0].slice_name
-        if name in names and name in slices:
-            reasons = await slices.ask_hosts(name)
-            silent |= {host.node_id: why.reason for host in hosts if (why := reasons[host.host_index]) is not None}
-    return silent

@@ -1,4 +1,4 @@
-"""Telling a gang's tasks that it is to move, until all have saved their state or time is up."""
+"""Tells a gang's tasks that the gang is to move, until all have saved their state or time is up."""
 
 import asyncio
 import logging
@@ -16,22 +16,22 @@ from iris_ray.model.notices import Notice, NoticeKind
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S, ASK_AGAIN_AT_MOST_S = 1.0, 10.0
-"""How soon tasks are asked again whether they have saved, ever more seldom."""
+"""The first and the longest pause before tasks are asked again whether they have saved."""
 LATE_ANSWER_S = 5.0
-"""How long a slice may answer after the deadline."""
+"""A slice may answer so long after the deadline."""
 
 
 class NoticeDelivery:
     """Delivers the latest notice of an attempt. The attempt moves when all tasks have saved, or at the deadline.
 
     Args:
-        place: whose tasks are told.
+        place: the hosts of the attempt.
         slices: tell the tasks.
-        controller: knows whether slices to grow to are still there.
+        controller: knows whether the slices for a growing gang are still free.
         stop: is asked to move the attempt.
 
     Attributes:
-        latest: the latest notice, or None.
+        latest: the latest notice that still holds, or None.
     """
 
     def __init__(
@@ -44,30 +44,30 @@ class NoticeDelivery:
         self._stop = stop
         self._background = BackgroundTasks()
         self._telling: asyncio.Future[None] | None = None
-        self._heard: Notice | None = None  # what tasks have heard last; that can't be taken back
+        self._heard: Notice | None = None  # the last notice that tasks were told; it can't be taken back
 
     def deliver(self, notice: Notice) -> None:
-        """Tell every task. An earlier notice counts no more."""
+        """Tell every task. The notice replaces an earlier one."""
         self.cancel()
         self.latest = self._heard = notice
         self._telling = self._background.start(self._tell(notice), f"giving notice to {self._place.order.attempt}")
 
     def cancel(self) -> None:
-        """Tell the tasks nothing any more."""
+        """Stop telling the tasks."""
         if self._telling is not None:
             self._telling.cancel()
 
     def move_early(self) -> None:
-        """Move the attempt if its tasks have been told, though one ended before all had saved."""
+        """Move the attempt if its tasks were told of a notice and one of them ended before all had saved."""
         if self._heard is not None:
             self._stop.move(self._heard, f"{self._heard.reason}; a task ended before all had saved")
 
     async def _tell(self, notice: Notice) -> None:
         seconds = notice.deadline - time.time()
-        until = time.monotonic() + seconds  # somebody may set the wall clock meanwhile
+        until = time.monotonic() + seconds  # the wall clock may be set meanwhile
         logger.info("%s is to move within %.0f s: %s", self._place.order.attempt, seconds, notice.reason)
         pause = ASK_AGAIN_S
-        while True:  # after the deadline, too: tasks that have saved must not wait for ever
+        while True:  # go on after the deadline: tasks that have saved must not wait for ever
             all_saved, some_wait = await self._ask(notice, max(0.0, until - time.monotonic()))
             if all_saved:
                 break
@@ -75,13 +75,13 @@ class NoticeDelivery:
                 await asyncio.sleep(max(0.0, until - time.monotonic()))
                 if some_wait or await self._is_to_grow():
                     break
-            await asyncio.sleep(pause)  # no task could be told, is left to be told, or wants to be
+            await asyncio.sleep(pause)  # no task waits: none could be told or handles notices, or the growth is off
             pause = min(2 * pause, ASK_AGAIN_AT_MOST_S)
         how = "all its tasks have saved" if all_saved else "not all of its tasks have saved, but time is up"
         self._stop.move(notice, f"{notice.reason}; {how}")
 
     async def _ask(self, notice: Notice, seconds: float) -> tuple[bool, bool]:
-        """Return whether all tasks have saved within so many seconds, and whether any waits because it has."""
+        """Return whether all tasks saved within so many seconds, and whether any waits for the move since it saved."""
         patience = seconds + LATE_ANSWER_S
         attempt = self._place.order.attempt
         actors, what = map(self._slices.actor, self._place.names), (attempt, notice, time.time())
@@ -91,7 +91,7 @@ class NoticeDelivery:
         return all(saved for saved, _ in answers), any(waits for _, waits in answers)
 
     async def _is_to_grow(self) -> bool:
-        """Return whether the slices to move to are still there. If not, the gang stays unless a task waits."""
+        """Return whether the slices for a growing gang are still free. If not, the gang stays unless a task waits."""
         if self.latest is None:
             return False
         attempt = self._place.order.attempt

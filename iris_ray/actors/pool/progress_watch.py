@@ -1,4 +1,4 @@
-"""Asks the tasks of an attempt how far they are, while they run: for people, and to notice a hang."""
+"""Asks the running tasks of an attempt for their steps, shows them to people, and ends an attempt that hangs."""
 
 import asyncio
 import logging
@@ -21,21 +21,166 @@ from iris_ray.model.goodput import Marks, with_step
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuRunError
 
-# -- hang watch --------------------------------------------------------------------------------------------------------
-# Ending an attempt in which no task makes progress.
+logger = logging.getLogger(__name__)
+
+FIRST_LOOK_S = 1.0
+LOOK_S, LOOK_AT_LEAST_S = 5.0, 60.0
+TASKS_A_SECOND = 16.0
+"""The pool asks so many tasks per second on average, so it asks a large gang less often."""
+LAST_LOOK_S = 0.2
+"""The last look at a gang that has ended may delay its end so long."""
+TELL_AGAIN_S = 30.0
+"""Progress that has not changed is repeated after so long, for a Controller that was restarted."""
+
+
+class ProgressWatch:
+    """Asks the tasks of an attempt every few seconds, and tells the Controller what has changed.
+
+    Args:
+        place: the hosts of the attempt.
+        slices: ask the tasks.
+        hangs: sees each answer, and ends the attempt if it hangs.
+        controller: is told the progress.
+        job_tasks: how many tasks the whole job has.
+    """
+
+    def __init__(
+        self,
+        place: AttemptPlace,
+        slices: ReservedSlices,
+        hangs: "HangWatch",
+        controller: ControllerClient,
+        job_tasks: int,
+    ) -> None:
+        self._place = place
+        self._slices = slices
+        self._hangs = hangs
+        self._controller = controller
+        self._pause_s = min(pause_s(job_tasks), hangs.look_after_s)
+        self._told: tuple[int | None, str | None] | None = None  # step and status
+        self._told_at = 0.0
+        self._speaker: TaskKey | None = None
+        self._has_looked = False
+        self._marks = Marks()
+        self._speeds = Speeds()
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of the attempt's speaker: the first task that named a step."""
+        return self._marks
+
+    async def watch(self) -> None:
+        """Look at the tasks until the attempt hangs and has been asked to end."""
+        await asyncio.sleep(min(FIRST_LOOK_S, self._pause_s))
+        await repeat(self._look, f"asking how far {self._place.order.attempt} is", self._pause_s)
+
+    async def _look(self) -> bool:
+        """Look at the tasks once, then pause. Return whether the attempt hangs."""
+        self._has_looked = True
+        running, progress = await self._ask()
+        if await self._hangs.is_over(running, progress):
+            return True
+        self._note_marks(progress)
+        await self._tell(summed_up(self._place.order.attempt, progress, self._marks, self._stragglers(progress)))
+        await asyncio.sleep(self._pause_s)
+        return False
+
+    async def look_again(self, has_failed: bool) -> None:
+        """Ask the speaker a last time for its marks, if its host answers within `LAST_LOOK_S`. It may have ended.
+
+        Args:
+            has_failed: whether the attempt has failed. Then the first task is asked if no task had named a step.
+        """
+        first = TaskKey(0, 0) if has_failed and self._has_looked else None
+        if (key := self._speaker or first) is not None:
+            actor, attempt = self._slices.actor(self._place.name(key)), self._place.order.attempt
+            asked = asyncio.ensure_future(actor.ask_once(SliceActor.last_progress, attempt, key.host_index))
+            await asyncio.wait({asked}, timeout=LAST_LOOK_S)
+            if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
+                self._note_marks({key: found})
+            asked.cancel()
+
+    def _note_marks(self, progress: Mapping[TaskKey, Progress]) -> None:
+        """Take the speaker's marks. The first task that names a step becomes the speaker."""
+        if self._speaker is None:
+            self._speaker = next((key for key in sorted(progress, key=_place) if progress[key].marks.steps), None)
+        if self._speaker is not None and (found := progress.get(self._speaker)) is not None:
+            steps = self._marks.steps or found.marks.steps
+            for step, began in found.marks.steps:
+                steps = with_step(steps, step, began)
+            self._marks = Marks(steps, found.marks.before, found.marks.during)
+
+    def _stragglers(self, progress: Mapping[TaskKey, Progress]) -> tuple[str, ...]:
+        """Return in words which tasks are slow."""
+        steps = {key: found.step for key, found in progress.items() if found.step is not None}
+        self._speeds.note(steps, asyncio.get_running_loop().time())
+        return tuple(
+            f"{self._place.in_words(slow.task)}: {slow.steps_per_s:.2g} steps/s, the median is {slow.median_per_s:.2g}"
+            for slow in self._speeds.stragglers()
+        )
+
+    async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
+        """Return the tasks that have not returned, and the progress of those whose hosts answer."""
+        attempt = self._place.order.attempt
+        asks = (self._slices.actor(name).ask_once(SliceActor.progress, attempt) for name in self._place.names)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
+        running = {
+            TaskKey(slice_id, host_index): found
+            for slice_id, reply in enumerate(replies)
+            if not isinstance(reply, (Unreachable, BaseException))
+            for host_index, found in reply.items()
+        }
+        return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
+
+    async def _tell(self, progress: GangProgress) -> None:
+        """Tell the Controller what has changed. If it does not answer, the next look tells it again."""
+        now = asyncio.get_running_loop().time()
+        if progress.age is None and progress.status is None:
+            return
+        said = progress.step, progress.status
+        if said == self._told and now < self._told_at + TELL_AGAIN_S:
+            return
+        try:
+            sender = self._controller.sender
+            reply = await self._controller.ask_once(ControllerInterface.note_progress, progress, sender)
+            if not isinstance(reply, Unreachable):
+                self._told, self._told_at = said, now
+        except Exception:  # a job goes on without anybody seeing its progress
+            logger.exception("%s: how far it is did not reach the Controller", self._place.order.attempt)
+
+
+def pause_s(job_tasks: int) -> float:
+    """Return the pause between two looks, in seconds, for a job with so many tasks in all."""
+    return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
+
+
+def summed_up(
+    attempt: AttemptId, progress: Mapping[TaskKey, Progress], marks: Marks, stragglers: tuple[str, ...]
+) -> GangProgress:
+    """Return the progress of a gang as people see it: its newest heartbeat, furthest step and first status."""
+    ages = [found.age for found in progress.values() if found.age is not None]
+    steps = [found.step for found in progress.values() if found.step is not None]
+    words = (progress[key].status for key in sorted(progress, key=_place))
+    status = next(filter(None, words), None)
+    return GangProgress(attempt, min(ages, default=None), max(steps, default=None), status, marks, stragglers)
+
+
+def _place(key: TaskKey) -> tuple[int, int]:
+    return key.slice_id, key.host_index
+
 
 STACKS_S = 1.0
-"""How long the stacks of a gang that hangs have to reach the logs."""
+"""When a gang hangs, its stacks have so long to reach the logs."""
 LOOK_AT_MOST_S = 5.0
 
 
 class HangWatch:
-    """Sees how far the tasks of an attempt are, see `ProgressWatch`.
+    """Ends an attempt in which no task makes progress. `ProgressWatch` asks the tasks.
 
     Args:
-        place: whose tasks these are.
-        slices: have the tasks print what they are doing.
-        notices: what they were told; to save takes time, too.
+        place: the hosts of the attempt.
+        slices: have the tasks print their stacks.
+        notices: the notices that tasks were told; saving takes time, and is no hang.
         stop: is asked to end the attempt.
         limit_s: seconds without progress of any task after which the attempt hangs; None: never.
     """
@@ -57,20 +202,20 @@ class HangWatch:
         self._running: set[TaskKey] = set()
 
     def progress_made(self) -> None:
-        """Count from now."""
+        """Restart the count of seconds without progress."""
         self._progress_at = time.monotonic()
 
     @property
     def look_after_s(self) -> float:
-        """How often it has to see how far the tasks are, in seconds; infinite without a limit."""
+        """The longest pause between two looks at the tasks, in seconds; infinite without a limit."""
         return math.inf if self._limit is None else min(self._limit / 4, LOOK_AT_MOST_S)
 
     async def is_over(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> bool:
-        """Return whether the attempt hangs. If so, it has been asked to end.
+        """Return whether the attempt hangs. If it does, ask it to end.
 
         Args:
             running: the tasks that have not returned.
-            progress: what those of them say whose hosts answer.
+            progress: of the running tasks whose hosts answer.
         """
         if self._limit is None:
             return False
@@ -81,7 +226,7 @@ class HangWatch:
         return True
 
     def _silence(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> float:
-        """Return for how many seconds no task has made progress."""
+        """Return the seconds since any task made progress."""
         now = time.monotonic()
         beats = [now - max(0.0, p.age) for p in progress.values() if p.age is not None]
         if self._running - running:  # a task that has returned has made progress
@@ -107,7 +252,7 @@ class HangWatch:
 
 
 def _how_far(progress: Progress) -> tuple[int, float]:
-    """A task that has never said anything is further behind than any that has."""
+    """Return a sort key that is smallest for the task that is furthest behind. A task without a step is behind all."""
     return -1 if progress.step is None else progress.step, -(progress.age or float("inf"))
 
 
@@ -118,29 +263,22 @@ def _in_words(last: Progress, all_of_them: Mapping[TaskKey, Progress]) -> str:
 
 
 # -- stragglers --------------------------------------------------------------------------------------------------------
-# Names the tasks of a gang that make fewer steps than the others.
 
 WINDOW_S = 60.0
-"""Over so long speeds are measured at least, and over twice as long at most."""
+"""Speeds are averages over one to two windows of so many seconds."""
 FEWEST = 3
-"""A gang of fewer tasks has no median that says anything."""
+"""The median of fewer tasks says nothing."""
 SLOW = 0.8
-"""A task that makes less than this share of the median's steps is a straggler."""
+"""A task whose speed is below this share of the median is a straggler."""
 MOST_NAMED = 5
 
 _Seen = tuple[int, float]
-"""A step, and when it began; seconds."""
+"""A step, and when we saw it; seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A task that is slow.
-
-    Attributes:
-        task: its place.
-        steps_per_s: how fast it is.
-        median_per_s: how fast half of the tasks are at least.
-    """
+    """A task that is slower than `SLOW` times the median."""
 
     task: TaskKey
     steps_per_s: float
@@ -148,19 +286,14 @@ class Straggler:
 
 
 class Speeds:
-    """How fast each task of an attempt makes steps."""
+    """The speed of each task of an attempt, in steps per second."""
 
     def __init__(self) -> None:
         self._since: dict[TaskKey, tuple[_Seen, _Seen]] = {}  # where two windows began, the earlier one first
         self._latest: dict[TaskKey, _Seen] = {}
 
     def note(self, steps: Mapping[TaskKey, int], now: float) -> None:
-        """Take how far tasks are now.
-
-        Args:
-            steps: the latest step of each task that has named one.
-            now: seconds on any clock.
-        """
+        """Take the latest step of each task that has named one; `now` is in seconds on any clock."""
         for key, step in steps.items():
             _, later = self._since.setdefault(key, ((step, now), (step, now)))
             self._latest[key] = step, now
@@ -168,7 +301,7 @@ class Speeds:
                 self._since[key] = later, (step, now)
 
     def stragglers(self) -> list[Straggler]:
-        """Return the slowest tasks, if some are clearly slower than the others; at most `MOST_NAMED`, slowest first."""
+        """Return the stragglers, slowest first; at most `MOST_NAMED`."""
         speeds = {key: self._speed(key) for key in self._latest}
         known = {key: speed for key, speed in speeds.items() if speed is not None}
         if len(known) < FEWEST:
@@ -178,156 +311,6 @@ class Speeds:
         return [Straggler(TaskKey(slice_id, host), speed, usual) for speed, slice_id, host in slow[:MOST_NAMED]]
 
     def _speed(self, key: TaskKey) -> float | None:
-        """Return the steps per second of a task; None as long as it was not watched for `WINDOW_S`."""
+        """Return the steps per second of a task; None until it was watched for `WINDOW_S`."""
         ((first, since), _), (latest, until) = self._since[key], self._latest[key]
         return (latest - first) / (until - since) if until - since >= WINDOW_S else None
-
-
-# -- progress watch ----------------------------------------------------------------------------------------------------
-
-logger = logging.getLogger(__name__)
-
-FIRST_LOOK_S = 1.0
-LOOK_S, LOOK_AT_LEAST_S = 5.0, 60.0
-TASKS_A_SECOND = 16.0
-"""So many tasks are asked in a second on average, so a large gang is asked less often."""
-LAST_LOOK_S = 0.2
-"""How long a gang that has ended may be kept for its last word."""
-TELL_AGAIN_S = 30.0
-"""A Controller that has come back hears after so long what has not changed."""
-
-
-class ProgressWatch:
-    """Looks every few seconds. The Controller is told what has changed.
-
-    Args:
-        place: whose tasks are asked.
-        slices: ask the tasks.
-        hangs: is shown what they say, and may have the attempt ended.
-        controller: is told what they say.
-        job_tasks: how many tasks the whole job has.
-    """
-
-    def __init__(
-        self,
-        place: AttemptPlace,
-        slices: ReservedSlices,
-        hangs: HangWatch,
-        controller: ControllerClient,
-        job_tasks: int,
-    ) -> None:
-        self._place = place
-        self._slices = slices
-        self._hangs = hangs
-        self._controller = controller
-        self._pause_s = min(pause_s(job_tasks), hangs.look_after_s)
-        self._told: tuple[int | None, str | None] | None = None  # step and status
-        self._told_at = 0.0
-        self._speaker: TaskKey | None = None
-        self._has_looked = False
-        self._marks = Marks()
-        self._speeds = Speeds()
-
-    @property
-    def marks(self) -> Marks:
-        """What the first task that has named a step has said about its time."""
-        return self._marks
-
-    async def watch(self) -> None:
-        """Look until the attempt hangs and has been asked to end."""
-        await asyncio.sleep(min(FIRST_LOOK_S, self._pause_s))
-        await repeat(self._look, f"asking how far {self._place.order.attempt} is", self._pause_s)
-
-    async def _look(self) -> bool:
-        """Look once, and pause. Return whether the attempt hangs."""
-        self._has_looked = True
-        running, progress = await self._ask()
-        if await self._hangs.is_over(running, progress):
-            return True
-        self._note_marks(progress)
-        await self._tell(summed_up(self._place.order.attempt, progress, self._marks, self._stragglers(progress)))
-        await asyncio.sleep(self._pause_s)
-        return False
-
-    async def look_again(self, has_failed: bool) -> None:
-        """Have a last look at the task that speaks for its gang, which may have ended, if its host answers at once.
-
-        Args:
-            has_failed: nobody waits for results. If no task had named a step before, the first one is asked.
-        """
-        first = TaskKey(0, 0) if has_failed and self._has_looked else None
-        if (key := self._speaker or first) is not None:
-            actor, attempt = self._slices.actor(self._place.name(key)), self._place.order.attempt
-            asked = asyncio.ensure_future(actor.ask_once(SliceActor.last_progress, attempt, key.host_index))
-            await asyncio.wait({asked}, timeout=LAST_LOOK_S)
-            if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
-                self._note_marks({key: found})
-            asked.cancel()
-
-    def _note_marks(self, progress: Mapping[TaskKey, Progress]) -> None:
-        """Take what the speaker says; the first task that names a step speaks for the attempt from then on."""
-        if self._speaker is None:
-            self._speaker = next((key for key in sorted(progress, key=_place) if progress[key].marks.steps), None)
-        if self._speaker is not None and (found := progress.get(self._speaker)) is not None:
-            steps = self._marks.steps or found.marks.steps
-            for step, began in found.marks.steps:
-                steps = with_step(steps, step, began)
-            self._marks = Marks(steps, found.marks.before, found.marks.during)
-
-    def _stragglers(self, progress: Mapping[TaskKey, Progress]) -> tuple[str, ...]:
-        """Return in words which tasks are slow."""
-        steps = {key: found.step for key, found in progress.items() if found.step is not None}
-        self._speeds.note(steps, asyncio.get_running_loop().time())
-        return tuple(
-            f"{self._place.in_words(slow.task)}: {slow.steps_per_s:.2g} steps/s, the median is {slow.median_per_s:.2g}"
-            for slow in self._speeds.stragglers()
-        )
-
-    async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
-        """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
-        attempt = self._place.order.attempt
-        asks = (self._slices.actor(name).ask_once(SliceActor.progress, attempt) for name in self._place.names)
-        replies = await asyncio.gather(*asks, return_exceptions=True)
-        running = {
-            TaskKey(slice_id, host_index): found
-            for slice_id, reply in enumerate(replies)
-            if not isinstance(reply, (Unreachable, BaseException))
-            for host_index, found in reply.items()
-        }
-        return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
-
-    async def _tell(self, progress: GangProgress) -> None:
-        """Tell the Controller, if it does not know yet. One that does not answer hears it the next time."""
-        now = asyncio.get_running_loop().time()
-        if progress.age is None and progress.status is None:
-            return
-        said = progress.step, progress.status
-        if said == self._told and now < self._told_at + TELL_AGAIN_S:
-            return
-        try:
-            sender = self._controller.sender
-            reply = await self._controller.ask_once(ControllerInterface.note_progress, progress, sender)
-            if not isinstance(reply, Unreachable):
-                self._told, self._told_at = said, now
-        except Exception:  # a job need not end because nobody sees how far it is
-            logger.exception("%s: how far it is did not reach the Controller", self._place.order.attempt)
-
-
-def pause_s(job_tasks: int) -> float:
-    """Return the seconds between two looks at a gang of a job with so many tasks in all."""
-    return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
-
-
-def summed_up(
-    attempt: AttemptId, progress: Mapping[TaskKey, Progress], marks: Marks, stragglers: tuple[str, ...]
-) -> GangProgress:
-    """Return what people are shown of what an attempt's tasks have said."""
-    ages = [found.age for found in progress.values() if found.age is not None]
-    steps = [found.step for found in progress.values() if found.step is not None]
-    words = (progress[key].status for key in sorted(progress, key=_place))
-    status = next(filter(None, words), None)
-    return GangProgress(attempt, min(ages, default=None), max(steps, default=None), status, marks, stragglers)
-
-
-def _place(key: TaskKey) -> tuple[int, int]:
-    return key.slice_id, key.host_index

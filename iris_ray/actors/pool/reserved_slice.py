@@ -1,4 +1,4 @@
-"""One slice that a pool holds: its reservation in Ray, its actors and its standbys."""
+"""One slice that a pool holds: its reservation in Ray, the actors that watch its hosts, and its standbys."""
 
 import asyncio
 import secrets
@@ -25,14 +25,13 @@ from iris_ray.actors.protocol.messages import HOST_SILENCE_S, HostPlace, Process
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import GPU, TPU
 
-# -- slice crew --------------------------------------------------------------------------------------------------------
-# The actors that watch the hosts of a reserved slice, or of the place of a task that shares its host.
+# Made once: Ray exports a class anew for each ray.remote(...).
+_SliceActor, _TPUHostActor, _TaskProcess = ray.remote(SliceActor), ray.remote(TPUHostActor), ray.remote(TaskProcess)
+
+# -- crews: the actors that watch the hosts of a slice or of a place on shared hosts -----------------------------------
 
 SHARED_IDLE_S = 30.0
-"""How long the TPUHostActor of a shared host waits for its next task."""
-
-# Made once: Ray exports a class anew for each ray.remote(...).
-_SliceActor, _TPUHostActor = ray.remote(SliceActor), ray.remote(TPUHostActor)
+"""The TPUHostActor of a shared host waits so long for its next task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class SliceCrew:
     Attributes:
         speaker: the SliceActor.
         hosts: the TPUHostActors by host index.
-        actors: all of them.
+        actors: both.
     """
 
     speaker: Actor[SliceActor]
@@ -72,16 +71,7 @@ class SliceCrew:
 
 
 class SharedHost:
-    """The TPUHostActor of a host on which a pool runs tasks without chips.
-
-    Args:
-        host: which host.
-
-    Attributes:
-        actor: the actor.
-        node_id: the host's id in Ray.
-        places: how many places use it.
-    """
+    """The TPUHostActor of a host on which a pool runs tasks without chips, and how many places use it."""
 
     def __init__(self, host: HostPlace) -> None:
         strategy = NodeAffinitySchedulingStrategy(host.node_id, soft=False)
@@ -101,11 +91,11 @@ class SharedHosts:
         self._giving_back, self._watching = BackgroundTasks(), BackgroundTasks()
 
     def crew(self, hosts: Sequence[HostPlace]) -> "SharedCrew":
-        """Return the actors of a place on these hosts, at once."""
+        """Return the crew of a place on these hosts, at once. Start the actors that are missing."""
         return SharedCrew(hosts[0].slice_name, self, [self._take(host) for host in hosts])
 
     def give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
-        """Have what a place has on its hosts ended. Return at once."""
+        """End the tasks of a place, and the actors of hosts that stay unused. Return at once."""
         self._giving_back.start(self._give_back(crew, used), f"giving back {crew.name}")
 
     async def _give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
@@ -126,15 +116,15 @@ class SharedHosts:
         return shared
 
     async def end_idle(self) -> None:
-        """End the actors of hosts that no place uses, without waiting for a next task."""
+        """End the actors of hosts that no place uses, before `SHARED_IDLE_S` is up."""
         await self._giving_back.all_ended()
         for shared in list(self._hosts.values()):
             self._end_if_idle(shared)
 
     async def _forget_if_lost(self, host: HostPlace, shared: SharedHost) -> None:
-        """Give later tasks another actor if this one is gone or hangs; the tasks that use it notice that themselves.
+        """Forget an actor that is gone or hangs, so that later tasks get another one. Its own tasks watch it, too.
 
-        The limit is the default, whatever limit the jobs have: to forget an actor too soon only costs a new one.
+        The limit is the default, whatever limit the jobs have: an actor forgotten too soon only costs a new one.
         """
         actor = Actor[HostInterface](shared.actor, f"host {host.address}")
         detector = FailureDetector(lambda _: actor.call(HostInterface.healthy), [0], HOST_SILENCE_S, since_first=True)
@@ -155,11 +145,11 @@ class SharedHosts:
 
 
 class SharedCrew:
-    """The actors of a place that shares its hosts: a SliceActor in this process, and host actors of several places.
+    """The actors of a place on shared hosts: a SliceActor in this process, and the TPUHostActors of the hosts.
 
     Args:
         name: the place's name.
-        owner: has the actors.
+        owner: takes the hosts back.
         shared: the hosts by index.
     """
 
@@ -172,38 +162,36 @@ class SharedCrew:
         self.hosts = tuple(self._slice.hosts.values())
 
     def end(self) -> None:
-        """End what the place has on its hosts. Return at once."""
+        """End the tasks of the place. Return at once."""
         self._slice.close()
         self._owner.give_back(self, self._shared)
         self._shared = ()
 
 
 def on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
-    """Return how Ray is told to start an actor on a host of a reservation."""
+    """Return Ray's scheduling strategy for an actor on a host of a reservation."""
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
 # -- reserved slice ----------------------------------------------------------------------------------------------------
 
 END_TIMEOUT_S = 10.0
-"""How long the next attempt waits for a host to end what is left of the one before."""
+"""The next attempt waits at most so long for a host to end the leftovers of the one before."""
 LOOK_AGAIN_S = 0.2
 START_TIMEOUT_S = 300.0
-"""How long all hosts of a slice may take to start their processes (their runtime environment included)."""
-
-_TaskProcess = ray.remote(TaskProcess)  # made once: Ray exports a class anew for each ray.remote(...)
+"""All hosts of a slice may take so long to start their processes, their runtime environment included."""
 
 Bundle = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A standby on every host of a slice: what one attempt starts with.
+    """One standby on every host of a slice, for one attempt.
 
     Attributes:
-        number: later generations of the slice have larger ones.
+        number: counts up within the slice.
         standbys: by host index.
-        ready: done once all could start a task at once.
+        ready: done once all standbys could start a task at once.
     """
 
     number: int
@@ -217,17 +205,17 @@ class ReservedSlice:
 
     Attributes:
         hosts: by host index.
-        bundle: what is reserved on each host, the chips included.
+        bundle: the resources reserved on each host, the chips included.
         crew: the actors that watch its hosts.
-        process: what its standbys are started with.
+        process: how its standbys are started.
         waiting: the generations of standbys that wait or start; the next attempt takes the first.
-        generations: how many were started.
-        kept: how many are to wait when there has been time to start them.
-        refill: starts those that are missing, a while after the beginning of the latest attempt.
-        used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
-        in_use: an attempt runs on it.
-        spare: the attempt of the job that only holds it ready, or None.
-        idle_since: seconds on the event loop's clock, while idle.
+        generations: how many generations were started.
+        kept: how many generations are to wait.
+        refill: the timer that starts missing generations, a while after the latest attempt began.
+        used_by: the job that uses the slice, or used it last; while that job lives, the slice is kept for it.
+        in_use: whether an attempt runs on it.
+        spare: the spare's attempt, if a job only holds the slice ready.
+        idle_since: when it became idle; seconds on the event loop's clock.
         keep_warm: seconds that it may idle.
     """
 
@@ -252,12 +240,11 @@ class ReservedSlice:
 
     @property
     def actor(self) -> Actor[SliceActor]:
-        """Its SliceActor."""
         return self.crew.speaker
 
     @property
     def is_warm(self) -> bool:
-        """Whether every host could start a task at once, as far as is known."""
+        """Whether a standby is ready on every host, as far as the pool knows."""
         return bool(self.waiting) and self.waiting[0].ready.done()
 
     @staticmethod
@@ -269,11 +256,11 @@ class ReservedSlice:
         avoid_ports: Collection[int],
         shared: SharedHosts,
     ) -> "ReservedSlice":
-        """Ask Ray for the reservation, the actors that watch its hosts, and their standbys, all at once.
+        """Ask Ray for the reservation, the actors that watch its hosts, and their standbys. Return at once.
 
-        Returns at once; nothing has started yet. Bundle i is on worker i. The reservation's name says whose it is, so
-        that the Controller finds it again if its owner vanishes. The standbys come last: if a host's memory is nearly
-        used up, Ray kills the newest process first, and the others can then say what became of the task.
+        Bundle i is on worker i. The reservation's name says who owns it, so that the Controller finds it if its owner
+        vanishes. The standbys come last: if a host's memory is nearly used up, Ray kills the newest process first, and
+        the actors can still say how the task ended.
         """
         group = placement_group(
             [bundle] * len(hosts),
@@ -296,11 +283,11 @@ class ReservedSlice:
         self.waiting.append(Generation(self.generations, standbys, ready))
 
     def take_standbys(self) -> int:
-        """Take the generation that waits longest, and return its number. Its hosts keep handles until it is gone."""
+        """Remove the oldest waiting generation and return its number. Its hosts keep handles to its processes."""
         return self.waiting.popleft().number
 
     def drop_standbys(self) -> None:
-        """End those that wait. Return at once."""
+        """End the waiting standbys. Return at once."""
         while self.waiting:
             generation = self.waiting.pop()
             generation.ready.cancel()
@@ -308,14 +295,14 @@ class ReservedSlice:
                 ray.kill(standby)
 
     def is_reserved(self) -> bool:
-        """Return whether Ray has set the resources aside. This blocks for a millisecond or two."""
+        """Return whether Ray has reserved the resources. This blocks for a millisecond or two."""
         return bool(placement_group_table(self.group)["state"] == "CREATED")
 
     async def end_tasks(self, host_index: int) -> str | None:
-        """End every task process on one of the hosts. Return why that is not sure, or None; raise nothing.
+        """End every task process on one of the hosts. Return None, or why one may still run; raise nothing.
 
-        If the host's actor is gone, the next task's process does it, or one that is started for that. So the slice
-        can't be used again.
+        If the TPUHostActor is gone, an idle standby ends them, or else a process that is started for that. The slice
+        can't be used again after that.
         """
         host = self.hosts[host_index]
         name = f"{self.name} host {host_index}"
@@ -353,7 +340,7 @@ class ReservedSlice:
 
 
 async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
-    """Return what a process on that host answers; None if Ray has given up the host, and so all that ran there."""
+    """Return the answer of a process on that host; None once Ray counts the host as dead."""
     waiting = asyncio.ensure_future(reply)
     try:
         while True:

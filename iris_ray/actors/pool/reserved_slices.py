@@ -1,4 +1,4 @@
-"""The slices that one calling process holds: reserved when a job needs them, kept warm for a while, given back."""
+"""The slices that one pool holds: reserved when a job needs them, kept warm for a while, then given back."""
 
 import asyncio
 import logging
@@ -24,17 +24,17 @@ logger = logging.getLogger(__name__)
 
 USED_PORTS_KEPT = 1000
 WORKED_KEPT = 16
-"""Of so many of the latest kinds of task processes it is known that they could be started."""
+"""The pool remembers so many kinds of task processes that could be started."""
 HEALTHY_TIMEOUT_S = 3.0
 RESERVE_TIMEOUT_S = 10.0
-"""How long Ray may take to reserve chips that the Controller believes to be free."""
+"""Ray may take so long to reserve chips that the Controller counts as free."""
 
 
 class SpareFailed(Exception):
     """Slices could not be got ready.
 
     Attributes:
-        broken: those that are at fault and not in use.
+        broken: the slices that are at fault and not in use.
     """
 
     def __init__(self, reason: str, broken: tuple[str, ...]) -> None:
@@ -46,7 +46,7 @@ class Refill(NamedTuple):
     """How slices get their next standbys once an attempt runs on them.
 
     Attributes:
-        delay_s: after how many seconds. An attempt that ends before gets them then if none are left.
+        delay_s: seconds after the attempt began. If it ends earlier and no standby is left, they start at its end.
         standbys: how many wait on each host in the end.
     """
 
@@ -55,7 +55,7 @@ class Refill(NamedTuple):
 
 
 class ReservedSlices:
-    """Slices by name. What it gives back it also says, as events for the Controller.
+    """Slices by name. Methods that give slices back return the events that tell the Controller so.
 
     Args:
         owner: the id of the SlicePoolManager that holds them.
@@ -66,7 +66,7 @@ class ReservedSlices:
         self.used_ports: deque[int] = deque(maxlen=USED_PORTS_KEPT)
         self._held: dict[str, ReservedSlice] = {}
         self._shared = SharedHosts()
-        self._worked = deque([ProcessSpec()], maxlen=WORKED_KEPT)  # the plain one does: this process has it, too
+        self._worked = deque([ProcessSpec()], maxlen=WORKED_KEPT)  # the default works: this process runs with it
         self._background = BackgroundTasks()
         self._leaving: dict[asyncio.Task[None], str] = {}  # being given back; a new order reserves them afresh
 
@@ -80,19 +80,18 @@ class ReservedSlices:
         return len(self._held) + len(self._leaving)
 
     def actor(self, name: str) -> Actor[SliceActor]:
-        """Return the SliceActor of a slice that is held."""
         return self._held[name].actor
 
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
-        """Ask a slice's hosts without its SliceActor. Return why each counts as lost; None for those that answer."""
+        """Ask a slice's hosts without its SliceActor. Return why each host counts as lost; None if it answers."""
         hosts = self._held[name].crew.hosts
         answers = await asyncio.gather(*(host.ask_within(timeout_s, HostInterface.healthy) for host in hosts))
         return {i: reply if isinstance(reply, Unreachable) else None for i, reply in enumerate(answers)}
 
     async def end_tasks(self, name: str, host_indexes: Iterable[int]) -> None:
-        """End what runs on hosts of a slice for which its SliceActor can't vouch, unless the slice is used again.
+        """End the task processes on these hosts of a slice without its SliceActor.
 
-        Returns when nothing runs there any more, or after a while, with a warning.
+        Return when no task process runs there any more, or after a while, with a warning.
         """
         held, hosts = self._held[name], tuple(host_indexes)
         for i, why in zip(hosts, await asyncio.gather(*map(held.end_tasks, hosts)), strict=True):
@@ -100,20 +99,20 @@ class ReservedSlices:
                 logger.warning("%s host %d: what ran there may run for a moment longer: %s", name, i, why)
 
     def slice_names(self) -> tuple[str, ...]:
-        """Return the slices among what is held. The rest are places for single tasks."""
+        """Return the slices. The pool also holds places for tasks without chips."""
         return tuple(name for name, held in self._held.items() if TPU in held.bundle)
 
     # -- for an attempt --------------------------------------------------------------------------------------------
 
     def scale_multislice(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float) -> None:
-        """Hold every slice of the order, ready for this kind of task. Keep warm ones and reserve the others."""
+        """Hold every slice of the order for this kind of task. Reuse warm slices, and reserve the others."""
         for hosts in order.slices:
             held = self._hold(hosts, order.bundle, process)
             held.in_use, held.used_by, held.spare = True, order.attempt.job_id, None
             held.keep_warm = keep_warm
 
     def _hold(self, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec) -> ReservedSlice:
-        """Return the slice as it is warm, if it fits; else reserve it anew. Standbys of that kind wait, or start."""
+        """Return the slice if it is held and fits; else reserve it. Start standbys if none of that kind wait."""
         held = self._held.get(hosts[0].slice_name)
         if held is not None and (held.hosts != hosts or held.bundle != bundle):
             self._discard(held)
@@ -129,10 +128,10 @@ class ReservedSlices:
         return held
 
     async def hold_ready(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float, silence_s: float) -> None:
-        """Reserve the slices of the order, if they are not held already, and have their standbys start; nothing else.
+        """Reserve the slices of the order that are not held yet, and wait until their standbys are ready.
 
         Raises:
-            SpareFailed: some slice did not get there.
+            SpareFailed: some slice did not get ready.
         """
         for hosts in order.slices:
             held = self._held.get(hosts[0].slice_name)
@@ -149,10 +148,10 @@ class ReservedSlices:
             raise SpareFailed(in_words(broken), tuple(unused))
 
     async def all_ready(self, names: Sequence[str], silence_s: float) -> dict[str, Any]:
-        """Return `SliceReady` for each slice, once every host could start a task at once.
+        """Wait until every host could start a task at once. Return `SliceReady` for each slice.
 
-        As soon as a slice can't, what is known by then; for that one `Unreachable`, or the exception that keeps it. If
-        a slice can't set up what the user asks for, the others are waited for: they show whose fault it is.
+        As soon as one slice fails, return the answers so far; that slice's answer is `Unreachable` or an exception.
+        If it failed because it can't set up the request's environment, wait for the others: they show who is at fault.
 
         Args:
             names: the slices.
@@ -173,11 +172,11 @@ class ReservedSlices:
         return answers
 
     def has_worked(self, process: ProcessSpec) -> bool:
-        """Return whether any host could set up what a user asks for. Then another one that can't is at fault."""
+        """Return whether any host could set up this process. Then a host that can't is at fault, not the request."""
         return process in self._worked
 
     async def _ready(self, held: ReservedSlice, silence_s: float) -> Any:
-        """Return `SliceReady` when a slice is; `Unreachable` or an exception if it never will be. Raise nothing."""
+        """Wait for a slice. Return `SliceReady`, or `Unreachable` or an exception if it fails. Raise nothing."""
         ready = held.waiting[0].ready
         try:
             if ready.done():
@@ -188,18 +187,18 @@ class ReservedSlices:
                     f"Ray did not reserve {held.name} within {RESERVE_TIMEOUT_S:g} s: its resources are in use outside"
                     " iris_ray, or its hosts are going away"
                 )
-            return await self._started(held, ready, silence_s)  # reserved; the rest is to start processes
+            return await self._started(held, ready, silence_s)  # it is reserved; only processes are still to start
         except RuntimeEnvSetupError as error:
             return SetupFailed(f"{held.name} host 0: {error}", (0,))
         except asyncio.CancelledError:
             if not ready.cancelled():
-                raise  # it is we who are cancelled
+                raise  # this call itself was cancelled
             return NotReserved(f"{held.name} was given back while its processes started")
         except Exception as error:
             return error
 
     async def _started(self, held: ReservedSlice, ready: "asyncio.Future[Any]", silence_s: float) -> Any:
-        """Return the result of `ready`, unless a host that has been there stops answering meanwhile."""
+        """Return the result of `ready`, or `Unreachable` if a host that has answered once falls silent before."""
         hosts = held.crew.hosts
         ping = HostInterface.healthy
         watch = FailureDetector(lambda i: hosts[i].call(ping), range(len(hosts)), silence_s, since_first=True)
@@ -214,14 +213,14 @@ class ReservedSlices:
         return Unreachable("; ".join(f"{held.name} host {i} {why}" for i, why in watch.silent.items()))
 
     def is_warm(self, order: AttemptOrder) -> bool:
-        """Return whether every host of the order could start a task at once, as far as is known."""
+        """Return whether a standby is ready on every host of the order, as far as the pool knows."""
         held = [self._held.get(hosts[0].slice_name) for hosts in order.slices]
         return all(one is not None and one.is_warm for one in held)
 
     def take_standbys(self, names: Sequence[str], refill: Refill) -> dict[str, int]:
-        """Return which generation of standbys each of these slices runs its tasks with now; the next ones come later.
+        """Return the generation of standbys that runs the tasks on each of these slices. The next ones start later.
 
-        Other places than slices are given back with every attempt, and so get none.
+        A place on a shared host gets none: it is given back after every attempt.
         """
         for held in (self._held[name] for name in names if TPU in self._held[name].bundle):
             held.kept = refill.standbys if held.keep_warm > 0 else 1  # only the job's own next attempt can use them
@@ -231,18 +230,18 @@ class ReservedSlices:
         return {name: self._held[name].take_standbys() for name in names}
 
     def _start_missing(self, held: ReservedSlice) -> None:
-        """Start the standbys that a slice lacks, unless it is given back, or is about to be."""
+        """Start the standbys that a slice lacks, unless it is given back or is about to be."""
         if self._held.get(held.name) is held and (held.in_use or held.keep_warm > 0):
             while len(held.waiting) < held.kept:
                 held.start_standbys(self.used_ports)
 
     def drop_standbys(self, names: Iterable[str]) -> None:
-        """End the standbys that wait on these slices. The next attempt, or `refill`, starts others."""
+        """End the standbys that wait on these slices. The next attempt or `refill` starts others."""
         for held in (self._held[name] for name in names if name in self):
             held.drop_standbys()
 
     def set_idle(self, names: Sequence[str]) -> None:
-        """Note that an attempt on these slices is over. From now on others may use them."""
+        """Note that the attempt on these slices is over, so that others may use them."""
         now = asyncio.get_running_loop().time()
         for name in names:
             if held := self._held.get(name):
@@ -270,9 +269,9 @@ class ReservedSlices:
         return events
 
     async def job_over(self, job_id: str) -> None:
-        """Tell the hosts of the slices that a job used last that it is over. They answer once its files are removed.
+        """Tell the hosts that a job used last that it is over. Return once they have removed its files.
 
-        A host that can't remove them, such as one with a faulty disk, only says so.
+        Log a warning for a host that can't remove them, such as one with a faulty disk.
         """
         mine = [held for held in self._held.values() if held.used_by == job_id and TPU in held.bundle]
         hosts = [host for held in mine for host in held.crew.hosts]
@@ -297,11 +296,11 @@ class ReservedSlices:
         return [SliceReleasedEvent(held.name, self.owner) for held in chosen]
 
     async def release_idle_hosts(self) -> None:
-        """End what watches hosts on which no task without chips runs any more."""
+        """End the TPUHostActors of shared hosts that no place uses any more."""
         await self._shared.end_idle()
 
     async def lost_while_idle(self) -> tuple[str, ...]:
-        """Return the idle slices, spares included, of which some process or host does not answer any more."""
+        """Return the idle slices, spares included, with an actor or host that does not answer any more."""
         idle = [name for name, held in self._held.items() if not held.in_use and held.is_warm]
         asks = (self.actor(name).ask_within(ANSWER_TIMEOUT_S, SliceActor.healthy, HEALTHY_TIMEOUT_S) for name in idle)
         answers = await asyncio.gather(*asks, return_exceptions=True)
@@ -318,7 +317,7 @@ class ReservedSlices:
             await asyncio.sleep(0.02)
 
     async def left(self, name: str) -> None:
-        """Wait until the slice is not being given back (any more)."""
+        """Wait until the pool has given the slice back, if it is doing so."""
         if leaving := [task for task, leaving in self._leaving.items() if leaving == name]:
             await asyncio.wait(leaving)
 
@@ -340,7 +339,7 @@ class ReservedSlices:
 
 
 async def discarded(held: ReservedSlice) -> None:
-    """Give a slice back to Ray. Try again after an error: Ray's GCS may be about to come back."""
+    """Give a slice back to Ray. Try again after an error: Ray's GCS may be restarting."""
 
     async def discard() -> bool:
         held.discard()
@@ -350,10 +349,10 @@ async def discarded(held: ReservedSlice) -> None:
 
 
 def is_broken(reply: Any) -> bool:
-    """Return whether this, of `ReservedSlices.all_ready`, is why a slice can't be used."""
+    """Return whether an answer of `ReservedSlices.all_ready` says that the slice can't be used."""
     return isinstance(reply, (Unreachable, BaseException))
 
 
 def in_words(broken: Mapping[str, Any]) -> str:
-    """Return why these slices can't be used."""
+    """Return in words why these slices can't be used."""
     return "; ".join(why.reason if isinstance(why, Unreachable) else str(why) or repr(why) for why in broken.values())

@@ -1,6 +1,6 @@
-"""One TPU slice: speaks for all its hosts, so that the pool asks one actor per slice, not one per host.
+"""The actor of one TPU slice. It asks all its hosts, so that the pool asks one actor per slice, not one per host.
 
-For tasks without chips it is no process of its own, but an object in the pool's.
+For tasks without chips it is an object in the pool's process instead of an actor.
 """
 
 import asyncio
@@ -28,15 +28,14 @@ from iris_ray.model.outcomes import EndKind, TaskEnd
 logger = logging.getLogger(__name__)
 
 HOST_ASKED_AFTER_S = 1.0
-"""A task that runs so long has its host asked to tell its end, too; not before, to launch sooner."""
+"""A task's host is asked for its end only after the task has run so long. That makes launches faster."""
 LAST_WORD_S = 1.0
-"""How long Ray has to tell of the end of a process that is gone."""
+"""Ray has so long to report the end of a process that its host says is gone."""
 ANSWER_S = 1.0
-"""How long tasks have to say that they have saved, when they are asked after the deadline."""
+"""Tasks that are asked after the deadline have so long to say that they have saved."""
 FETCH_S = 2.0
-"""How long an exception may take from its task's process, which is ended then."""
+"""Fetching an exception from its task's process may take so long; then the process is ended."""
 TEARDOWN_TIMEOUT_S = 20.0
-
 
 Standbys: TypeAlias = list[tuple[ActorHandle, int]]
 """The standbys of a generation by host index, with their pids."""
@@ -50,12 +49,12 @@ class HostTask:
     end: "asyncio.Task[TaskEnd | None]"
 
     def known_end(self) -> TaskEnd | None:
-        """What is known about its end by now."""
+        """Return its end if it has ended and is known."""
         return self.end.result() if self.end.done() and not self.end.cancelled() else None
 
 
 async def _raised(tasks: Mapping[int, HostTask]) -> dict[int, TaskEnd | None]:
-    """Return the ends by an exception that are known by now, with the exceptions: these go with the processes."""
+    """Return the ends by an exception that are known by now. Fetch the exceptions, which the processes still hold."""
     known = {i: end for i, task in tasks.items() if (end := task.known_end()) and end.kind is EndKind.RAISED}
     return dict(zip(known, await asyncio.gather(*map(_fetched, known.values())), strict=True))
 
@@ -73,7 +72,7 @@ class SliceActor:
 
     Args:
         name: the slice's name.
-        hosts: its TPUHostActors, in the order of their indexes.
+        hosts: its TPUHostActors by host index.
     """
 
     def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
@@ -85,7 +84,7 @@ class SliceActor:
         self._tasks: dict[int, HostTask] = {}
         self._stopping: dict[AttemptId, dict[int, HostTask]] = {}
         self._silence_s = HOST_SILENCE_S
-        self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
+        self._silent: dict[int, str] = {}  # for how long a host has been silent
         self._watch: HostWatch | None = None
 
     @property
@@ -94,7 +93,7 @@ class SliceActor:
         return self._hosts
 
     async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
-        """Why each host counts as lost; None for those that answer within so many seconds."""
+        """Return why each host counts as lost; None for a host that answers within so many seconds."""
         there = [i for i in self._hosts if i not in self._silent]
         answers = await asyncio.gather(*(self._hosts[i].ask_within(patience_s, HostInterface.healthy) for i in there))
         lost = {i: a for i, a in zip(there, answers, strict=True) if isinstance(a, Unreachable)}
@@ -102,14 +101,14 @@ class SliceActor:
         return {i: lost.get(i) for i in self._hosts}
 
     async def ping(self) -> None:
-        """Note that the pool is there."""
+        """Note that the pool is alive."""
         if self._watch is not None:
             self._watch.asked()
 
     async def prepare(
         self, generation: int, standbys: Sequence[ActorHandle], timeout_s: float
     ) -> SliceReady | Unreachable:
-        """Take these standbys for an attempt to come; returns once all have started."""
+        """Take these standbys for a later attempt. Return once all have started."""
         calls = (self._take_standby(i, standby, timeout_s) for i, standby in enumerate(standbys))
         answers = await asyncio.gather(*calls)
         failed = {i: reply for i, reply in enumerate(answers) if isinstance(reply, SetupFailed)}
@@ -143,16 +142,16 @@ class SliceActor:
     async def run_remote_fn(
         self, attempt: AttemptId, generation: int, launches: Sequence[TaskLaunch], silence_s: float
     ) -> dict[int, TaskEnd | None]:
-        """Start one task on every host; returns when all have returned, or at the first other end.
+        """Start one task on every host. Return when all have returned, one ends otherwise, or a host falls silent.
 
         Args:
-            attempt: whose tasks they are.
-            generation: the standbys that run them; earlier ones are not used any more.
-            launches: what each host gets, by host index.
+            attempt: the tasks' attempt.
+            generation: the standbys that run them. Earlier generations are dropped.
+            launches: by host index.
             silence_s: a host that has not answered for so long counts as lost; seconds.
 
         Returns:
-            The ends known by then; None where a host no longer answers.
+            The ends known by then; None for a host that no longer answers.
         """
         standbys = self._standbys.pop(generation)
         self._standbys = {number: later for number, later in self._standbys.items() if number > generation}
@@ -180,7 +179,7 @@ class SliceActor:
         return {i: task.known_end() for i, task in tasks.items() if task.end.done() or i in watch.silent}
 
     def _watch_hosts(self) -> FailureDetector[int]:
-        """Ask the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
+        """Watch the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
         self._unwatch_hosts()
         self._watch = HostWatch(self._hosts, self._name, self._silence_s)
         self._silent = self._watch.detector.hung
@@ -191,14 +190,14 @@ class SliceActor:
             self._watch.stop()
 
     async def _refuse(self, standbys: Standbys, reason: str) -> dict[int, TaskEnd | None]:
-        """End the standbys that were to run an attempt that is over already."""
+        """End the standbys of an attempt that was stopped before it started."""
         await self._stop_all({i: pid for i, (_, pid) in enumerate(standbys)}, reason, 0.0)
         return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in self._hosts}
 
     async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
         try:
             return await self._result(host, standby, pid, launch)
-        except RayTaskError as error:  # what it sent can't be read here
+        except RayTaskError as error:  # this process can't unpickle the answer
             return TaskEnd(EndKind.RAISED, Moment.now(), None, str(error.cause), str(error))
         except OutOfMemoryError:
             how = "task process was killed by Ray, because the host's memory was nearly used up"
@@ -212,9 +211,9 @@ class SliceActor:
             return None if isinstance(facts, Unreachable) else facts
 
     async def _result(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
-        """What the task's process answers, or, if it is gone and no answer comes, what its host says of its end.
+        """Return the answer of the task's process or, if it is gone without an answer, the end that its host reports.
 
-        Ray does not notice the end of a process as long as a child that it has forked has copies of its connections.
+        Ray does not notice the end of a process as long as a forked child has copies of its connections.
         """
 
         async def answered() -> TaskEnd:
@@ -229,7 +228,7 @@ class SliceActor:
                 first: set[asyncio.Future[Any]] = {run, gone}
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not run.done():
-                await asyncio.wait({run}, timeout=LAST_WORD_S)  # Ray may know more: that it has ended it, and why
+                await asyncio.wait({run}, timeout=LAST_WORD_S)  # Ray may have ended the process, and say why
             if gone is not None and not run.done() and not isinstance(facts := gone.result(), Unreachable):
                 return facts
             return await run
@@ -240,17 +239,16 @@ class SliceActor:
 
     @within(None)
     async def stop(self, attempt: AttemptId, reason: str | None, exit_grace: float = 0.0) -> dict[int, TaskEnd | None]:
-        """End every task of that attempt that still runs and wait until all its processes are gone.
+        """End every task of that attempt that still runs, and wait until all its processes are gone.
 
         Args:
-            attempt: whose tasks.
+            attempt: the tasks' attempt.
             reason: why; None after all have returned, to let exit handlers of user code run. A later call with a reason
-                cuts that short.
-            exit_grace: how long they may run; seconds.
+                ends the processes while their exit handlers still run.
+            exit_grace: how long exit handlers may run; seconds.
 
         Returns:
-            How each task ended; None where its host can't vouch that it has. Nothing if that attempt is not running
-            here (any more).
+            How each task ended; None if its host can't say that it has. Empty if that attempt does not run here.
         """
         if self._running == attempt:
             self._stopping[attempt], self._tasks, self._running = self._tasks, {}, None
@@ -272,7 +270,7 @@ class SliceActor:
     async def _stop_all(
         self, pids: Mapping[int, int], reason: str | None, exit_grace: float
     ) -> dict[int, TaskEnd | None]:
-        """End these tasks; how each ended, None where its host can't vouch that it has."""
+        """End these tasks. Return how each ended; None if its host can't say that it has."""
         asked = {
             i: self._hosts[i].ask_once(HostInterface.stop, pid, reason, exit_grace)
             for i, pid in pids.items()
@@ -286,15 +284,15 @@ class SliceActor:
         return {i: end if isinstance(end := answers.get(i), TaskEnd) else None for i in pids}
 
     async def notify(self, attempt: AttemptId, notice: Notice, sent_at: float) -> tuple[bool, bool]:
-        """Tell every task of that attempt that it is to move; returns when all have answered, or at the deadline.
+        """Tell every task of that attempt that it is to move. Return when all have answered, or at the deadline.
 
         Args:
-            attempt: which one.
+            attempt: the tasks' attempt.
             notice: with its deadline by the sender's clock.
-            sent_at: what that clock says.
+            sent_at: the time on that clock.
 
         Returns:
-            Whether all have saved their state or returned, and whether any waits because it has saved.
+            Whether all have saved their state or returned, and whether any task has saved and waits for the move.
         """
         if self._running != attempt or not self._tasks:
             return False, False
@@ -307,7 +305,7 @@ class SliceActor:
         return not late and None not in saved, True in saved
 
     async def _notify(self, host: int, task: HostTask, notice: Notice) -> bool | None:
-        """True once it has saved its state, False once it has returned; None if it neither can nor will say so."""
+        """Return True once the task has saved its state, False once it has returned, None if it does neither."""
         saved = asyncio.ensure_future(self._hosts[host].ask_once(HostInterface.notify, task.pid, notice, time.time()))
         try:
             await asyncio.wait({saved, task.end}, return_when=asyncio.FIRST_COMPLETED)
@@ -322,7 +320,7 @@ class SliceActor:
             saved.cancel()
 
     async def progress(self, attempt: AttemptId) -> dict[int, Progress | Unreachable]:
-        """How far every task of that attempt is that has not returned; nothing if it is not running here."""
+        """Return the progress of every task of that attempt that has not returned; none if it does not run here."""
         if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}
@@ -331,23 +329,23 @@ class SliceActor:
         return dict(zip(running, replies, strict=True))
 
     async def last_progress(self, attempt: AttemptId, host: int) -> Progress | Unreachable | None:
-        """How far a task of that attempt is, or was if it has ended; None if that attempt is not running here."""
+        """Return a task's progress, even if it has ended; None if that attempt does not run here."""
         task = self._tasks.get(host) if self._running == attempt else None
         return None if task is None else await self._hosts[host].ask_once(HostInterface.progress, task.pid)
 
     async def dump_stacks(self, attempt: AttemptId) -> None:
-        """Have every task of that attempt print what it is doing."""
+        """Have every task of that attempt print its stacks."""
         if self._running == attempt:
             asks = (self._hosts[i].ask_once(HostInterface.dump_stacks, task.pid) for i, task in self._tasks.items())
             await asyncio.gather(*asks)
 
     @within(TEARDOWN_TIMEOUT_S)
     async def teardown(self) -> None:
-        """End everything on the slice before its actors are ended."""
+        """End every task process on the slice, before its actors are ended."""
         await asyncio.gather(*(host.ask_once(HostInterface.teardown, self._name) for host in self._hosts.values()))
 
     def close(self) -> None:
-        """Stop asking the hosts, where this object lives longer than what it speaks for."""
+        """Stop watching the hosts. The pool calls this when it gives a place on shared hosts back."""
         self._unwatch_hosts()
         for task in (task for tasks in (self._tasks, *self._stopping.values()) for task in tasks.values()):
             task.end.cancel()

@@ -1,6 +1,6 @@
 """The actor through which one calling process runs its jobs.
 
-A SlicePoolManager lives in the caller's Ray job and ends with the calling process; all that it started ends with it.
+It lives in the caller's Ray job. When the calling process ends, the pool and every actor that it started end, too.
 """
 
 import asyncio
@@ -28,71 +28,32 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
 
-# -- last lines relay --------------------------------------------------------------------------------------------------
-# The last lines of a pool's tasks, on their way to the Controller.
-
-GATHERED_S = 0.5
-"""What comes within this time goes to the Controller in one call."""
-
-
-class LastLinesRelay:
-    """Gathers what hosts report and passes it on in batches, beside all other work.
-
-    Args:
-        controller: gets it.
-    """
-
-    def __init__(self, controller: ControllerClient) -> None:
-        self._controller = controller
-        self._waiting: dict[LogId, LastLines] = {}
-        self._background = BackgroundTasks()
-        self._sending: asyncio.Task[None] | None = None
-
-    def take(self, last: LastLines) -> None:
-        """Pass these lines on soon, instead of older ones of the same attempt."""
-        self._waiting[last.log_id] = last
-        if self._sending is None or self._sending.done():
-            self._sending = self._background.repeat(self._send_batch, "sending the last lines of tasks")
-
-    async def _send_batch(self) -> bool:
-        """Send what comes within a moment. Return whether nothing is left to be sent."""
-        await asyncio.sleep(GATHERED_S)
-        batch, self._waiting = self._waiting, {}
-        lines, sender = list(batch.values()), self._controller.sender
-        reply = await self._controller.ask_once(ControllerInterface.note_last_lines, lines, sender)
-        if isinstance(reply, Unreachable):
-            self._waiting = batch | self._waiting
-        return not self._waiting
-
-
-# -- slice pool manager ------------------------------------------------------------------------------------------------
-
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
 LONG_IDLE_S = 10.0
 IDLE_LOOK_S = 10.0
-"""How often idle slices are asked whether they are still there."""
+"""The pool asks at this interval whether idle slices still answer."""
 LEAVING_S = 1.0
-"""How long a job waits for slices that are warm for it, and on which processes of the job before are just ending."""
+"""A new job waits so long for warm slices on which processes of the job before are still ending."""
 LATEST_QUESTION_S = 60.0
-"""How long after a job's end it is known whether the Controller had it."""
+"""The pool answers `accepted` for so long after a job's end."""
 REPEATED_WITHIN_S = 60.0
-"""How long after a pool's process was started anew the jobs of the one before may come back."""
+"""After a pool's process is restarted, callers have so long to repeat the jobs of the process before."""
 DROPPED_KEPT = 100
-"""Spares that were dropped, of which an order may still come."""
+"""The pool remembers so many dropped spares, because their orders may still come."""
 LAST_ANSWERS_S = 2.0
-"""How long a pool without a caller stays after its job, so that the results can be fetched."""
+"""A pool without a caller stays so long after its job, so that the results can be fetched."""
 
 
 class SlicePoolManager:
     """Runs gangs on slices that the Controller assigns, and keeps idle slices warm for a while. See `PoolInterface`.
 
-    If its process dies, Ray starts it anew and repeats the calls of callers that wait: the Controller knows the
-    job by its id and lets it go on with another attempt.
+    If its process dies, Ray restarts it and repeats the calls of waiting callers. The Controller recognizes the job by
+    its id and orders another attempt.
 
     Args:
-        alone: the only job of a pool that has no caller, which ends with it.
+        alone: the only job of a pool that has no caller. The pool ends with it.
     """
 
     def __init__(self, alone: RunRequest | None = None) -> None:
@@ -105,7 +66,7 @@ class SlicePoolManager:
         self._notices: dict[tuple[str, NoticeKind], HostNotice] = {}  # the latest ones, by node id and kind
         self._passing_on = asyncio.Lock()  # the Controller hears of notices in the order in which they came
         self._runs: dict[str, JobRun] = {}
-        self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
+        self._unsettled: dict[str, JobRun] = {}  # their results are out, but their end is not reported yet
         self._just_over: set[JobRun] = set()  # their results went out less than `LEAVING_S` ago
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
         self._background = BackgroundTasks()
@@ -120,7 +81,7 @@ class SlicePoolManager:
         self._alone = None if alone is None else asyncio.ensure_future(self._run_alone(alone))
 
     def __repr__(self) -> str:
-        return "iris_ray"  # what Ray's driver shows before our own messages
+        return "iris_ray"  # Ray's driver shows this before our log messages
 
     # -- called by the driver --------------------------------------------------------------------------------------
 
@@ -176,7 +137,6 @@ class SlicePoolManager:
         await self._slices.settle(self._unused)
 
     async def until_idle(self, calls: int) -> None:
-
         self._watch_idle_slices()
 
         def idle() -> bool:
@@ -216,7 +176,7 @@ class SlicePoolManager:
 
     async def reconnect(self, epoch: int) -> PoolView:
         self._obey(epoch)
-        if self._notices:  # it does not know them; it listens when it has our answer
+        if self._notices:  # the new Controller does not know them; it listens once it has our answer
             self._background.start(self._repeat_notices(), "repeating the notices of hosts")
         return PoolView(self._incarnation, self._slices.slice_names())
 
@@ -263,7 +223,7 @@ class SlicePoolManager:
         return name not in self._slices
 
     def _acceptance(self, job_id: str) -> "asyncio.Future[bool]":
-        """Return whether the Controller has a job, as a future. Who asks may be faster than the job itself."""
+        """Return a future: whether the Controller has the job. The question may come before the job itself."""
         return self._acceptances.setdefault(job_id, asyncio.get_running_loop().create_future())
 
     def _unused(self, held: ReservedSlice) -> bool:
@@ -278,9 +238,9 @@ class SlicePoolManager:
         self._epoch = epoch
 
     async def _warm_slices_left(self, request: RunRequest) -> None:
-        """Wait a moment while slices that are warm for a job are still being left by one that is just over.
+        """Wait a moment if a job that is just over is still leaving slices that are warm for this request.
 
-        The Controller would start the job cold on other slices that are free.
+        Otherwise the Controller would start the job cold on other free slices.
         """
         if leaving := [run.settled() for run in self._just_over if run.is_warm_for(request)]:
             await asyncio.wait({asyncio.ensure_future(asyncio.gather(*leaving))}, timeout=LEAVING_S)
@@ -311,7 +271,7 @@ class SlicePoolManager:
             await self._notify()
 
     async def _retire_the_lost(self) -> None:
-        """Give lost slices back: their reservations would wait for hosts that never come back. Raise nothing."""
+        """Give slices with lost hosts back: their reservations would wait for these hosts for ever. Raise nothing."""
         try:
             if lost := await self._slices.lost_while_idle():
                 logger.info("%s: lost while idle", ", ".join(lost))
@@ -324,7 +284,7 @@ class SlicePoolManager:
         return self._unused(held) and idle_s > held.keep_warm
 
     async def _give_back(self, condition: Callable[[ReservedSlice], bool]) -> None:
-        """Release idle slices and tell the Controller. Raise nothing: no result depends on it."""
+        """Release idle slices and tell the Controller. Raise nothing, because no result depends on it."""
         try:
             released = await self._slices.release_if(condition)
             if released:
@@ -339,5 +299,35 @@ class SlicePoolManager:
 
 
 def drained(node_id: str, notice: HostNotice) -> WorkerDrainedEvent:
-    """Return a host's notice as the Controller hears it."""
+    """Return a host's notice as an event for the Controller."""
     return WorkerDrainedEvent(node_id, notice.reason, notice.kind, notice.deadline)
+
+
+GATHERED_S = 0.5
+"""Last lines that come within this time go to the Controller in one call."""
+
+
+class LastLinesRelay:
+    """Passes the last lines of the pool's tasks on to the Controller, in batches, beside all other work."""
+
+    def __init__(self, controller: ControllerClient) -> None:
+        self._controller = controller
+        self._waiting: dict[LogId, LastLines] = {}
+        self._background = BackgroundTasks()
+        self._sending: asyncio.Task[None] | None = None
+
+    def take(self, last: LastLines) -> None:
+        """Pass these lines on soon. They replace waiting lines of the same log."""
+        self._waiting[last.log_id] = last
+        if self._sending is None or self._sending.done():
+            self._sending = self._background.repeat(self._send_batch, "sending the last lines of tasks")
+
+    async def _send_batch(self) -> bool:
+        """Send the lines that come within `GATHERED_S`. Return whether none are left."""
+        await asyncio.sleep(GATHERED_S)
+        batch, self._waiting = self._waiting, {}
+        lines, sender = list(batch.values()), self._controller.sender
+        reply = await self._controller.ask_once(ControllerInterface.note_last_lines, lines, sender)
+        if isinstance(reply, Unreachable):
+            self._waiting = batch | self._waiting
+        return not self._waiting

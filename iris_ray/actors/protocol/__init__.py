@@ -1,7 +1,5 @@
-"""What processes say to each other: messages, status, logs, files of tasks, the protocol's version; and what each actor
-may be asked, as a Protocol that says what each method means.
-
-An actor's class is its interface itself where all callers may import it: SliceActor, and the actors of slots.
+"""What travels between processes: messages, status, logs, files of tasks, the protocol's version. The interface of each
+actor is a Protocol with its docstrings, unless all callers may import the actor's class: SliceActor, actors of slots.
 
 May import: the pure core. Start with `messages.py` and `controller_interface.py`.
 """

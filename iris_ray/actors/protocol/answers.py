@@ -1,4 +1,4 @@
-"""Answers that are missing, and why: values, not exceptions."""
+"""Missing answers, and why they are missing: values, not exceptions."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Gone(Unreachable):
-    """Ray says that the actor's process has ended, or can't be reached at the moment. Its host may still be there."""
+    """Ray says that the actor's process has ended, or can't be reached at the moment. Its host may still be alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Unfit(Unreachable):
 
     Attributes:
         node_id: the host's id in Ray.
-        why: the same as part of a sentence about the host.
-        ours: whether the host is not to blame: another task of iris_ray holds its chips. It is avoided for a while.
+        why: the reason as part of a sentence about the host.
+        ours: whether another task of iris_ray holds its chips. Then the host is not blamed, only avoided for a while.
     """
 
     node_id: str
@@ -45,7 +45,7 @@ class SetupFailed(Unreachable):
 
     Attributes:
         hosts: their indexes.
-        works_elsewhere: whether another host of the slice could.
+        works_elsewhere: whether another host of the slice could do so.
     """
 
     hosts: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What the actors of a host may be asked: the TPUHostActor that watches its tasks, and the process of each task."""
+"""The interfaces of a host's actors: the TPUHostActor that watches its tasks, and the process of each task."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -15,53 +15,53 @@ TEARDOWN_TIMEOUT_S = 15.0
 
 
 class HostInterface(Protocol):
-    """What a SliceActor, a pool and other hosts ask a TPUHostActor. A task is named by the pid of its process."""
+    """The methods of a TPUHostActor, for a SliceActor, a pool and other hosts. A task is named by its process's pid."""
 
     async def healthy(self) -> bool:
-        """Return True: an answer proves that the host and this actor are alive."""
+        """Return True. The answer proves that the host and this actor are alive."""
 
     async def watch_peers(
         self, place: str, watch: str, peers: Mapping[int, tuple[ActorHandle, str]], silence_s: float
     ) -> None:
-        """Ask other hosts of a place whether they are there, on behalf of its SliceActor.
+        """Ping other hosts of a place, on behalf of its SliceActor. End an earlier watch for the place.
 
         Args:
-            place: which; this host may be in several.
-            watch: names this watch; the one before for this place ends.
+            place: the place; this host may be in several.
+            watch: the id of this watch.
             peers: actors and names of the hosts by index.
             silence_s: as for `HostWatch`.
         """
 
     async def silent_peers(self, place: str, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
-        """Return which hosts that this one watches are silent, and which of them may live; None if it does not."""
+        """Return the silent and the hung hosts of a watch, as `FailureDetector` has them; None without this watch."""
 
     async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
         """Watch a standby from now on. The first call prepares the host.
 
         Args:
-            place: whose task it will run.
+            place: the place of its task.
             standby: its actor.
-            pid, started: its process and the start of that in clock ticks since boot.
+            pid, started: its process, and the process's start in clock ticks since boot.
             token: the token that processes of its task will carry.
 
         Returns:
-            Why the host can't take a task, so that the standby is not adopted; None if it is.
+            None, or why the host can't take a task. Then the standby is not watched.
 
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended, or the standby has ended.
         """
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
-        """Wait for the end of a task process, and return how it ended. For processes that did not report it."""
+        """Wait for the end of a task process that has not reported it itself. Return how it ended."""
 
     @within(None)
     async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
-        """End a task, and wait until no process of it is left and the chips are free.
+        """End a task, and wait until all of its processes are gone and the chips are free.
 
         Args:
             pid: its process.
             reason: why it is stopped if it still runs; None after it returned, so that exit handlers may run.
-            exit_grace: how long they may; seconds.
+            exit_grace: how long exit handlers may run; seconds.
 
         Returns:
             How the task ended; None if another process holds the chips.
@@ -77,34 +77,34 @@ class HostInterface(Protocol):
         Args:
             pid: its process.
             notice: with its deadline by the sender's clock.
-            sent_at: what that clock says.
+            sent_at: the time on that clock.
 
         Returns:
             Whether it has saved its state. The answer comes at the notice's deadline or a few seconds later at most.
         """
 
     async def progress(self, pid: int) -> Progress:
-        """Return what a task has last said about its progress."""
+        """Return the latest progress of a task."""
 
     async def dump_stacks(self, pid: int) -> None:
-        """Have a task print what each of its threads is doing."""
+        """Have a task print its stacks."""
 
     async def job_over(self, job_id: str) -> None:
-        """Remove what a job has left in its directory on this host."""
+        """Remove a job's directory on this host."""
 
     @within(TEARDOWN_TIMEOUT_S)
     async def teardown(self, place: str) -> None:
-        """End all tasks of a place; if the actor's tasks have the host to themselves, it is ended next."""
+        """End all tasks of a place. If the tasks have the host to themselves, the caller ends this actor next."""
 
 
 class TaskInterface(Protocol):
-    """What a SliceActor, a pool and the host ask a TaskProcess."""
+    """The methods of a TaskProcess, for a SliceActor, a pool and the host."""
 
     def ready(self) -> StandbyReady:
-        """Return what identifies the process: an answer proves that it waits. Its ports stay bound until it starts."""
+        """Return the process's ids and ports. The ports stay bound until the task starts. An answer proves it waits."""
 
     def end_leftovers(self, exclusive: bool) -> None:
-        """End the task that ran here before, in place of its TPUHostActor, which is gone.
+        """End the earlier task on this host, in place of its TPUHostActor, which is gone.
 
         Args:
             exclusive: whether that task had the host to itself.
@@ -116,8 +116,8 @@ class TaskInterface(Protocol):
     def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run the user's function in this thread, unless another process holds this host's chips, or its disk is full.
 
-        Returns how the function ended, whatever user code raises. Does not return if user code exits after a notice.
+        Return how the function ended, whatever user code raises. Never return if user code exits after a notice.
         """
 
     def exit(self) -> None:
-        """End the process in good order: exit handlers of user code run, and find its child processes alive."""
+        """Run the exit handlers of user code while child processes are still alive, then end the process."""

@@ -1,4 +1,4 @@
-"""What the interface of an actor says about a call beside its types: a deadline, and how a long list is given."""
+"""Marks of methods in an actor's interface: a deadline for the answer, and the pages of a long list."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
@@ -12,9 +12,9 @@ DEADLINE, PAGES = "deadline_s", "pages_by"
 
 
 def within(deadline_s: float | None) -> Callable[[Asked[P, T]], Asked[P, T]]:
-    """Mark a method whose answer needs work: it may take so many seconds; None: any time.
+    """Mark a method whose answer may take so many seconds; None: as long as it needs.
 
-    Unmarked methods have `ANSWER_TIMEOUT_S`. A caller can give a deadline of its own.
+    Other methods have `ANSWER_TIMEOUT_S`. A caller can give its own deadline.
     """
 
     def mark(method: Asked[P, T]) -> Asked[P, T]:
@@ -25,10 +25,9 @@ def within(deadline_s: float | None) -> Callable[[Asked[P, T]], Asked[P, T]]:
 
 
 def in_pages(by: str) -> Callable[[Asked[P, list[T]]], Asked[P, list[T]]]:
-    """Mark a method that gives `PAGE` items of a list in one answer.
+    """Mark a method that returns at most `PAGE` items of a list in one answer.
 
-    The last parameter of the method, ``after``, says where a page begins: behind the item whose attribute ``by`` has
-    that value.
+    Its last parameter ``after`` is the attribute ``by`` of the item before the page.
     """
 
     def mark(method: Asked[P, list[T]]) -> Asked[P, list[T]]:

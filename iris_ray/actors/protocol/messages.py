@@ -1,6 +1,6 @@
-"""What travels between the driver and the actors. Frozen data, no behaviour, no user objects except as bytes.
+"""Messages between the driver and the actors: frozen data without behaviour, and user objects only as bytes.
 
-Values of the user's variables are in no ``repr``: that ends up in logs.
+No ``repr`` has the values of the user's variables, because it ends up in logs.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ NO_OWNER_YET = "no pool yet"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What a task process must be started with; processes of one spec are interchangeable until they run something.
+    """How a task process is started. Processes of one spec are interchangeable until they run a task.
 
     Args:
         runtime_env: Ray's runtime environment, with only those ``env_vars`` that act when a process starts.
@@ -38,13 +38,13 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One job with what its tasks run. The client builds it once, complete, before it connects to a cluster.
+    """One job and its function. The client builds it once, complete, before it connects to a cluster.
 
     Args:
-        spec: what the Controller gets to know; its owner is `NO_OWNER_YET`.
-        pickled_function: the pickled zero-argument function, or where it is in Ray's object store.
+        spec: the part for the Controller; its owner is `NO_OWNER_YET`.
+        pickled_function: the pickled zero-argument function, or a reference to it in Ray's object store.
         env: the user's variables that are set in a running process.
-        process: what the task processes are started with.
+        process: how the task processes are started.
         keep_warm: seconds that idle slices are kept.
         stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: never.
         host_silence: seconds without an answer after which a host counts as lost.
@@ -64,7 +64,7 @@ class RunRequest:
 
 
 def with_stored_function(request: RunRequest) -> RunRequest:
-    """Return the request with a large function moved into Ray's object store, where it lasts as long as this process.
+    """Return the request with a large function moved into Ray's object store, where it lives as long as this process.
 
     So a launch carries a reference, and each node fetches the function once.
     """
@@ -76,9 +76,7 @@ class HostPlace:
     """One host of a slice.
 
     Args:
-        node_id, address: Ray's id of the host, and its IP address.
-        slice_name: its slice; for tasks without chips, which share their hosts with others, the id of the first task of
-            the group.
+        slice_name: its slice; for tasks without chips, which share their hosts, the id of the group's first task.
         host_index: the host's number in the slice or group.
     """
 
@@ -93,11 +91,10 @@ class AttemptOrder:
     """The Controller's order to start one attempt.
 
     Args:
-        attempt: which.
         slices: ``slices[slice_id][host_index]``; all of one size.
-        bundle: what is to be reserved on each host, by Ray's resource names.
-        epoch: which Controller orders it.
-        incarnation: number of the pool's process that it is meant for.
+        bundle: the resources to reserve on each host, by Ray's names.
+        epoch: of the Controller that orders it.
+        incarnation: number of the pool's process that is to carry it out.
         spare_for: the job for which the slices are only held ready, or None.
     """
 
@@ -114,7 +111,7 @@ class AttemptOrder:
 
     @property
     def on_slices(self) -> bool:
-        """Whether the gang has slices to itself; a task without chips shares its host."""
+        """Whether the gang has slices to itself. A task without chips shares its host."""
         return TPU in self.bundle
 
 
@@ -123,13 +120,12 @@ class StandbyReady:
     """A standby has started.
 
     Args:
-        pid: its process.
-        started: when that started, in clock ticks since boot; another process may get its pid.
-        token: what its task's processes will carry in their environment.
+        started: when its process started, in clock ticks since boot, because pids are used again.
+        token: the token that its task's processes will carry in their environment.
         ports: free ports of its host that it holds.
         cores: how many CPUs of its host it may use.
-        free_bytes: how much memory of its host is free.
-        error: why it is of no use, or None.
+        free_bytes: the free memory of its host.
+        error: why it can't run a task, or None.
     """
 
     pid: int
@@ -146,8 +142,7 @@ class SliceReady(NamedTuple):
 
     Attributes:
         ports: free ports that host 0's standby holds.
-        cores: how many CPUs host 0 has.
-        free_bytes: how much memory of host 0 is free.
+        cores, free_bytes: CPUs and free memory of host 0.
     """
 
     ports: tuple[int, ...]
@@ -160,12 +155,12 @@ class TaskLaunch:
     """All that a task process needs to run one task.
 
     Args:
-        pickled_function: the pickled function, or where it is in Ray's object store.
+        pickled_function: as in `RunRequest`.
         env: the user's variables.
         info: the task's place in its gang.
         multislice: its slice's place among the gang's slices.
         num_cpus: CPUs that the task claims; None if the user named none.
-        label: what marks the task's output.
+        label: marks the task's output.
         num_gpus: GPUs that the task claims.
     """
 
@@ -180,14 +175,14 @@ class TaskLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a task has said about itself.
+    """The progress that a task has reported.
 
     Attributes:
-        age: seconds since its latest heartbeat, or None before the first.
-        step: how far it was then, if it said so.
-        saved: it has saved its state and waits for its end.
-        status: its latest words about itself, or None.
-        marks: what it has said about its time; of its steps the first two and the latest.
+        age: seconds since its latest heartbeat; None before the first.
+        step: of the latest heartbeat, if the task named one.
+        saved: whether it has saved its state and waits for its end.
+        status: its latest `report_status`, or None.
+        marks: its marks of time; of its steps the first two and the latest.
     """
 
     age: float | None
@@ -199,15 +194,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class GangProgress:
-    """What the tasks of an attempt have said about themselves.
+    """The progress of an attempt.
 
     Attributes:
-        attempt: whose tasks.
-        age: seconds since the latest heartbeat of any, or None before the first.
-        step: the furthest that any has named, or None.
-        status: the words of the first task that has said any, or None.
-        marks: what the first task that has said so has said about its time.
-        stragglers: tasks that make clearly fewer steps than the others, in words, the slowest first.
+        age: seconds since the latest heartbeat of any task; None before the first.
+        step: the furthest step that any task has named, or None.
+        status: the status of the first task that has one, or None.
+        marks: the marks of the first task that has named a step.
+        stragglers: tasks that are clearly slower than the others, in words, the slowest first.
     """
 
     attempt: AttemptId
@@ -232,11 +226,11 @@ class PoolProcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """What a pool tells a new Controller.
+    """The answer of a pool to a new Controller.
 
     Attributes:
         incarnation: number of its process; larger after a restart.
-        slices: names of those that it holds.
+        slices: names of the slices that it holds.
     """
 
     incarnation: int
@@ -245,12 +239,11 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What the Controller answers to a report: how a gang stands, as a job by itself, and how its whole job does.
+    """The Controller's answer to a report: the state of a gang, as if it were a job by itself, and of its whole job.
 
     Attributes:
-        state: of the gang.
-        attempt, failures, preemptions, failed_launches, error: of the gang.
-        job_state: of the job that the gang is a part of.
+        state, attempt, failures, preemptions, failed_launches, error: of the gang.
+        job_state: of the whole job.
     """
 
     state: JobState

@@ -1,4 +1,4 @@
-"""What has changed for those who watch the whole cluster: the answer to a question that is asked twice a second."""
+"""The changes of the whole cluster for programs that watch it and ask twice a second, and our data as JSON."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields, is_dataclass
@@ -10,15 +10,15 @@ from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.scheduler.pending_reason import PendingReason
 
 QUEUE_SHOWN = 200
-"""So many jobs that wait come with their reasons, the first in the queue."""
+"""The first so many waiting jobs of the queue come with their reasons."""
 
 
 class Position(NamedTuple):
-    """Up to where somebody has followed a Controller.
+    """How far a watcher has read the changes of a Controller.
 
     Attributes:
-        epoch: which Controller; 0: none yet.
-        fleet, jobs: how many changes of its hosts and of its jobs have been read.
+        epoch: of the Controller; 0: none yet.
+        fleet, jobs: how many changes of its hosts and of its jobs the watcher has read.
     """
 
     epoch: int = 0
@@ -28,14 +28,12 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UserShare:
-    """What a user has of the cluster.
+    """A user's share of the cluster.
 
     Attributes:
-        user: who.
-        now: the largest part of any resource of the cluster that the user's jobs hold, from 0 to 1.
-        counted: the same with what they have held in the past hours, as the queue counts it; 1 for the whole cluster
-            during an hour.
-        chip_hours: what they have held in the past hours; what was held four hours ago counts half.
+        now: the largest share of any resource that the user's jobs hold, from 0 to 1.
+        counted: the same including past usage, as the queue counts it; 1 for the whole cluster during an hour.
+        chip_hours: past usage of chips; usage of four hours ago counts half.
     """
 
     user: str
@@ -46,12 +44,11 @@ class UserShare:
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """One job of the queue.
+    """One waiting job.
 
     Attributes:
-        job_id: which.
         why: the reason in a sentence.
-        kind: the name of its `PendingKind`.
+        kind: the name of the reason's `PendingKind`.
         since: when it came into the queue; seconds since the epoch.
     """
 
@@ -63,21 +60,21 @@ class WaitingJob:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What has changed since a position.
+    """The changes since a position.
 
     Attributes:
-        position: up to where this goes.
-        begin_anew: whether the position is too old, or another Controller's. There are no changes then: list all jobs
-            and hosts, and go on from ``position``.
+        position: the position after these changes.
+        begin_anew: whether the asked position is too old, or another Controller's. Then there are no changes: list all
+            jobs and hosts, and go on from ``position``.
         more: whether there are further changes; ask again.
-        workers: the hosts that have changed; and all that no job can get, since they are few.
+        workers: the hosts that have changed, and all hosts that no job can get, since these are few.
         lost: node ids of hosts that are gone.
         jobs: the jobs that have changed, without the reasons why they wait.
-        forgotten: ids of jobs that are known no more.
-        queue: the first `QUEUE_SHOWN` jobs that wait, in their order.
+        forgotten: ids of jobs that the Controller has forgotten.
+        queue: the first `QUEUE_SHOWN` waiting jobs, in the order of the queue.
         waiting: how many jobs wait.
-        limits: what each user has and may have.
-        shares: of the users who hold something, or have lately.
+        limits: the limits and the usage of each user.
+        shares: of the users who hold resources now or did lately.
     """
 
     position: Position
@@ -91,10 +88,6 @@ class Changes:
     waiting: int = 0
     limits: tuple[LimitStatus, ...] = ()
     shares: tuple[UserShare, ...] = ()
-
-
-# -- json values -------------------------------------------------------------------------------------------------------
-# Our data as JSON knows it.
 
 
 def as_json(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""User objects on their way through our processes: functions, results and exceptions stay pickled until they arrive.
+"""Functions, results and exceptions of users stay pickled until they arrive.
 
-The pool may not be able to import what user code can, and must not run user code.
+The pool may be unable to import the modules of user code, and must not run user code.
 """
 
 import pickle
@@ -17,13 +17,13 @@ from iris_ray.model.outcomes import TaskEnd
 Payload: TypeAlias = "bytes | ray.ObjectRef[bytes]"
 """A pickled object, or a reference to one in Ray's object store."""
 INLINE_BYTES = 100_000
-"""Larger payloads go through the object store: Ray would store them again with every call that has them as argument."""
+"""Larger payloads go through the object store: Ray would store them again with every call that takes them."""
 
 
 def stored_if_large(payload: Payload) -> Payload:
-    """Return the payload, or if it is large, a reference to it. Each node fetches it once.
+    """Return the payload or, if it is large, a reference to it. Each node fetches it once.
 
-    The stored payload lasts as long as this process.
+    The stored payload lives as long as this process.
     """
     if not isinstance(payload, bytes) or len(payload) <= INLINE_BYTES:
         return payload
@@ -31,17 +31,16 @@ def stored_if_large(payload: Payload) -> Payload:
 
 
 def load(payload: Payload) -> Any:
-    """Return the object that was pickled."""
     return cloudpickle.loads(payload if isinstance(payload, bytes) else ray.get(payload))
 
 
 def with_stored_payload(end: TaskEnd) -> TaskEnd:
-    """Return a task's end with a large result moved into the object store, where it lasts as long as this process."""
+    """Return a task's end with a large result moved into the object store, where it lives as long as this process."""
     return end if end.payload is None else replace(end, payload=stored_if_large(end.payload))
 
 
 async def with_fetched_payload(end: TaskEnd | None) -> TaskEnd | None:
-    """Return a task's end with its result; None if that is lost with the process that had it, or with its host."""
+    """Return a task's end with its result; None if the result was lost with the task's process or host."""
     if end is None or end.payload is None or isinstance(end.payload, bytes):
         return end
     try:
@@ -90,7 +89,7 @@ def _made_without_init(kind: type[Exception], args: tuple[Any, ...], state: dict
 
 
 def rebuild_error(payload: bytes) -> Exception:
-    """Return the user's exception; a `RemoteUserError` if it can't be unpickled here, such as without its class."""
+    """Return the user's exception; a `RemoteUserError` if it can't be unpickled here, such as for a missing class."""
     try:
         error = cloudpickle.loads(payload)
     except Exception as why:

@@ -1,4 +1,4 @@
-"""What a SlicePoolManager may be asked, and told: by those whose jobs it runs, by its hosts, and by the Controller."""
+"""The interface of a SlicePoolManager, for the process that calls it, for its hosts, and for the Controller."""
 
 from typing import Any, Protocol
 
@@ -13,83 +13,83 @@ STOP_TIMEOUT_S = 60.0
 
 
 class ForCallers(Protocol):
-    """What the process asks that runs jobs in the pool."""
+    """The methods for the process that runs jobs in the pool."""
 
     async def run(self, request: RunRequest) -> list[Any]:
         """Run one job to its end. Return its tasks' results by index, or raise the job's own error."""
 
     async def begin(self, request: RunRequest) -> None:
-        """Run a job without a caller whose request is large: this process keeps it, and the job ends with it."""
+        """Run a job that has a large request and no caller. The job ends with this process, which keeps the request."""
 
     async def results(self) -> list[Any]:
-        """Return what came of the only job of a pool that has no caller, as `run` does."""
+        """Wait for the only job of a pool without a caller. Return or raise as `run` does."""
 
     async def accepted(self, job_id: str) -> bool:
-        """Wait until it is known whether the Controller has a job, and return it."""
+        """Wait until the Controller has accepted or refused a job. Return whether it has accepted."""
 
     async def release(self) -> None:
-        """Give up every slice that no job has a use for, those included whose last task is just being ended."""
+        """Release every slice that no job needs, including slices whose last task is just ending."""
 
     async def tasks_ended(self) -> None:
-        """Wait until no task of a job whose results are out runs any more."""
+        """Wait until all tasks have ended of jobs whose results are out."""
 
     async def until_idle(self, calls: int) -> None:
-        """Wait until that many runs have come and gone and no slice is left.
+        """Wait until so many runs have ended and no slice is held, or until nothing has happened for a while.
 
-        A run that was cancelled before it arrived never comes: nothing at all for a while will do, too.
+        The latter is for a run that was cancelled before it arrived, and never comes.
         """
 
 
 class ForHosts(Protocol):
-    """What hosts tell their pool. They wait for no answer."""
+    """The methods for hosts. They wait for no answer."""
 
     async def take_last_lines(self, last: LastLines) -> None:
-        """Take the last lines that a task has printed. They are to outlive its host."""
+        """Take the last lines of a task's output, so that they outlive its host."""
 
     async def take_notice(self, node_id: str, notice: HostNotice, sent_at: float) -> None:
-        """Take the notice of a host that is going to go. Its clock said `sent_at`, and Ray may not know it."""
+        """Take the notice of a host. `sent_at` is the time on the host's clock. Ray may not know of the notice."""
 
     async def maintenance_called_off(self, node_id: str) -> None:
-        """Note that the maintenance of which a host gave notice is not planned any more."""
+        """Note that a host's announced maintenance is called off."""
 
 
 class ForTheController(Protocol):
-    """What the Controller asks. A pool that has all of these is taken for one."""
+    """The methods for the Controller. It takes an actor with all of these methods for a pool."""
 
     async def watched(self) -> None:
-        """Never return: a caller that waits learns of this process's end."""
+        """Never return, so that a caller that waits learns of this process's end."""
 
     async def reconnect(self, epoch: int) -> PoolView:
-        """Obey a new Controller that has taken over, and no earlier one."""
+        """Obey the Controller with this epoch from now on, and no earlier one. Return what the pool holds."""
 
     async def assign(self, order: AttemptOrder) -> bool | None:
-        """Start an attempt, if it is not known already.
+        """Start an attempt, unless the pool has its order already.
 
         Returns:
-            False if the job is not known here (any more); None if the order is not to be carried out: it was meant for
-            the process before this one, or for a spare that is not wanted any more.
+            True if the pool has the order; False if it does not know the job; None if the order is obsolete, because it
+            is for an earlier process of the pool or for a spare that was dropped.
 
         Raises:
-            NotYetError: this process has just begun; the caller that waits for the job may still repeat it here.
+            NotYetError: this process has just started, and the job's caller may still repeat the job here.
         """
 
     async def drop_spare(self, job_id: str) -> None:
-        """Note that a spare is not wanted any more. Its order may come later than this."""
+        """Note that a spare is not wanted any more. Its order may come later than this call."""
 
     async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> None:
         """Tell the tasks of an attempt that it is to move."""
 
     @within(STOP_TIMEOUT_S)
     async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
-        """End an attempt. Return when no process of it is left."""
+        """End an attempt. Return when all of its processes are gone."""
 
     async def job_ended(self, job_id: str) -> None:
         """Note that the Controller has ended a job, which may still wait for an order."""
 
     @within(RECLAIM_TIMEOUT_S)
     async def give_up_slice(self, name: str, epoch: int) -> bool:
-        """Release an idle slice that another pool needs; return False if it is in use after all."""
+        """Release an idle slice that another pool needs. Return False if the slice is in use after all."""
 
 
 class PoolInterface(ForCallers, ForHosts, ForTheController, Protocol):
-    """All that a SlicePoolManager may be asked."""
+    """All methods of a SlicePoolManager."""

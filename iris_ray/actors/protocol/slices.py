@@ -1,4 +1,4 @@
-"""Slices and hosts for people: complete or not, free or busy, and why not. Pure."""
+"""Slices and hosts as people see them: complete or not, free or busy, and why they take no jobs. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ class SliceView:
         state: whether it can take the next job; INCOMPLETE and BUSY take precedence over CLOSED.
         hosts_expected: how many hosts it has when complete; 0 if its hosts disagree.
         jobs: the jobs with tasks on it.
-        reason: what is wrong with it, or why it takes no new jobs; None if neither applies.
+        reason: its defect, or why it takes no new jobs, if any.
         hosts: its live hosts, by host index.
     """
 
@@ -93,7 +93,7 @@ def _worker(host: WorkerStatus) -> Worker:
 
 
 def _reason(hosts: Sequence[WorkerStatus]) -> str | None:
-    """Return why hosts take no new jobs: once if the reason is the same for all, else by host."""
+    """Return why hosts take no new jobs: one reason if all have the same one, else a reason per host."""
     why = {host_name(host): reason_of(host) for host in hosts}
     if len(set(why.values())) == 1:
         return next(iter(why.values()))
@@ -112,12 +112,12 @@ def host_name(host: WorkerStatus) -> str:
 def find_target(target: str, workers: Sequence[WorkerStatus]) -> str:
     """Return the Controller's name for a slice or host: the slice's name, or the host's node id.
 
-    People may call a host ``SLICE/NUMBER``, by its IP address, or by the beginning of its node id. Any other unknown
-    name is returned as it is: the Controller suggests the nearest ones.
+    People may name a host ``SLICE/NUMBER``, by its IP address, or by the beginning of its node id. Any other unknown
+    name is returned unchanged, so that the Controller suggests the nearest names.
 
     Raises:
         InvalidRequestError: the name fits several hosts.
-        UnknownNameError: the slice has no host of that number; the message names those that it has.
+        UnknownNameError: the slice has no host with that number; the message names its hosts.
     """
     if any(target in (w.slice_name, w.node_id) for w in workers):
         return target

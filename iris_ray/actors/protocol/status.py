@@ -1,4 +1,4 @@
-"""What people get to see of jobs, tasks and workers: plain data, made from the controller's state on request."""
+"""The status of jobs, tasks and hosts as people see it: plain data, made from the Controller's state on request."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,34 +13,34 @@ from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state.quarantine import QUARANTINE
 
 PAGE = 500
-"""The Controller lists so many jobs, tasks or hosts in one answer. If it has as many, there may be more."""
+"""The Controller lists so many jobs, tasks or hosts in one answer. A full page may be followed by another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """How a job stands.
+    """The status of a job.
 
     Attributes:
         number: its number in the order of submission.
         job_id, name, user, priority, device: as submitted.
         state: derived from its tasks.
         submitted_at: seconds since the epoch.
-        attempt: of its gang, or the highest of its gangs.
+        attempt: the number of its gang's attempt, or the highest of its gangs.
         failures, preemptions: charged so far.
         max_retries_failure, max_retries_preemption: how many each gang may have.
         evictions: how often it gave its hosts to a higher band, free of charge.
-        gives_way: to whom it is to give its hosts now, in words, and until when; None if to nobody.
+        gives_way: why it must give its hosts to another job now, and the deadline, in seconds since the epoch; or None.
         num_groups: the numbers of slices, or other groups, that it can use; empty if it asks for none.
         spare_for: the job for which it only holds slices ready, or None.
         tasks: how many are in each state.
         groups: the slices, or other groups, that it runs on.
         error: why its latest attempt, or the job, ended.
-        waiting: why it waits; None if nothing of it does.
-        step: how far it is, if it calls ``heartbeat(step)``.
-        status: what it has last said of itself with ``report_status``.
-        stragglers: tasks that make clearly fewer steps than the others while it runs, in words, the slowest first.
-        yields: whether it waits behind all others, and gives its hosts to any job that waits.
-        heartbeat_at: when a task of it last called ``heartbeat``, seconds since the epoch; None if none has.
+        waiting: why it, or a part of it, waits; None if no part waits.
+        step: the furthest step of ``heartbeat(step)``.
+        status: the latest ``report_status``.
+        stragglers: tasks that are clearly slower than the others, in words, the slowest first.
+        yields: whether it waits behind all others, and gives its hosts to any waiting job.
+        heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
     """
 
     number: int
@@ -78,13 +78,13 @@ class JobStatus:
 
     @property
     def how_far(self) -> str:
-        """How far it is by its own words, or an empty string."""
+        """Its step and status in words, or an empty string."""
         step = None if self.step is None else f"step {self.step}"
         return ": ".join(filter(None, (step, self.status)))
 
     @property
     def explanation(self) -> str:
-        """The answer to "why does it wait?", whether it does or not."""
+        """Why it waits, or that it does not wait, in a sentence."""
         where = f" on {', '.join(self.groups)}" if self.groups else ""
         if self.state.finished:
             because = f": {self.error}" if self.error and self.state is not JobState.SUCCEEDED else ""
@@ -102,13 +102,13 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """Something that has happened to a job, or that is about to.
+    """A past or announced event of a job.
 
     Attributes:
-        at: when; seconds since the epoch.
-        task_index: to which task, if the job's tasks do not start together.
-        attempt: to which attempt; None if to the job.
-        what: in words.
+        at: seconds since the epoch.
+        task_index: the event's task, if the job's tasks do not start together.
+        attempt: the event's attempt; None for an event of the whole job.
+        what: the event in words.
     """
 
     at: float
@@ -119,7 +119,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobGoodput:
-    """What the time of a job went into until now, or until its end.
+    """The time of a job until now, or until its end, by its use.
 
     Attributes:
         number, job_id, user, state: see `JobStatus`.
@@ -129,8 +129,8 @@ class JobGoodput:
         chip_seconds: the same, times the chips that it held meanwhile.
         goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
             ``heartbeat(step)``.
-        measured: the share of the time with user code of which is known what it went into; None if none ran.
-        last_disruption: what the latest disruption has cost until now; None if none is known.
+        measured: the share of the time with user code whose use is known; None if no user code ran.
+        last_disruption: the cost of the latest disruption until now; None if there was none, or it is not known.
     """
 
     number: int
@@ -153,12 +153,12 @@ class TaskAttempt:
 
     Attributes:
         attempt: its number, from 1.
-        state: how it stands or ended. COSCHED_FAILED: another task of its gang ended first. KILLED: also an attempt
-            that could not be started, has moved, or was evicted, and was free of charge.
+        state: COSCHED_FAILED: another task of its gang ended first. KILLED: also an attempt that could not be started,
+            has moved, or was evicted, and was free of charge.
         group: the slice, or other group, that it ran on.
-        started_at, ended_at: when it, or an earlier attempt's gang, was reported to run and to have ended; seconds
+        started_at, ended_at: when it was reported to run and to have ended, or for an earlier attempt its gang; seconds
             since the epoch, None before that.
-        exit_code: of its process, 128 and its number for a signal; None if it is not known.
+        exit_code: of its process, 128 plus the signal's number for a signal; None if it is not known.
         error: why it ended.
     """
 
@@ -173,17 +173,16 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """How a task stands.
+    """The status of a task.
 
     Attributes:
-        task_id, task_index: which.
         state, attempt: now, or when its job ended.
         started_at, ended_at, exit_code: of that attempt, see `TaskAttempt`.
-        failures, preemptions: charged so far to the task, or to the gang that it is of.
-        evictions: how often that gave its hosts to a higher band.
+        failures, preemptions: charged so far to the task's gang.
+        evictions: how often the gang gave its hosts to a higher band.
         attempts: the latest attempts, the present one at the end.
-        node_id, address, group, host: where: Ray's node id, IP address, slice (or other group), and what people call
-            the host; None while it waits.
+        node_id, address, group, host: Ray's node id, IP address, slice (or other group), and the host's name for
+            people; None while the task waits.
         error: why its latest attempt ended.
     """
 
@@ -212,18 +211,18 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """How a host stands.
+    """The status of a host.
 
     Attributes:
         node_id, address: Ray's node id and the IP address.
-        slice_name, host_index, device: its place in its slice and the slice's type; None if it is of none.
+        slice_name, host_index, device: its slice, its number there, and the slice's type; None outside a slice.
         resources, free: by Ray's resource names.
-        attributes: everything that constraints can ask about, taints included; none if no job can ever get the host,
-            because of its labels or chips.
-        tasks: ids of the tasks that hold something of it.
-        unavailable: why it takes nothing new, or None.
-        holder: the pool that keeps its slice, busy or warm, or None.
-        draining: why it is to go, a part of ``unavailable``, or None.
+        attributes: for constraints, including taints; empty if no job can ever get the host, because of its labels or
+            chips.
+        tasks: ids of the tasks that hold resources of it.
+        unavailable: why it takes no new tasks, or None.
+        holder: the pool that holds its slice, busy or warm, or None.
+        draining: why it is draining, as a part of ``unavailable``, or None.
         suspected: why it may be lost, likewise.
         foreign: which process outside iris_ray uses its chips, likewise.
     """
@@ -245,7 +244,7 @@ class WorkerStatus:
 
     @property
     def place(self) -> "Place":
-        """What hosts are sorted by."""
+        """The key by which hosts are sorted."""
         return self.slice_name or "", self.host_index or 0, self.node_id
 
 
@@ -255,14 +254,13 @@ Place = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class LimitStatus:
-    """What a user has and may have in one band.
+    """The limits and the usage of a user in one band.
 
     Attributes:
-        user: whose; `EVERYBODY` for the limits of all users without limits of their own.
-        band: in which band.
+        user: the user; `EVERYBODY` for the limits of all users without limits of their own.
         set_here: the limits that operators have set for this user in this band; the others are None.
-        limits: those that hold; all of them are there.
-        chips, running_jobs, queued_jobs, tasks: what counts towards them.
+        limits: the limits that hold; none of them is None.
+        chips, running_jobs, queued_jobs, tasks: the usage that counts towards the limits.
     """
 
     user: str
@@ -275,12 +273,8 @@ class LimitStatus:
     tasks: int
 
 
-# -- host condition ----------------------------------------------------------------------------------------------------
-# How a host stands, in one word.
-
-
 class HostCondition(Enum):
-    """How a host stands, the most telling first."""
+    """The condition of a host in one word. If several hold, the first one counts."""
 
     LOST = "lost"
     SUSPECTED = "suspected"
@@ -296,11 +290,11 @@ class HostCondition(Enum):
 
 
 def condition_of(host: WorkerStatus, is_spare: Callable[[str], bool]) -> HostCondition:
-    """Return how a live host stands.
+    """Return the condition of a live host.
 
     Args:
-        host: which.
-        is_spare: whether a job, by its id, only holds slices ready for another one.
+        host: the host.
+        is_spare: returns whether the job with this id only holds slices ready for another one.
     """
     taints = {name.removeprefix(TAINT_PREFIX) for name in host.attributes if name.startswith(TAINT_PREFIX)}
     found = (

@@ -1,4 +1,4 @@
-"""The files and signals through which the processes of a task and its TPUHostActor talk, and their token."""
+"""The files, signals and token through which the processes of a task and its TPUHostActor talk."""
 
 import contextlib
 import json
@@ -16,16 +16,12 @@ from iris_ray.model.notices import Notice, NoticeKind
 TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """The environment variable with a task's token. All processes that the task starts inherit it."""
 STATUS_CHARACTERS = 200
-"""How long the words of a task about itself may be."""
+"""A task's status may have so many characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """The files of one task process.
-
-    Attributes:
-        prefix: the part that their paths share.
-    """
+    """The files of one task process. Their paths begin with ``prefix``."""
 
     prefix: str
 
@@ -39,7 +35,7 @@ class TaskFiles:
 
     @staticmethod
     def with_containers(directory: Path) -> "list[TaskFiles]":
-        """Return the files of all task processes in a host's directory whose containers may still be there."""
+        """Return the files of all task processes in a host's directory whose containers may still exist."""
         return [TaskFiles(str(path.with_suffix(""))) for path in (directory / "tasks").glob("*.container")]
 
     @staticmethod
@@ -70,7 +66,7 @@ class TaskFiles:
 
     @property
     def notice(self) -> Path:
-        """The notice that the task has had, as JSON: kind, reason and deadline."""
+        """The task's notice as JSON: kind, reason and deadline."""
         return Path(f"{self.prefix}.notice")
 
     @property
@@ -85,17 +81,17 @@ class TaskFiles:
 
     @property
     def status(self) -> Path:
-        """The task's latest words about itself: one line of at most `STATUS_CHARACTERS`."""
+        """The task's latest status: one line of at most `STATUS_CHARACTERS`."""
         return Path(f"{self.prefix}.status")
 
     @property
     def first_steps(self) -> Path:
-        """The first steps that each process of the task has named: a line of step and time for each."""
+        """The first steps of each process of the task: a line of step and time for each."""
         return Path(f"{self.prefix}.first_steps")
 
     @property
     def marked(self) -> Path:
-        """The seconds that the task has marked before its first step and since then, as JSON."""
+        """The seconds that the task has marked before its first step and after it, as JSON."""
         return Path(f"{self.prefix}.marked")
 
     @property
@@ -104,28 +100,26 @@ class TaskFiles:
         return Path(f"{self.prefix}.members")
 
     def add_member(self, pid: int, started: int) -> None:
-        """Have a process that began at that clock tick since boot end with the task."""
+        """Have a process end with the task; ``started`` is the process's start in clock ticks since boot."""
         with open(self.members, "a", encoding="ascii") as file:
             file.write(f"{pid} {started}\n")
 
     def read_members(self) -> dict[int, int]:
-        """Return the processes that `add_member` has named, with their start ticks."""
+        """Return the start ticks of the processes that `add_member` has named, by pid."""
         try:
             lines = self.members.read_text(encoding="ascii", errors="replace").splitlines()
         except OSError:
             return {}
-        found = (line.split() for line in lines)  # a line may be torn: the machine has gone down, or the disk is full
+        found = (line.split() for line in lines)  # a line may be torn, after a power failure or on a full disk
         return {int(words[0]): int(words[1]) for words in found if len(words) == 2 and all(map(str.isdecimal, words))}
 
     def write_notice(self, notice: Notice) -> None:
-        """Leave a notice for the task, in place of an earlier one. A reader sees all of it or nothing."""
+        """Write a notice for the task, in place of an earlier one, whole or not at all."""
         content = {"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}
-        unfinished = Path(f"{self.notice}.unfinished")
-        unfinished.write_text(json.dumps(content))
-        unfinished.replace(self.notice)
+        write_whole(self.notice, json.dumps(content).encode())
 
     def read_notice(self) -> Notice | None:
-        """Return the notice that the task has had; None if it had none, or if that can't be read for now."""
+        """Return the task's notice; None if it has none, or the disk can't read it for now."""
         try:
             found = json.loads(self.notice.read_text())
         except (OSError, ValueError):  # a faulty disk is no reason to end a training run
@@ -133,7 +127,7 @@ class TaskFiles:
         return Notice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
 
     def read_status(self) -> str | None:
-        """Return the task's latest words about itself; None if there are none, or if they can't be read for now."""
+        """Return the task's latest status; None if there is none, or the disk can't read it for now."""
         try:
             with open(self.status, encoding="utf-8", errors="replace") as file:
                 return file.read(STATUS_CHARACTERS)
@@ -141,29 +135,24 @@ class TaskFiles:
             return None
 
     def remove(self) -> None:
-        """Remove all of them that exist, but the FIFO and the container's record, which goes with the container."""
+        """Remove all files that exist, except the FIFO, and the container's record, which goes with the container."""
         said = self.heartbeat, self.status, self.first_steps, self.marked
         for path in (self.started, self.notice, self.saved, self.members, *said):
             remove_file(path)
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file if it exists and its disk lets us. Nothing depends on its end."""
+    """Remove a file if it exists and its disk lets us."""
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 # -- local run ---------------------------------------------------------------------------------------------------------
-# The directory of a gang that runs in processes of one machine, without Ray: its tasks' files, and their endpoints.
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """One run.
-
-    Attributes:
-        directory: of the run.
-    """
+    """The directory of a gang that runs in processes of one machine, without Ray: its tasks' files and endpoints."""
 
     directory: Path
 
@@ -177,30 +166,28 @@ class LocalRun:
         return None if directory is None else LocalRun(Path(directory))
 
     def files(self, task_index: int) -> TaskFiles:
-        """Return the files that every task has."""
         return TaskFiles(str(self.directory / str(task_index)))
 
     def launch_file(self, task_index: int) -> Path:
-        """What the task is to run."""
+        """Return the path of the task's launch."""
         return self.directory / f"{task_index}.launch"
 
     def end_file(self, task_index: int) -> Path:
-        """How the task's function has ended; there is no such file before."""
+        """Return the path of the end of the task's function. The file exists only after the end."""
         return self.directory / f"{task_index}.end"
 
     def local_dir(self, task_index: int) -> Path:
-        """A directory of the task's own."""
+        """Return the path of the task's own directory."""
         return self.directory / f"{task_index}.local"
 
     def has_ended(self, task_index: int) -> bool:
         return self.end_file(task_index).exists()
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a value under a key, in place of an earlier one. A reader sees all of it or nothing."""
+        """Store a value under a key, in place of an earlier one, whole or not at all."""
         write_whole(self._path(key), value)
 
     def get(self, key: str) -> bytes | None:
-        """Return the value of a key, or None."""
         try:
             return self._path(key).read_bytes()
         except FileNotFoundError:
@@ -217,18 +204,17 @@ def write_whole(path: Path, content: bytes) -> None:
     unfinished.replace(path)
 
 
-# -- task signals ------------------------------------------------------------------------------------------------------
-# The signals that a host sends to a running task process, and what the process does with them by default.
+# -- signals from a host to a running task process ---------------------------------------------------------------------
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
-"""Makes a task process print the stacks of all its threads, whatever it does. No other software uses this number."""
+"""Makes a task process print the stacks of all its threads, even if it hangs. No other software uses this number."""
 
 
 def survive_notices(files: TaskFiles) -> None:
     """Install a SIGTERM handler that ignores the signal if a notice came with it.
 
-    Without a notice, SIGTERM does what it did before. User code may install a handler of its own afterwards. Children
-    that the task forks inherit this handler, but SIGTERM ends them as before.
+    Without a notice, SIGTERM has the same effect as before. User code may install a handler of its own afterwards.
+    Forked children inherit this handler, but SIGTERM ends them as before.
     """
     before, task = signal.getsignal(signal.SIGTERM), os.getpid()
 

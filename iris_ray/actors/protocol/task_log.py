@@ -1,4 +1,4 @@
-"""What tasks print, on its way to a reader: pieces of logs, and positions in them."""
+"""Pieces of task logs on their way to a reader, and positions in a log."""
 
 from codecs import getincrementaldecoder
 from dataclasses import dataclass, replace
@@ -6,13 +6,7 @@ from typing import NamedTuple
 
 
 class LogId(NamedTuple):
-    """Which attempt of which task a log is of. An `AttemptId` names an attempt of a whole gang.
-
-    Attributes:
-        job_id: the job.
-        task_index: which of its tasks.
-        attempt: the number of the attempt.
-    """
+    """An attempt of one task, which has a log of its own. An `AttemptId` names an attempt of a whole gang."""
 
     job_id: str
     task_index: int
@@ -27,18 +21,18 @@ def printable(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskLog:
-    """A piece of what one attempt of a task has printed: stdout and stderr, in the order in which they were written.
+    """A piece of the output of one attempt of a task: stdout and stderr, in the order in which they were written.
 
     Attributes:
-        job_id, task_index, attempt: which attempt of which task; attempt 0 if the task has had none yet.
-        offset: where the piece begins, in bytes from the attempt's first one.
-        data: its bytes, as they were printed.
-        end: how many bytes the attempt had printed in all when this was read.
+        job_id, task_index, attempt: the task and its attempt; attempt 0 if the task has had none yet.
+        offset: of the piece's first byte in the attempt's output.
+        data: the bytes, as they were printed.
+        end: how many bytes the attempt had printed in all when the piece was read.
         finished: whether the attempt will print nothing more.
         latest_attempt: the number of the task's latest attempt.
         job_finished: whether there will be no further attempt.
-        from_host: whether it was read on the host; otherwise it is what reached the Controller last, or nothing.
-        note: what a reader has to know about the piece, or None.
+        from_host: whether it was read on the host; else it is the last lines that reached the Controller, or empty.
+        note: a remark about the piece for readers, or None.
     """
 
     job_id: str
@@ -55,7 +49,6 @@ class TaskLog:
 
     @property
     def log_id(self) -> LogId:
-        """What it is the log of."""
         return LogId(self.job_id, self.task_index, self.attempt)
 
     @property
@@ -70,7 +63,7 @@ class TaskLog:
 
     @property
     def without_half_character(self) -> "TaskLog":
-        """The same without the first bytes of a character at its end, if the next piece can have all of them."""
+        """The piece without an incomplete character at its end, if the next piece can have the whole character."""
         decoder = getincrementaldecoder("utf-8")(errors="replace")
         decoder.decode(self.data)
         half = len(decoder.getstate()[0])
@@ -84,10 +77,10 @@ class TaskLog:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Where to read.
+    """A position in a task's log.
 
     Attributes:
-        attempt: which attempt; None: the latest.
+        attempt: the number of the attempt; None: the latest.
         offset: the first byte to read.
         tail_lines: read so many of the last lines instead; None: read from the offset on.
     """
@@ -99,11 +92,11 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """Where a log is to be read.
+    """The host on which a log can be read.
 
     Attributes:
-        log: the log without content: how its attempt stands. What is read after its end is all of it.
-        host: node id and address of the host that its attempt runs or ran on; None if that is gone or not known.
+        log: the log without content, with the standing of its attempt. A log read after the end is complete.
+        host: node id and address of the attempt's host; None if the host is gone or not known.
     """
 
     log: TaskLog
@@ -112,10 +105,9 @@ class LogPlace:
 
 @dataclass(frozen=True, slots=True)
 class LastLines:
-    """The end of what an attempt of a task has printed so far.
+    """The end of the output of a task's attempt so far.
 
     Attributes:
-        job_id, task_index, attempt: which attempt of which task.
         node_id: its host's id in Ray.
         end: how many bytes it has printed in all.
         data: the last of these bytes.
@@ -130,9 +122,8 @@ class LastLines:
 
     @property
     def log_id(self) -> LogId:
-        """What log they are of."""
         return LogId(self.job_id, self.task_index, self.attempt)
 
 
 MOST_LOGS = 100
-"""Tasks whose logs the Controller reads in one answer."""
+"""The Controller reads the logs of at most so many tasks in one answer."""

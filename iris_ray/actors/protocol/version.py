@@ -1,27 +1,27 @@
-"""Whether a Controller and a client of different versions of iris_ray can talk to each other."""
+"""The protocol version, by which a Controller and a client of different versions of iris_ray know if they can talk."""
 
 from iris_ray.errors import VersionMismatchError
 
 PROTOCOL_VERSION = 8
-"""Raise this number whenever a Controller and a client of the version before could misunderstand each other: when a
-method that one calls on the other changes its signature or meaning, or a message its fields."""
+"""Raise this number when a Controller and a client of the version before could misunderstand each other: when a method
+that one calls on the other changes its signature or meaning, or a message its fields."""
 
 NO_PROTOCOL = 0
-"""The protocol of Controllers that are older than this number."""
+"""The protocol of Controllers from before there was a protocol version."""
 
 SOME_OLDER_VERSION = "an older version"
-"""What messages call the version of such a Controller."""
+"""The version of such a Controller, in messages."""
 
 
 def require_same_protocol(theirs: int, their_version: str, our_version: str) -> None:
-    """Check that a client can talk to a Controller.
+    """Check that this client can talk to a Controller.
 
     Args:
         theirs, their_version: the Controller's protocol and its version of iris_ray.
         our_version: the client's version of iris_ray.
 
     Raises:
-        VersionMismatchError: it can't; the message says what to do.
+        VersionMismatchError: the protocols differ; the message says what to do.
     """
     if theirs == PROTOCOL_VERSION:
         return

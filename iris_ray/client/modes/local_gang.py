@@ -1,4 +1,4 @@
-"""One gang in processes of this machine, one for each task, without Ray. It has one attempt."""
+"""Runs one attempt of a gang in processes of this machine, one for each task, without Ray."""
 
 import contextlib
 import os
@@ -35,24 +35,24 @@ from iris_ray.model.workers import TPU
 from iris_ray.settings import MODE
 
 MOST_TASKS = 64
-"""Of a gang on this machine: each is a Python process."""
+"""Limit for a gang on this machine: each task is a Python process."""
 POLL_S = 0.02
 LAST_LINES_S = 2.0
 ADDRESS = "127.0.0.1"
 ON_CPU = {"JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
-"""The tasks share this machine, so they keep off its accelerators unless their user says otherwise."""
+"""The tasks share this machine, so they run on its CPU unless the user's variables say otherwise."""
 
 
 def run_gang(request: RunRequest) -> list[Any]:
     """Run a request on the largest number of slices that it can use, and return its results by task.
 
-    The first task that fails ends the others. Returns once the processes have ended, threads and exit handlers
-    included; those have ``exit_grace`` seconds.
+    The first task that fails ends the others. After success the processes have ``exit_grace`` seconds for threads and
+    exit handlers.
 
     Raises:
         InvalidJobError: it has too many tasks for one machine.
         ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
-        TaskCrashedError: a task's process ended without a word.
+        TaskCrashedError: a task's process ended without returning or raising.
     """
     place = local_place(request)
     tasks: dict[TaskKey, LocalTask] = {}
@@ -75,10 +75,10 @@ def run_gang(request: RunRequest) -> list[Any]:
 
 
 def local_place(request: RunRequest) -> AttemptPlace:
-    """Return hosts of this machine's own for a gang.
+    """Return a place for a gang, all of whose hosts are this machine.
 
     Raises:
-        InvalidJobError: it has too many tasks, whatever number of slices it uses.
+        InvalidJobError: the gang has too many tasks on any number of slices that it can use.
     """
     spec = request.spec
     counts = spec.coscheduling.num_groups if spec.coscheduling else (1,)
@@ -98,13 +98,7 @@ def local_place(request: RunRequest) -> AttemptPlace:
 
 
 class LocalTask:
-    """One task of a gang in a process of its own. What it prints appears here, each line with its task.
-
-    Args:
-        request: its job.
-        launch: what it runs.
-        run: the run.
-    """
+    """One task of a gang in a process of its own. This process prints its output, each line with the task's label."""
 
     def __init__(self, request: RunRequest, launch: TaskLaunch, run: LocalRun) -> None:
         self._index, self._run, self._label = launch.info.task_index, run, launch.label
@@ -122,8 +116,8 @@ class LocalTask:
         self._printer.start()
 
     def end(self) -> TaskEnd | None:
-        """Return how it has ended, or None while it runs."""
-        code = self.process.exit_code()  # before the look for the file, which it has written by then
+        """Return how the task has ended, or None while it runs."""
+        code = self.process.exit_code()  # first, since a process that has ended has written its file
         with contextlib.suppress(FileNotFoundError):
             end: TaskEnd = pickle.loads(self._run.end_file(self._index).read_bytes())
             return end
@@ -132,13 +126,13 @@ class LocalTask:
         return diagnose(ProcessExit(time.time(), self._run.files(self._index).started.exists(), False, code, None))
 
     def kill(self) -> None:
-        """End it, if it runs, and its container, if it has one."""
+        """End the task's process, and its container, if it has one."""
         self.process.kill()
         for left in end_container(self._run.files(self._index)):
             print(f"iris_ray: {left} still runs", file=sys.stderr)
 
     def finish_printing(self) -> None:
-        """Print what it has left, if no process that has outlived it keeps its output open."""
+        """Wait a moment until all output is printed. A process that outlives the task may keep its output open."""
         self._printer.join(LAST_LINES_S)
 
     def _print(self) -> None:
@@ -151,7 +145,7 @@ class LocalTask:
 
 @contextlib.contextmanager
 def ended_at_last(tasks: Mapping[TaskKey, LocalTask]) -> Iterator[None]:
-    """End all tasks that there are at the end of the block, and print what they have left."""
+    """End all tasks at the end of the block, and print the rest of their output."""
     try:
         yield
     finally:
@@ -189,7 +183,7 @@ def _wait(tasks: Mapping[TaskKey, LocalTask]) -> dict[TaskKey, TaskEnd]:
 
 
 def _as_of_a_cluster(error: Exception) -> BaseException:
-    """Return the error as Ray gives it to a caller: with the user's exception, and an instance of its class."""
+    """Return the error as Ray gives it to callers, as an instance of the user's exception, too."""
     if not isinstance(error, RayTaskError):
         return error
     travelled: RayTaskError = pickle.loads(pickle.dumps(error))
@@ -201,5 +195,8 @@ def _say(request: RunRequest, place: AttemptPlace) -> None:
     count = place.num_tasks
     print(f"iris_ray: {request.spec.job_id} runs in {count} local process{'es' * (count > 1)}", file=sys.stderr)
     parts = [part for part in request.process.runtime_env if part != "env_vars" and not part.startswith("_")]
-    if parts:  # Ray would set them up
-        print(f"iris_ray: {', '.join(parts)} of the runtime_env left out: packages are those of here", file=sys.stderr)
+    if parts:  # on a cluster Ray would set these up
+        print(
+            f"iris_ray: {', '.join(parts)} of the runtime_env left out: the tasks use the packages of this machine",
+            file=sys.stderr,
+        )

@@ -15,13 +15,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class LocalProcess:
-    """``python -m MODULE PATH PARENT``, the leader of a process group of its own. Ctrl-C in a terminal passes it by.
+    """``python -m MODULE PATH PARENT``, the leader of a process group of its own, which Ctrl-C does not reach.
 
     Args:
-        module: what to run. It calls `end_with_parent` first.
+        module: the module to run, which calls `end_with_parent` first.
         path: its first argument.
         environ: its environment.
-        piped: whether to read what it prints from `output`; otherwise it prints where this process does.
+        piped: whether `output` gives what the process prints; otherwise it prints where this process does.
     """
 
     def __init__(self, module: str, path: Path, environ: Mapping[str, str], piped: bool = False) -> None:
@@ -37,11 +37,11 @@ class LocalProcess:
         self.output = self._process.stdout
 
     def exit_code(self) -> int | None:
-        """Return its exit code, or the negative number of the signal that killed it; None while it runs."""
+        """Return the exit code, or the negative number of the signal that killed the process; None while it runs."""
         return self._process.poll()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; return whether it has ended."""
+        """Wait for the end of the process; return whether it has ended."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -49,11 +49,11 @@ class LocalProcess:
         return True
 
     def interrupt(self) -> None:
-        """Do to it what Ctrl-C does."""
+        """Send the signal of Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it, if it runs, and whatever is left of its process group."""
+        """Kill the process and what is left of its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -62,7 +62,7 @@ class LocalProcess:
 def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that has started it ends. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was gone before
+    if os.getppid() != parent:  # the parent was gone before
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -72,6 +72,6 @@ def with_module_path(environ: Mapping[str, str]) -> dict[str, str]:
         *(os.path.dirname(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")),
         *site.getsitepackages(),
     }
-    given = (path or os.getcwd() for path in sys.path if isinstance(path, str))  # Python leaves out others, too
+    given = (path or os.getcwd() for path in sys.path if isinstance(path, str))  # Python ignores other entries, too
     ours = [path for path in given if not any(Path(path).is_relative_to(theirs) for theirs in pythons)]
     return {**environ, "PYTHONPATH": os.pathsep.join(ours)}

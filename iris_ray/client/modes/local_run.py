@@ -1,4 +1,4 @@
-"""Runs a request on this machine, in one of the local modes."""
+"""Runs a request on this machine, in one of the local modes. A simulated cluster runs in a process of its own."""
 
 import os
 import pickle
@@ -19,22 +19,44 @@ from iris_ray.client.modes.mode import Mode, ModeKind, PlannedFault, plan_in_wor
 from iris_ray.errors import InvalidJobError, TaskCrashedError
 from iris_ray.settings import MODE
 
+
+def run_here(request: RunRequest, mode: Mode) -> list[Any]:
+    """Run a request, and return one result per task, by index. Raises like `run_on_pod`."""
+    if mode.kind is ModeKind.SIMULATE:
+        return run_simulated(request, mode.faults)
+    if mode.kind is ModeKind.VALIDATE:
+        require_runnable(request)
+        print(plan_in_words(request), file=sys.stderr)
+    return run_gang(request)
+
+
+def start_here(request: RunRequest, mode: Mode) -> "ray.ObjectRef[list[Any]]":
+    """Start a request in a Ray task on this machine, and return a reference to its results."""
+    if not ray.is_initialized():
+        ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    run = ray.remote(run_here).options(
+        num_cpus=0, max_retries=0, name=f"run_on_pod({request.spec.name})", scheduling_strategy=here
+    )
+    results: ray.ObjectRef[list[Any]] = run.remote(request, mode)
+    return results
+
+
 # -- simulated run -----------------------------------------------------------------------------------------------------
-# A run on a simulated cluster of its own, in a process of its own: this one may be in another cluster.
 
 MOST_HOSTS = 32
-"""Of a simulated cluster here: each is a Ray node with processes of its own."""
+"""Limit for a simulated cluster on this machine: each host is a Ray node with its own processes."""
 SHUTDOWN_S = 30.0
-"""How long the cluster may take to end after Ctrl-C."""
+"""Seconds that the cluster may take to end after Ctrl-C."""
 
 
 def run_simulated(request: RunRequest, faults: Sequence[PlannedFault]) -> list[Any]:
-    """Run a request on a simulated cluster that has the slices it needs, and to which the faults happen.
+    """Run a request on a simulated cluster with the slices that it needs, and inject the faults.
 
     Raises:
-        InvalidModeError: a fault of a slice or host that there won't be.
-        InvalidJobError: it needs too many hosts for one machine.
-        Exception: as of `run_on_pod`.
+        InvalidModeError: a fault names a slice or host that the cluster will not have.
+        InvalidJobError: the request needs too many hosts for one machine.
+        Exception: as for `run_on_pod`.
     """
     spec = request.spec
     assert spec.coscheduling is not None, "a gang on slices"
@@ -80,31 +102,6 @@ def _outcome(path: Path, code: int | None) -> list[Any]:
 
 
 def _environment() -> dict[str, str]:
-    """Return an environment that knows no other cluster."""
+    """Return this process's environment, without a mode and the address of another cluster."""
     ours = {name: value for name, value in os.environ.items() if name not in (MODE.name, "RAY_ADDRESS")}
     return ON_CPU | ours
-
-
-# -- local run ---------------------------------------------------------------------------------------------------------
-
-
-def run_here(request: RunRequest, mode: Mode) -> list[Any]:
-    """Run a request, and return one result per task, by index. Errors as of `run_on_pod`."""
-    if mode.kind is ModeKind.SIMULATE:
-        return run_simulated(request, mode.faults)
-    if mode.kind is ModeKind.VALIDATE:
-        require_runnable(request)
-        print(plan_in_words(request), file=sys.stderr)
-    return run_gang(request)
-
-
-def start_here(request: RunRequest, mode: Mode) -> "ray.ObjectRef[list[Any]]":
-    """Start a request, and return a reference to its results. Ray's task is this machine's, and takes nothing of it."""
-    if not ray.is_initialized():
-        ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    run = ray.remote(run_here).options(
-        num_cpus=0, max_retries=0, name=f"run_on_pod({request.spec.name})", scheduling_strategy=here
-    )
-    results: ray.ObjectRef[list[Any]] = run.remote(request, mode)
-    return results

@@ -11,7 +11,7 @@ from iris_ray.errors import TaskSetupError
 
 
 def main(launch_file: Path) -> None:
-    """Run the function and write how it ended; threads and exit handlers of user code then have their time."""
+    """Run the function and write how it ended. Threads and exit handlers of user code run on after that."""
     function, preload = pickle.loads(launch_file.read_bytes())
     files, run, index = TaskFiles.of_this_task(), LocalRun.of_this_task(), int(launch_file.stem)
     assert files is not None, "the run has set its variable"

@@ -1,4 +1,4 @@
-"""The mode of a run: what ``mode=``, ``simulate=`` and ``IRIS_RAY_MODE`` say."""
+"""The mode of a run, from ``mode=``, ``simulate=`` and ``IRIS_RAY_MODE``; the faults of a simulation; a run's plan."""
 
 import difflib
 import importlib.util
@@ -14,16 +14,204 @@ from iris_ray.errors import InvalidFunctionError, InvalidModeError, InvalidReque
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import MODE
 
+
+class ModeKind(StrEnum):
+    """Where a run happens."""
+
+    CLUSTER = "cluster"  # on the Ray cluster, as always
+    SIMPLE = "simple"  # in local processes, one for each task, without Ray
+    VALIDATE = "validate"  # checked, its plan printed, then as SIMPLE
+    SIMULATE = "simulate"  # on a simulated cluster of this machine, with faults
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Where a run happens, and the faults of a simulated run."""
+
+    kind: ModeKind
+    faults: "tuple[PlannedFault, ...]" = ()
+
+    @property
+    def local(self) -> bool:
+        return self.kind is not ModeKind.CLUSTER
+
+
+def chosen_mode(mode: str | None, simulate: str | None, environ: Mapping[str, str] = os.environ) -> Mode:
+    """Return the mode of a run: the argument's, else the variable's, else the cluster.
+
+    Args:
+        mode: a name of `ModeKind`; ``"simulate: kill slice 0 after 30s"`` also has the faults. None: not given.
+        simulate: faults, such as ``"kill slice 0 after 30s"``, which imply the mode ``simulate``. None: not given.
+        environ: the environment with the variable.
+
+    Raises:
+        InvalidModeError: no such mode or fault; the message has the nearest.
+    """
+    if simulate is not None:
+        if mode not in (None, ModeKind.SIMULATE):
+            raise InvalidModeError(f"simulate={simulate!r} with mode={mode!r}; leave one of them out")
+        return Mode(ModeKind.SIMULATE, parse_schedule("simulate", simulate))
+    source = "mode" if mode is not None else MODE.name
+    written = mode if mode is not None else MODE.read(environ) or ModeKind.CLUSTER
+    if not isinstance(written, str):
+        raise InvalidModeError(f"mode is {written!r}; give one of {', '.join(ModeKind)}")
+    name, colon, schedule = written.partition(":")
+    kind = _kind(source, name.strip())
+    if colon and kind is not ModeKind.SIMULATE:
+        raise InvalidModeError(f'{source} is {written!r}, but only simulate takes faults: "simulate:{schedule}"')
+    return Mode(kind, parse_schedule(source, schedule) if colon else ())
+
+
+def _kind(source: str, name: str) -> ModeKind:
+    known = list(ModeKind)
+    if name.lower() in known:
+        return ModeKind(name.lower())
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+    advice = f"did you mean {str(near[0])!r}?" if near else f"give one of {', '.join(known)}"
+    raise InvalidModeError(f"{source} is {name!r}, and there is no such mode; {advice}")
+
+
+def require_no_local_mode(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise InvalidModeError if the variable asks for a local mode: the caller needs a cluster and its queue."""
+    if chosen_mode(None, None, environ).local:
+        raise InvalidModeError(
+            f"{MODE.name} is {MODE.read(environ)!r}, which is for run_on_pod; a client needs a cluster with its queue:"
+            ' unset the variable, or try IrisClient.local({"v4-16": 2})'
+        )
+
+
+# -- fault schedule ----------------------------------------------------------------------------------------------------
+
+FORMS = (
+    "kill slice SLICE after TIME",
+    "kill host HOST of slice SLICE after TIME",
+    "preempt slice SLICE after TIME",
+    "preempt slice SLICE after TIME with NOTICE notice",
+    "freeze host HOST of slice SLICE after TIME",
+    "thaw host HOST of slice SLICE after TIME",
+    "add slice after TIME",
+)
+LOSSES = frozenset({"kill", "preempt", "freeze"})
+"""Actions that cost a slice. A new slice then takes its place."""
+LONGEST_S = 365 * 24 * 3600.0
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TIME = r"\d+(?:\.\d+)?\s?(?:ms|s|m|h)\b"
+_WITHOUT_UNIT = re.compile(r"((?:after|with) \d+(?:\.\d+)?)(?= notice|$| with)")
+_VALUES = {"SLICE": r"\d{1,6}", "HOST": r"\d{1,6}", "TIME": _TIME, "NOTICE": _TIME}
+_USUAL = {"SLICE": "0", "HOST": "0", "TIME": "30s", "NOTICE": "10s"}
+_PLACE = re.compile("|".join(_VALUES))
+_PATTERNS = [re.compile(_PLACE.sub(lambda m: f"(?P<{m[0]}>{_VALUES[m[0]]})", form)) for form in FORMS]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One fault of a simulated cluster.
+
+    Attributes:
+        text: as the user wrote it.
+        action: the first word: kill, preempt, freeze, thaw or add.
+        after_s: seconds after the job has first run.
+        slice_number: the slice, counted in the order of their start; None for add.
+        host: the host of the slice; None for all.
+        notice_s: seconds of notice of a preemption; 0 for none.
+    """
+
+    text: str
+    action: str
+    after_s: float
+    slice_number: int | None = None
+    host: int | None = None
+    notice_s: float = 0.0
+
+
+def parse_schedule(source: str, schedule: str) -> tuple[PlannedFault, ...]:
+    """Return the faults of a schedule, in the order in which they happen.
+
+    Args:
+        source: the place of the schedule, for messages.
+        schedule: faults separated by commas: ``"kill slice 0 after 30s, preempt slice 1 after 1m with 10s notice"``.
+
+    Raises:
+        InvalidModeError: there is no such fault; the message has the nearest.
+    """
+    if not isinstance(schedule, str):
+        raise InvalidModeError(f'{source} is {schedule!r}; give faults, such as "kill slice 0 after 30s"')
+    texts = [" ".join(text.lower().split()) for text in schedule.split(",")]
+    faults = [_parse(source, text) for text in texts if text]
+    return tuple(sorted(faults, key=lambda fault: fault.after_s))
+
+
+def require_possible(faults: Sequence[PlannedFault], slices: int, hosts: int) -> None:
+    """Refuse faults of slices and hosts that will not exist when they happen.
+
+    Args:
+        faults: in the order in which they happen.
+        slices: the number of slices at the start.
+        hosts: the number of hosts of each slice.
+
+    Raises:
+        InvalidModeError: names the first fault that can't happen.
+    """
+    for fault in faults:
+        if fault.slice_number is not None and fault.slice_number >= slices:
+            raise InvalidModeError(f"{fault.text!r}: by then there are only the slices 0 to {slices - 1}")
+        if fault.host is not None and fault.host >= hosts:
+            raise InvalidModeError(f"{fault.text!r}: a slice has the hosts 0 to {hosts - 1}")
+        slices += fault.action in LOSSES or fault.action == "add"
+
+
+def _parse(source: str, text: str) -> PlannedFault:
+    found = _match(text)
+    if found is None:
+        in_seconds = _WITHOUT_UNIT.sub(r"\1s", text)
+        if _match(in_seconds):
+            raise InvalidModeError(f"{source}: {text!r} lacks the unit of a time; did you mean {in_seconds!r}?")
+        raise InvalidModeError(f"{source}: there is no fault {text!r}; did you mean {_nearest(text)!r}?")
+    values = found.groupdict()
+    number, host, notice = values.get("SLICE"), values.get("HOST"), values.get("NOTICE")
+    after_s, notice_s = _seconds(values["TIME"]), _seconds(notice) if notice else 0.0
+    if max(after_s, notice_s) > LONGEST_S:
+        raise InvalidModeError(f"{source}: {text!r} has a time of more than a year; give a shorter one")
+    return PlannedFault(
+        text,
+        text.split()[0],
+        after_s,
+        None if number is None else int(number),
+        None if host is None else int(host),
+        notice_s,
+    )
+
+
+def _match(text: str) -> re.Match[str] | None:
+    return next(filter(None, (pattern.fullmatch(text) for pattern in _PATTERNS)), None)
+
+
+def _seconds(written: str) -> float:
+    found = re.fullmatch(r"([\d.]+)\s?(\w+)", written)
+    assert found is not None, "the pattern has seen it"
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def _nearest(text: str) -> str:
+    """Return the form that is most similar to a text, with the values in the text."""
+    slices, hosts, times = re.findall(r"slice (\d+)", text), re.findall(r"host (\d+)", text), re.findall(_TIME, text)
+    values = {"SLICE": slices[:1], "HOST": hosts[:1], "TIME": times[:1], "NOTICE": times[1:2]}
+    verbs = difflib.get_close_matches(text.partition(" ")[0], [form.partition(" ")[0] for form in FORMS], n=1)
+    forms = [form for form in FORMS if form.startswith(tuple(verbs))] or FORMS
+    filled = [_PLACE.sub(lambda m: (values[m[0]] or [_USUAL[m[0]]])[0], form) for form in forms]
+    return difflib.get_close_matches(text, filled, n=1, cutoff=0.0)[0]
+
+
 # -- plan --------------------------------------------------------------------------------------------------------------
-# What validate checks beyond what every request is checked for, and the plan that it prints.
 
 
 def require_runnable(request: RunRequest) -> None:
-    """Check what can be checked on this machine.
+    """Check what ``validate`` checks beyond other modes: that the function and modules load on this machine.
 
     Raises:
         InvalidFunctionError: the function can't be unpickled.
-        InvalidRequestError: a module of ``preload`` is not there.
+        InvalidRequestError: this machine lacks a module of ``preload``.
     """
     try:
         load(request.pickled_function)
@@ -37,7 +225,7 @@ def require_runnable(request: RunRequest) -> None:
 
 
 def plan_in_words(request: RunRequest) -> str:
-    """Return what the job asks for and how it would run on a cluster, a line for each part."""
+    """Return the plan of a run on a cluster, a line for each part."""
     return "\n".join([f"plan of {request.spec.job_id}", *(f"  {what:<12}{text}" for what, text in _parts(request))])
 
 
@@ -81,201 +269,5 @@ def _parts(request: RunRequest) -> Iterator[tuple[str, str]]:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package that it would be in
+    except ModuleNotFoundError:  # the package of the module is missing
         return False
-
-
-# -- fault schedule ----------------------------------------------------------------------------------------------------
-# What is to happen to a simulated cluster, and when: ``"kill slice 0 after 30s, add slice after 2m"``. Pure.
-
-FORMS = (
-    "kill slice SLICE after TIME",
-    "kill host HOST of slice SLICE after TIME",
-    "preempt slice SLICE after TIME",
-    "preempt slice SLICE after TIME with NOTICE notice",
-    "freeze host HOST of slice SLICE after TIME",
-    "thaw host HOST of slice SLICE after TIME",
-    "add slice after TIME",
-)
-LOSSES = frozenset({"kill", "preempt", "freeze"})
-"""What costs a slice; a new one then takes its place."""
-LONGEST_S = 365 * 24 * 3600.0
-
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_TIME = r"\d+(?:\.\d+)?\s?(?:ms|s|m|h)\b"
-_WITHOUT_UNIT = re.compile(r"((?:after|with) \d+(?:\.\d+)?)(?= notice|$| with)")
-_VALUES = {"SLICE": r"\d{1,6}", "HOST": r"\d{1,6}", "TIME": _TIME, "NOTICE": _TIME}
-_USUAL = {"SLICE": "0", "HOST": "0", "TIME": "30s", "NOTICE": "10s"}
-_PLACE = re.compile("|".join(_VALUES))
-_PATTERNS = [re.compile(_PLACE.sub(lambda m: f"(?P<{m[0]}>{_VALUES[m[0]]})", form)) for form in FORMS]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedFault:
-    """One thing that is to happen.
-
-    Attributes:
-        text: as the user wrote it.
-        action: the first word: kill, preempt, freeze, thaw or add.
-        after_s: seconds after the job has first run.
-        slice_number: which slice, in the order in which they were started; None for add.
-        host: which host of it; None for all.
-        notice_s: of a preemption; 0 without.
-    """
-
-    text: str
-    action: str
-    after_s: float
-    slice_number: int | None = None
-    host: int | None = None
-    notice_s: float = 0.0
-
-
-def parse_schedule(source: str, schedule: str) -> tuple[PlannedFault, ...]:
-    """Return the faults, separated by commas, in the order in which they happen.
-
-    Args:
-        source: where it is written, for messages.
-        schedule: such as ``"kill slice 0 after 30s, preempt slice 1 after 1m with 10s notice"``; empty: none.
-
-    Raises:
-        InvalidModeError: there is no such fault; the message has the nearest.
-    """
-    if not isinstance(schedule, str):
-        raise InvalidModeError(f'{source} is {schedule!r}; give faults, such as "kill slice 0 after 30s"')
-    texts = [" ".join(text.lower().split()) for text in schedule.split(",")]
-    faults = [_parse(source, text) for text in texts if text]
-    return tuple(sorted(faults, key=lambda fault: fault.after_s))
-
-
-def require_possible(faults: Sequence[PlannedFault], slices: int, hosts: int) -> None:
-    """Refuse faults of slices and hosts that there won't be.
-
-    Args:
-        faults: in the order in which they happen.
-        slices: how many there are at the start.
-        hosts: how many each has.
-
-    Raises:
-        InvalidModeError: the first fault that can't happen.
-    """
-    for fault in faults:
-        if fault.slice_number is not None and fault.slice_number >= slices:
-            raise InvalidModeError(f"{fault.text!r}: by then there are only the slices 0 to {slices - 1}")
-        if fault.host is not None and fault.host >= hosts:
-            raise InvalidModeError(f"{fault.text!r}: a slice has the hosts 0 to {hosts - 1}")
-        slices += fault.action in LOSSES or fault.action == "add"
-
-
-def _parse(source: str, text: str) -> PlannedFault:
-    found = _match(text)
-    if found is None:
-        in_seconds = _WITHOUT_UNIT.sub(r"\1s", text)
-        if _match(in_seconds):
-            raise InvalidModeError(f"{source}: {text!r} lacks the unit of a time; did you mean {in_seconds!r}?")
-        raise InvalidModeError(f"{source}: there is no fault {text!r}; did you mean {_nearest(text)!r}?")
-    values = found.groupdict()
-    number, host, notice = values.get("SLICE"), values.get("HOST"), values.get("NOTICE")
-    after_s, notice_s = _seconds(values["TIME"]), _seconds(notice) if notice else 0.0
-    if max(after_s, notice_s) > LONGEST_S:
-        raise InvalidModeError(f"{source}: {text!r} has a time of more than a year; give a shorter one")
-    return PlannedFault(
-        text,
-        text.split()[0],
-        after_s,
-        None if number is None else int(number),
-        None if host is None else int(host),
-        notice_s,
-    )
-
-
-def _match(text: str) -> re.Match[str] | None:
-    return next(filter(None, (pattern.fullmatch(text) for pattern in _PATTERNS)), None)
-
-
-def _seconds(written: str) -> float:
-    found = re.fullmatch(r"([\d.]+)\s?(\w+)", written)
-    assert found is not None, "the pattern has seen it"
-    return float(found[1]) * _SECONDS[found[2]]
-
-
-def _nearest(text: str) -> str:
-    """Return the form that is most like this text, with the values that the text has."""
-    slices, hosts, times = re.findall(r"slice (\d+)", text), re.findall(r"host (\d+)", text), re.findall(_TIME, text)
-    values = {"SLICE": slices[:1], "HOST": hosts[:1], "TIME": times[:1], "NOTICE": times[1:2]}
-    verbs = difflib.get_close_matches(text.partition(" ")[0], [form.partition(" ")[0] for form in FORMS], n=1)
-    forms = [form for form in FORMS if form.startswith(tuple(verbs))] or FORMS
-    filled = [_PLACE.sub(lambda m: (values[m[0]] or [_USUAL[m[0]]])[0], form) for form in forms]
-    return difflib.get_close_matches(text, filled, n=1, cutoff=0.0)[0]
-
-
-# -- mode --------------------------------------------------------------------------------------------------------------
-
-
-class ModeKind(StrEnum):
-    """Where a run happens."""
-
-    CLUSTER = "cluster"  # on the Ray cluster, as always
-    SIMPLE = "simple"  # in local processes, one for each task, without Ray
-    VALIDATE = "validate"  # checked, its plan printed, then as SIMPLE
-    SIMULATE = "simulate"  # on a simulated cluster of this machine, with faults
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """Where a run happens, and which faults a simulated one meets."""
-
-    kind: ModeKind
-    faults: tuple[PlannedFault, ...] = ()
-
-    @property
-    def local(self) -> bool:
-        return self.kind is not ModeKind.CLUSTER
-
-
-def chosen_mode(mode: str | None, simulate: str | None, environ: Mapping[str, str] = os.environ) -> Mode:
-    """Return the mode of a run: the argument's, else the variable's, else the cluster.
-
-    Args:
-        mode: a name of `ModeKind`; ``"simulate: kill slice 0 after 30s"`` also has the faults. None: not given.
-        simulate: faults, such as ``"kill slice 0 after 30s"``; it implies the mode ``simulate``. None: not given.
-        environ: has the variable.
-
-    Raises:
-        InvalidModeError: no such mode or fault; the message has the nearest.
-    """
-    if simulate is not None:
-        if mode not in (None, ModeKind.SIMULATE):
-            raise InvalidModeError(f"simulate={simulate!r} with mode={mode!r}; leave one of them out")
-        return Mode(ModeKind.SIMULATE, parse_schedule("simulate", simulate))
-    source = "mode" if mode is not None else MODE.name
-    written = mode if mode is not None else MODE.read(environ) or ModeKind.CLUSTER
-    if not isinstance(written, str):
-        raise InvalidModeError(f"mode is {written!r}; give one of {', '.join(ModeKind)}")
-    name, colon, schedule = written.partition(":")
-    kind = _kind(source, name.strip())
-    if colon and kind is not ModeKind.SIMULATE:
-        raise InvalidModeError(f'{source} is {written!r}, but only simulate takes faults: "simulate:{schedule}"')
-    return Mode(kind, parse_schedule(source, schedule) if colon else ())
-
-
-def _kind(source: str, name: str) -> ModeKind:
-    known = list(ModeKind)
-    if name.lower() in known:
-        return ModeKind(name.lower())
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
-    advice = f"did you mean {str(near[0])!r}?" if near else f"give one of {', '.join(known)}"
-    raise InvalidModeError(f"{source} is {name!r}, and there is no such mode; {advice}")
-
-
-def require_no_local_mode(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse what needs a cluster and its queue if the variable asks for a local mode.
-
-    Raises:
-        InvalidModeError: it does.
-    """
-    if chosen_mode(None, None, environ).local:
-        raise InvalidModeError(
-            f"{MODE.name} is {MODE.read(environ)!r}, which is for run_on_pod; a client needs a cluster with its queue:"
-            ' unset the variable, or try IrisClient.local({"v4-16": 2})'
-        )

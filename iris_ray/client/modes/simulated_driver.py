@@ -29,13 +29,7 @@ POLL_S = 0.2
 
 
 class FaultPlayer:
-    """Has faults happen to a cluster while a job runs. A new slice takes the place of each that is lost.
-
-    Args:
-        cluster: the cluster.
-        faults: in the order in which they happen.
-        request: the job.
-    """
+    """Injects faults, in their order, into a cluster while a job runs. A new slice replaces each lost one."""
 
     def __init__(self, cluster: SimulatedCluster, faults: Sequence[PlannedFault], request: RunRequest) -> None:
         self._cluster = cluster
@@ -47,7 +41,7 @@ class FaultPlayer:
         self._thread.start()
 
     def stop(self) -> None:
-        """The job is over. Say which faults never came."""
+        """Stop when the job is over, and print the faults that did not happen."""
         self._over.set()
         self._thread.join()
         for fault in self._left:
@@ -62,7 +56,7 @@ class FaultPlayer:
 
     def _wait_until_it_runs(self) -> bool:
         while not self._over.wait(POLL_S):
-            with contextlib.suppress(IrisError):  # the Controller has not heard of it yet
+            with contextlib.suppress(IrisError):  # the Controller does not know the job yet
                 tasks = ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_tasks, self._job_id)
                 if all(task.state is TaskState.RUNNING for task in tasks):
                     return True

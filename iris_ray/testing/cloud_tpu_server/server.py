@@ -49,7 +49,7 @@ class Operations:
         return self.get(name)
 
     def get(self, name: str) -> operations_pb2.Operation:
-        """Return the state of an operation; raises Refusal if there is no such operation."""
+        """Return the state of an operation; raises ApiRefusal if there is no such operation."""
         if name not in self._operations:
             raise ApiRefusal(grpc.StatusCode.NOT_FOUND, f"no operation {name}")
         operation = self._operations[name]

@@ -196,7 +196,7 @@ def test_answer_that_makes_no_sense_is_said_to_be_one(dashboard: Dashboard, url:
     if method == "logs" and odd == {"logs": 7}:
         assert call() == "7"
         return
-    with pytest.raises(RayJobError, match="has answered what Ray's client can't read"):
+    with pytest.raises(RayJobError, match="gave an answer that Ray's client can't read"):
         call()
 
 

@@ -281,7 +281,7 @@ def test_room_outlives_the_controller(world: World) -> None:
         for job_id in ("large", "busy-a", "busy-b"):
             record = world.state.record(job_id)
             assert record is not None
-            new.do(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+            new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
         assert new.state.jobs["large"].kept == kept
         new.state.check()
 

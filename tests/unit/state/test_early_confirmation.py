@@ -96,7 +96,7 @@ def test_successor_knows_that_the_end_is_confirmed(world: World) -> None:
     new = World()
     for number in range(2):
         new.do(host("a", number))
-    new.do(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+    new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
     assert new.busy() == HOSTS
     new.report_all(new.state.jobs["job"], S.SUCCEEDED)
     assert new.busy() == set()

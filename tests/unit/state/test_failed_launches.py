@@ -239,7 +239,7 @@ def test_successor_knows_what_a_job_avoids(world: World) -> None:
     assert record is not None
     successor = ControllerState()
     successor.handle_event(TimePassedEvent(world.now))
-    successor.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+    successor.handle_event(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
     restored = successor.jobs["job"]
     assert (restored.avoided, restored.avoided_until) == (job.avoided, job.avoided_until)
     assert restored.gang.dispatch_failures == 1

@@ -24,9 +24,9 @@ def running(world: World) -> Job:
     ("event", "why"),
     [
         (host("b", 0, node_id="a-0"), "came back in tpu-name b; it was in a"),
-        (host("a", 0, resources={"TPU": 2.0, "CPU": 8.0}), "came back with 2 of TPU"),
-        (host("a", 0, resources={"CPU": 8.0}), "came back with 0 of TPU"),
-        (cpu_host("a-0"), "came back with 0 of TPU"),
+        (host("a", 0, resources={"TPU": 2.0, "CPU": 8.0}), "came back with 2 TPU"),
+        (host("a", 0, resources={"CPU": 8.0}), "came back with 0 TPU"),
+        (cpu_host("a-0"), "came back with 0 TPU"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

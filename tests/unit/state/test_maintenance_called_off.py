@@ -181,7 +181,7 @@ def test_gang_whose_notice_is_known_from_its_record_alone(world: World) -> None:
     new = World()
     for name in ("a", "b", "c"):
         new.add_slice(name)
-    assert len(new.do(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes()))).notices) == 1
+    assert len(new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes()))).notices) == 1
     assert call_off(new).notices == []
     assert new.state.jobs["job"].gang.notice is None
     assert told(announce(new)) == [("job", MAINTENANCE, START)]

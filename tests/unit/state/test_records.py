@@ -42,7 +42,7 @@ def successor(world: World, without: tuple[str, ...] = ()) -> tuple[World, list[
     for job_id in world.state.jobs:
         record = world.state.record(job_id)
         assert record is not None
-        instructions = apply_all(new.state, [JobRestoredEvent(JobRecord.from_bytes(record.to_bytes()))] * 2)
+        instructions = apply_all(new.state, [JobRestoredEvent(JobRecord.joined(record.to_bytes()))] * 2)
         stops += instructions.stop
     new.state.check()
     return new, stops
@@ -51,7 +51,7 @@ def successor(world: World, without: tuple[str, ...] = ()) -> tuple[World, list[
 def records(world: World) -> list[JobRecord]:
     """What a successor reads."""
     found = (world.state.record(job_id) for job_id in world.state.jobs)
-    return [JobRecord.from_bytes(record.to_bytes()) for record in found if record is not None]
+    return [JobRecord.joined(record.to_bytes()) for record in found if record is not None]
 
 
 LIVES: dict[str, Callable[[World], object]] = {
@@ -289,13 +289,13 @@ def test_record_of_another_version_is_refused_clearly(world: World) -> None:
     data = record.to_bytes()
     assert data.startswith(b"iris_ray job record %d\n" % RECORD_VERSION)
     with pytest.raises(UnknownRecordError, match="use the version that wrote them"):
-        JobRecord.from_bytes(data.replace(b"record %d" % RECORD_VERSION, b"record 99", 1))
+        JobRecord.joined(data.replace(b"record %d" % RECORD_VERSION, b"record 99", 1))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"iris_ray job recor"])
 def test_record_of_no_version_is_damaged(data: bytes) -> None:
     with pytest.raises(CorruptRecordError, match="damaged"):
-        JobRecord.from_bytes(data)
+        JobRecord.joined(data)
 
 
 def test_record_of_a_large_gang_is_small(world: World) -> None:

@@ -73,7 +73,7 @@ def test_a_successor_counts_the_same(world: World, life: str) -> None:
     for job_id in world.state.jobs:
         record = world.state.record(job_id)
         assert record is not None
-        new.do(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+        new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
     assert held(new) == held(world)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from iris_ray.actors.protocol.task_log import printable
 
 FORWARDED_LINES_PER_S = 500.0
-"""How many lines a second all tasks of a job together may send to its driver's terminal."""
+"""All tasks of a job together may send so many lines a second to the driver's terminal."""
 BURST_S = 5.0
 """A task may send as many lines at once as its rate allows in so many seconds."""
 LEAST_RATE, MOST_RATE, LEAST_BURST = 1.0, 100.0, 20.0
@@ -16,32 +16,33 @@ NATIVE_STACK = re.compile(
     rb"\s*(@ +0x[0-9a-f]+ |PC: @ |\*\*\* (Check failure stack trace|SIG[A-Z]+ received)|Extension modules: "
     rb"|Additional GRPC error information|:UNKNOWN:Error received from peer)"
 )
-"""Lines of crash reports that name addresses and libraries only: not what happened, and no Python functions. If a slice
-is lost, JAX ends all other processes with such a report."""
+"""Lines of crash reports that only name addresses and libraries. If a slice is lost, JAX ends all other processes with
+such a report."""
 FATAL = b"Fatal Python error"
 NATIVE_LOG = re.compile(rb"([EWF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w.-]+:\d+\] ")
-"""Lines of C++ libraries such as JAX's: errors, warnings, and the last word of a process that ends itself."""
+"""Log lines of C++ libraries such as JAX's: errors (E), warnings (W), and fatal errors (F), with which a process ends
+itself."""
 MOST_HELD = 20
 REPORT_S = 2.0
-"""So long after its last word a process may print its report. A child of the task may have said it."""
+"""Lines that come within so long after a fatal error belong to its report. After that the task goes on: the process
+that ended was a child of it."""
 REPEAT_COST = 0.02
-"""What a repeated line costs of the rate: it is only counted, which is cheap but not free."""
+"""A repeated line costs so much of a line's rate, since it is only counted."""
 COUNTED_S = 5.0
 """Seconds between two lines that say how many lines were repeated or left out."""
 
 
 @dataclass(slots=True)
 class LineThrottle:
-    """Decides which lines of one task are shown. What it leaves out is not lost: the task's log file has everything.
+    """Decides which lines of one task are shown. The task's log file has all lines.
 
     It folds repeated lines and native stacks, bounds the rate, cuts long lines, escapes binary data, and shows only the
-    last state of a progress bar. Of a process that a C++ library ends, it shows the library's last word only: if a
-    slice is lost, JAX ends all other processes so.
+    last state of a progress bar. If a C++ library ends the process, it shows only the library's fatal error.
 
     Args:
         rate: lines a second.
         burst: lines that may come at once.
-        where: how to see everything, for the line that says how many lines were left out.
+        where: the command that shows all lines, for the line that says how many were left out.
     """
 
     rate: float
@@ -56,7 +57,7 @@ class LineThrottle:
     _repeated: int = 0
     _left_out: int = 0
     _counts_shown_at: float = 0.0
-    _held: list[bytes] = field(default_factory=list)  # errors and warnings: a last word may follow
+    _held: list[bytes] = field(default_factory=list)  # errors and warnings: a fatal error may follow
     _last_word: bytes | None = None
     _last_word_at: float = 0.0
 
@@ -72,10 +73,10 @@ class LineThrottle:
         return bool(self._repeated or self._left_out or self._rest or self._held or self._last_word)
 
     def feed(self, data: bytes, now: float) -> list[str]:
-        """Take what the task wrote and return the lines to show now. Lines beyond the rate cost next to no time.
+        """Take output of the task. Return the lines to show now. Lines beyond the rate cost next to no time.
 
         Args:
-            data: the bytes.
+            data: the output.
             now: seconds on any clock that never goes back.
         """
         if self._filled_at is None:
@@ -90,7 +91,7 @@ class LineThrottle:
             self._append_counts(shown)
             self._counts_shown_at = now
         if self._dry and self._tokens >= max(self.rate, self.burst / 4):
-            self._dry = False  # not at the first token: single lines out of context are of no use
+            self._dry = False  # not at the first token, since single lines out of context are of no use
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             if self._dry or self._tokens < 1.0:
@@ -109,12 +110,12 @@ class LineThrottle:
         return shown
 
     def leave_out(self, data: bytes) -> None:
-        """Count the lines of what is not to be shown. `flush` says how many they were."""
+        """Count lines that are not shown. `flush` returns a line with their number."""
         self._left_out += data.count(b"\n") + len(self._held)
         self._held.clear()
 
     def flush(self, now: float) -> list[str]:
-        """Return what was held back: counts, and a line without an end. Call it when nothing has come for a while."""
+        """Return what was held back: lines, counts, and an unfinished line. Call this after a pause in the output."""
         shown: list[str] = []
         if self._rest:
             rest, cut, self._rest, self._rest_cut = self._rest, self._rest_cut, b"", False
@@ -175,6 +176,6 @@ class LineThrottle:
 
 
 def _last_overwriting(line: bytes) -> bytes:
-    """Return what a terminal shows of a line that carriage returns have overwritten."""
+    """Return the part of a line that a terminal shows after its carriage returns."""
     body = line.rstrip(b"\r")
     return line[body.rfind(b"\r") + 1 :]

@@ -1,8 +1,8 @@
-"""What tasks have printed, in files on their host: ``task-logs/<job id>/task-<i>.attempt-<n>.<offset>.log``.
+"""The log files of tasks on their host: ``task-logs/<job id>/task-<i>.attempt-<n>.<offset>.log``.
 
-An attempt's output is one stream of bytes, cut into files of bounded size. Each file is named after the offset of its
-first byte. The oldest files are deleted while the newest grow. Offsets keep counting, so a reader can always continue
-where it stopped. TPUHostActors write these files; any process of the host may read them, also long afterwards.
+An attempt's output is one stream of bytes, cut into files of bounded size. A file's name has the offset of its first
+byte. The oldest files are deleted while the newest grow. Offsets keep counting, so a reader can always continue where
+it stopped. TPUHostActors write these files; any process of the host may read them, even long afterwards.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ class LogPiece:
     """A piece of an attempt's output.
 
     Attributes:
-        offset: where it begins, in bytes from the attempt's first one.
+        offset: of its first byte in the attempt's output.
         data: its bytes.
-        end: how many bytes the attempt had printed in all when it was read.
+        end: how many bytes the attempt had printed in all when the piece was read.
     """
 
     offset: int
@@ -40,12 +40,7 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLog:
-    """The files of one attempt of one task.
-
-    Args:
-        root: the host's directory of logs.
-        job_id, task_index, attempt: which attempt of which task.
-    """
+    """The log files of one attempt of one task. ``root`` is the host's directory of logs."""
 
     root: Path
     job_id: str
@@ -67,9 +62,9 @@ class AttemptLog:
         return sorted((int(path.name.split(".")[-2]), path) for path in paths)
 
     def read(self, offset: int, limit: int) -> LogPiece | None:
-        """Return up to ``limit`` bytes from ``offset`` on, or from the first byte behind it that is still there.
+        """Return up to ``limit`` bytes from ``offset`` on, or from the first later byte that is still kept.
 
-        Returns None if the attempt has no files. The attempt may still be writing.
+        Return None if the attempt has no files. The attempt may still be writing.
         """
         files = self.files()
         if not files:
@@ -79,7 +74,7 @@ class AttemptLog:
         offset = min(max(offset, files[0][0]), end)
         data = bytearray()
         for (start, path), (stop, _) in zip(files, [*files[1:], (end, last)], strict=True):
-            if start > offset + len(data):  # the bytes before could not be kept, or were deleted just now
+            if start > offset + len(data):  # the bytes before were not kept, or were just deleted
                 if data:
                     break
                 offset = start
@@ -112,27 +107,21 @@ def _size(path: Path) -> int:
         return 0
 
 
-# -- log writer --------------------------------------------------------------------------------------------------------
-# Writes the log files of one attempt of a task.
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 FILE_BYTES = 64 << 20
 FILES_KEPT = 5
-"""How large a file becomes, and of how many such files the newest bytes of one attempt of one task are kept."""
+"""A file grows to `FILE_BYTES`. Of each attempt of a task the newest `FILES_KEPT` full files are kept."""
 RETRY_BYTES = 1 << 20
-"""How many bytes are skipped after a file could not be written, before the next try."""
+"""After a file could not be written, so many bytes are skipped before the next try."""
 
 
 class LogWriter:
     """Appends to the files of one attempt. It never raises: a full disk must not harm the task.
 
-    Args:
-        log: the attempt's files.
-        file_bytes: how large a file becomes.
-        files_kept: the newest bytes are kept, as many as are in so many full files.
-
     Attributes:
         end: how many bytes it was given.
-        problem: why some of them could not be kept, or None.
+        problem: why some of them could not be written, or None.
     """
 
     def __init__(self, log: AttemptLog, file_bytes: int = FILE_BYTES, files_kept: int = FILES_KEPT) -> None:
@@ -146,7 +135,7 @@ class LogWriter:
         self.problem: str | None = None
 
     def write(self, data: bytes) -> bool:
-        """Write some bytes, and return whether a new file was begun."""
+        """Write some bytes. Return whether this began a new file."""
         view, turned = memoryview(data), False
         while view:
             if self.end >= self._next_file or self._is_deleted():
@@ -159,24 +148,23 @@ class LogWriter:
         return turned
 
     def begin(self) -> None:
-        """Create the first file, unless there is one: an empty file says that the attempt has printed nothing."""
+        """Create the first file if there is none yet. An empty file says that the attempt has printed nothing."""
         if self.end >= self._next_file:
             self._begin_file()
 
     def close(self) -> None:
-        """Close the current file."""
         fd, self._fd = self._fd, None
         if fd is not None:
             try:
                 os.close(fd)
-            except OSError as error:  # a network's file system may say only here that it could not write
+            except OSError as error:  # a network file system may report a failed write only here
                 self.problem = str(error)
 
     def _is_deleted(self) -> bool:
-        """Return whether `prune` or a person has deleted the current file, so that nothing in it can be read."""
+        """Return whether somebody, such as `prune`, has deleted the current file."""
         try:
             return self._fd is not None and os.fstat(self._fd).st_nlink == 0
-        except OSError:  # a faulty disk can't tell
+        except OSError:  # the disk is faulty
             return False
 
     def _append(self, view: memoryview) -> None:
@@ -187,9 +175,9 @@ class LogWriter:
             self._give_up(error)
 
     def _begin_file(self) -> None:
-        """Begin a file at this offset, and delete those that are too old.
+        """Begin a file at this offset, and delete files that are too old.
 
-        Files are not counted: a full disk lets new ones begin, and these would push out what was kept before.
+        Age is an offset, not a count of files: on a full disk many empty files may begin, and would push out full ones.
         """
         self.close()
         self._next_file = self.end + self._file_bytes
@@ -218,13 +206,12 @@ class LogWriter:
         self._next_file = self.end + RETRY_BYTES
 
 
-# -- log retention -----------------------------------------------------------------------------------------------------
-# How long and how much of what tasks have printed is kept on a host.
+# -- retention ---------------------------------------------------------------------------------------------------------
 
 HOST_BYTES = 2 << 30
 HOST_FILES = 20_000
 KEPT_S = 14 * 24 * 3600.0
-"""How much space and how many files all logs of a host may take, and for how many seconds a log is kept."""
+"""All logs of a host may take so many bytes and files, and a log is kept for so many seconds."""
 
 
 def prune(
@@ -236,7 +223,7 @@ def prune(
         root: the host's directory of logs.
         now: seconds since the epoch.
         most_bytes, most_files: the limits for all logs together.
-        kept_s: seconds after its last line after which a log is too old.
+        kept_s: a log is too old so many seconds after its last line.
     """
     files = sorted(_logs(root))
     total, count = sum(size for _, size, _ in files), len(files)
@@ -251,7 +238,7 @@ def prune(
 
 
 def _logs(root: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield when each log file was last written, in seconds since the epoch, its size in bytes, and its path."""
+    """Yield each log file's time of the last write, in seconds since the epoch, its size in bytes, and its path."""
     for path in chain.from_iterable(map(_within, _within(root))):
         with contextlib.suppress(OSError):
             stat = path.stat()
@@ -259,7 +246,7 @@ def _logs(root: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _within(directory: Path) -> list[Path]:
-    """Return what a directory holds; nothing if it is none, or if a concurrent `prune` has just removed it."""
+    """Return the entries of a directory; none if it is no directory, or a concurrent `prune` has removed it."""
     try:
         return list(directory.iterdir())
     except OSError:

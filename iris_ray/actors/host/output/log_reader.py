@@ -1,7 +1,6 @@
 """The actor that reads the logs of one host, for the Controller or for a client that follows a job.
 
-The job's own actors may be gone, so a reader belongs to whoever asks. It starts with the first question, in a second
-or two.
+The job's own actors may be gone, so the process that asks starts a reader. That takes a second or two.
 """
 
 from collections.abc import Sequence
@@ -10,20 +9,20 @@ from typing import NamedTuple
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.log_files import AttemptLog, LogPiece, logs_directory
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
 
 READ_TIMEOUT_S = 20.0
-"""How long a reader may take to start and to answer."""
+"""A reader may take so long to start and to answer."""
 IDLE_S = 60.0
 """A reader that was not asked for so long is ended."""
 
 
 class LogQuestion(NamedTuple):
-    """Which piece of which attempt's output: ``limit`` bytes from ``offset``, or the last lines."""
+    """Asks for a piece of an attempt's output: ``limit`` bytes from ``offset``, or the last lines."""
 
     job_id: str
     task_index: int
@@ -34,13 +33,13 @@ class LogQuestion(NamedTuple):
 
 
 class LogReader:
-    """Reads the logs of the host that it is on."""
+    """Reads the logs of its host."""
 
     def __init__(self) -> None:
         self._root = logs_directory(host_directory())
 
     def read(self, questions: Sequence[LogQuestion]) -> list[LogPiece | None]:
-        """Pieces of what attempts have printed; None for one that has left no files here."""
+        """Return a piece of each attempt's output; None for an attempt without files here."""
         return [self._piece(question) for question in questions]
 
     def _piece(self, asked: LogQuestion) -> LogPiece | None:
@@ -54,19 +53,13 @@ _LogReader = ray.remote(LogReader)
 
 
 def start_log_reader(node_id: str, address: str) -> ActorHandle:
-    """Start a reader on a host. Returns at once; it ends with the calling process at the latest."""
-    # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
-    handle: ActorHandle = _LogReader.options(
-        num_cpus=0,
-        resources={f"node:{address}": 0.001},
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-        max_concurrency=8,
-    ).remote()
+    """Start a reader on a host, and return at once. It ends with the calling process at the latest."""
+    handle: ActorHandle = _LogReader.options(**on_host(node_id, address), max_concurrency=8).remote()
     return handle
 
 
 def with_piece(log: TaskLog, at: LogPosition, piece: LogPiece | None) -> TaskLog:
-    """Return a log with what was read of it on its host; None: the host has no files of it."""
+    """Return a log with the piece that its host has read; the piece is None if the host has no files of it."""
     if piece is None:
         said = "its host has no log of it: it never started, or its log was deleted" if log.finished else None
         return replace(log, from_host=True, note=said)

@@ -1,7 +1,7 @@
-"""Reads what a task prints, on its host.
+"""Reads the output of a task on its host.
 
-The task's process and everything that it starts write into a FIFO. So a crash loses nothing that was written, and only
-the kernel is between ``print`` and TPUHostActor, where a thread empties the FIFO at the speed of a copy.
+The task's process and all processes that it starts write into a FIFO, and a thread of TPUHostActor empties it at the
+speed of a copy. Only the kernel is in between, so a crash of the task loses no output.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 PIPE_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 18
 STUCK_S = 30.0
-"""How long `OutputPump.close` waits for a disk that does not answer."""
+"""`OutputPump.close` waits so long for a disk that does not answer."""
 
 
 class OutputPump:
@@ -35,7 +35,7 @@ class OutputPump:
         directory: the host's directory.
         pid: the process.
         node_id: the host's id in Ray.
-        report: takes the last lines, every few seconds while there are new ones. Called in the pump's thread.
+        report: takes the last lines every few seconds while there are new ones, in the pump's thread.
     """
 
     def __init__(self, directory: Path, pid: int, node_id: str, report: Callable[[LastLines], None]) -> None:
@@ -43,9 +43,9 @@ class OutputPump:
         self._files = TaskFiles.of_process(directory, pid)
         self._files.output.unlink(missing_ok=True)  # of an earlier process with this pid
         os.mkfifo(self._files.output, 0o600)
-        # Open for writing, too: so there is a reader before there is a writer, and no end of file between writers.
+        # Open for writing, too: so the open does not wait for a writer, and there is no end of file between writers.
         self._pipe = os.open(self._files.output, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # beyond the kernel's limit for a user's pipes; then this one stays smaller
+        with contextlib.suppress(OSError):  # a user's pipes are at the kernel's limit; this one stays smaller
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         try:
             self._wake, self._wake_writer = os.pipe()
@@ -58,11 +58,11 @@ class OutputPump:
         self._thread.start()
 
     def stop_showing(self) -> None:
-        """Keep what comes from now on, but show none of it in the driver's terminal: the task is being stopped."""
+        """Write later output to files only, not to the driver's terminal, because the task is being stopped."""
         self._is_stopped = True
 
     def close(self) -> None:
-        """Read what is left in the FIFO, and end. Blocks until it is in the files, or until the disk is found stuck."""
+        """Read the rest of the FIFO, and end. Block until it is in the files, or for `STUCK_S` if the disk is stuck."""
         if not self._closing:
             self._closing = True
             os.close(self._wake_writer)
@@ -100,7 +100,7 @@ class OutputPump:
             output.end()
 
     def _discard(self) -> None:
-        """Read until `close`, and keep nothing: without a reader the task would end at its next line."""
+        """Read until `close`, and keep nothing. If the FIFO had no reader, SIGPIPE would end the task."""
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -113,7 +113,7 @@ class OutputPump:
         return None if patience_s is None else 1000.0 * patience_s
 
     def _waiting(self) -> int:
-        """Return how many bytes are in the FIFO. More may come for ever, from whoever has outlived the task."""
+        """Return how many bytes are in the FIFO. Processes that have outlived the task may write more for ever."""
         (count,) = struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)))
         return int(count)
 
@@ -129,7 +129,7 @@ class OutputPump:
             count -= len(data)
 
     def _started_output(self) -> TaskOutput | None:
-        """Return where the output goes; None as long as no task has started: the mark of its start names it."""
+        """Return the output of the task that has started; None before that. The mark of the start names the task."""
         if self._output is None and (task := StartedTask.read(self._files)) is not None:
             self._output = TaskOutput(task, self._directory, self._node_id, self._report)
         return self._output

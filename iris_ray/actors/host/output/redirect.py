@@ -1,4 +1,4 @@
-"""In the task's process: everything that it and its children print goes into the FIFO that its TPUHostActor reads."""
+"""Redirects the output of the task's process and its children into the FIFO that its TPUHostActor reads."""
 
 import contextlib
 import dataclasses
@@ -14,16 +14,15 @@ from pathlib import Path
 from iris_ray.actors.protocol.messages import TaskLaunch
 from iris_ray.actors.protocol.task_files import TaskFiles
 
-# -- started task ------------------------------------------------------------------------------------------------------
-# The mark that a task process leaves when user code begins: it tells its host which task's output it prints.
+DRAINED_S = 2.0
+DRAINED_POLL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class StartedTask:
-    """The task that runs in a process.
+    """The mark that a task process writes when user code begins. It tells the host which task prints.
 
     Attributes:
-        job_id, task_index, attempt: which.
         num_tasks: how many tasks its job has.
         label: marks the task's output in the driver's terminal.
     """
@@ -48,17 +47,11 @@ class StartedTask:
             return None
 
 
-# -- redirect ----------------------------------------------------------------------------------------------------------
-
-DRAINED_S = 2.0
-DRAINED_POLL_S = 0.001
-
-
 def redirect_output(directory: Path, launch: TaskLaunch) -> int | None:
     """Write the mark of the task's start, and redirect stdout and stderr of this process and its children.
 
     Returns:
-        A descriptor of the FIFO; None, and output goes where it went before, if no process reads the FIFO.
+        A descriptor of the FIFO; None if no process reads the FIFO. Then nothing is redirected.
     """
     info = launch.info
     task = StartedTask(info.job_id, info.task_index, info.attempt, info.num_tasks, launch.label)

@@ -1,4 +1,4 @@
-"""Where a task's output goes: into files on its host, in part to the driver's terminal, as last lines to the pool."""
+"""Passes a task's output on: all of it to files on the host, some to the driver's terminal, last lines to the pool."""
 
 import contextlib
 import threading
@@ -13,86 +13,8 @@ from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_di
 from iris_ray.actors.host.output.redirect import StartedTask
 from iris_ray.actors.protocol.task_log import LastLines
 
-# -- last lines report -------------------------------------------------------------------------------------------------
-# Reports the last lines of a task's output every few seconds, so that they outlive the task's host.
-
-LAST_BYTES = 4096
-FIRST_REPORT_S, REPORT_S = 1.0, 5.0
-"""Seconds from a task's start to its first report, and between two reports; there is none without new output."""
-
-
-class LastBytes:
-    """The last bytes of a stream, `LAST_BYTES` at most. Holds less than twice as much in memory."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
-
-    def add(self, data: bytes) -> None:
-        self._pieces.append(data[-LAST_BYTES:])
-        self._size += len(self._pieces[-1])
-        while self._size - len(self._pieces[0]) >= LAST_BYTES:
-            self._size -= len(self._pieces.popleft())
-
-    @property
-    def held(self) -> int:
-        """How many bytes are in memory."""
-        return self._size
-
-    def __bytes__(self) -> bytes:
-        return b"".join(self._pieces)[-LAST_BYTES:]
-
-
-class LastLinesReport:
-    """Reports the last lines of one attempt of a task.
-
-    Args:
-        task: the task.
-        node_id: its host's id in Ray.
-        report: takes each report.
-    """
-
-    def __init__(self, task: StartedTask, node_id: str, report: Callable[[LastLines], None]) -> None:
-        self._task = task
-        self._node_id = node_id
-        self._report = report
-        self._last = LastBytes()
-        self._end = self._reported_end = 0
-        self._due_at = time.monotonic() + FIRST_REPORT_S
-
-    def add(self, data: bytes, end: int) -> None:
-        """Take what was printed last.
-
-        Args:
-            data: the bytes.
-            end: how many bytes the task has printed in all.
-        """
-        self._last.add(data)
-        self._end = end
-
-    @property
-    def due_in_s(self) -> float | None:
-        """Seconds until the next report; None if there is nothing new to report."""
-        return None if self._end == self._reported_end else max(0.0, self._due_at - time.monotonic())
-
-    def send_if_due(self) -> None:
-        """Report new output, if it is time for that."""
-        if self.due_in_s == 0.0:
-            self.send()
-
-    def send(self) -> None:
-        """Report new output now, if there is any."""
-        if self._end == self._reported_end:
-            return
-        task, self._reported_end = self._task, self._end
-        self._report(LastLines(task.job_id, task.task_index, task.attempt, self._node_id, self._end, bytes(self._last)))
-        self._due_at = time.monotonic() + REPORT_S
-
-
-# -- task output -------------------------------------------------------------------------------------------------------
-
 FLUSH_S = 0.5
-"""After so many seconds without output, a line without an end, or a count of repeats, is shown."""
+"""After so many seconds without output, an unfinished line or a count of repeats is shown."""
 
 
 class TaskOutput:
@@ -114,12 +36,12 @@ class TaskOutput:
         _terminal.begin(self._label)
 
     def take(self, data: bytes, is_stopped: bool) -> None:
-        """Take what the task has printed.
+        """Take output of the task.
 
         Args:
-            data: the bytes.
-            is_stopped: whether iris_ray was ending the task by then. What it still says is not the cause, and a native
-                stack of a hundred lines from each task would hide the cause: it goes to the file only.
+            data: the output.
+            is_stopped: whether iris_ray is ending the task. Then the output goes to the file only: it is not the cause
+                of the end, and a native stack of a hundred lines from each task would hide the cause.
         """
         problem = self._writer.problem
         if self._writer.write(data):
@@ -133,7 +55,7 @@ class TaskOutput:
             self._show(self._throttle.feed(data, time.monotonic()))
 
     def pause(self) -> None:
-        """Show what is held back, because the task has printed nothing for a while."""
+        """Show the lines that were held back, because the task has printed nothing for a while."""
         self._show(self._throttle.flush(time.monotonic()))
 
     def report_if_due(self) -> None:
@@ -151,7 +73,6 @@ class TaskOutput:
         self._last_lines.send()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
     def _show(self, lines: list[str]) -> None:
@@ -160,17 +81,16 @@ class TaskOutput:
 
 
 class _Terminal:
-    """The driver's terminal: Ray brings there what this process prints. Tasks without chips share it on their host.
+    """The driver's terminal, to which Ray sends the output of this process. Tasks without chips share it on their host.
 
-    A full disk with Ray's logs stops no task; the host's directory may be on another one.
+    It suppresses `OSError`: the disk with Ray's logs may be full, while the host's directory is on another disk.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._label: str | None = None  # of what is printed now
+        self._label: str | None = None  # of the task that prints now
 
     def begin(self, label: str) -> None:
-        """Mark what is printed from now on as one task's."""
         with self._lock, contextlib.suppress(OSError):
             self._mark(label)
 
@@ -185,6 +105,67 @@ class _Terminal:
         self._label = None
         label_output(label, stderr=False)
         self._label = label
+
+
+LAST_BYTES = 4096
+FIRST_REPORT_S, REPORT_S = 1.0, 5.0
+"""Seconds from a task's start to its first report of last lines, and between two reports."""
+
+
+class LastBytes:
+    """The last `LAST_BYTES` bytes of a stream. Less than twice as many are in memory."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._pieces.append(data[-LAST_BYTES:])
+        self._size += len(self._pieces[-1])
+        while self._size - len(self._pieces[0]) >= LAST_BYTES:
+            self._size -= len(self._pieces.popleft())
+
+    @property
+    def held(self) -> int:
+        """How many bytes are in memory."""
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._pieces)[-LAST_BYTES:]
+
+
+class LastLinesReport:
+    """Reports the last lines of one attempt of a task every few seconds, so that they outlive the task's host."""
+
+    def __init__(self, task: StartedTask, node_id: str, report: Callable[[LastLines], None]) -> None:
+        self._task = task
+        self._node_id = node_id
+        self._report = report
+        self._last = LastBytes()
+        self._end = self._reported_end = 0
+        self._due_at = time.monotonic() + FIRST_REPORT_S
+
+    def add(self, data: bytes, end: int) -> None:
+        """Take output; ``end`` is how many bytes the task has printed in all."""
+        self._last.add(data)
+        self._end = end
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until the next report; None if there is nothing new to report."""
+        return None if self._end == self._reported_end else max(0.0, self._due_at - time.monotonic())
+
+    def send_if_due(self) -> None:
+        if self.due_in_s == 0.0:
+            self.send()
+
+    def send(self) -> None:
+        """Report new output now, if there is any."""
+        if self._end == self._reported_end:
+            return
+        task, self._reported_end = self._task, self._end
+        self._report(LastLines(task.job_id, task.task_index, task.attempt, self._node_id, self._end, bytes(self._last)))
+        self._due_at = time.monotonic() + REPORT_S
 
 
 _terminal = _Terminal()

@@ -70,7 +70,7 @@ DAMAGED: dict[str, bytes] = {
 @pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
 def test_record_that_is_not_whole_is_refused(data: bytes) -> None:
     with pytest.raises(Exception) as refused:  # noqa: PT011 — what is damaged raises anything
-        require_whole(JobRecord.from_bytes(data), "bad")
+        require_whole(JobRecord.joined(data), "bad")
     assert not isinstance(refused.value, UnknownRecordError)
 
 
@@ -81,7 +81,7 @@ def test_record_that_is_whole_is_taken() -> None:
         make(world)
         record = world.state.record("bad")
         assert record is not None
-        assert require_whole(JobRecord.from_bytes(record.to_bytes()), "bad").job == record.job
+        assert require_whole(JobRecord.joined(record.to_bytes()), "bad").job == record.job
         with pytest.raises(CorruptRecordError, match="it is that of bad"):
             require_whole(record, "other")
 
@@ -233,7 +233,7 @@ def test_record_that_the_state_refuses_is_left_out_by_the_next_process(world: Co
     world.start("bad", max_retries_preemption=5)
     record = world._controllers[-1]._state.record("bad")
     assert record is not None
-    record = JobRecord.from_bytes(record.to_bytes())
+    record = JobRecord.joined(record.to_bytes())
     first, second = record.job.gang.tasks
     first.node_id, second.state = "gone", TaskState.COSCHED_FAILED  # no move leads from there
     damage(world, "job/1/bad", record.to_bytes())

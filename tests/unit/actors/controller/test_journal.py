@@ -111,7 +111,7 @@ def test_what_changes_while_the_store_fails_comes_with_the_next_writing(
         asyncio.run(journal.write(world.state))
     assert job.state is JobState.RUNNING
     records = [values["job/0/job"] for values in store.writings]
-    states = [JobRecord.from_bytes(record).job.state for record in records if record is not None]
+    states = [JobRecord.joined(record).job.state for record in records if record is not None]
     assert states == [JobState.PENDING, JobState.RUNNING]
     assert store.writings[1]["pool/0/me"] is None
     world.state.check()
@@ -136,7 +136,7 @@ def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
 
     asyncio.run(write())
     assert second.state is JobState.RUNNING
-    found = {key: JobRecord.from_bytes(value) for key, value in store.writings[0].items() if value and "job/" in key}
+    found = {key: JobRecord.joined(value) for key, value in store.writings[0].items() if value and "job/" in key}
     held = [node_id for record in found.values() for held in record.allocations.values() for node_id, _, _ in held]
     assert len(held) == len(set(held)) == 2
     world.state.check()

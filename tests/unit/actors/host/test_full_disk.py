@@ -59,7 +59,7 @@ def test_host_with_a_full_disk_says_so_and_takes_a_task_once_there_is_room(
     directory: Path, standby: subprocess.Popen[bytes]
 ) -> None:
     ProcessLedger(directory, exclusive=False)
-    entry = directory / "shared-tasks" / f"{standby.pid}.json.unfinished"
+    entry = directory / "shared-tasks" / f"{standby.pid}.json.{os.getpid()}"  # what `write_whole` writes first
     entry.symlink_to(FULL)
     pumps: list[int] = []
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Coroutine
@@ -115,7 +116,7 @@ def test_notice_that_can_not_be_written_at_first_is_written_later(make: Make, tm
     child = make(SAVE)
 
     async def tell_on_a_faulty_disk(watch: TaskWatch) -> bool:
-        obstacle = Path(f"{TaskFiles.of_process(tmp_path, child.process.pid).notice}.unfinished")
+        obstacle = Path(f"{TaskFiles.of_process(tmp_path, child.process.pid).notice}.{os.getpid()}")
         obstacle.mkdir()
         child.start()
         told = asyncio.ensure_future(watch.notify(NOTICE))
