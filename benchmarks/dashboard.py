@@ -81,7 +81,7 @@ class Page:
 
 @contextmanager
 def dashboard(address: str) -> Iterator[tuple[str, psutil.Process]]:
-    command = [sys.executable, "-m", "iris_ray", "dashboard", "--port", "0", "--address", address]
+    command = [sys.executable, "-m", "iris_ray", "cluster", "dashboard", "--port", "0", "--address", address]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner
 from iris_ray.slots.core.models import ModelSpec
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.traffic import Arrival, least_loads, play, zipf_arrivals
 
 GB = 10**9
 REQUESTS = 1_000
 POLICIES = {
     "usual": ServingPolicy(),
-    "eager": ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0)),
+    "eager": ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0)),
 }
 
 

@@ -26,19 +26,19 @@ from dataclasses import dataclass
 from itertools import count
 
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.allocator import Allocator, Place, Requirement
+from iris_ray.slots.core.allocator import Allocator, Place, SlotRequirement
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import CreateSlot
 from iris_ray.slots.core.models import ModelSpec, Request
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
 from iris_ray.slots.core.slot import Allocation, SlotState
 
 GB = 10**9
 DEVICES, MEMORY = 8, 80 * GB
 MODELS, SIZES = 500, 20
-POLICY = Policy(stale_at=IdleFor(0.0), min_residency_s=0.0)
+POLICY = PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ def measure(fleet: SlotFleet, layout: Layout, share: float, decisions: int, chan
     """Decide, and carry out."""
     allocator = Allocator(fleet, POLICY)
     for spec in layout.models[:SIZES]:
-        allocator.decide(Requirement(spec), 1.0)  # the indexes are built once
+        allocator.decide(SlotRequirement(spec), 1.0)  # the indexes are built once
     ids, taken, now = count(), Taken([]), 1.0
     for number in range(decisions):
         if share == 0 or chance.random() >= share:
             make_room(fleet)
         spec = layout.models[number % MODELS]
         started = time.thread_time()
-        decision = allocator.decide(Requirement(spec), now)
+        decision = allocator.decide(SlotRequirement(spec), now)
         assert isinstance(decision, Place), decision
         slot_id = f"new-{next(ids)}"
         allocator.commit(slot_id, spec, decision, now)
@@ -135,7 +135,7 @@ def naive_seconds(fleet: SlotFleet, layout: Layout, decisions: int) -> float:
     taken = []
     for number in range(decisions):
         started = time.thread_time()
-        Allocator(fleet, POLICY).decide(Requirement(layout.models[number]), 1.0)
+        Allocator(fleet, POLICY).decide(SlotRequirement(layout.models[number]), 1.0)
         taken.append(time.thread_time() - started)
     return statistics.median(taken)
 
@@ -214,7 +214,7 @@ def seconds_of_event(models: int, waiting: int, look_at_all: bool, requests: int
         for event in (ev.RequestArrived(request), ev.RequestEnded(request.request_id, slot.slot_id)):
             now += 0.001
             if look_at_all:
-                core._converger.look_at_all()
+                core._planner.look_at_all()
             started = time.thread_time()
             core.handle(event, now)
             taken.append(time.thread_time() - started)

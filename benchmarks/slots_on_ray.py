@@ -29,12 +29,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray import SlotClient, SlotHosts
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 
 TPU_TYPE, CHIPS = "v4-8", 4
 CHIP = 32 * 10**9
-EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+EAGER = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0))
 LOAD_S = 0.2
 SETTLE_S = 1.0
 WITH_SERVE = importlib.util.find_spec("starlette") is not None

@@ -15,15 +15,13 @@ from collections import defaultdict
 
 import openai
 
-from iris_ray import SlotClient, SlotHosts
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
-from iris_ray.slots.front import HttpFront
+from iris_ray.slots import HttpFront, IdleFor, PlacementPolicy, ServingPolicy, SlotClient, SlotHosts
 from iris_ray.testing import SimulatedCluster
 
 MB = 2**20
 MODULES = ("argparse", "statistics", "pickletools")
 """Of Python. There is a model of each one's text."""
-QUICK = ServingPolicy(placement=Policy(stale_at=IdleFor(0.5), min_residency_s=1.0))
+QUICK = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.5), min_residency_s=1.0))
 
 
 class LetterModel:

@@ -1,4 +1,5 @@
-from .actors.protocol.status import JobStatus, TaskAttempt, TaskStatus
+from .actors.protocol.status import JobStatus, TaskAttempt, TaskStatus, WorkerStatus
+from .actors.protocol.task_log import TaskLog
 from .client.client import IrisClient
 from .client.job_handle import JobHandle
 from .client.ray_jobs import RayJobConfig, RayJobs, RayJobStatus, submit_tpu_job_on_ray
@@ -19,13 +20,15 @@ from .model.lifecycle import JobState, TaskState
 from .model.multislice import MultisliceInfo
 from .model.notices import NoticeKind
 from .model.options import PriorityBand
-from .model.outcomes import TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
+from .model.outcomes import RunErrorKind, TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
 from .model.requirement import ResourceSpec, tpu_device
 from .model.topology import TPUConfig, get_tpu_config
 from .slots.actors.messages import SlotHosts
 from .slots.actors.model_call import SlotRequest, slot_request
 from .slots.client.session import Session
 from .slots.client.slot_client import SlotClient
+from .slots.core.devices import DeviceKind
+from .slots.core.policy import ServingPolicy
 from .task.endpoints import lookup_endpoint, register_endpoint
 from .task.job_info import get_job_info
 from .task.preemption import PreemptionNotice, on_preemption, preemption_notice
@@ -37,6 +40,7 @@ __all__ = [
     "Constraint",
     "ConstraintOp",
     "CoschedulingConfig",
+    "DeviceKind",
     "IrisClient",
     "IrisError",
     "JobHandle",
@@ -51,12 +55,15 @@ __all__ = [
     "RayJobStatus",
     "RayJobs",
     "ResourceSpec",
+    "RunErrorKind",
+    "ServingPolicy",
     "Session",
     "SlotClient",
     "SlotHosts",
     "SlotRequest",
     "TPUConfig",
     "TaskAttempt",
+    "TaskLog",
     "TaskState",
     "TaskStatus",
     "TpuCancelled",
@@ -64,6 +71,7 @@ __all__ = [
     "TpuPreempted",
     "TpuRunError",
     "TpuSuccess",
+    "WorkerStatus",
     "get_job_info",
     "get_tpu_config",
     "heartbeat",

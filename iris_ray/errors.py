@@ -10,7 +10,7 @@
     │   ├── InvalidJobError                  a job whose parts don't go together
     │   ├── InvalidMessageError              a value that is not of the type that it should be
     │   ├── UnknownNameError                 no such job, host, slice, setting, …; the message names the nearest
-    │   ├── InvalidSimulationError           a fleet, a workload or a trace that can't be simulated as written
+    │   ├── InvalidStudyError                a fleet, a workload or a trace that can't be studied as written
     │   ├── InvalidSlotError                 a model, a runner or a request that can't be served as written
     │   ├── SlotNameTakenError               somebody else serves models under that name; the message says who
     │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
@@ -88,8 +88,8 @@ class UnknownNameError(InvalidRequestError):
     """No such job, task, host or slice; the message names the nearest ones that exist."""
 
 
-class InvalidSimulationError(InvalidRequestError):
-    """A fleet, a workload or a trace that can't be simulated as written; the message names the place."""
+class InvalidStudyError(InvalidRequestError):
+    """A fleet, a workload or a trace that can't be studied as written; the message names the place."""
 
 
 class InvalidSlotError(InvalidRequestError):

@@ -50,7 +50,7 @@ MODE = Variable(
 )  # `client/modes/mode.py` knows the modes and checks it
 DASHBOARD_TOKEN = Variable(
     "IRIS_RAY_DASHBOARD_TOKEN",
-    "where `iris-ray dashboard` runs",
+    "where `iris-ray cluster dashboard` runs",
     "what readers from other machines must give: see [the dashboard](dashboard.md#from-your-laptop)",
     str,
 )

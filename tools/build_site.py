@@ -1,12 +1,13 @@
 """Gathers the pages of the documentation's site in ``build/pages``; `make site` then builds them with zensical.
 
 The pages are those of the repository as they are, so every link between them holds in both places. The reference is
-made of the public names in ``iris_ray/__init__.pyi``; mkdocstrings fills in their docstrings.
+made of the public names in ``iris_ray/__init__.pyi``, and those of `DOORS`; mkdocstrings fills in their docstrings.
 """
 
 import ast
 import shutil
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -22,6 +23,19 @@ SECTIONS = {
 }
 
 
+DOORS = {
+    "slots/__init__.pyi": "More about slots",
+    "jax.py": "JAX in a task",
+    "levanter/__init__.py": "For users of Levanter",
+    "fray/__init__.pyi": "For users of Marin",
+    "testing/__init__.py": "Simulated clusters",
+    "study/__init__.py": "Studies in virtual time",
+    "state/__init__.py": "Driving the core: the state",
+    "scheduler/__init__.py": "Driving the core: the scheduler",
+}
+"""Other modules with public names, and the titles of what they have beside the names of `iris_ray`."""
+
+
 def main() -> None:
     """Make ``build/pages`` anew."""
     shutil.rmtree(PAGES, ignore_errors=True)
@@ -31,24 +45,38 @@ def main() -> None:
     for page in (*REPOSITORY.glob("*.md"), REPOSITORY / "LICENSE"):
         shutil.copy(page, PAGES / page.name)
     (PAGES / "README.md").rename(PAGES / "index.md")
-    (PAGES / "reference.md").write_text(reference((REPOSITORY / "iris_ray" / "__init__.pyi").read_text()))
+    (PAGES / "reference.md").write_text(reference(REPOSITORY / "iris_ray"))
 
 
-def reference(stub: str) -> str:
-    """Return the page of all public names, from the stub that lists where each is defined."""
+def reference(package: Path) -> str:
+    """Return the page of all public names, from the modules that list where each is defined."""
     by_section: dict[str, list[str]] = defaultdict(list)
-    for node in ast.parse(stub).body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            section = node.module.split(".")[0]
-            by_section[section] += [f"iris_ray.{node.module}.{alias.name}" for alias in node.names]
-    page = ["# Reference", "All of these can be imported from `iris_ray`.", ""]
+    places = list(_places(package / "__init__.pyi", "iris_ray"))
+    for place in places:
+        by_section[place.split(".")[1]].append(place)
+    page = ["# Reference", "", "All of these can be imported from `iris_ray`.", ""]
     for section, title in SECTIONS.items():
-        page += [f"## {title}", ""]
-        for name in sorted(by_section.pop(section), key=lambda name: name.rpartition(".")[2].lower()):
-            page += [f"::: {name}", ""]
+        page += [f"## {title}", "", *_entries(by_section.pop(section))]
     if by_section:
         raise SystemExit(f"tools/build_site.py: give a title to the section of {', '.join(by_section)}")
+    for file, title in DOORS.items():
+        module = ".".join(["iris_ray", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
+        more = [place for place in _places(package / file, module) if place not in places]
+        page += [f"## {title}", "", f"From `{module}`.", "", *_entries(more)]
     return "\n".join(page)
+
+
+def _places(file: Path, module: str) -> Iterator[str]:
+    """Yield where the names are defined that a module imports."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            prefix = f"{module}." if node.level else ""
+            yield from (f"{prefix}{node.module}.{alias.name}" for alias in node.names)
+
+
+def _entries(places: Iterable[str]) -> Iterator[str]:
+    for place in sorted(places, key=lambda place: place.rpartition(".")[2].lower()):
+        yield from (f"::: {place}", "")
 
 
 if __name__ == "__main__":

@@ -55,4 +55,4 @@ def _listed(context: click.Context, command: tuple[str, ...]) -> list[dict[str, 
 
 all_jobs = _of_cluster("job_id", "ls", "--all")
 unfinished_jobs = _of_cluster("job_id", "ls")
-slices = _of_cluster("slice", "workers")
+slices = _of_cluster("slice", "host", "ls")

@@ -1,4 +1,4 @@
-"""``iris-ray controller``: start, stop, upgrade and inspect the cluster's Controller."""
+"""``iris-ray cluster controller``: start, stop, upgrade and inspect the cluster's Controller."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from iris_ray.terminal import live_line
 
 STOPPED = (
     "the Controller is stopped; jobs that run go on. The next job starts another one; so does a running job that has"
-    " something to report, and `iris-ray controller start`. It goes on from the records"
+    " something to report, and `iris-ray cluster controller start`. It goes on from the records"
 )
 
 
@@ -34,8 +34,8 @@ def controller() -> None:
     notice when it ends. So you need this command only after an update of iris_ray.
 
     \b
-      iris-ray controller status
-      iris-ray controller upgrade
+      iris-ray cluster controller status
+      iris-ray cluster controller upgrade
     """
 
 
@@ -45,7 +45,7 @@ def controller() -> None:
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set it, unless somebody has set it in this cluster before (iris-ray settings). May be repeated.",
+    help="Set it, unless somebody has set it in this cluster before (iris-ray cluster settings). May be repeated.",
 )
 @json_option
 @address_option
@@ -55,7 +55,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
     --setting is for the commands that start a cluster's head: it makes sure that a new cluster has its operators.
 
     
-      iris-ray controller start --setting operators=olga,otto
+      iris-ray cluster controller start --setting operators=olga,otto
     """
     from iris_ray.client.connection import current_user
 
@@ -72,7 +72,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
         return
     click.echo(f"the Controller {'runs already' if was_there else 'is started'}: {in_words(about)}")
     for name in [name for name, text in wanted.items() if kept[name].text != text]:
-        click.echo(f"{name} stays {kept[name].text}, as {kept[name].user} has set it: see iris-ray settings")
+        click.echo(f"{name} stays {kept[name].text}, as {kept[name].user} has set it: see iris-ray cluster settings")
 
 
 @controller.command()
@@ -147,7 +147,7 @@ def _start_in_place_of(version: str) -> None:
             f"{error}\nThe Controller of iris_ray {version} is ended, and the new one, of iris_ray"
             f" {iris_ray.__version__}, did not start. Jobs that run go on and nothing is lost: the next job that has"
             f" something to report starts a Controller of its own version. To have one at once, run"
-            f" `iris-ray controller start` with iris_ray {version}"
+            f" `iris-ray cluster controller start` with iris_ray {version}"
         ) from None
 
 

@@ -93,28 +93,37 @@ OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("explain", "reason"), "why"),
     **dict.fromkeys(("output", "tail"), "logs"),
     **dict.fromkeys(("delete", "end", "kill", "rm", "stop"), "cancel"),
-    **dict.fromkeys(("hosts", "nodes", "slices"), "workers"),
+    **dict.fromkeys(("hosts", "nodes", "slices", "workers"), "host ls"),
     **dict.fromkeys(("exec", "start"), "run"),
-    "cordon": "drain",
-    "uncordon": "undrain",
+    **dict.fromkeys(("cordon", "taint"), "drain"),
+    **dict.fromkeys(("uncordon", "untaint"), "undrain"),
+    **dict.fromkeys(("limit", "quota"), "limits"),
     "check": "doctor",
+    "simulate": "study",
 }
-"""The names that other tools give to our commands."""
+"""The names that people know from other tools, or expect, and our commands."""
 
 
 class SuggestingGroup(click.Group):
     """Suggests the nearest commands for an unknown one."""
 
+    def paths(self, ctx: click.Context) -> list[str]:
+        """Return the commands that may be suggested, as they are typed after the group's own name."""
+        return self.list_commands(ctx)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        names = self.list_commands(ctx)
-        if args and args[0] not in names and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {args[0]!r}{_hint(args[0].lower(), names)}")
+        if args and args[0] not in self.list_commands(ctx) and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {args[0]!r}{_hint(args[0].lower(), self.paths(ctx))}")
         return super().resolve_command(ctx, args)
 
 
-def _hint(name: str, names: Sequence[str]) -> str:
-    meant = OTHER_NAMES.get(name, "")
-    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+def _hint(name: str, paths: Sequence[str]) -> str:
+    by_last_word = {path.split()[-1]: path for path in reversed(paths)}
+    meant = OTHER_NAMES.get(name, name)
+    if meant in paths or meant in by_last_word:
+        near = [meant if meant in paths else by_last_word[meant]]
+    else:
+        near = [by_last_word[word] for word in difflib.get_close_matches(name, by_last_word, n=3, cutoff=0.5)]
     return f"; did you mean {' or '.join(near)}?" if near else "."

@@ -1,4 +1,4 @@
-"""``iris-ray dashboard``: web pages that show the cluster."""
+"""``iris-ray cluster dashboard``: web pages that show the cluster."""
 
 import os
 
@@ -15,9 +15,9 @@ def dashboard(port: int, host: str) -> None:
     """Web pages of the fleet, the queue, jobs, users and events, live. Ctrl-C ends it.
 
     \b
-      iris-ray dashboard
-      iris-ray dashboard --port 0
-      IRIS_RAY_DASHBOARD_TOKEN=... iris-ray dashboard --host 0.0.0.0
+      iris-ray cluster dashboard
+      iris-ray cluster dashboard --port 0
+      IRIS_RAY_DASHBOARD_TOKEN=... iris-ray cluster dashboard --host 0.0.0.0
 
     It only reads, and only this machine reaches it; from a laptop: ssh -L 8267:localhost:8267 HEAD. With another --host
     readers log in with $IRIS_RAY_DASHBOARD_TOKEN or with the token of the Ray cluster.

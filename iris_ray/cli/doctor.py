@@ -94,7 +94,7 @@ def _examine_cluster() -> Iterator[Finding]:
     except VersionMismatchError as error:
         yield Finding(Level.ERROR, "Controller", str(error))
     except ControllerUnavailableError as error:
-        advice = "if it stays so: iris-ray controller stop, then iris-ray controller start; jobs that run go on"
+        advice = "if it stays so: iris-ray cluster controller stop, then the same with start; jobs that run go on"
         yield Finding(Level.ERROR, "Controller", str(error), advice)
 
 

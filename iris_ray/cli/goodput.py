@@ -1,4 +1,4 @@
-"""``iris-ray goodput``: what the time of jobs and the chips of the cluster went into."""
+"""``iris-ray job goodput``: what the time of jobs and the chips of the cluster went into."""
 
 import csv
 import re
@@ -43,10 +43,10 @@ def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool
     """What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.
 
     \b
-      iris-ray goodput                     by user, and what the chips of the cluster were in
-      iris-ray goodput --user ann          the jobs of ann
-      iris-ray goodput train-1a2b3c4d      one job, by kind of time
-      iris-ray goodput --since 7d --csv    all jobs of a week, for a spreadsheet
+      iris-ray job goodput                     by user, and what the chips of the cluster were in
+      iris-ray job goodput --user ann          the jobs of ann
+      iris-ray job goodput train-1a2b3c4d      one job, by kind of time
+      iris-ray job goodput --since 7d --csv    all jobs of a week, for a spreadsheet
 
     Goodput is the productive share of the time since user code began, as Google's ml-goodput-measurement defines it.
     Jobs whose tasks call iris_ray.heartbeat(step) have one. Of jobs before the latest 1000 only sums by user are known.

@@ -1,4 +1,4 @@
-"""Commands about slices and hosts: ``workers``, ``drain``, ``taint`` and their opposites, ``give-notice``."""
+"""``iris-ray host``: ``ls``, ``drain``, ``undrain`` and ``give-notice``."""
 
 import re
 import time
@@ -32,7 +32,7 @@ _HOST_HEADERS = ("SLICE", "HOST", "ADDRESS", "NODE", "CHIPS", "GPUS", "JOB", "NO
 @click.option("--hosts", "by_host", is_flag=True, help="A line for each host.")
 @json_option
 @address_option
-def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
+def ls(slice_name: str | None, by_host: bool, as_json: bool) -> None:
     """Slices and hosts: complete or not, free or busy, and why not.
 
     A slice is free; warm (a process keeps it ready for its next job, and gives it up when another job needs it); busy;
@@ -41,8 +41,8 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
     it shows what Ray knows.
 
     \b
-      iris-ray workers
-      iris-ray workers v4-32-0
+      iris-ray host ls
+      iris-ray host ls v4-32-0
     """
     with cluster():
         slices = slices_of(_hosts())
@@ -87,65 +87,91 @@ def _host_row(view: SliceView, host: WorkerStatus) -> tuple[object, ...]:
     return view.slice, number, host.address, host.node_id[:12], chips, gpus, jobs, reason_of(host) or ""
 
 
-# -- taints ------------------------------------------------------------------------------------------------------------
-# Sets and lifts taints, for the commands that do so.
+# -- drain -------------------------------------------------------------------------------------------------------------
+# A drain is a taint: without a name, one that the jobs of nobody should tolerate.
 
 DRAINED = "drained"
-"""The taint of a drained host."""
+"""The taint of a host that is drained without naming a taint."""
 TARGET_HELP = (
-    "SLICE|HOST is the name of a slice that `iris-ray workers` shows, or a host as SLICE/NUMBER, by its IP address or"
+    "SLICE|HOST is the name of a slice that `iris-ray host ls` shows, or a host as SLICE/NUMBER, by its IP address or"
     " node id."
 )
 _TAINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-def add_taint(target: str, name: str, reason: str | None, undo: str, as_json: bool) -> None:
-    """Taint a slice or host, and print what that means.
+def _check_taint(_: click.Context, __: click.Parameter, name: str) -> str:
+    if not _TAINT.fullmatch(name):
+        raise InvalidRequestError(
+            f"{name!r} is not the name of a taint; give letters, digits and _.-, such as big-jobs"
+        )
+    return name
 
-    Args:
-        target: a slice or host, by any name that `find_target` knows.
-        name: of the taint.
-        reason: for people; None names the user.
-        undo: the command that lifts the taint.
-        as_json: print JSON.
 
-    Raises:
-        InvalidRequestError: the name is malformed, or several hosts could be meant.
+_target_argument = click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
+_taint_argument = click.argument("taint", metavar="[TAINT]", default=DRAINED, callback=_check_taint)
+
+
+@click.command(epilog=TARGET_HELP)
+@_target_argument
+@_taint_argument
+@reason_option
+@json_option
+@address_option
+def drain(target: str, taint: str, reason: str | None, as_json: bool) -> None:
+    """Keep new jobs off a slice or host; what runs there goes on.
+
+    \b
+      iris-ray host drain v4-32-7 --reason "bad link"
+      iris-ray host drain v4-32-7/3
+      iris-ray host drain v4-32-7 big-jobs     only jobs that tolerate big-jobs
+
+    This taints the hosts: with TAINT, or else with "drained". A job tolerates a taint with `iris-ray submit --tolerate
+    big-jobs`, or tolerations=["big-jobs"] in IrisClient.submit. It lasts until `undrain`, also if the Controller
+    restarts.
     """
     from iris_ray.client.connection import current_user
 
-    _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
         why, user = reason or f"by {current_user()}", current_user()
-        concerned = set(controller.ask(ControllerInterface.taint, found, name, why, user))
+        concerned = set(controller.ask(ControllerInterface.taint, found, taint, why, user))
     affected = [host for host in hosts if host.node_id in concerned]
     jobs = dict.fromkeys(job_of(task_id) for host in affected for task_id in host.tasks)
     if as_json:
-        print_json({"target": target, "taint": name, "hosts": sorted(concerned), "jobs_still_there": list(jobs)})
+        print_json({"target": target, "taint": taint, "hosts": sorted(concerned), "jobs_still_there": list(jobs)})
         return
-    what = f"no new jobs but those that tolerate {name}" if name != DRAINED else "no new jobs"
-    click.echo(f"{_in_words(target, affected)} takes {what}; to undo: {undo}")
+    what, named = ("", "") if taint == DRAINED else (f" but those that tolerate {taint}", f" {taint}")
+    click.echo(f"{_in_words(target, affected)} takes no new jobs{what}; to undo: iris-ray host undrain {target}{named}")
     if jobs:
         click.echo(f"still there until they end: {', '.join(jobs)}")
 
 
-def lift_taint(target: str, name: str, as_json: bool) -> None:
-    """Lift a taint, and print which hosts take no new jobs even so. Arguments and errors as for `add_taint`."""
+@click.command(epilog=TARGET_HELP)
+@_target_argument
+@_taint_argument
+@json_option
+@address_option
+def undrain(target: str, taint: str, as_json: bool) -> None:
+    """Let a drained slice or host take new jobs again.
+
+    \b
+      iris-ray host undrain v4-32-7
+      iris-ray host undrain v4-32-7 big-jobs          lifts the taint big-jobs
+      iris-ray host undrain v4-32-7/3 quarantined     ends its quarantine
+    """
     from iris_ray.client.connection import current_user
 
-    _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.ask(ControllerInterface.lift_taint, found, name, current_user()))
+        concerned = set(controller.ask(ControllerInterface.lift_taint, found, taint, current_user()))
         now = controller.ask_all(ControllerInterface.list_workers)
     affected = [host for host in hosts if host.node_id in concerned]
     closed = [host for host in now if host.node_id in concerned and reason_of(host)]
     if as_json:
         still = {host.node_id: reason_of(host) for host in closed}
-        print_json({"target": target, "taint": name, "hosts": sorted(concerned), "still_closed": still})
+        print_json({"target": target, "taint": taint, "hosts": sorted(concerned), "still_closed": still})
         return
-    click.echo(f"{_in_words(target, affected)}: the taint {name} is lifted")
+    click.echo(f"{_in_words(target, affected)}: the taint {taint} is lifted")
     for host in closed:
         click.echo(f"{host.slice_name}, {host_name(host)} still takes nothing new: {reason_of(host)}")
 
@@ -160,84 +186,8 @@ def _in_words(target: str, affected: Sequence[WorkerStatus]) -> str:
     return f"{target} ({counted(len(affected), 'host')})" if len(affected) > 1 else target
 
 
-def _require_taint_name(name: str) -> None:
-    if not _TAINT.fullmatch(name):
-        raise InvalidRequestError(
-            f"{name!r} is not the name of a taint; give letters, digits and _.-, such as big-jobs"
-        )
-
-
-# -- drain -------------------------------------------------------------------------------------------------------------
-# ``iris-ray drain`` and ``undrain``: keep all new jobs off a slice or host.
-
-
-@click.command(epilog=TARGET_HELP)
-@click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
-@reason_option
-@json_option
-@address_option
-def drain(target: str, reason: str | None, as_json: bool) -> None:
-    """Keep new jobs off a slice or host; what runs there goes on.
-
-    \b
-      iris-ray drain v4-32-7 --reason "bad link"
-      iris-ray drain v4-32-7/3
-
-    This sets the taint "drained". It lasts until `undrain`, also if the Controller restarts.
-    """
-    add_taint(target, DRAINED, reason, f"iris-ray undrain {target}", as_json)
-
-
-@click.command(epilog=TARGET_HELP)
-@click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
-@json_option
-@address_option
-def undrain(target: str, as_json: bool) -> None:
-    """Let a drained slice or host take new jobs again.
-
-    \b
-      iris-ray undrain v4-32-7
-    """
-    lift_taint(target, DRAINED, as_json)
-
-
-# -- taint -------------------------------------------------------------------------------------------------------------
-# ``iris-ray taint`` and ``untaint``: keep jobs off a slice or host, except those that tolerate it.
-
-
-@click.command(epilog=TARGET_HELP)
-@click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
-@click.argument("name", metavar="NAME")
-@reason_option
-@json_option
-@address_option
-def taint(target: str, name: str, reason: str | None, as_json: bool) -> None:
-    """Keep jobs away that don't tolerate the taint NAME; what runs there goes on.
-
-    \b
-      iris-ray taint v4-32-7 big-jobs --reason "for the run of May"
-
-    A job tolerates it with `iris-ray submit --tolerate big-jobs`, or tolerations=["big-jobs"] in IrisClient.submit.
-    """
-    add_taint(target, name, reason, f"iris-ray untaint {target} {name}", as_json)
-
-
-@click.command(epilog=TARGET_HELP)
-@click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
-@click.argument("name", metavar="NAME")
-@json_option
-@address_option
-def untaint(target: str, name: str, as_json: bool) -> None:
-    """Take the taint NAME off a slice or host.
-
-    \b
-      iris-ray untaint v4-32-7 big-jobs
-    """
-    lift_taint(target, name, as_json)
-
-
 # -- give notice -------------------------------------------------------------------------------------------------------
-# ``iris-ray give-notice``: tell the tasks on a slice or host that it is about to end.
+# ``iris-ray host give-notice``: tell the tasks on a slice or host that it is about to end.
 
 NOTICE_S = 30
 """What a spot VM gets."""
@@ -261,15 +211,15 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
     """Tell the tasks on a slice or host that it is about to end, and wait until they have left.
 
     \b
-      iris-ray give-notice v4-32-7/3 --seconds 300 --reason "kernel update"
-      iris-ray give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
+      iris-ray host give-notice v4-32-7/3 --seconds 300 --reason "kernel update"
+      iris-ray host give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
 
     Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
     until Ray starts there anew. The command ends nothing. The exit code is 1 if tasks are still there at the end.
     """
     from iris_ray.actors.calls.ray_internals import announce_end
 
-    deadline, why = time.time() + seconds, reason or "iris-ray give-notice"
+    deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
     with cluster():
         controller = ControllerConnection()
         hosts = _hosts_of(target, controller.ask_all(ControllerInterface.list_workers))
@@ -292,7 +242,7 @@ def _hosts_of(target: str, workers: Sequence[WorkerStatus]) -> list[WorkerStatus
     if hosts:
         return hosts
     if target == HERE:
-        raise UnknownNameError("no job can run on this machine; name a slice or host: iris-ray workers shows them")
+        raise UnknownNameError("no job can run on this machine; name a slice or host: iris-ray host ls shows them")
     raise unknown("slice or host", target, (view.slice for view in slices_of(workers)))
 
 

@@ -1,4 +1,4 @@
-"""``iris-ray stacks`` and ``iris-ray profile``: what the threads of a job's tasks do, and where their time goes."""
+"""``iris-ray job stacks`` and ``profile``: what the threads of a job's tasks do, and where their time goes."""
 
 import sys
 from pathlib import Path
@@ -32,10 +32,10 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
     py-spy reads the stacks on the tasks' hosts; the tasks need not do anything for it.
 
     \b
-      iris-ray stacks train-1a2b3c4d       all tasks that run
-      iris-ray stacks train-1a2b3c4d 3     task 3
+      iris-ray job stacks train-1a2b3c4d       all tasks that run
+      iris-ray job stacks train-1a2b3c4d 3     task 3
 
-    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray tasks JOB` shows.
+    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows.
     """
     with cluster():
         from iris_ray.client import inspection  # imports Ray
@@ -70,7 +70,7 @@ def _named(tasks: tuple[int, ...]) -> str:
 
 
 # -- profile -----------------------------------------------------------------------------------------------------------
-# ``iris-ray profile``: where the time of a task goes.
+# ``iris-ray job profile``: where the time of a task goes.
 
 _ENDINGS = {"flamegraph": "svg", "speedscope": "json", "raw": "txt"}
 LONGEST_S = 600
@@ -91,10 +91,10 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
     what happens on the chips use JAX's own profiler.
 
     \b
-      iris-ray profile train-1a2b3c4d 0                                   writes train-1a2b3c4d-0.svg
-      iris-ray profile train-1a2b3c4d 0 --seconds 30 --format speedscope  for https://www.speedscope.app
+      iris-ray job profile train-1a2b3c4d 0                                   writes train-1a2b3c4d-0.svg
+      iris-ray job profile train-1a2b3c4d 0 --seconds 30 --format speedscope  for https://www.speedscope.app
 
-    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray tasks JOB` shows.
+    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows.
     """
     path = Path(output or f"{job.replace('/', '-')}-{task}.{_ENDINGS[layout]}")
     if output != "-":

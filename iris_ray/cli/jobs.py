@@ -58,7 +58,7 @@ def listed(job: JobStatus) -> tuple[object, ...]:
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
-# ``iris-ray status``: one job.
+# ``iris-ray job status``: one job.
 
 
 @click.command()
@@ -69,7 +69,7 @@ def status(job: str, as_json: bool) -> None:
     """One job: its state, attempts and retry budgets.
 
     \b
-      iris-ray status train-1a2b3c4d
+      iris-ray job status train-1a2b3c4d
 
     JOB is an id that `iris-ray ls --all` shows.
     """
@@ -120,7 +120,7 @@ def _left(until: float) -> str:
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
-# ``iris-ray tasks``: the tasks of a job.
+# ``iris-ray job tasks``: the tasks of a job.
 
 _TASK_HEADERS = ("TASK", "STATE", "ATTEMPT", "RAN", "EXIT", "SLICE", "HOST", "ADDRESS", "ERROR")
 
@@ -135,7 +135,7 @@ def tasks(job: str, as_json: bool) -> None:
     With --json also the latest attempts of each task, when they began and ended, and how.
 
     \b
-      iris-ray tasks train-1a2b3c4d
+      iris-ray job tasks train-1a2b3c4d
 
     JOB is an id that `iris-ray ls --all` shows.
     """
@@ -155,7 +155,7 @@ def _task_row(task: TaskStatus) -> tuple[object, ...]:
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
-# ``iris-ray events``: what has happened to a job.
+# ``iris-ray job events``: what has happened to a job.
 
 _EVENT_HEADERS = ("WHEN", "AGO", "TASK", "ATTEMPT", "WHAT")
 
@@ -168,7 +168,7 @@ def events(job: str, as_json: bool) -> None:
     """What has happened to a job: its submission, its latest attempts and why each ended, its end.
 
     \b
-      iris-ray events train-1a2b3c4d
+      iris-ray job events train-1a2b3c4d
 
     JOB is an id that `iris-ray ls --all` shows. Of a gang, the latest five attempts are known.
     """

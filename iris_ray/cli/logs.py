@@ -47,9 +47,9 @@ def logs(
       iris-ray logs -f train-1a2b3c4d             of all tasks, until the job is over
       iris-ray logs -a train-1a2b3c4d             of all tasks, what there is now
 
-    JOB is an id that `iris-ray ls --all` shows, TASK a number that `iris-ray tasks JOB` shows. What one task printed
-    comes as it is; of several tasks the rate is bounded. While the job waits, -f says why. Ctrl-C ends a -f and leaves
-    the job alone.
+    JOB is an id that `iris-ray ls --all` shows, TASK a number that `iris-ray job tasks JOB` shows. What one task
+    printed comes as it is; of several tasks the rate is bounded. While the job waits, -f says why. Ctrl-C ends a -f and
+    leaves the job alone.
     """
     if all_tasks and task is not None:
         raise click.UsageError("give TASK or --all-tasks, not both.")

@@ -1,8 +1,8 @@
-"""``iris-ray``: the group of all commands."""
+"""``iris-ray``: the group of all commands, and the groups by subject."""
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -10,56 +10,74 @@ import iris_ray
 from iris_ray.cli.address import address_option
 from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines
 
-SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "Run": {
-        "run": "Run a script or function on every host of TPU slices, and wait for its end.",
-        "submit": "Put a job into the queue and leave it to the cluster.",
-        "demo": "See a job lose two TPU slices and finish anyway, without any TPU.",
+
+class Entry(NamedTuple):
+    """A command of the list. Its module is imported when it is called.
+
+    Attributes:
+        place: its module in ``iris_ray``, and its function there.
+        does: what it does, in a line.
+    """
+
+    place: str
+    does: str
+
+
+JOB: Final[Mapping[str, Entry]] = {
+    "run": Entry("cli.run:run", "Run a script or function on every host of TPU slices, and wait for its end."),
+    "submit": Entry("cli.submit:submit", "Put a job into the queue and leave it to the cluster."),
+    "ls": Entry("cli.jobs:ls", "Jobs of all users: what runs, what waits, and why."),
+    "status": Entry("cli.jobs:status", "One job: its state, attempts and retry budgets."),
+    "tasks": Entry("cli.jobs:tasks", "The tasks of a job: where each is or was, for how long, and how it ended."),
+    "why": Entry("cli.jobs:why", "Why a job waits: what is missing, and which jobs come first."),
+    "logs": Entry("cli.logs:logs", "What a task has printed, even after its end."),
+    "events": Entry("cli.jobs:events", "What has happened to a job: its latest attempts and why each ended."),
+    "stacks": Entry("cli.inspect:stacks", "What each thread of a job's tasks does now."),
+    "profile": Entry("cli.inspect:profile", "Where the time of a task goes: a picture of its functions."),
+    "goodput": Entry(
+        "cli.goodput:goodput",
+        "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",
+    ),
+    "cancel": Entry("cli.jobs:cancel", "End a job, whether it waits or runs."),
+}
+HOST: Final[Mapping[str, Entry]] = {
+    "ls": Entry("cli.hosts:ls", "Slices and hosts: complete or not, free or busy, and why not."),
+    "drain": Entry("cli.hosts:drain", "Keep new jobs off a slice or host, or those that don't tolerate a taint."),
+    "undrain": Entry("cli.hosts:undrain", "Let a drained slice or host take new jobs again, or lift a taint."),
+    "give-notice": Entry(
+        "cli.hosts:give_notice", "Tell the tasks on a slice or host that it is about to end, and wait for them."
+    ),
+}
+CLUSTER: Final[Mapping[str, Entry]] = {
+    "doctor": Entry("cli.doctor:doctor", "Check this machine, the cluster and each of its TPU hosts; say what to do."),
+    "dashboard": Entry("cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."),
+    "limits": Entry("cli.limits:limits", "How much each user has and may have, or set it."),
+    "settings": Entry("cli.settings:settings", "What operators have decided for the whole cluster, or set it."),
+    "controller": Entry("cli.controller:controller", "The cluster's Controller: start, stop, upgrade, status."),
+    "provision": Entry(
+        "cli.provision:provision", "Ask Google for slices that waiting jobs miss, and give unused ones back."
+    ),
+    "selftest": Entry("cli.selftest:selftest", "Try real TPU slices, and write a report."),
+}
+SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
+    "Every day": {
+        **{name: JOB[name] for name in ("run", "submit", "ls", "why", "logs", "cancel")},
+        "doctor": CLUSTER["doctor"],
     },
-    "Jobs": {
-        "ls": "Jobs of all users: what runs, what waits, and why.",
-        "status": "One job: its state, attempts and retry budgets.",
-        "tasks": "The tasks of a job: where each is or was, for how long, and how it ended.",
-        "logs": "What a task has printed, even after its end.",
-        "why": "Why a job waits: what is missing, and which jobs come first.",
-        "events": "What has happened to a job: its latest attempts and why each ended.",
-        "stacks": "What each thread of a job's tasks does now.",
-        "profile": "Where the time of a task goes: a picture of its functions.",
-        "goodput": "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",
-        "cancel": "End a job, whether it waits or runs.",
+    "By subject": {
+        "job": Entry("cli.main:job", "All about jobs: also their status, tasks, events, stacks, profiles and goodput."),
+        "host": Entry("cli.main:host", "Slices and hosts: list, drain, and tell them that they are about to end."),
+        "slots": Entry("slots.cli:slots", "Models that are served: their slots, what waits for them, and why."),
+        "cluster": Entry(
+            "cli.main:cluster", "The whole cluster: dashboard, limits, Controller, provisioning, self-test."
+        ),
     },
-    "Slices and hosts": {
-        "workers": "Slices and hosts: complete or not, free or busy, and why not.",
-        "drain": "Keep new jobs off a slice or host; what runs there goes on.",
-        "undrain": "Let a drained slice or host take new jobs again.",
-        "taint": "Keep jobs away that don't tolerate the taint NAME; what runs there goes on.",
-        "untaint": "Take the taint NAME off a slice or host.",
-        "give-notice": "Tell the tasks on a slice or host that it is about to end.",
-    },
-    "Models": {
-        "slots": "Models that are served: their slots, what waits for them, and why.",
-    },
-    "The cluster": {
-        "dashboard": "Web pages of the fleet, the queue, jobs, users and events, live.",
-        "limit": "How much each user has and may have, or set it.",
-        "settings": "What operators have decided for the whole cluster, or set it.",
-        "controller": "The cluster's Controller: start, stop, upgrade, status.",
-        "doctor": "Check this machine, the cluster and each of its TPU hosts; say what to do.",
-        "selftest": "Try real TPU slices, and write a report.",
-        "provision": "Ask Google for slices that waiting jobs miss, and give unused ones back.",
-        "simulate": "See in virtual time how long jobs would wait, and what faults would cost.",
+    "Without a cluster": {
+        "demo": Entry("cli.demo:demo", "See a job lose two TPU slices and finish anyway, without any TPU."),
+        "study": Entry("cli.study:study", "See in virtual time how long jobs would wait, and what faults would cost."),
     },
 }
 """The commands and what each does, so that the list of them needs none of their modules."""
-
-_MODULES: Mapping[str, str] = {
-    **dict.fromkeys(("ls", "status", "tasks", "why", "events", "cancel"), "iris_ray.cli.jobs"),
-    **dict.fromkeys(("workers", "drain", "undrain", "taint", "untaint", "give-notice"), "iris_ray.cli.hosts"),
-    **dict.fromkeys(("stacks", "profile"), "iris_ray.cli.inspect"),
-    "slots": "iris_ray.slots.cli",
-    "simulate": "iris_ray.cli.study",
-}
-"""Where a command is, if not in the module of its own name."""
 
 _EPILOG = """
 \b
@@ -76,23 +94,40 @@ Completion of commands, options, TPU types, jobs and slices in bash (or zsh, wit
 
 
 class Commands(SuggestingGroup):
-    """Lists its commands in sections, imports a command when it is called, and shows errors as one line."""
+    """Lists its commands in sections, and imports a command when it is called.
+
+    Args:
+        sections: the commands, by title and name.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, Mapping[str, Entry]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sections = sections
+        self.entries = {name: entry for entries in sections.values() for name, entry in entries.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for commands in SECTIONS.values() for name in commands]
+        return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in self.entries:
             return None
-        module = import_module(_MODULES.get(cmd_name, f"iris_ray.cli.{cmd_name}"))
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        module, _, function = self.entries[cmd_name].place.partition(":")
+        command: click.Command = getattr(import_module(f"iris_ray.{module}"), function)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        widest = max(map(len, self.list_commands(ctx)))
-        for section, commands in SECTIONS.items():
+        widest = max(map(len, self.entries))
+        for section, entries in self.sections.items():
             with formatter.section(section):
-                formatter.write_dl([(name.ljust(widest), does) for name, does in commands.items()])
+                formatter.write_dl([(name.ljust(widest), entry.does) for name, entry in entries.items()])
+
+
+class Main(Commands):
+    """The group of all commands. It shows errors as one line."""
+
+    def paths(self, ctx: click.Context) -> list[str]:
+        inner = (("job", JOB), ("host", HOST), ("cluster", CLUSTER))
+        return [*super().paths(ctx), *(f"{group} {name}" for group, entries in inner for name in entries)]
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with errors_as_lines():
@@ -104,7 +139,8 @@ class Commands(SuggestingGroup):
 
 
 @click.group(
-    cls=Commands,
+    cls=Main,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog=_EPILOG,
 )
@@ -126,5 +162,39 @@ def main() -> None:
       iris-ray why train-1a2b3c4d             what that job waits for
       iris-ray logs -f train-1a2b3c4d         what it prints, from the beginning to its end
       iris-ray cancel train-1a2b3c4d          end it
-      iris-ray workers                        which slices are free, and who has the others
+      iris-ray host ls                        which slices are free, and who has the others
+    """
+
+
+# -- groups by subject -------------------------------------------------------------------------------------------------
+
+
+@click.group(cls=Commands, sections={"Commands": JOB})
+def job() -> None:
+    """All about jobs. Those that one types daily also work without "job".
+
+    \b
+      iris-ray job status train-1a2b3c4d
+      iris-ray job goodput
+    """
+
+
+@click.group(cls=Commands, sections={"Commands": HOST})
+def host() -> None:
+    """Slices and hosts: list, drain, and tell them that they are about to end.
+
+    \b
+      iris-ray host ls
+      iris-ray host drain v4-32-7 --reason "bad link"
+    """
+
+
+@click.group(cls=Commands, sections={"Commands": CLUSTER})
+def cluster() -> None:
+    """The whole cluster: what is wrong, who may have how much, its Controller, and new slices.
+
+    \b
+      iris-ray cluster doctor
+      iris-ray cluster limits ann --priority batch --chips 256
+      iris-ray cluster controller upgrade
     """

@@ -179,7 +179,7 @@ def print_json(value: Any) -> None:
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
-# What ``iris-ray doctor`` and ``iris-ray selftest`` find.
+# What ``iris-ray doctor`` and ``iris-ray cluster selftest`` find.
 
 
 class Level(Enum):

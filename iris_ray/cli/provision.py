@@ -1,4 +1,4 @@
-"""``iris-ray provision``: ask Google for the slices that waiting jobs miss, and give unused ones back."""
+"""``iris-ray cluster provision``: ask Google for the slices that waiting jobs miss, and give unused ones back."""
 
 import re
 import time
@@ -17,7 +17,6 @@ from iris_ray.cli.conventions import say_error
 from iris_ray.cli.options import FiniteRange
 from iris_ray.client.connection import AUTO, current_user
 from iris_ray.cloud.cloud_tpu import CloudTpu
-from iris_ray.cloud.history import History
 from iris_ray.cloud.provisioning import (
     HEAD_MARK,
     OWNER_LABEL,
@@ -33,6 +32,7 @@ from iris_ray.cloud.provisioning import (
     plan,
     request_id,
 )
+from iris_ray.cloud.provisioning_history import ProvisioningHistory
 from iris_ray.errors import (
     ControllerUnavailableError,
     InvalidRequestError,
@@ -114,7 +114,7 @@ def provision(
     for each type and zone; --dry-run first.
 
     \b
-      iris-ray provision --type v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run
+      iris-ray cluster provision --type v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run
     """
     from iris_ray.cloud.cloud_tpu import CloudTpu
 
@@ -139,7 +139,7 @@ def _zone_of_the_cluster() -> str:
     found = ControllerConnection().ask(ControllerInterface.list_settings) if find_controller() else {}
     if CLOUD_TPU.name not in found or (zone := CLOUD_TPU.parse(found[CLOUD_TPU.name].text)) is None:
         raise InvalidRequestError(
-            "give --location projects/PROJECT/locations/ZONE, or set it for the cluster: iris-ray settings set"
+            "give --location projects/PROJECT/locations/ZONE, or set it for the cluster: iris-ray cluster settings set"
             f" {CLOUD_TPU.name}=projects/PROJECT/locations/ZONE"
         )
     return zone
@@ -177,14 +177,14 @@ class Jobs:
             demand = controller.ask(ControllerInterface.demand)
         except AttributeError:
             raise VersionMismatchError(
-                "the Controller can't say what its jobs miss, as it is of an older version: iris-ray controller upgrade"
+                "the Controller can't say what its jobs miss, as it is older: iris-ray cluster controller upgrade"
             ) from None
         return demand.get(tpu_type, ()), joined_slices(controller.ask_all(ControllerInterface.list_workers))
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""
         with suppress(UnknownNameError):
-            why = "iris-ray provision gives it back"
+            why = "iris-ray cluster provision gives it back"
             ControllerConnection().ask(ControllerInterface.taint, name, GIVEN_BACK, why, current_user())
 
     def reopen(self, name: str) -> None:
@@ -225,7 +225,7 @@ class Provisioner:
         self._jobs = jobs
         self._template = template
         self._dry_run = dry_run
-        self._history = History()
+        self._history = ProvisioningHistory()
         self._closed: set[str] = set()  # slices with our taint
         self._said: set[str] = set()
         self._said_before: set[str] = set()

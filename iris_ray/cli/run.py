@@ -45,7 +45,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     The job ends with this command (for one that does not: `iris-ray submit -f`). Ctrl-C asks whether to cancel it;
     Enter or a second Ctrl-C cancels, n goes on waiting. Without a terminal Ctrl-C cancels at once.
 
-    TPU_TYPE, which may also be given with --tpu, is one that `iris-ray workers` lists; on a cluster that has had no job
+    TPU_TYPE, which may also be given with --tpu, is one that `iris-ray host ls` lists; on a cluster that has had no job
     yet, one that `iris-ray doctor` lists. ARGUMENTS are the script's sys.argv[1:], or strings for the function, whose
     results are printed.
     """

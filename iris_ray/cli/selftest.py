@@ -1,4 +1,4 @@
-"""``iris-ray selftest``: whether TPU slices do what iris_ray needs of them, tried with real jobs."""
+"""``iris-ray cluster selftest``: whether TPU slices do what iris_ray needs of them, tried with real jobs."""
 
 import contextlib
 import functools
@@ -46,9 +46,9 @@ def selftest(tpu_type: str, slices: int, await_notice: float, timeout: float, as
     """Try on real TPU slices what can't be tried without: a report of some minutes' work.
 
     \b
-      iris-ray selftest --tpu v4-8
-      iris-ray selftest --tpu v5litepod-16 --slices 2
-      iris-ray selftest --tpu v4-8 --await-notice 600
+      iris-ray cluster selftest --tpu v4-8
+      iris-ray cluster selftest --tpu v5litepod-16 --slices 2
+      iris-ray cluster selftest --tpu v4-8 --await-notice 600
 
     Small jobs start on the slices, see their chips with JAX, start again on warm slices, crash and leave processes
     behind. Each step says what it found, and how long it took. The exit code is 1 if one found an ERROR. If something

@@ -1,4 +1,4 @@
-"""``iris-ray settings``: what operators have decided for the whole cluster."""
+"""``iris-ray cluster settings``: what operators have decided for the whole cluster."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -25,9 +25,9 @@ def settings(context: click.Context, as_json: bool) -> None:
     """What operators have decided for the whole cluster: show it, or set it.
 
     \b
-      iris-ray settings
-      iris-ray settings set operators=olga,otto eviction_grace_s=60
-      iris-ray settings reset eviction_grace_s
+      iris-ray cluster settings
+      iris-ray cluster settings set operators=olga,otto eviction_grace_s=60
+      iris-ray cluster settings reset eviction_grace_s
 
     A running Controller follows at once, and its successors do, too. Only operators set; as long as operators is not
     set, everybody is one.

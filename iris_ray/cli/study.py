@@ -1,4 +1,4 @@
-"""``iris-ray simulate``: a fleet and its jobs in virtual time, under several policies."""
+"""``iris-ray study``: a fleet and its jobs in virtual time, under several policies."""
 
 import gc
 import importlib.util
@@ -17,13 +17,13 @@ import click
 from iris_ray.actors.protocol.overview import as_json
 from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing import duration, print_json, print_table
-from iris_ray.errors import InvalidSimulationError
+from iris_ray.errors import InvalidStudyError
 from iris_ray.model.checks import unknown
 from iris_ray.model.options import PriorityBand
 from iris_ray.study.description import read_study
 from iris_ray.study.history import History
-from iris_ray.study.report import Report, Waits, report
-from iris_ray.study.study import Policy, Study
+from iris_ray.study.report import Report, Waits, report_on
+from iris_ray.study.study import Study, StudyPolicy
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 # Tables of what simulations show.
@@ -119,7 +119,7 @@ def _rest(reports: Reports, shown: list[str]) -> str:
     return f"; the {len(shown)} who held most of {len(users)}" if len(users) > len(shown) else ""
 
 
-# -- simulate ----------------------------------------------------------------------------------------------------------
+# -- study -------------------------------------------------------------------------------------------------------------
 
 STEPS = 50
 """How often progress is shown."""
@@ -153,28 +153,28 @@ class Outcome:
     help="Draw waits, use and shares: a .png or .svg file.",
 )
 @json_option
-def simulate(
+def study(
     fleet: Path, days: float | None, seed: int | None, chosen: tuple[str, ...], picture: Path | None, as_json: bool
 ) -> None:
     """See in virtual time how long jobs would wait, what the hosts would do, and what a policy would change.
 
     \b
-      iris-ray simulate examples/fleet.toml
-      iris-ray simulate examples/fleet.toml --days 2 --policy "one spare" --json
+      iris-ray study examples/fleet.toml
+      iris-ray study examples/fleet.toml --days 2 --policy "one spare" --json
 
     The Controller's own code decides who runs where. FLEET.toml describes hosts, losses, jobs and policies:
-    docs/simulating.md explains it. No cluster is needed.
+    docs/studies.md explains it. No cluster is needed.
     """
-    study = _read(fleet)
-    study = replace(
-        study,
-        seconds=study.seconds if days is None else days * 86_400.0,
-        seed=study.seed if seed is None else seed,
-        policies=_chosen(study.policies, chosen),
+    described = _read(fleet)
+    wanted = replace(
+        described,
+        seconds=described.seconds if days is None else days * 86_400.0,
+        seed=described.seed if seed is None else seed,
+        policies=_chosen(described.policies, chosen),
     )
     if picture is not None:
         require_matplotlib()
-    outcomes = [_simulate(study, policy) for policy in study.policies]
+    outcomes = [_outcome(wanted, policy) for policy in wanted.policies]
     if as_json:
         print_json([_as_json(outcome) for outcome in outcomes])
     else:
@@ -189,24 +189,24 @@ def _read(path: Path) -> Study:
     try:
         description = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidSimulationError(f"{path} can't be read: {error.strerror}") from None
+        raise InvalidStudyError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSimulationError(f"{path} is not valid TOML: {error}") from None
+        raise InvalidStudyError(f"{path} is not valid TOML: {error}") from None
 
     def read_lines(name: str) -> list[str]:
         trace = path.parent / name
         try:
             return trace.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidSimulationError(f"the trace {trace} can't be read: {error}") from None
+            raise InvalidStudyError(f"the trace {trace} can't be read: {error}") from None
 
     try:
         return read_study(description, read_lines)
-    except InvalidSimulationError as error:
-        raise InvalidSimulationError(f"{path}: {error}") from None
+    except InvalidStudyError as error:
+        raise InvalidStudyError(f"{path}: {error}") from None
 
 
-def _chosen(policies: Sequence[Policy], names: Sequence[str]) -> tuple[Policy, ...]:
+def _chosen(policies: Sequence[StudyPolicy], names: Sequence[str]) -> tuple[StudyPolicy, ...]:
     by_name = {policy.name: policy for policy in policies}
     for name in names:
         if name not in by_name:
@@ -214,7 +214,7 @@ def _chosen(policies: Sequence[Policy], names: Sequence[str]) -> tuple[Policy, .
     return tuple(by_name[name] for name in names) or tuple(policies)
 
 
-def _simulate(study: Study, policy: Policy) -> Outcome:
+def _outcome(study: Study, policy: StudyPolicy) -> Outcome:
     with _quiet(), _progress(policy.name) as show:
         simulation = study.simulation(policy)
         gc.collect()
@@ -225,7 +225,7 @@ def _simulate(study: Study, policy: Policy) -> Outcome:
             show(study.seconds * step / STEPS / 86_400.0)
         spent = time.process_time() - began
         gc.unfreeze()
-    return Outcome(policy.name, report(simulation.history, study.seconds), simulation.history, spent)
+    return Outcome(policy.name, report_on(simulation.history, study.seconds), simulation.history, spent)
 
 
 @contextmanager
@@ -283,9 +283,9 @@ HOUR = 3600.0
 
 
 def require_matplotlib() -> None:
-    """Raise InvalidSimulationError if pictures can't be drawn."""
+    """Raise InvalidStudyError if pictures can't be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidSimulationError(
+        raise InvalidStudyError(
             "pictures need matplotlib, which is not installed; pip install 'iris-ray[bench]', or leave out --picture"
         )
 
@@ -294,7 +294,7 @@ def draw(path: Path, outcomes: Outcomes) -> None:
     """Draw waits, what the hosts were used for, and shares, each by policy.
 
     Raises:
-        InvalidSimulationError: the file can't be written, or its suffix names no format.
+        InvalidStudyError: the file can't be written, or its suffix names no format.
     """
     import matplotlib
 
@@ -308,7 +308,7 @@ def draw(path: Path, outcomes: Outcomes) -> None:
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
-        raise InvalidSimulationError(f"the picture {path} can't be written: {error}") from None
+        raise InvalidStudyError(f"the picture {path} can't be written: {error}") from None
     finally:
         pyplot.close(figure)
 

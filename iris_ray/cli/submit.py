@@ -75,9 +75,9 @@ def submit(
       iris-ray submit --ray-job --address http://10.0.0.2:8265 train.py -- --steps 1000
 
     This prints the job's id and ends; the job goes on. If the cluster as it is can't run the job, a line on stderr says
-    so. `iris-ray status`, `why`, `tasks`, `logs` and `cancel` take that id. With --follow the command stays until the
-    job's end and takes its exit code from it. Ctrl-C leaves the job running, unless you answer y to the question.
-    --json prints the id only; it does not go with --follow.
+    so. All commands of `iris-ray job` take that id. With --follow the command stays until the job's end and takes its
+    exit code from it. Ctrl-C leaves the job running, unless you answer y to the question. --json prints the id only; it
+    does not go with --follow.
 
     Without --tpu the tasks run on any host that has what they need. With --group-by they are a gang: they start
     together, each on a host of its own, and again together after a loss. On slices there is one task on every host,
@@ -92,7 +92,7 @@ def submit(
     if as_json and follow:
         raise InvalidRequestError(
             "--json and --follow would mix JSON and the tasks' output on stdout; leave out --follow, and follow the id"
-            " that is printed: iris-ray logs -f ID, or iris-ray status ID --json"
+            " that is printed: iris-ray logs -f ID, or iris-ray job status ID --json"
         )
     if ray_job:
         submit_ray_job(target, arguments, flags.working_dir, excludes, flags.env, env_file, run_id, follow, as_json)

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.host.output.log_files import Piece
+from iris_ray.actors.host.output.log_files import LogPiece
 from iris_ray.actors.host.output.log_reader import (
     IDLE_S,
     READ_TIMEOUT_S,
@@ -83,7 +83,7 @@ class HostLogs:
 
     def _read(
         self, places: Mapping[int, LogPlace], wanted: Mapping[int, LogPosition], max_bytes: int
-    ) -> Iterator[tuple[int, Piece | None]]:
+    ) -> Iterator[tuple[int, LogPiece | None]]:
         """Yield the output that the hosts have, by task index. All hosts are asked at once; some may not answer."""
         by_host: dict[Host, list[int]] = defaultdict(list)
         for index, place in places.items():

@@ -95,11 +95,11 @@ def _answer(call: ray.ObjectRef, timeout_s: float) -> Any:
     except GetTimeoutError:
         ray.cancel(call, force=True)
         raise InspectionFailedError(
-            f"its host has not answered within {timeout_s:g} s; try again, or see iris-ray workers"
+            f"its host has not answered within {timeout_s:g} s; try again, or see iris-ray host ls"
         ) from None
     except RayError as error:
         raise InspectionFailedError(
-            f"its host is gone ({error}); see iris-ray events: the job may go on elsewhere"
+            f"its host is gone ({error}); see iris-ray job events: the job may go on elsewhere"
         ) from None
 
 

@@ -124,7 +124,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
             raise NoClusterError(
                 "this process has left the cluster (ray.shutdown, or the end of IrisClient.remote), so the results of"
                 f" {self.job_id} can't come any more. A job that is not detached has ended with that. A detached one"
-                f" goes on: iris-ray status {self.job_id}"
+                f" goes on: iris-ray job status {self.job_id}"
             )
 
     def _settled_status(self) -> JobStatus:

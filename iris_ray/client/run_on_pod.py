@@ -100,7 +100,7 @@ class _RunOnPodRay:
         return results
 
     def job_id(self, reference: "ray.ObjectRef[list[Any]]") -> str:
-        """Return the id of the job behind a reference, as ``iris-ray status`` takes it.
+        """Return the id of the job behind a reference, as ``iris-ray job status`` takes it.
 
         Raises:
             UnknownNameError: the reference is not one of this process's newest 10,000 jobs.

@@ -1,4 +1,4 @@
-"""Plans which slices to request from the provider and which to delete. Pure; `iris-ray provision` carries plans out.
+"""Plans which slices to request from the provider, and which to delete. `iris-ray cluster provision` carries it out.
 
 Every slice is a queued resource of one node: to repair one node of several, the provider would restart all of them. A
 queued resource holds quota until it is deleted, whatever its state, so FAILED and SUSPENDED ones are deleted. A
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from iris_ray.cloud.demand import ARRIVAL_S
-from iris_ray.cloud.history import History
+from iris_ray.cloud.provisioning_history import ProvisioningHistory
 from iris_ray.model.topology import TPUConfig
 
 OWNER_LABEL = "iris-ray-provisioner"
@@ -171,7 +171,7 @@ def plan(
     demand: Sequence[int] | None,
     found: Sequence[QueuedSlice],
     joined: Mapping[str, Joined],
-    history: History,
+    history: ProvisioningHistory,
     now: float,
     date: float,
 ) -> list[Action]:
@@ -201,7 +201,7 @@ def _sort_out(
     demand: Sequence[int] | None,
     ours: Mapping[str, QueuedSlice],
     joined: Mapping[str, Joined],
-    history: History,
+    history: ProvisioningHistory,
     now: float,
 ) -> tuple[list[Action], list[QueuedSlice], list[QueuedSlice]]:
     """Return deletions of failed, suspended and broken slices; the coming slices; and the present ones."""
@@ -226,7 +226,9 @@ def _sort_out(
     return deletions, coming, present
 
 
-def _deletion(one: QueuedSlice, has_lost_hosts: bool, absent_s: float, history: History, now: float) -> Delete | None:
+def _deletion(
+    one: QueuedSlice, has_lost_hosts: bool, absent_s: float, history: ProvisioningHistory, now: float
+) -> Delete | None:
     """Return the deletion of a slice that has failed, was suspended, is broken or never joined; otherwise None."""
     if one.state is QueuedState.FAILED:
         history.failed_once(one.name, now, f"{one.name}: {one.error or 'it has failed'}")
@@ -250,7 +252,7 @@ def _release(
     coming: Sequence[QueuedSlice],
     present: Sequence[QueuedSlice],
     joined: Mapping[str, Joined],
-    history: History,
+    history: ProvisioningHistory,
     now: float,
 ) -> list[Action]:
     """Delete what no job can use, down to the least number: requests first, then the slices that are idle longest.
@@ -276,7 +278,7 @@ def _useful(demand: Iterable[int], present: Iterable[Joined], most: int) -> int:
 
 
 def _unneeded_requests(
-    coming: Sequence[QueuedSlice], most: int, idle_s: float, history: History, now: float
+    coming: Sequence[QueuedSlice], most: int, idle_s: float, history: ProvisioningHistory, now: float
 ) -> list[Action]:
     """Return deletions of requests, at most ``most``, for which no job has waited for ``idle_s``."""
     deletions: list[Action] = []
@@ -288,7 +290,7 @@ def _unneeded_requests(
 
 
 def _idle_slices(
-    names: Sequence[str], unused: Collection[str], idle_s: float, history: History, now: float
+    names: Sequence[str], unused: Collection[str], idle_s: float, history: ProvisioningHistory, now: float
 ) -> list[Action]:
     """Return deletions of the slices that have been unused for ``idle_s``, the longest first."""
     unused_s = {name: history.lasting("idle", name, name in unused, now) for name in names}
@@ -305,7 +307,7 @@ def _obtain(
     held: int,
     coming: int,
     present: int,
-    history: History,
+    history: ProvisioningHistory,
     now: float,
     date: float,
 ) -> list[Action]:
@@ -347,7 +349,7 @@ HEAD_MARK = "@RAY_HEAD@"
 """The placeholder for HOST:PORT of the cluster's head in start-up scripts."""
 STARTUP_SCRIPT = f"""\
 #!/bin/bash
-# From `iris-ray provision`: this TPU host joins a Ray cluster. All who see the TPU can read this: no secrets here.
+# From `iris-ray cluster provision`: this TPU host joins a Ray cluster. All who see the TPU can read this: no secrets!
 export PATH="/usr/local/bin:$PATH"
 until ray start --address='{HEAD_MARK}'; do
   sleep 10

@@ -25,7 +25,7 @@ MOST_BEHIND = 240
 RELOAD = b"event: reload\ndata: {}\n\n"
 
 
-class Reader:
+class OpenPage:
     """An open page, and the queue of its messages; None at the end: it is too far behind."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Channel:
         self._instance = os.urandom(4).hex()
         self._number = 0
         self._diffs: deque[tuple[int, bytes]] = deque(maxlen=DIFFS_KEPT)
-        self._readers: dict[Reader, None] = {}
+        self._readers: dict[OpenPage, None] = {}
         self._snapshot: tuple[int, bytes] | None = None
         self._came = asyncio.Event()
 
@@ -77,9 +77,9 @@ class Channel:
             self._snapshot = self._number, gzip.compress(data, 3)
         return self._snapshot[1]
 
-    def open(self, version: str) -> Reader:
+    def open(self, version: str) -> OpenPage:
         """Return a reader for a page that has this version of the tables."""
-        reader = Reader()
+        reader = OpenPage()
         instance, _, number = version.rpartition("-")
         missed = [message for known, message in self._diffs if number.isdecimal() and known > int(number)]
         if instance != self._instance or not number.isdecimal() or len(missed) != self._number - int(number):
@@ -90,7 +90,7 @@ class Channel:
         self._came.set()
         return reader
 
-    def close(self, reader: Reader) -> None:
+    def close(self, reader: OpenPage) -> None:
         self._readers.pop(reader, None)
 
     async def wait_for_reader(self, timeout_s: float) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iris_ray.actors.protocol.overview import UserShare, Waiting
+from iris_ray.actors.protocol.overview import UserShare, WaitingJob
 from iris_ray.actors.protocol.slices import SliceView, reason_of, slices_of
 from iris_ray.actors.protocol.status import HostCondition, JobStatus, LimitStatus, WorkerStatus, condition_of
 from iris_ray.model.lifecycle import job_of
@@ -139,7 +139,7 @@ def job_row(job: JobStatus) -> Row:
     }
 
 
-def queue_row(waiting: Waiting) -> Row:
+def queue_row(waiting: WaitingJob) -> Row:
     return {"why": waiting.why, "kind": waiting.kind.lower(), "since": waiting.since}
 
 

@@ -147,7 +147,7 @@ class InTaskOf:
             fray.actor.ActorUnavailableError: the actor does not run now; a RuntimeError in all versions of Fray.
         """
         if (address := endpoints_of(self.job_id, self.endpoint).get(self.endpoint)) is None:
-            raise unavailable(f"actor {self} does not run now; its job: iris-ray status {self.job_id}")
+            raise unavailable(f"actor {self} does not run now; its job: iris-ray job status {self.job_id}")
         return ActorAddress.parse(address)
 
     def __str__(self) -> str:

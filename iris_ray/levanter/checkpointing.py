@@ -1,6 +1,6 @@
 """Checkpoints of a Levanter run in a gang: as its config says, at a notice, and at the end of all other work.
 
-Saves and restores are marked, so that `iris-ray goodput` counts them by their kinds.
+Saves and restores are marked, so that `iris-ray job goodput` counts them by their kinds.
 """
 
 import contextlib

@@ -26,7 +26,7 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
 
     - The gang's processes are joined before Levanter touches JAX. Levanter does not join them again, and starts no Ray.
     - The run's id is the config's, else ``$RUN_ID``, else the job's id: each attempt finds the checkpoints of the run.
-    - Every step is a heartbeat, and saves and restores are marked for ``iris-ray goodput``. At a notice the gang saves
+    - Every step is a heartbeat; saves and restores are marked for ``iris-ray job goodput``. At a notice the gang saves
       a checkpoint, and moves without losing a step.
     - When ``main`` has returned, `run` saves the last step and waits for it. Then the run is complete: another attempt,
       or another job with the same id, does not call ``main``.

@@ -1,7 +1,7 @@
 """The settings of a cluster: one table of what operators decide for all users, and the values in one cluster.
 
 People write a setting as text, ``NAME=VALUE``. The Controller checks the text and records it. Checks, the command
-``iris-ray settings`` and docs/operating.md take everything from `TABLE`.
+``iris-ray cluster settings`` and docs/operating.md take everything from `TABLE`.
 """
 
 import re

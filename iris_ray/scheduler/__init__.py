@@ -5,6 +5,8 @@ Start with `scheduler.py`; `fair_queue.py` says who goes first in the queue, `pe
 """
 
 from iris_ray.scheduler.cycle import SchedulingResult
+from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
+from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import Scheduler
 
-__all__ = ["Scheduler", "SchedulingResult"]
+__all__ = ["Obstacle", "PendingKind", "PendingReason", "Planner", "Scheduler", "SchedulingResult", "Shortage"]

@@ -88,7 +88,7 @@ class ReachedLimit:
         rest = f"; the rest is kept for {self.before or 'it'}" if self.before or self.kept else ""
         return (
             f"waiting for the limit of {self.user} in band {self.band.name.lower()}: {self.limit:,g} {self.what}, of"
-            f" which {self.held:,g} are taken, and it needs {self.needed:,g}{rest}; iris-ray limit shows all"
+            f" which {self.held:,g} are taken, and it needs {self.needed:,g}{rest}; iris-ray cluster limits shows all"
         )
 
     @property

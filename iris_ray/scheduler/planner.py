@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PlacedGang:
     """A gang that a plan has given hosts.
 
     Attributes:
@@ -87,7 +87,7 @@ class Planner:
         self._planned_for = (0, 0, 0, 0)
         self._planned_at = 0.0
 
-    def plan(self, now: float, instructions: Instructions) -> list[Placement]:
+    def plan(self, now: float, instructions: Instructions) -> list[PlacedGang]:
         """Place what can be placed, and commit it.
 
         Args:
@@ -96,7 +96,7 @@ class Planner:
         """
         return self._plan(now, instructions, may_give_back=True)
 
-    def _plan(self, now: float, instructions: Instructions, may_give_back: bool) -> list[Placement]:
+    def _plan(self, now: float, instructions: Instructions, may_give_back: bool) -> list[PlacedGang]:
         """Plan until no gang is left to be placed. Spares give hosts back once, so that they don't come and go."""
         state = self._state
         recent = now < self._planned_at + self._look_again_s
@@ -198,11 +198,11 @@ class Planner:
         logger.error("%s is left out of plans for a while", job.spec.job_id, exc_info=error)
         self._unplannable.leave_out(job, error, now)
 
-    def _commit(self, result: SchedulingResult, now: float, instructions: Instructions) -> list[Placement]:
+    def _commit(self, result: SchedulingResult, now: float, instructions: Instructions) -> list[PlacedGang]:
         placed = (self._commit_one(assignment, now, instructions) for assignment in result.assignments)
         return [placement for placement in placed if placement is not None]
 
-    def _commit_one(self, assignment: AssignedEvent, now: float, instructions: Instructions) -> Placement | None:
+    def _commit_one(self, assignment: AssignedEvent, now: float, instructions: Instructions) -> PlacedGang | None:
         """Commit an assignment; if it is refused, leave its job out."""
         job = self._state.jobs[assignment.job_id]
         try:
@@ -215,7 +215,7 @@ class Planner:
             return None
         instructions.add(wanted)
         gang = job.gang_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else job.gang
-        return Placement(job, gang, wanted.reclaim)
+        return PlacedGang(job, gang, wanted.reclaim)
 
     def _count(self, result: SchedulingResult) -> None:
         """Log and count the jobs that starve, that are given up, and that are evicted, once each."""

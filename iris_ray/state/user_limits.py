@@ -93,7 +93,7 @@ class UserLimits:
                 raise LimitReachedError(
                     f"job {spec.job_id} is refused: the limit of {spec.user} in band {spec.priority.name.lower()} is"
                     f" {limit:,} {what}; there are {have:,}, and the job adds {more:,}. Wait until some have ended, or"
-                    " ask an operator for more: iris-ray limit"
+                    " ask an operator for more: iris-ray cluster limits"
                 )
 
     # -- what counts towards them ------------------------------------------------------------------------------------

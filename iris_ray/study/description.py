@@ -1,4 +1,4 @@
-"""Reads a study from its description in TOML. ``docs/simulating.md`` lists all names."""
+"""Reads a study from its description in TOML. ``docs/studies.md`` lists all names."""
 
 import math
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from iris_ray.errors import InvalidRequestError, InvalidSimulationError
+from iris_ray.errors import InvalidRequestError, InvalidStudyError
 from iris_ray.model.checks import is_amount, is_int, is_number, nearest
 from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.options import PriorityBand
@@ -17,7 +17,7 @@ from iris_ray.study.agenda import Timings
 from iris_ray.study.hosts import CPUS
 from iris_ray.study.jobs import Arrival, JobStream, RunTimes, merged
 from iris_ray.study.simulation import LOOK_AGAIN_S
-from iris_ray.study.study import Backlog, HostKind, Policy, SliceKind, Study
+from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy
 from iris_ray.study.traces import FORMATS, TraceRules, arrivals, read_trace
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
@@ -35,13 +35,13 @@ class Section:
     def __init__(self, table: object, place: str, known: tuple[str, ...]) -> None:
         self._place = place
         if not isinstance(table, Mapping):
-            raise InvalidSimulationError(f"{place} is {table!r}; write a table, with name = value on each line")
+            raise InvalidStudyError(f"{place} is {table!r}; write a table, with name = value on each line")
         self._table: Mapping[str, Any] = table
         for name in table:
             if name not in known:
                 near = nearest(str(name), known, most=1)
                 hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known)}"
-                raise InvalidSimulationError(f"{self.at(name)}: there is no such name here; {hint}")
+                raise InvalidStudyError(f"{self.at(name)}: there is no such name here; {hint}")
 
     def __contains__(self, name: str) -> bool:
         return name in self._table
@@ -50,12 +50,12 @@ class Section:
         """Return the place of a value, for messages."""
         return f"{self._place}: {name}" if self._place else name
 
-    def refuse(self, name: str, expected: str) -> InvalidSimulationError:
+    def refuse(self, name: str, expected: str) -> InvalidStudyError:
         """Return the error for a value that makes no sense."""
         value = self._table.get(name)
         if value is None:
-            return InvalidSimulationError(f"{self.at(name)} is missing; give {expected}")
-        return InvalidSimulationError(f"{self.at(name)} is {value!r}; give {expected}")
+            return InvalidStudyError(f"{self.at(name)} is missing; give {expected}")
+        return InvalidStudyError(f"{self.at(name)} is {value!r}; give {expected}")
 
     def number(self, name: str, default: float | None = None, least: float = 0.0, unit: float = 1.0) -> float:
         """Return a number of at least ``least``, times ``unit``; without a value the ``default``, not multiplied."""
@@ -166,17 +166,17 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
         read_lines: returns the lines of a trace file, by its name in the description.
 
     Raises:
-        InvalidSimulationError: a value is missing or makes no sense; the message has its place.
+        InvalidStudyError: a value is missing or makes no sense; the message has its place.
     """
     whole = Section(description, "", _STUDY)
     slices = tuple(map(_slices, whole.tables("slices", _SLICES)))
     hosts = tuple(map(_hosts, whole.tables("hosts", _HOSTS)))
     if not slices and not hosts:
-        raise InvalidSimulationError("there are no hosts; add [[slices]] or [[hosts]]")
+        raise InvalidStudyError("there are no hosts; add [[slices]] or [[hosts]]")
     jobs = whole.tables("jobs", _JOBS)
     streams = [(one, _stream(one, number)) for number, one in enumerate(jobs)]
     traces = whole.tables("traces", _TRACES)
-    policies = tuple(map(_policy, whole.tables("policies", _POLICIES))) or (Policy(name="default"),)
+    policies = tuple(map(_policy, whole.tables("policies", _POLICIES))) or (StudyPolicy(name="default"),)
     begins = [stream.name for _, stream in streams] + [_trace_name(one, number) for number, one in enumerate(traces)]
     _require_own_names(begins, "[[jobs]] and [[traces]]")
     _require_own_names([policy.name for policy in policies], "[[policies]]")
@@ -219,7 +219,7 @@ def _hosts(one: Section) -> HostKind:
 
 def _stream(one: Section, number: int) -> JobStream:
     if ("per_day" in one) == ("waiting" in one):
-        raise InvalidSimulationError(
+        raise InvalidStudyError(
             f"{one.at('per_day')}: give how many come in a day, or waiting = how many of each user always wait"
         )
     median_s = one.positive("run_h", unit=HOUR)
@@ -280,11 +280,11 @@ def _require_own_names(names: Iterable[str], of: str) -> None:
     """Refuse equal names: the ids of their jobs, or the names of their results, would be equal."""
     for name, count in Counter(names).items():
         if count > 1:
-            raise InvalidSimulationError(f"{count} of {of} have the name {name!r}; give each a name of its own")
+            raise InvalidStudyError(f"{count} of {of} have the name {name!r}; give each a name of its own")
 
 
-def _policy(one: Section) -> Policy:
-    return Policy(
+def _policy(one: Section) -> StudyPolicy:
+    return StudyPolicy(
         name=one.text("name"),
         spares=one.integer("spares", 0),
         heed_notices=one.flag("heed_notices", True),
@@ -304,7 +304,7 @@ def _tpu_type(one: Section) -> str:
     try:
         return get_tpu_config(name).name
     except InvalidRequestError as error:
-        raise InvalidSimulationError(f"{one.at('type')}: {error}") from None
+        raise InvalidStudyError(f"{one.at('type')}: {error}") from None
 
 
 def _band(one: Section) -> PriorityBand:

@@ -13,7 +13,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice, NoticeKind
 from iris_ray.model.outcomes import Fault
-from iris_ray.scheduler.planner import Placement
+from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     Event,
@@ -32,7 +32,7 @@ from iris_ray.study.jobs import SimulatedJob
 
 
 @dataclass(slots=True)
-class Attempt:
+class SimulatedAttempt:
     """One attempt that has not ended.
 
     Attributes:
@@ -86,7 +86,7 @@ class SimulatedPools:
         self._history = history
         self._timings = timings
         self._work: dict[str, SimulatedJob] = {}
-        self._live: dict[AttemptId, Attempt] = {}
+        self._live: dict[AttemptId, SimulatedAttempt] = {}
         self._saved: dict[tuple[str, int], float] = {}  # job id and gang → seconds of work
         self._warm: dict[str, str] = {}  # slice → owner that has processes there
         self._uses: Counter[str] = Counter()  # by slice
@@ -97,7 +97,7 @@ class SimulatedPools:
         """Take a job that is about to be submitted."""
         self._work[work.spec.job_id] = work
 
-    def carry_out(self, instructions: Instructions, placements: Iterable[Placement]) -> None:
+    def carry_out(self, instructions: Instructions, placements: Iterable[PlacedGang]) -> None:
         """Obey the state's instructions, and start the gangs that have got hosts."""
         for stop in instructions.stop:
             self._stop(stop)
@@ -128,7 +128,7 @@ class SimulatedPools:
 
     # -- an attempt's course ---------------------------------------------------------------------------------------
 
-    def _start(self, placement: Placement) -> None:
+    def _start(self, placement: PlacedGang) -> None:
         """Start a gang's attempt once the holders of its slices have released them."""
         job, gang, pause = placement.job, placement.gang, 0.0
         for wanted in placement.reclaim:
@@ -146,7 +146,7 @@ class SimulatedPools:
         seconds = self._timings.warm_launch if warm else self._timings.launch
         self._agenda.after(pause + seconds, self._launched, attempt)
 
-    def _attempt(self, job: Job, gang: Gang) -> Attempt:
+    def _attempt(self, job: Job, gang: Gang) -> SimulatedAttempt:
         spec = job.spec
         most = max(spec.coscheduling.num_groups) if spec.coscheduling else 1
         slices = gang.groups if job.requirement.chips else ()
@@ -154,19 +154,19 @@ class SimulatedPools:
         tasks = range(first.index, first.index + len(gang.tasks))
         work = self._work[spec.job_id] if spec.spare_for is None else None
         attempt_id, speed = job.current_attempt(gang), len(gang.groups) / most
-        return Attempt(attempt_id, spec.owner, work, slices, tasks, first.node_id or "", speed)
+        return SimulatedAttempt(attempt_id, spec.owner, work, slices, tasks, first.node_id or "", speed)
 
-    def _will_fail(self, attempt: Attempt, gang: Gang) -> bool:
+    def _will_fail(self, attempt: SimulatedAttempt, gang: Gang) -> bool:
         hopeless = attempt.work is not None and attempt.work.launch_fails
         return hopeless or any(task.node_id in self.bad_hosts for task in gang.tasks)
 
-    def _launch_failed(self, attempt: Attempt) -> None:
+    def _launch_failed(self, attempt: SimulatedAttempt) -> None:
         if self._live.pop(attempt.id, None) is not None:
             self._history.ended(attempt.id, self._agenda.now, "no launch", 0.0)
             failed = TaskDispatchFailedEvent(attempt.id, "its processes could not be started", self._agenda.now)
             self._confirm(attempt, failed)
 
-    def _launched(self, attempt: Attempt) -> None:
+    def _launched(self, attempt: SimulatedAttempt) -> None:
         if attempt.id not in self._live:
             return
         attempt.began_at = self._agenda.now
@@ -180,13 +180,13 @@ class SimulatedPools:
         else:
             self._agenda.after(left_s, self._returned, attempt)
 
-    def _returned(self, attempt: Attempt) -> None:
+    def _returned(self, attempt: SimulatedAttempt) -> None:
         if attempt.id in self._live:
             self._end(attempt, "success", saved=True)
             self._report(attempt, TaskState.SUCCEEDED)
             self._agenda.after(self._timings.exit, self._confirm, attempt)
 
-    def _failed(self, attempt: Attempt, work: SimulatedJob) -> None:
+    def _failed(self, attempt: SimulatedAttempt, work: SimulatedJob) -> None:
         if attempt.id not in self._live:
             return
         self._end(attempt, "failure")
@@ -225,7 +225,7 @@ class SimulatedPools:
         if notice.kind is NoticeKind.EVICTION:
             self._look_at(notice.deadline)  # it is stopped then
 
-    def _move(self, attempt: Attempt, notice: Notice, saved: bool) -> None:
+    def _move(self, attempt: SimulatedAttempt, notice: Notice, saved: bool) -> None:
         """End an attempt so that its gang can run elsewhere, unless the move is called off."""
         job = self._state.jobs.get(attempt.id.job_id)
         if attempt.id not in self._live or job is None:
@@ -240,10 +240,10 @@ class SimulatedPools:
 
     # -- shared ----------------------------------------------------------------------------------------------------
 
-    def _report(self, attempt: Attempt, state: TaskState) -> None:
+    def _report(self, attempt: SimulatedAttempt, state: TaskState) -> None:
         self._apply(all_reached(attempt.id, attempt.tasks, state))
 
-    def _end(self, attempt: Attempt, outcome: str, saved: bool = False) -> None:
+    def _end(self, attempt: SimulatedAttempt, outcome: str, saved: bool = False) -> None:
         """Note that an attempt has ended, and how much of its work is saved: all, or up to the last regular save."""
         del self._live[attempt.id]
         now, kept_s = self._agenda.now, 0.0
@@ -255,7 +255,7 @@ class SimulatedPools:
             kept_s = done / attempt.speed
         self._history.ended(attempt.id, now, outcome, kept_s)
 
-    def _confirm(self, attempt: Attempt, *events: Event) -> None:
+    def _confirm(self, attempt: SimulatedAttempt, *events: Event) -> None:
         """Report other events about the end of an attempt, and then that its last process is gone."""
         self._apply(attempt_over(attempt.id, events, self._broken(attempt)))
         self._history.freed(attempt.id, self._agenda.now)
@@ -266,11 +266,11 @@ class SimulatedPools:
                 if when > self._agenda.now:
                     self._look_at(when)
 
-    def _broken(self, attempt: Attempt) -> list[SliceReleasedEvent]:
+    def _broken(self, attempt: SimulatedAttempt) -> list[SliceReleasedEvent]:
         gone = (name for name in attempt.slices if self._warm.get(name) != attempt.owner)
         return [SliceReleasedEvent(name, attempt.owner) for name in gone]
 
-    def _leave(self, attempt: Attempt) -> None:
+    def _leave(self, attempt: SimulatedAttempt) -> None:
         """Keep the unbroken slices of an attempt warm for a while."""
         job = self._state.jobs.get(attempt.id.job_id)
         goes_on = job is not None and not job.state.finished

@@ -90,7 +90,7 @@ class Report:
         return self.attempts
 
 
-def report(history: History, until: float, since: float = 0.0) -> Report:
+def report_on(history: History, until: float, since: float = 0.0) -> Report:
     """Return the results from one time to another, in seconds. Waits are those of jobs that were submitted then."""
     resource = TPU if any(TPU in totals for _, totals in history.capacity) else "CPU"
     jobs = [job for job in history.jobs.values() if since <= job.submitted_at <= until]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from iris_ray.scheduler import Scheduler
-from iris_ray.scheduler.planner import Placement, Planner
+from iris_ray.scheduler.planner import PlacedGang, Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules
 from iris_ray.state import ControllerState
@@ -146,7 +146,7 @@ class Simulation:
         for aside in self._planner.left_out.values():
             raise RuntimeError(str(aside))
 
-    def _note(self, placement: Placement) -> None:
+    def _note(self, placement: PlacedGang) -> None:
         job, gang = placement.job, placement.gang
         host = self.state.workers[gang.tasks[0].node_id or ""]
         held = {name: amount * len(gang.tasks) for name, amount in job.requirement.demand(host).items()}

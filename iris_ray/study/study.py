@@ -71,7 +71,7 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class StudyPolicy:
     """Choices of operators and users that a study compares.
 
     Args:
@@ -118,12 +118,12 @@ class Study:
     streams: tuple[JobStream, ...] = ()
     backlogs: tuple[Backlog, ...] = ()
     traced: tuple[Arrival, ...] = ()
-    policies: tuple[Policy, ...] = (Policy(name="default"),)
+    policies: tuple[StudyPolicy, ...] = (StudyPolicy(name="default"),)
     timings: Timings = field(default_factory=Timings)
     plan_every_s: float = 0.0
     look_again_s: float = LOOK_AGAIN_S
 
-    def simulation(self, policy: Policy, check_every: int = 0) -> Simulation:
+    def simulation(self, policy: StudyPolicy, check_every: int = 0) -> Simulation:
         """Return a simulation of a policy, at its beginning; `run_until` runs it."""
         rules = DEFAULT_RULES if policy.evictions else None
         simulation = Simulation(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from iris_ray.errors import InvalidSimulationError
+from iris_ray.errors import InvalidStudyError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -107,14 +107,14 @@ def read_trace(lines: Iterable[str], form: str, source: str) -> Iterator[TracedJ
         source: the file's name, for messages.
 
     Raises:
-        InvalidSimulationError: a column is missing, or a value makes no sense; the message has the line.
+        InvalidStudyError: a column is missing, or a value makes no sense; the message has the line.
     """
     options, read_row, needed = FORMATS[form]
     rows = csv.DictReader(lines, **options)
     columns = {name.strip().lower() for name in rows.fieldnames or ()}
     for names in needed:
         if columns.isdisjoint(names):
-            raise InvalidSimulationError(
+            raise InvalidStudyError(
                 f"{source}: there is no column {' or '.join(names)}; the first line has to name the columns,"
                 f" and names {', '.join(sorted(columns)) or 'none'}"
             )
@@ -125,11 +125,11 @@ def read_trace(lines: Iterable[str], form: str, source: str) -> Iterator[TracedJ
             if job is not None and job.run_s > 0:
                 yield job
     except KeyError as missing:
-        raise InvalidSimulationError(f"{source}, line {rows.line_num}: it has no value for {missing}") from None
+        raise InvalidStudyError(f"{source}, line {rows.line_num}: it has no value for {missing}") from None
     except (ValueError, OverflowError) as error:
-        raise InvalidSimulationError(f"{source}, line {rows.line_num}: {error}") from None
+        raise InvalidStudyError(f"{source}, line {rows.line_num}: {error}") from None
     except csv.Error as error:
-        raise InvalidSimulationError(f"{source}, after line {rows.line_num}: {error}") from None
+        raise InvalidStudyError(f"{source}, after line {rows.line_num}: {error}") from None
 
 
 def _slurm_row(row: Mapping[str, str]) -> TracedJob | None:

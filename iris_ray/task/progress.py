@@ -22,7 +22,7 @@ from iris_ray.model.plain_values import LARGEST_INT
 def heartbeat(step: int | None = None) -> None:
     """Report that this task makes progress, for jobs with a ``stall_timeout``. Writes a small file, and sends nothing.
 
-    Call it at the beginning of every step: `iris-ray goodput` then knows how the job spent its time.
+    Call it at the beginning of every step: `iris-ray job goodput` then knows how the job spent its time.
 
     Args:
         step: the number of the step. ``iris-ray ls`` shows it. If the gang stalls, the error names the task that is
@@ -39,7 +39,7 @@ def heartbeat(step: int | None = None) -> None:
 
 
 def report_status(text: str) -> None:
-    """Report the job's status in a few words; ``iris-ray ls`` and ``iris-ray status`` show it some seconds later.
+    """Report the job's status in a few words; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
 
     The job's status is that of its first task that reports one; each call replaces the last report. Call it as often as
     you like: a call writes a small file, which is read every few seconds. Outside a task it does nothing.
@@ -64,7 +64,7 @@ def report_status(text: str) -> None:
 
 @contextlib.contextmanager
 def unproductive(what: str) -> Iterator[None]:
-    """Mark the time of a block as unproductive: ``iris-ray goodput`` counts it by its kind.
+    """Mark the time of a block as unproductive: ``iris-ray job goodput`` counts it by its kind.
 
     Args:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;

@@ -1,4 +1,4 @@
-"""The functions that ``iris-ray selftest`` runs on the hosts."""
+"""The functions that ``iris-ray cluster selftest`` runs on the hosts."""
 
 import os
 import platform

@@ -7,5 +7,6 @@ Start with `cluster.py`, the public `SimulatedCluster`: it starts a `HeadMachine
 
 from iris_ray.testing.cluster import SimulatedCluster
 from iris_ray.testing.faults import Preemption
+from iris_ray.testing.metadata_server import HostMetadata, MetadataFault, MetadataValue
 
-__all__ = ["Preemption", "SimulatedCluster"]
+__all__ = ["HostMetadata", "MetadataFault", "MetadataValue", "Preemption", "SimulatedCluster"]

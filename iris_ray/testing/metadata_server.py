@@ -31,7 +31,7 @@ _IMMINENT_S = 3600.0
 T = TypeVar("T")
 
 
-class Fault(Enum):
+class MetadataFault(Enum):
     """How a metadata server can misbehave."""
 
     UNAVAILABLE = "answers 503 to every request, as the real one does during maintenance"
@@ -40,7 +40,7 @@ class Fault(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class MetadataValue:
     """The answer for one key."""
 
     body: str
@@ -50,7 +50,7 @@ class Value:
 
 
 # The real server's answer if no maintenance is planned; machine types without support answer a plain 404.
-NO_MAINTENANCE = Value(
+NO_MAINTENANCE = MetadataValue(
     '{ "error": "no notifications have been received yet, try again later" }', 503, "application/json"
 )
 
@@ -68,15 +68,15 @@ class HostMetadata:
         self.asked: Counter[str] = Counter()
         self._loop = loop
         self._values = {
-            PREEMPTED: Value("FALSE"),
-            MAINTENANCE_EVENT: Value("NONE"),
+            PREEMPTED: MetadataValue("FALSE"),
+            MAINTENANCE_EVENT: MetadataValue("NONE"),
             UPCOMING_MAINTENANCE: NO_MAINTENANCE,
-            **{key: Value(text) for key, text in values.items()},
+            **{key: MetadataValue(text) for key, text in values.items()},
         }
-        self._fault: Fault | None = None
+        self._fault: MetadataFault | None = None
         self._changed = asyncio.Condition()
 
-    def set(self, key: str, value: Value | None) -> None:
+    def set(self, key: str, value: MetadataValue | None) -> None:
         """Change the answer for a key; None removes the key."""
 
         def change() -> None:
@@ -89,7 +89,7 @@ class HostMetadata:
 
     def preempt(self) -> None:
         """Announce the preemption of the host's VM."""
-        self.set(PREEMPTED, Value("TRUE"))
+        self.set(PREEMPTED, MetadataValue("TRUE"))
 
     def announce_maintenance(self, starts_in_s: float, kind: str = "UNSCHEDULED") -> None:
         """Announce maintenance of the host.
@@ -108,15 +108,15 @@ class HostMetadata:
             "window_start_time": _rfc3339(start),
         }
         if starts_in_s <= _IMMINENT_S:
-            self.set(MAINTENANCE_EVENT, Value("TERMINATE_ON_HOST_MAINTENANCE"))
-        self.set(UPCOMING_MAINTENANCE, Value(json.dumps(announced), content_type="application/json"))
+            self.set(MAINTENANCE_EVENT, MetadataValue("TERMINATE_ON_HOST_MAINTENANCE"))
+        self.set(UPCOMING_MAINTENANCE, MetadataValue(json.dumps(announced), content_type="application/json"))
 
     def call_off_maintenance(self) -> None:
         """Say that no maintenance is planned any more."""
-        self.set(MAINTENANCE_EVENT, Value("NONE"))
+        self.set(MAINTENANCE_EVENT, MetadataValue("NONE"))
         self.set(UPCOMING_MAINTENANCE, NO_MAINTENANCE)
 
-    def misbehave(self, fault: Fault | None) -> None:
+    def misbehave(self, fault: MetadataFault | None) -> None:
         """Misbehave from now on; None ends that."""
 
         def change() -> None:
@@ -134,9 +134,9 @@ class HostMetadata:
         key = request.path.removeprefix(_PREFIX) if request.path.startswith(_PREFIX) else ""
         if self._fault is None and request.query.get("wait_for_change", "").lower() == "true":
             await self._until_changed(key, request.query)
-        if self._fault is Fault.HANGS:
+        if self._fault is MetadataFault.HANGS:
             await asyncio.Event().wait()
-        if self._fault is Fault.HANGS_UP:
+        if self._fault is MetadataFault.HANGS_UP:
             assert request.transport is not None
             request.transport.abort()
         if self._fault is not None:

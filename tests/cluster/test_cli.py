@@ -114,7 +114,11 @@ def test_ls_status_tasks_logs_and_workers_show_a_running_job(cluster: SimulatedC
     job, name = running.job_id, running.slice_name
     assert job in iris(cluster, "ls").stdout
     status, tasks, logs, workers = together(
-        cluster, ("status", job, "--json"), ("tasks", job, "--json"), ("logs", job, "1"), ("workers", "--json")
+        cluster,
+        ("job", "status", job, "--json"),
+        ("job", "tasks", job, "--json"),
+        ("logs", job, "1"),
+        ("host", "ls", "--json"),
     )
     assert json.loads(status)["groups"] == [name]
     assert [(task["state"], task["group"]) for task in json.loads(tasks)] == [("RUNNING", name)] * 2
@@ -280,7 +284,11 @@ def test_submitted_job_outlives_command_and_is_followed_later(
 
 def test_drain_and_taint_close_hosts_until_undone(cluster: SimulatedCluster, running: Job) -> None:
     drained, tainted = idle_slices(cluster, running)
-    said, told = together(cluster, ("drain", drained, "--reason", "a fan"), ("taint", f"{tainted}/1", "big", "--json"))
+    said, told = together(
+        cluster,
+        ("host", "drain", drained, "--reason", "a fan"),
+        ("host", "drain", f"{tainted}/1", "big", "--json"),
+    )
     assert "2 hosts" in said
     assert json.loads(told)["hosts"] == [cluster.node_id(tainted, 1)]
     closed = {w.node_id: w.unavailable for w in all_workers() if w.unavailable}
@@ -289,7 +297,7 @@ def test_drain_and_taint_close_hosts_until_undone(cluster: SimulatedCluster, run
         cluster.node_id(drained, 1): "taint:drained (a fan)",
         cluster.node_id(tainted, 1): "taint:big (by ann)",
     }
-    together(cluster, ("undrain", drained), ("untaint", f"{tainted}/1", "big"))
+    together(cluster, ("host", "undrain", drained), ("host", "undrain", f"{tainted}/1", "big"))
     assert not [worker for worker in all_workers() if worker.unavailable]
 
 
@@ -325,9 +333,9 @@ def test_doctor_asks_every_host_without_waiting_for_frozen_one(cluster: Simulate
 def test_controller_start_and_status(cluster: SimulatedCluster, running: Job) -> None:
     if find_controller() is not None:
         ControllerConnection().end()
-    assert "iris-ray controller start" in iris(cluster, "ls", code=NO_CLUSTER).stderr
-    assert "the Controller is started: epoch" in iris(cluster, "controller", "start").stdout
-    status = iris_json(cluster, "controller", "status")
+    assert "iris-ray cluster controller start" in iris(cluster, "ls", code=NO_CLUSTER).stderr
+    assert "the Controller is started: epoch" in iris(cluster, "cluster", "controller", "start").stdout
+    status = iris_json(cluster, "cluster", "controller", "status")
     assert (status["jobs"]["running"], status["slices"], status["hosts"]) == (1, {"busy": 1, "free": 2}, 7)
 
 
@@ -336,10 +344,10 @@ def test_controller_stop_ends_silent_controller(cluster: SimulatedCluster, runni
     pid = controller_pid()
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert iris_json(cluster, "controller", "stop") == {"running": False}
+        assert iris_json(cluster, "cluster", "controller", "stop") == {"running": False}
     finally:
         os.kill(pid, signal.SIGKILL)
-    assert iris_json(cluster, "controller", "start")["pid"] != pid
+    assert iris_json(cluster, "cluster", "controller", "start")["pid"] != pid
 
 
 def broken_version(directory: Path) -> dict[str, str]:
@@ -358,7 +366,7 @@ def broken_version(directory: Path) -> dict[str, str]:
 @pytest.mark.proof
 def test_running_job_does_not_notice_controller_upgrade(cluster: SimulatedCluster, running: Job) -> None:
     before = the_controller().ask(ControllerInterface.about)
-    assert "taken over 1 job: 1 running" in iris(cluster, "controller", "upgrade").stdout
+    assert "taken over 1 job: 1 running" in iris(cluster, "cluster", "controller", "upgrade").stdout
     after = the_controller().ask(ControllerInterface.about)
     assert after["epoch"] > before["epoch"]
     assert after["pid"] != before["pid"]
@@ -371,7 +379,7 @@ def test_upgrade_to_a_broken_version_loses_no_job(
     results = run_on_pod_ray.remote(trace.gang(), "v4-16")
     trace.wait_for_tasks(2)
     refused = subprocess.run(
-        command_line("controller", "upgrade"),
+        command_line("cluster", "controller", "upgrade"),
         capture_output=True, text=True, timeout=240, env=environment(cluster) | broken_version(tmp_path / "new"),
         cwd=tmp_path,
     )  # fmt: skip

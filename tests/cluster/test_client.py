@@ -296,7 +296,7 @@ def test_controller_restart_ends_no_wait_lookup_or_log(
         asked = threads.submit(client.task_status, job, 1)
         (tmp_path / "stopped").touch()
         time.sleep(FIRST_WORD_S + 1.0)  # so that the waiting one has asked in vain
-        iris(cluster, "controller", "start")
+        iris(cluster, "cluster", "controller", "start")
         wait_until(lambda: b"task-0| found 10.0.0.1:80\n" in printed.read_bytes())
         (tmp_path / "finish").touch()
         assert job.results(60) == ["10.0.0.1:80", ""]

@@ -47,7 +47,7 @@ def cloud_cluster(clusters: Clusters, provider: CloudTpuServer) -> Iterator[Simu
             patch.setenv(TEST_CLOUD_TPU_ENDPOINT, provider.address)
             with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
                 settings = f"--setting=cloud_tpu={provider.location}", "--setting=autoscaler_demand=always"
-                iris_ray("controller", "start", "--address", running.address, *settings)
+                iris_ray("cluster", "controller", "start", "--address", running.address, *settings)
                 yield running
 
     yield from shared(clusters, Shape("cloud", start, slices=2))
@@ -155,7 +155,7 @@ def test_demand_ends_with_job_and_controller(cloud_cluster: SimulatedCluster) ->
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)  # those of the process before were removed
     ray.kill(ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE), no_restart=True)
     wait_until(lambda: not demand_groups())
-    iris_ray("controller", "start", "--address", cloud_cluster.address)
+    iris_ray("cluster", "controller", "start", "--address", cloud_cluster.address)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
     (job,) = [job for job in all_jobs() if not job.state.finished]
     the_controller().ask(ControllerInterface.cancel, job.job_id, "test", current_user())
@@ -170,7 +170,7 @@ def test_provision_requests_missing_slice_and_cancels_with_job(
 ) -> None:
     monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, provider.address)
     common = ["--type", "v6e-16", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
-    too_few = ["provision", *common, "--address", cloud_cluster.address, "--max", "2"]
+    too_few = ["cluster", "provision", *common, "--address", cloud_cluster.address, "--max", "2"]
     command = [*too_few[:-1], "3"]
     assert "would do nothing" in iris_ray(*command, "--dry-run")
     ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)

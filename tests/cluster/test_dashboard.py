@@ -1,4 +1,4 @@
-"""``iris-ray dashboard`` on real Ray nodes."""
+"""``iris-ray cluster dashboard`` on real Ray nodes."""
 
 import contextlib
 import gzip
@@ -33,7 +33,7 @@ def get(url: str) -> Any:
 @contextlib.contextmanager
 def dashboard(cluster: "SimulatedCluster") -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """The command, and the URL that it serves."""
-    command = command_line("dashboard", "--port", "0")
+    command = command_line("cluster", "dashboard", "--port", "0")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(cluster)) as server:
         try:
             assert server.stdout is not None
@@ -67,13 +67,13 @@ def test_dashboard_shows_job_and_killed_host(cluster: "SimulatedCluster", trace:
         wait_until(lambda: job.job_id in get(f"{url}/api/jobs"))
         busy = get(f"{url}/api/slices")[job.groups[0]]
         assert [host[1] for host in busy["hosts"]] == ["busy", "busy"]
-        assert f"{url}/#/jobs/{job.job_id}" in iris(cluster, "status", job.job_id).stdout
+        assert f"{url}/#/jobs/{job.job_id}" in iris(cluster, "job", "status", job.job_id).stdout
         idle = next(name for name in cluster.slice_names if name not in job.groups)
         cluster.kill_host(idle, 1)
         wait_until(lambda: get(f"{url}/api/slices")[idle]["state"] == "incomplete")
         server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0
-        assert "page" not in iris(cluster, "status", job.job_id).stdout
+        assert "page" not in iris(cluster, "job", "status", job.job_id).stdout
     trace.finish()
     ray.get(run)
 

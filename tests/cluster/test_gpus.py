@@ -53,7 +53,7 @@ def test_tasks_on_one_host_have_different_gpus(gpus: SimulatedCluster, trace: Tr
     wait_until(lambda: f"in use by {two.job_id}" in client.explain(third))
     (host,) = (worker for worker in client.list_workers() if worker.resources.get("GPU"))
     assert (host.resources["GPU"], host.free["GPU"]) == (2.0, 0.0)
-    table = iris(gpus, "workers", "--hosts").stdout
+    table = iris(gpus, "host", "ls", "--hosts").stdout
     assert "0/2 free" in table
     none = client.submit(
         lambda: os.environ.get("CUDA_VISIBLE_DEVICES"), resources=ResourceSpec(cpu=1), constraints=ON_A_GPU_HOST

@@ -66,17 +66,17 @@ def look_at(cluster: SimulatedCluster, tmp_path: Path) -> str:
         for job in controller.ask_all(ControllerInterface.list_jobs)
         if job.attempt == 2 and not job.state.finished
     )
-    assert "task 0 at " in iris_json(cluster, "status", job)["status"]
-    stacks = iris(cluster, "stacks", job).stdout
+    assert "task 0 at " in iris_json(cluster, "job", "status", job)["status"]
+    stacks = iris(cluster, "job", "stacks", job).stdout
     assert "trains_here" in stacks
     picture = tmp_path / "profile.txt"
-    iris(cluster, "profile", job, "1", "--seconds", "2", "--format", "raw", "-o", str(picture))
+    iris(cluster, "job", "profile", job, "1", "--seconds", "2", "--format", "raw", "-o", str(picture))
     assert "trains_here" in picture.read_text()
     return job
 
 
 def tells_what_became_of_it(cluster: SimulatedCluster, job: str, steps: int) -> None:
-    found = iris_json(cluster, "goodput", job)
+    found = iris_json(cluster, "job", "goodput", job)
     assert found["attempts"] == 2
     seconds = found["seconds"]
     # A second for each attempt. The first one's is not known if its host was too busy to answer at the end.
@@ -85,5 +85,5 @@ def tells_what_became_of_it(cluster: SimulatedCluster, job: str, steps: int) -> 
     assert seconds["productive"] == pytest.approx(STEPS_S * steps, rel=0.3)
     assert seconds["wasted_progress_from_disruption"] == pytest.approx(STEPS_S * 20, rel=0.3)
     assert seconds["infrastructure_recovery_from_disruption"] > 0.0
-    told = [event["what"] for event in iris_json(cluster, "events", job)]
+    told = [event["what"] for event in iris_json(cluster, "job", "events", job)]
     assert any("charged as a failure" in what and "worker 1" in what for what in told)

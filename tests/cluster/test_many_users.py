@@ -127,30 +127,30 @@ def test_three_users_share_a_cluster(tmp_path: Path) -> None:
             }
             assert f"in use by {anns.job_id}" in iris(cluster, "why", urgent.job_id, user="carl").stdout
             assert urgent.job_id in iris(cluster, "why", batch.job_id, user="bob").stdout
-            assert "in use by" in iris_json(cluster, "status", urgent.job_id)["waiting"]["sentence"]
-            assert iris_json(cluster, "status", anns.job_id)["groups"] == ["v4-16-0", "v4-16-1"]
-            tasks = iris_json(cluster, "tasks", anns.job_id)
+            assert "in use by" in iris_json(cluster, "job", "status", urgent.job_id)["waiting"]["sentence"]
+            assert iris_json(cluster, "job", "status", anns.job_id)["groups"] == ["v4-16-0", "v4-16-1"]
+            tasks = iris_json(cluster, "job", "tasks", anns.job_id)
             assert [(t["state"], t["group"]) for t in tasks] == [
                 ("RUNNING", slice_name) for slice_name in ("v4-16-0", "v4-16-1") for _ in (0, 1)
             ]
             assert iris(cluster, "logs", anns.job_id, "3", user="bob").stdout == "ann at work, task 3\n"
-            busy = {view["slice"]: view["jobs"] for view in iris_json(cluster, "workers") if view["state"] == "BUSY"}
+            busy = {view["slice"]: view["jobs"] for view in iris_json(cluster, "host", "ls") if view["state"] == "BUSY"}
             assert busy == {"v4-16-0": [anns.job_id], "v4-16-1": [anns.job_id]}
             typo = iris(cluster, "cancel", sweep[:-1], user="bob", code=USAGE).stderr
             assert f"did you mean {sweep}" in typo
             assert f"{sweep} is cancelled; it was pending" in iris(cluster, "cancel", sweep, user="bob").stdout
-            assert iris_json(cluster, "status", sweep)["error"] == "cancelled by bob"
-            drained = iris(cluster, "drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
+            assert iris_json(cluster, "job", "status", sweep)["error"] == "cancelled by bob"
+            drained = iris(cluster, "host", "drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
             assert f"still there until they end: {anns.job_id}" in drained
 
             (tmp_path / "ann may end").touch()
             assert sorted(result("ann")) == [f"ann {i}" for i in range(4)]
             wait_until(lambda: client.job_status(urgent.job_id).state is JobState.RUNNING)
-            states = {view["slice"]: (view["state"], view["reason"]) for view in iris_json(cluster, "workers")}
+            states = {view["slice"]: (view["state"], view["reason"]) for view in iris_json(cluster, "host", "ls")}
             assert states["v4-16-0"][0] == "BUSY"
             assert states["v4-16-1"] == ("CLOSED", "drained (a fan)")
             assert "drained (a fan)" in iris(cluster, "why", batch.job_id, user="bob").stdout
-            iris(cluster, "undrain", "v4-16-1", user="olga")
+            iris(cluster, "host", "undrain", "v4-16-1", user="olga")
 
             bobs = [wait_until(partial(text_of, tmp_path / f"bob-{i}.pid")) for i in (0, 1)]
             assert client.job_status(urgent.job_id).state is JobState.RUNNING

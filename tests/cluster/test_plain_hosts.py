@@ -14,6 +14,7 @@ import ray
 from iris_ray import IrisClient, ResourceSpec, preemption_notice, release, run_on_pod, run_on_pod_ray
 from iris_ray.errors import TaskCrashedError
 from tests.support.clusters import Clusters
+from tests.support.command_line import command_line
 from tests.support.processes import alive
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
@@ -124,7 +125,7 @@ def test_head_on_tpu_host_gives_notice_too(tmp_path: Path) -> None:
     assert "no longer idle" in refused.stderr
     assert not noticed.exists()
     told = subprocess.run(
-        [sys.executable, "-m", "iris_ray", "give-notice", "here", "--seconds", "30", "--address", context.gcs_address],
+        command_line("--address", context.gcs_address, "host", "give-notice", "here", "--seconds", "30"),
         capture_output=True,
         text=True,
     )

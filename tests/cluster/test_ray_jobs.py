@@ -86,7 +86,7 @@ def test_sent_script_runs_on_slice_with_known_jobs(head: RayHead, workspace: Pat
     assert f"sending {workspace}: 2 files, " in output
     assert "arguments ['x y']" in output
     assert f"results {[('my-slice', 'blue', SECRET)]}" in output
-    status = json.loads(iris(head, workspace, "status", "mine", "--json"))
+    status = json.loads(iris(head, workspace, "job", "status", "mine", "--json"))
     (job,) = status["job_ids"]
     assert status["state"] == "succeeded"
     assert f"iris_ray: job {job}" in iris(head, workspace, "logs", "mine")
@@ -104,7 +104,7 @@ def test_stopped_job_gives_slice_back(head: RayHead, workspace: Path) -> None:
     submit = ["submit", "--ray-job", "--run-id", "waits", "--env-file", "variables", "train.py", "--", "wait"]
     assert iris(head, workspace, *submit).splitlines()[0] == "waits"
     while "waits" not in iris(head, workspace, "logs", "waits").rpartition("arguments ['wait']")[2]:
-        assert "failed" not in iris(head, workspace, "status", "waits")
+        assert "failed" not in iris(head, workspace, "job", "status", "waits")
     assert "is being stopped" in iris(head, workspace, "cancel", "waits", "--yes")
     again = ["submit", "--ray-job", "--env-file", "variables", "-f", "train.py"]
     assert "results [('my-slice'" in iris(head, workspace, *again)
@@ -142,4 +142,4 @@ def test_missing_or_wrong_token_is_refused_before_sending(head: RayHead, workspa
         output = iris(head, workspace, *submit, code=FAILED, RAY_AUTH_TOKEN="another-token-of-many-characters")
         assert "refuses this token" in output
         assert "sending" not in output
-    assert "has no job 'nobody'" in iris(head, workspace, "status", "nobody", code=USAGE)
+    assert "has no job 'nobody'" in iris(head, workspace, "job", "status", "nobody", code=USAGE)

@@ -24,7 +24,7 @@ EXPECTED = {
     "a task without chips": [7],
     "a lost host costs one attempt on another slice": [2, True],
     "a drained node gives notice": "Ray is draining it",
-    "iris-ray": {"ls": 0, "workers": 0, "doctor": 0},
+    "iris-ray": {"ls": 0, "host ls": 0, "doctor": 0},
 }
 
 

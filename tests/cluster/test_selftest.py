@@ -1,4 +1,4 @@
-"""`iris-ray selftest` on simulated slices, where JAX has CPUs for chips."""
+"""`iris-ray cluster selftest` on simulated slices, where JAX has CPUs for chips."""
 
 import json
 import subprocess
@@ -14,7 +14,8 @@ pytestmark = pytest.mark.proof
 
 def selftest(cluster: SimulatedCluster, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
     """Run the command; return its exit code and its findings by check."""
-    command = [sys.executable, "-m", "iris_ray", "selftest", "--address", cluster.address, "--json", *options]
+    selftest = ["cluster", "selftest", "--address", cluster.address, "--json", *options]
+    command = [sys.executable, "-m", "iris_ray", *selftest]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.stdout, done.stderr
     return done.returncode, {finding["check"]: finding for finding in json.loads(done.stdout)}

@@ -15,13 +15,15 @@ import ray
 
 from iris_ray import Session, SlotClient, SlotHosts
 from iris_ray.errors import InvalidSlotError, RequestExpiredError, RequestLostError, SessionEndedError
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris_json
 from tests.support.waiting import wait_until
 
 MB = 2**20
-EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0), ageing_s=5.0, silence_s=8.0)
+EAGER = ServingPolicy(
+    placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0), ageing_s=5.0, silence_s=8.0
+)
 LARGE = {1: 600 * MB}
 
 

@@ -27,13 +27,13 @@ from iris_ray.errors import (
     UnknownNameError,
 )
 from iris_ray.slots.actors.messages import MOST_PIECES
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import environment, iris, iris_json
 from tests.support.waiting import wait_until
 
 MB = 2**20
-EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+EAGER = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0))
 
 
 class Echo:

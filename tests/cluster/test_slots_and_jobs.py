@@ -17,7 +17,7 @@ from iris_ray.errors import SessionEndedError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.victims import GRACE_S
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris
 from tests.support.gangs import Trace, alive, all_jobs, all_workers, result_of, the_controller
@@ -25,8 +25,8 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
 GB = 2**30
-EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
-PATIENT = ServingPolicy(placement=Policy(stale_at=IdleFor(600.0)))
+EAGER = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+PATIENT = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(600.0)))
 WHOLE_SLICE = SlotHosts(tpu_type="v4-16", memory=16 * GB)
 LEAST_RUN_S = 120.0
 """So long an attempt of the lowest band runs before a higher one may take its hosts."""
@@ -133,9 +133,9 @@ def calls_until_it_is_over(session: Session) -> tuple[set[int], str]:
 @pytest.mark.long
 def test_tainted_hosts_get_only_tolerating_slots(cluster: SimulatedCluster) -> None:
     first, second, third = cluster.slice_names
-    iris(cluster, "controller", "start")
-    iris(cluster, "drain", first)
-    iris(cluster, "taint", second, "for-slots")
+    iris(cluster, "cluster", "controller", "start")
+    iris(cluster, "host", "drain", first)
+    iris(cluster, "host", "drain", second, "for-slots")
     with SlotClient([SlotHosts(3, tpu_type="v4-16", memory=GB)], policy=EAGER) as client:
         wait_until(lambda: len(client.status().runners) == 2, 60)
         tolerant = SlotHosts(2, tpu_type="v4-16", memory=GB, tolerations=["for-slots"])
@@ -143,8 +143,8 @@ def test_tainted_hosts_get_only_tolerating_slots(cluster: SimulatedCluster) -> N
             wait_until(lambda: len(other.status().runners) == 2, 60)
             there = [name for job in all_jobs() if not job.state.finished for name in job.groups]
             assert sorted(there) == sorted([second, third])
-    iris(cluster, "undrain", first)
-    iris(cluster, "untaint", second, "for-slots")
+    iris(cluster, "host", "undrain", first)
+    iris(cluster, "host", "undrain", second, "for-slots")
 
 
 @pytest.mark.long
@@ -178,7 +178,7 @@ def test_killed_runner_takes_slots_along_and_comes_back(cluster: SimulatedCluste
 @pytest.mark.long
 def test_slots_and_tasks_never_overuse_a_host(cluster: SimulatedCluster, trace: Trace) -> None:
     """All CPUs of one host are of slots; a task that needs one there waits until they are given back."""
-    iris(cluster, "controller", "start")
+    iris(cluster, "cluster", "controller", "start")
     node = cluster.node_id(cluster.slice_names[0], 0)
     there = [Constraint("ray.io/node-id", ConstraintOp.EQ, AttributeValue(node))]
     cpus = int(next(w.resources["CPU"] for w in all_workers() if w.node_id == node))

@@ -76,8 +76,8 @@ def test_every_group_with_chips_gives_notice_in_time_before_its_pods_end() -> No
         assert (
             container["resources"]["limits"]["google.com/tpu"] == container["resources"]["requests"]["google.com/tpu"]
         )
-        program, command, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
-        assert (program, command) == ("iris-ray", give_notice.name)
+        program, group_name, command, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert (program, group_name, command) == ("iris-ray", "host", give_notice.name)
         context: Context = give_notice.make_context(command, list(arguments))
         assert context.params["seconds"] < SPOT_NODES_GIVE_S < pod["terminationGracePeriodSeconds"]
 
@@ -99,7 +99,7 @@ def test_cluster_for_gce_is_what_rays_launcher_takes() -> None:
             config = get_tpu_config(kind["node_config"]["acceleratorType"])
             assert (name, kind["resources"]["TPU"]) == (config.name, config.chips_per_vm)
     *_, start, start_controller = map(shlex.split, whole["head_start_ray_commands"])
-    assert start_controller[:4] == ["iris-ray", "controller", "start", "--setting"]
+    assert start_controller[:5] == ["iris-ray", "cluster", "controller", "start", "--setting"]
     assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in start
     assert "RAY_gcs_storage=rocksdb" in start
 

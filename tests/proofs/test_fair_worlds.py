@@ -15,7 +15,7 @@ from iris_ray.state.events import Event, EvictionEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.study import SimulatedJob, Simulation
 from iris_ray.study.jobs import slice_spec
-from iris_ray.study.report import report
+from iris_ray.study.report import report_on
 from tests.support.proofs import EXAMPLES, in_proofs
 from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS
 
@@ -76,7 +76,7 @@ def test_users_with_endless_queues_get_equal_shares_over_a_day(seed: int) -> Non
     simulation = crowd.simulation()
     simulation.run_until(DAY)
     simulation.state.check()
-    found = report(simulation.history, DAY).shares
+    found = report_on(simulation.history, DAY).shares
     assert found.keys() == crowd.sizes.keys()
     assert all(0.8 <= share * len(found) <= 1.2 for share in found.values()), (crowd, found)
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.devices import DeviceKind
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from tests.support.proofs import EXAMPLES, in_proofs
 from tests.support.slot_world import SlotWorld
 from tests.support.slots import GB, chips, gpus, model
@@ -23,7 +23,7 @@ MODELS = (
     model("chips", memory={1: 10 * GB, 2: 8 * GB}, kind=DeviceKind.TPU),
 )
 POLICY = ServingPolicy(
-    placement=Policy(stale_at=IdleFor(2.0), min_residency_s=1.0),
+    placement=PlacementPolicy(stale_at=IdleFor(2.0), min_residency_s=1.0),
     most_waiting=12,
     ageing_s=10.0,
     drain_s=8.0,
@@ -169,7 +169,7 @@ class SlotStorm(RuleBasedStateMachine):
         for _ in range(20):
             if not core.handle(ev.Tick(), self.world.now):
                 break
-        core._converger.look_at_all()
+        core._planner.look_at_all()
         more = core.handle(ev.Tick(), self.world.now)
         assert not more, more
 

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -17,19 +17,25 @@ import pytest
 from click.testing import CliRunner, Result
 
 from iris_ray.cli.conventions import FAILED, OK
-from iris_ray.cli.main import SECTIONS, main
+from iris_ray.cli.main import Commands, main
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
 
 REPOSITORY = Path(__file__).parents[2]
-COMMANDS = {
-    name: command
-    for section in SECTIONS.values()
-    for name in section
-    if (command := main.get_command(click.Context(main), name))
-}
-"""Every command of ``iris-ray``, by name."""
+
+
+def _commands(group: Commands, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    for name in group.entries:
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        yield f"{prefix}{name}", command
+        if isinstance(command, Commands):
+            yield from _commands(command, f"{prefix}{name} ")
+
+
+COMMANDS = dict(_commands(main))
+"""Every command of ``iris-ray``, as it is typed: "ls", "job", "job ls". Those within slots, say, are not here."""
 Done = subprocess.CompletedProcess[str]
 
 

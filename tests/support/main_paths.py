@@ -162,8 +162,8 @@ def command_line() -> dict[str, int]:
     address = ray.get_runtime_context().gcs_address
     command = [sys.executable, "-m", "iris_ray", "--address", address]
     return {
-        name: subprocess.run([*command, name], stdout=subprocess.DEVNULL).returncode
-        for name in ("ls", "workers", "doctor")
+        name: subprocess.run([*command, *name.split()], stdout=subprocess.DEVNULL).returncode
+        for name in ("ls", "host ls", "doctor")
     }
 
 

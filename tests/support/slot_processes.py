@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from iris_ray.slots.actors.messages import Ask, Maker, ModelOrder, Piece, packed
+from iris_ray.slots.actors.messages import AnswerPiece, Ask, Maker, ModelOrder, packed
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.core.models import ModelSpec
@@ -97,19 +97,19 @@ class Slot:
         if self.killed.is_set():
             raise RayError("killed")
 
-    async def _serve(self, request: SlotRequest, payload: bytes) -> Piece:
+    async def _serve(self, request: SlotRequest, payload: bytes) -> AnswerPiece:
         self.requests.append(request)
         await self.may_answer.wait()
         return packed(self.number)
 
-    async def _stream(self, request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
+    async def _stream(self, request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[AnswerPiece]]:
         await self.may_answer.wait()
         for piece in range(self.pieces):
             await asyncio.sleep(0.01 if self.pieces == 3 else 0.0)
             self.sent += 1
             yield self._piece(piece)
 
-    async def _piece(self, piece: int) -> Piece:
+    async def _piece(self, piece: int) -> AnswerPiece:
         return packed((self.number, piece))
 
 
@@ -142,7 +142,7 @@ async def manager_of(*runners: str, **policy: Any) -> SlotManager:
             watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
         )
         here = host_here(name, agent)
-        manager._background.start(manager.keep_runner(here), "keeping a runner")
+        manager._background.start(manager.hold_host(here), "holding a host")
     await asyncio.sleep(0.01)
     return manager
 

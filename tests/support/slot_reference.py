@@ -5,11 +5,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from iris_ray.slots.core.allocator import Allocator, Decision, Place, Requirement
+from iris_ray.slots.core.allocator import Allocator, Decision, Place, SlotRequirement
 from iris_ray.slots.core.devices import Runner
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import SlotIdentity
-from iris_ray.slots.core.policy import Policy
+from iris_ray.slots.core.policy import PlacementPolicy
 from iris_ray.slots.core.slot import USES_MEMORY, Slot, SlotState
 
 Score = tuple[float, ...]
@@ -26,12 +26,14 @@ class Snapshot:
     prices: Mapping[SlotIdentity, int] = field(default_factory=dict, hash=False)
 
 
-def decide(snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Decision:
+def decide(snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> Decision:
     """Return where one more slot goes."""
     return next(plan(snapshot, [requirement], policy, now))
 
 
-def plan(snapshot: Snapshot, queue: Iterable[Requirement], policy: Policy, now: float) -> Iterator[Decision]:
+def plan(
+    snapshot: Snapshot, queue: Iterable[SlotRequirement], policy: PlacementPolicy, now: float
+) -> Iterator[Decision]:
     """Yield a decision for each requirement, as if the decisions before it had been carried out."""
     allocator = Allocator(fleet_of(snapshot), policy)
     for number, requirement in enumerate(queue):
@@ -53,19 +55,21 @@ def fleet_of(snapshot: Snapshot) -> SlotFleet:
     return fleet
 
 
-def best_score(snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Score | None:
+def best_score(snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> Score | None:
     """The score of the best plan; smaller is better. None: there is no plan."""
     return min((score for score, _ in all_plans(snapshot, requirement, policy, now)), default=None)
 
 
-def score_of(place: Place, snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Score:
+def score_of(
+    place: Place, snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float
+) -> Score:
     """The best score of the plans that are this place. Fails if there is none."""
     same = place.allocation.runner_id, place.allocation.devices, frozenset(place.evict)
     return min(score for score, plan in all_plans(snapshot, requirement, policy, now) if plan == same)
 
 
 def all_plans(
-    snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float
+    snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float
 ) -> Iterator[tuple[Score, tuple[str, tuple[int, ...], frozenset[str]]]]:
     spec = requirement.spec
     for runner in snapshot.runners:
@@ -91,11 +95,11 @@ def all_plans(
                         yield tiered(policy, degree, (price, size, newest)), (name, devices, ids)
 
 
-def tiered(policy: Policy, degree: int, key: Score) -> Score:
+def tiered(policy: PlacementPolicy, degree: int, key: Score) -> Score:
     return (1, *key, degree) if policy.spread_before_evicting else (0, degree, 1, *key)
 
 
-def evictable(slot: Slot, requirement: Requirement, policy: Policy, now: float) -> bool:
+def evictable(slot: Slot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> bool:
     if slot.state is not SlotState.READY or slot.active or slot.claimed or slot.identity == requirement.spec.identity:
         return False
     assert slot.ready_at is not None
@@ -118,5 +122,5 @@ def subsets(slots: list[Slot]) -> Iterator[tuple[Slot, ...]]:
         yield from combinations(slots, count)
 
 
-def free_score(policy: Policy, degree: int, room: int) -> Score:
+def free_score(policy: PlacementPolicy, degree: int, room: int) -> Score:
     return (0, degree, -room) if policy.spread_before_evicting else (0, degree, 0, -room)

@@ -24,12 +24,12 @@ from iris_ray.slots.core.instructions import (
     StartRequest,
 )
 from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity, WorkloadKind
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
 from iris_ray.slots.core.slot import Allocation, SlotState
 from tests.support.slots import gpus, model
 
-QUICK = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+QUICK = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0))
 Order = CreateSlot | DeleteSlot | StartRequest | EndRequest | tuple[AskRunner, float]
 
 

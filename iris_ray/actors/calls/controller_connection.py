@@ -24,11 +24,11 @@ _NAME_POLL_S = 0.1
 
 NO_CONTROLLER = (
     "no Controller runs in this cluster: no job has needed one yet, or it was stopped. The next job starts one, and so"
-    " does: iris-ray controller start"
+    " does: iris-ray cluster controller start"
 )
 GONE = (
     f"the Controller is gone and has not come back for {RESTART_S:g} s; jobs that run go on. The next job starts"
-    " another one, and so does: iris-ray controller start"
+    " another one, and so does: iris-ray cluster controller start"
 )
 
 P = ParamSpec("P")

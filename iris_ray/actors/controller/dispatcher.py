@@ -15,7 +15,7 @@ from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.errors import NotYetError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.scheduler.planner import Placement
+from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -84,7 +84,7 @@ class Dispatcher:
             job.spec.spare_for.job_id if job.spec.spare_for else None,
         )
 
-    def dispatch(self, order: AttemptOrder, placement: Placement) -> None:
+    def dispatch(self, order: AttemptOrder, placement: PlacedGang) -> None:
         """Send an order to the job's pool, if the pool is still there."""
         if pool := self._pools.get(placement.job.spec.owner):
             self._background.start(self._dispatch(order, pool, placement.reclaim), f"dispatching {order.attempt}")

@@ -11,7 +11,7 @@ from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.errors import ControllerUnavailableError, DeposedError
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.scheduler.planner import Placement, Planner
+from iris_ray.scheduler.planner import PlacedGang, Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.events import Event, TaskDispatchFailedEvent, TimePassedEvent
@@ -149,7 +149,9 @@ class EventProcessor:
             self._in_writing.set_result(None)
             self._in_writing = None
 
-    def _orders(self, placements: list[Placement], dispatcher: Dispatcher) -> Iterator[tuple[AttemptOrder, Placement]]:
+    def _orders(
+        self, placements: list[PlacedGang], dispatcher: Dispatcher
+    ) -> Iterator[tuple[AttemptOrder, PlacedGang]]:
         for one in placements:
             try:
                 yield dispatcher.order(one.job, one.gang), one

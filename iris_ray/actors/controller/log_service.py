@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.host.output.log_files import Piece
+from iris_ray.actors.host.output.log_files import LogPiece
 from iris_ray.actors.host.output.log_reader import (
     IDLE_S,
     READ_TIMEOUT_S,
@@ -44,7 +44,7 @@ NOT_PLACED = "it has not been placed on a host yet"
 
 
 @dataclass(slots=True)
-class _Reader:
+class _LogReader:
     actor: ActorHandle
     busy: int = 0
     used_at: float = 0.0
@@ -55,7 +55,7 @@ class LogService:
 
     def __init__(self) -> None:
         self._memory = LogMemory()
-        self._readers: dict[str, _Reader] = {}
+        self._readers: dict[str, _LogReader] = {}
         self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._background = BackgroundTasks()
         self._sweeper: asyncio.Task[None] | None = None
@@ -124,15 +124,15 @@ class LogService:
         asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
         found = await asyncio.gather(*(self._read(w.node_id, w.address, LogQuestion(*key, 0, 1)) for w in asked))
         for worker, piece in zip(asked, found, strict=True):
-            if isinstance(piece, Piece):
+            if isinstance(piece, LogPiece):
                 self._memory.placed(key, worker.node_id)
                 return worker.node_id
         return None
 
-    async def _read(self, node_id: str, address: str, question: LogQuestion) -> Piece | Unreachable | None:
+    async def _read(self, node_id: str, address: str, question: LogQuestion) -> LogPiece | Unreachable | None:
         reader = self._readers.get(node_id)
         if reader is None:
-            reader = self._readers[node_id] = _Reader(start_log_reader(node_id, address))
+            reader = self._readers[node_id] = _LogReader(start_log_reader(node_id, address))
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = self._background.repeat(self._end_idle_readers, "ending idle log readers")
         reader.busy += 1
@@ -145,7 +145,7 @@ class LogService:
             reader.busy -= 1
             reader.used_at = asyncio.get_running_loop().time()
         if not isinstance(pieces, Unreachable):
-            found: Piece | None = pieces[0]
+            found: LogPiece | None = pieces[0]
             return found
         if self._readers.get(node_id) is reader:
             self._end(node_id)

@@ -63,7 +63,9 @@ class Permissions:
     @property
     def _operators_are(self) -> str:
         names = ", ".join(sorted(self._state.settings.value(OPERATORS) or ()))
-        return f"operators are: {names} (one of them can change that: iris-ray settings set {OPERATORS.name}=...)"
+        return (
+            f"operators are: {names} (one of them can change that: iris-ray cluster settings set {OPERATORS.name}=...)"
+        )
 
     # -- pools -----------------------------------------------------------------------------------------------------
 

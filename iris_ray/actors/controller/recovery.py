@@ -9,7 +9,7 @@ from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.scheduler.planner import Placement
+from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all, apply_safely
 from iris_ray.state.events import JobRestoredEvent, SliceHeldEvent, TimePassedEvent
@@ -75,7 +75,7 @@ async def repeat_orders(
     job_ids = [record.job.spec.job_id for record in records]
     for number, (job, gang) in enumerate(_placed(job_ids, state, pools), 1):
         wanted = [one for one in reclaim if one.slice_name in gang.groups]
-        dispatcher.dispatch(dispatcher.order(job, gang), Placement(job, gang, wanted))
+        dispatcher.dispatch(dispatcher.order(job, gang), PlacedGang(job, gang, wanted))
         if number % CALLS_IN_A_TURN == 0:
             await asyncio.sleep(0)  # else all answers would be read late
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
 from iris_ray.actors.controller.progress_board import Heard, ProgressBoard
-from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, Waiting
+from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
     PAGE,
     JobEvent,
@@ -351,10 +351,10 @@ class Overview:
         jobs, reasons = self._state.jobs, self._planner.pending_reasons
         return [why for i, why in reasons.items() if i in jobs and jobs[i].pending and not jobs[i].spec.spare_for]
 
-    def _queued(self, reason: PendingReason) -> Waiting:
+    def _queued(self, reason: PendingReason) -> WaitingJob:
         job = self._state.jobs[reason.job_id]
         since = self._clock.wall(min(job.gangs[position].waiting_since for position in islice(job.pending, PAGE)))
-        return Waiting(reason.job_id, str(reason), reason.kind.name, since)
+        return WaitingJob(reason.job_id, str(reason), reason.kind.name, since)
 
 
 def user_shares(state: ControllerState, now: float) -> Iterator[UserShare]:

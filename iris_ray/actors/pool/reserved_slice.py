@@ -159,7 +159,7 @@ class SharedCrew:
         self._owner = owner
         self._shared = shared
         self.speaker = Actor[SliceActor].here(self._slice, f"slice {name}")
-        self.hosts = tuple(self._slice.members().values())
+        self.hosts = tuple(self._slice.hosts.values())
 
     def end(self) -> None:
         """End the tasks of the place. Return at once."""

@@ -12,7 +12,6 @@ from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor
 from iris_ray.actors.calls.background import BackgroundTasks, repeat
 from iris_ray.actors.calls.liveness import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice, SharedHosts
-from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import NotReserved, SetupFailed, Unreachable
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
@@ -55,7 +54,7 @@ class Refill(NamedTuple):
     standbys: int
 
 
-class ReservedSlices(ResourcePoolManager[str, Actor[SliceActor]]):
+class ReservedSlices:
     """Slices by name. Methods that give slices back return the events that tell the Controller so.
 
     Args:
@@ -79,9 +78,6 @@ class ReservedSlices(ResourcePoolManager[str, Actor[SliceActor]]):
 
     def __len__(self) -> int:
         return len(self._held) + len(self._leaving)
-
-    def members(self) -> Mapping[str, Actor[SliceActor]]:
-        return {name: held.actor for name, held in self._held.items()}
 
     def actor(self, name: str) -> Actor[SliceActor]:
         return self._held[name].actor

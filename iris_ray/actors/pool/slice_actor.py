@@ -16,7 +16,6 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvS
 from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.clocks import Moment, by_this_clock
 from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
-from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.protocol.answers import SetupFailed, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import within
@@ -68,7 +67,7 @@ async def _fetched(end: TaskEnd) -> TaskEnd | None:
         return None
 
 
-class SliceActor(ResourcePoolManager[int, Actor[HostInterface]]):
+class SliceActor:
     """The hosts of one slice, by host index.
 
     Args:
@@ -88,7 +87,9 @@ class SliceActor(ResourcePoolManager[int, Actor[HostInterface]]):
         self._silent: dict[int, str] = {}  # for how long a host has been silent
         self._watch: HostWatch | None = None
 
-    def members(self) -> Mapping[int, Actor[HostInterface]]:
+    @property
+    def hosts(self) -> Mapping[int, Actor[HostInterface]]:
+        """The hosts, by index."""
         return self._hosts
 
     async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
@@ -341,7 +342,7 @@ class SliceActor(ResourcePoolManager[int, Actor[HostInterface]]):
     @within(TEARDOWN_TIMEOUT_S)
     async def teardown(self) -> None:
         """End every task process on the slice, before its actors are ended."""
-        await self.ask_all(lambda host: host.ask_once(HostInterface.teardown, self._name))
+        await asyncio.gather(*(host.ask_once(HostInterface.teardown, self._name) for host in self._hosts.values()))
 
     def close(self) -> None:
         """Stop watching the hosts. The pool calls this when it gives a place on shared hosts back."""

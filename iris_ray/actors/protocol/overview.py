@@ -43,7 +43,7 @@ class UserShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingJob:
     """One waiting job.
 
     Attributes:
@@ -84,7 +84,7 @@ class Changes:
     lost: tuple[str, ...] = ()
     jobs: tuple[JobStatus, ...] = ()
     forgotten: tuple[str, ...] = ()
-    queue: tuple[Waiting, ...] = ()
+    queue: tuple[WaitingJob, ...] = ()
     waiting: int = 0
     limits: tuple[LimitStatus, ...] = ()
     shares: tuple[UserShare, ...] = ()

@@ -32,5 +32,5 @@ def require_same_protocol(theirs: int, their_version: str, our_version: str) -> 
     if theirs > PROTOCOL_VERSION:
         raise VersionMismatchError(f"{found}: install iris_ray {their_version} here")
     raise VersionMismatchError(
-        f"{found}: replace the Controller with `iris-ray controller upgrade`, or install its version here"
+        f"{found}: replace the Controller with `iris-ray cluster controller upgrade`, or install its version here"
     )

@@ -97,7 +97,9 @@ def check_quarantine(workers: Iterable[WorkerStatus]) -> Iterator[Finding]:
     for worker in workers:
         if (reason := worker.attributes.get(f"{TAINT_PREFIX}{QUARANTINE}")) is not None:
             place = f"{worker.slice_name} host {worker.host_index}" if worker.slice_name else f"host {worker.address}"
-            advice = f"find the cause there; to use it again at once: iris-ray untaint {worker.node_id} {QUARANTINE}"
+            advice = (
+                f"find the cause there; to use it again at once: iris-ray host undrain {worker.node_id} {QUARANTINE}"
+            )
             yield Finding(Level.WARNING, "quarantined host", f"{place}: {reason}", advice)
 
 
@@ -136,10 +138,10 @@ def check_controller(about: Mapping[str, Any] | None, in_words: str, hosts: int)
         hosts: how many hosts it sees.
     """
     if about is None:
-        advice = "nothing to do: the first job starts it, and so does: iris-ray controller start"
+        advice = "nothing to do: the first job starts it, and so does: iris-ray cluster controller start"
         return Finding(Level.INFO, "Controller", "none runs", advice)
     if about["version"] != iris_ray.__version__:
         found = f"{in_words}; this is iris_ray {iris_ray.__version__}, and the two understand each other"
-        advice = "install the same version everywhere, then: iris-ray controller upgrade; jobs that run go on"
+        advice = "install the same version everywhere, then: iris-ray cluster controller upgrade; jobs that run go on"
         return Finding(Level.INFO, "Controller", found, advice)
     return Finding(Level.OK, "Controller", f"{in_words}; sees {counted(hosts, 'host')}")

@@ -22,7 +22,7 @@ def check_chips(devices: Devices) -> Finding:
     found = counted(len(devices.chips), "chip device")
     if holders.seen:
         found += f", held by {', '.join(map(str, holders.seen))}"
-        advice = "nothing to do if a job runs here (iris-ray workers); if not, end them: libtpu allows one process"
+        advice = "nothing to do if a job runs here (iris-ray host ls); if not, end them: libtpu allows one process"
         return Finding(Level.INFO, "TPU chips", found, advice)
     if blocks(devices.lock):
         found += f", held by no process that is visible here; but libtpu can't open {devices.lock}"

@@ -28,7 +28,7 @@ METADATA_VARIABLES = (TEST_METADATA_HOST, "GCE_METADATA_HOST")
 METADATA_HOSTS = ("metadata.google.internal", "169.254.169.254")
 PREEMPTED = "instance/preempted"
 MetadataTells = Literal["nothing", "no preemptions", "preemptions"]
-NO_NOTICES = "as in GKE: let each pod announce its end with a preStop hook (iris-ray give-notice --help)"
+NO_NOTICES = "as in GKE: let each pod announce its end with a preStop hook (iris-ray host give-notice --help)"
 _FLAVOR = {"Metadata-Flavor": "Google"}
 LITTLE_BYTES = 200 << 20
 """A disk on which less is free is as good as full: Ray's logs alone take that in a day."""

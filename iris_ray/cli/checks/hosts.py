@@ -110,9 +110,7 @@ def check_answers(
     silent = {host: answer for host, answer in answers.items() if isinstance(answer, str)}
     looks = {host: answer for host, answer in answers.items() if not isinstance(answer, str)}
     for host, why in silent.items():
-        advice = (
-            "log in there and find the cause (uptime, dmesg, Ray's logs); until then keep jobs away: iris-ray drain"
-        )
+        advice = "log in there and find the cause (uptime, dmesg, Ray's logs); keep jobs away: iris-ray host drain"
         yield Finding(Level.WARNING, "silent host", f"{host.name}: {why}", advice)
     if not silent:
         yield Finding(Level.OK, "silent hosts", f"none; all {counted(len(looks), 'TPU host')} answered")

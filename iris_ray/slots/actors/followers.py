@@ -17,13 +17,13 @@ from iris_ray.actors.calls.asking import Reference
 from iris_ray.actors.host.task_environment import hold_ports
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import job_info_of
-from iris_ray.slots.actors.messages import Piece
+from iris_ray.slots.actors.messages import AnswerPiece
 from iris_ray.slots.actors.model_call import SlotRequest
 
 OUT_OF_STEP_S = 60.0
 """How long one process may go on with a call after another process has ended it. Then the slot is broken."""
 
-Sent = Piece | tuple[Any]
+Sent = AnswerPiece | tuple[Any]
 """The payload of a call on its way to other hosts: the caller's bytes of a request, or the value of a session's call in
 a tuple. So each host opens it as the leader does, and Ray does not replace an `ObjectRef` by its value."""
 
@@ -34,7 +34,7 @@ Follow = Callable[[Sent, SlotRequest], Answer]
 
 def opened(sent: Sent) -> Any:
     """Return the payload of a call."""
-    return sent.open() if isinstance(sent, Piece) else sent[0]
+    return sent.open() if isinstance(sent, AnswerPiece) else sent[0]
 
 
 class Followers:
@@ -43,7 +43,7 @@ class Followers:
     def __init__(self) -> None:
         self._follow: Sequence[Follow] = ()
         self._turn = threading.Lock()
-        self._reader = Reader()
+        self._reader = AnswerReader()
 
     def __bool__(self) -> bool:
         return bool(self._follow)
@@ -106,7 +106,7 @@ def meet_at(address: str) -> None:
     os.environ.update(replace(me, coordinator_address=address).to_env())
 
 
-class Reader:
+class AnswerReader:
     """The reader of an answer's pieces. While it holds a piece, the leader waits, and `OUT_OF_STEP_S` does not run."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Reader:
         return (time.monotonic() if self._has_piece else max(since, self._since)) + OUT_OF_STEP_S
 
 
-def _follow(calls: list[Answer], led: "Future[None]", followed: "Future[str | None]", reader: Reader) -> None:
+def _follow(calls: list[Answer], led: "Future[None]", followed: "Future[str | None]", reader: AnswerReader) -> None:
     """Set why a follower's call failed, or None, once all calls have ended. After the first end, all must end soon."""
     ray.wait(calls)
     since, late = time.monotonic(), calls
@@ -140,7 +140,7 @@ def _follow(calls: list[Answer], led: "Future[None]", followed: "Future[str | No
             led.result(_left(reader, since))
 
 
-def _left(reader: Reader, since: float) -> float:
+def _left(reader: AnswerReader, since: float) -> float:
     """Return for how many more seconds the hosts may be out of step; exit if there are none."""
     left = reader.limit(since) - time.monotonic()
     if left <= 0:

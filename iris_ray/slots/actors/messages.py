@@ -228,7 +228,7 @@ TAKEN_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A part of an answer, or all of it, or the exception that a model raised, by cloudpickle."""
 
     data: bytes
@@ -242,19 +242,19 @@ class Piece:
         return value
 
 
-def packed(value: Any) -> Piece:
+def packed(value: Any) -> AnswerPiece:
     """Pickle a value."""
-    return Piece(cloudpickle.dumps(value))
+    return AnswerPiece(cloudpickle.dumps(value))
 
 
-def packed_error(error: BaseException) -> Piece:
+def packed_error(error: BaseException) -> AnswerPiece:
     """Pickle an exception; one that can't be pickled becomes a `RemoteUserError` with its traceback."""
     try:
         data = cloudpickle.dumps(error)
         cloudpickle.loads(data)
     except Exception:
         data = cloudpickle.dumps(RemoteUserError("".join(traceback.format_exception(error))))
-    return Piece(data, raised=True)
+    return AnswerPiece(data, raised=True)
 
 
 # -- reasons -----------------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class Runners:
     _hosts: dict[tuple[str, int], dict[int, HostHere]] = field(default_factory=dict)  # by runner and attempt
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def keep(self, here: HostHere) -> bool:
+    async def hold(self, here: HostHere) -> bool:
         """Use a host until its agent is gone, or `close` gives all hosts back; return whether `close` did."""
         self._arrived(here)
         waits = {asyncio.ensure_future(_until_gone(here.agent)), asyncio.ensure_future(self._closed.wait())}

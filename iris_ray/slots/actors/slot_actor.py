@@ -19,7 +19,7 @@ from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
-from iris_ray.slots.actors.messages import NotHeld, Piece, Reasons, packed, packed_error
+from iris_ray.slots.actors.messages import AnswerPiece, NotHeld, Reasons, packed, packed_error
 from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls, SlotRequest, StoppedError
 
 P = ParamSpec("P")
@@ -99,11 +99,11 @@ class SlotActor:
     # -- requests, which the SlotManager passes on ------------------------------------------------
 
     @_runs_user_code
-    def serve(self, request: SlotRequest, payload: bytes) -> Piece | None:
+    def serve(self, request: SlotRequest, payload: bytes) -> AnswerPiece | None:
         """Return the answer to a request, the pieces of a generator as a list; None if it was stopped."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request) as call, self._followers.calling(Piece(payload), request):
+            with self._calls.running(request) as call, self._followers.calling(AnswerPiece(payload), request):
                 return packed(self._model.answer(value, call))
         except StoppedError:
             return None
@@ -111,11 +111,11 @@ class SlotActor:
             return packed_error(error)
 
     @_runs_user_code
-    def stream(self, request: SlotRequest, payload: bytes) -> Iterator[Piece]:
+    def stream(self, request: SlotRequest, payload: bytes) -> Iterator[AnswerPiece]:
         """Yield the answer to a request piece by piece; the answer of a function as one piece."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request) as call, self._followers.calling(Piece(payload), request):
+            with self._calls.running(request) as call, self._followers.calling(AnswerPiece(payload), request):
                 for piece in self._followers.in_full(self._model.pieces(value, call)):
                     yield packed(piece)
         except StoppedError:
@@ -153,7 +153,7 @@ class SlotActor:
 
     @_runs_user_code
     def call(self, session_id: str, call_id: str, payload: Any) -> Any:
-        """Return the answer to a call of a session: the value, `NotHeld`, or a `Piece` with the model's exception."""
+        """Return the answer to a call of a session: the value, `NotHeld`, or its exception as an `AnswerPiece`."""
         if (refused := self._sessions.begin_call(session_id)) is not None:
             return refused
         request = SlotRequest(call_id)

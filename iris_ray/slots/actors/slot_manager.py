@@ -13,11 +13,11 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.ray_internals import STREAM
 from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError
 from iris_ray.slots.actors.messages import (
+    AnswerPiece,
     Ask,
     Grant,
     Maker,
     ModelOrder,
-    Piece,
     Reasons,
     SlotHosts,
     SlotStatus,
@@ -28,7 +28,7 @@ from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.runners import HostHere, RunnerHere, Runners, Yielding
 from iris_ray.slots.actors.slot_actor import SlotActor
 from iris_ray.slots.actors.slot_processes import SlotProcesses, status_of
-from iris_ray.slots.actors.waiting import Clients, Waiting, cancelled, error_of
+from iris_ray.slots.actors.waiting import Clients, WaitingCaller, cancelled, error_of
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import instructions as todo
 from iris_ray.slots.core.models import Request, SlotIdentity
@@ -50,7 +50,7 @@ class SlotManager:
     def __init__(self, policy: ServingPolicy, maker: Maker) -> None:
         self._maker = maker
         self._core = Reconciler(policy, new_id=lambda: uuid.uuid4().hex[:12])
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, WaitingCaller] = {}
         self._orders: dict[SlotIdentity, ModelOrder] = {}
         self._by_name: dict[str, SlotIdentity] = {}
         self._background = BackgroundTasks()
@@ -104,12 +104,12 @@ class SlotManager:
         self._hear(ev.ModelRemoved(identity))
         del self._orders[identity]
 
-    async def submit(self, ask: Ask) -> Piece:
+    async def submit(self, ask: Ask) -> AnswerPiece:
         """Return the answer to a request, or its error."""
         pieces = [piece async for piece in self._pieces(ask, streams=False)]
         return pieces[-1] if pieces else packed_error(cancelled(ask.request_id))
 
-    async def stream(self, ask: Ask) -> AsyncIterator[Piece]:
+    async def stream(self, ask: Ask) -> AsyncIterator[AnswerPiece]:
         """Yield the answer to a request in pieces; the last one may be an error."""
         async for piece in self._pieces(ask, streams=True):
             yield piece
@@ -158,9 +158,9 @@ class SlotManager:
 
     # -- what runners call ------------------------------------------------------------------------
 
-    async def keep_runner(self, here: HostHere) -> bool:
+    async def hold_host(self, here: HostHere) -> bool:
         """Use a host until its agent is gone or it is given back; return whether it is given back."""
-        return await self._runners.keep(here)
+        return await self._runners.hold(here)
 
     async def empty_runner(self, runner_id: str, why: str) -> None:
         """Close a runner that has to go; return when its slots have ended."""
@@ -216,7 +216,7 @@ class SlotManager:
             case todo.RaiseAlarm(text=text):
                 logger.warning(text)
 
-    async def _pieces(self, ask: Ask, streams: bool) -> AsyncIterator[Piece]:
+    async def _pieces(self, ask: Ask, streams: bool) -> AsyncIterator[AnswerPiece]:
         try:
             waiting = self._admit(ask, streams)
         except IrisError as error:
@@ -229,7 +229,7 @@ class SlotManager:
             del self._waiting[ask.request_id]
             self._over.note(ask.request_id, "over")
 
-    def _admit(self, ask: Ask, streams: bool) -> Waiting:
+    def _admit(self, ask: Ask, streams: bool) -> WaitingCaller:
         if ask.request_id in self._waiting:
             raise InvalidSlotError(f"request {ask.request_id} is here already; give each one an id of its own")
         identity, now = self._identity(ask.model), self._now()
@@ -240,7 +240,7 @@ class SlotManager:
         deadline = None if ask.timeout_s is None else now + ask.timeout_s
         how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s, len(ask.payload)
         request = Request(ask.request_id, identity, now, *how)
-        waiting = self._waiting[ask.request_id] = Waiting(ask, streams)
+        waiting = self._waiting[ask.request_id] = WaitingCaller(ask, streams)
         try:
             self._hear(ev.RequestArrived(request))
         except BaseException:
@@ -273,7 +273,7 @@ class SlotManager:
             self._end(request.request_id, slot_id, waiting)
 
     async def _have_answered(
-        self, waiting: Waiting, request: SlotRequest, slot_id: str, actor: Actor[SlotActor]
+        self, waiting: WaitingCaller, request: SlotRequest, slot_id: str, actor: Actor[SlotActor]
     ) -> bool:
         """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
         ask = waiting.ask
@@ -294,7 +294,7 @@ class SlotManager:
         active = self._core.active.by_id.get(request_id)
         return active is not None and active.slot_id == slot_id
 
-    async def _grant(self, waiting: Waiting, slot_id: str, actor: Actor[SlotActor]) -> None:
+    async def _grant(self, waiting: WaitingCaller, slot_id: str, actor: Actor[SlotActor]) -> None:
         session_id = waiting.ask.request_id
         await actor.call(SlotActor.open_session, session_id)
         self._hear(ev.SessionsRenewed({session_id: self._now()}))
@@ -315,7 +315,7 @@ class SlotManager:
         if request_id not in self._waiting:
             self._reasons.note(request_id, reason)
 
-    def _end(self, request_id: str, slot_id: str, waiting: Waiting | None = None) -> None:
+    def _end(self, request_id: str, slot_id: str, waiting: WaitingCaller | None = None) -> None:
         self._hear(ev.RequestEnded(request_id, slot_id))
         if self._waiting.get(request_id, waiting) is not waiting:
             return  # another request has its id by now

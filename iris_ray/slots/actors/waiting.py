@@ -15,7 +15,7 @@ from iris_ray.errors import (
     SlotQueueFullError,
     UnknownNameError,
 )
-from iris_ray.slots.actors.messages import MOST_PIECES, Ask, Piece, packed_error
+from iris_ray.slots.actors.messages import MOST_PIECES, AnswerPiece, Ask, packed_error
 from iris_ray.slots.core.instructions import Refusal
 
 _ERRORS: Final[dict[Refusal, type[IrisError]]] = {
@@ -35,7 +35,7 @@ def error_of(refusal: Refusal, reason: str) -> IrisError:
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class WaitingCaller:
     """One caller. Pieces of the answer go into a queue; after the last piece comes the end, or an error.
 
     `give` waits while the caller has `MOST_PIECES` to take.
@@ -48,7 +48,7 @@ class Waiting:
     ask: Ask
     streams: bool = False
     begun: bool = False
-    _pieces: "asyncio.Queue[Piece | None]" = field(default_factory=asyncio.Queue)
+    _pieces: "asyncio.Queue[AnswerPiece | None]" = field(default_factory=asyncio.Queue)
     _over: bool = False
     _untaken: int = 0
     _has_room: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,7 +58,7 @@ class Waiting:
         """Whether the caller has been given the end, so that no slot has to run the request."""
         return self._over
 
-    async def give(self, piece: Piece) -> None:
+    async def give(self, piece: AnswerPiece) -> None:
         """Hand over a piece, or the whole answer. Pieces after the end are dropped."""
         self.begun = True
         while self._untaken >= MOST_PIECES and not self._over:
@@ -81,7 +81,7 @@ class Waiting:
             self._pieces.put_nowait(packed_error(error))
         self._pieces.put_nowait(None)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncIterator[AnswerPiece]:
         """Yield the pieces as they come."""
         while (piece := await self._pieces.get()) is not None:
             yield piece

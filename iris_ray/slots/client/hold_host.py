@@ -1,4 +1,4 @@
-"""Hosts for slots: ordinary jobs keep hosts, or slices, for a SlotManager."""
+"""Hosts for slots: ordinary jobs hold hosts, or slices, for a SlotManager."""
 
 import functools
 import os
@@ -38,10 +38,10 @@ from iris_ray.task.preemption import POLL_S, PreemptionNotice, preemption_notice
 _Agent = ray.remote(RunnerAgent)
 
 
-def keep_runner(
+def hold_host(
     manager: Actor[SlotManager], runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
 ) -> None:
-    """Keep this host for the slots of a manager, as a task. Return when the manager is gone or gives the host back.
+    """Hold this host for the slots of a manager, as a task. Return when the manager is gone or gives the host back.
 
     After a preemption notice the slots finish their requests and end; then the gang moves.
 
@@ -55,32 +55,32 @@ def keep_runner(
         RuntimeError: the host's agent is gone; the job is tried again.
     """
     here = _here(runner, kind, devices, memory, whole_slice)
-    kept, agent_gone = manager.call(SlotManager.keep_runner, here), here.agent.call(RunnerAgent.watch)
+    held, agent_gone = manager.call(SlotManager.hold_host, here), here.agent.call(RunnerAgent.watch)
     try:
         while (notice := preemption_notice()) is None:
-            done, _ = ray.wait([kept, agent_gone], timeout=POLL_S)
-            if kept in done and _is_unwanted(kept):
+            done, _ = ray.wait([held, agent_gone], timeout=POLL_S)
+            if held in done and _is_unwanted(held):
                 return
             if done:
                 raise RuntimeError(f"the agent of runner {here.runner_id} is gone")
-        _leave(notice, manager, here, kept)
+        _leave(notice, manager, here, held)
     finally:
         ray.kill(here.agent.handle)  # Ray's worker does not exit before all calls that it has made have ended
 
 
-def _leave(notice: PreemptionNotice, manager: Actor[SlotManager], here: HostHere, kept: Reference[bool]) -> None:
+def _leave(notice: PreemptionNotice, manager: Actor[SlotManager], here: HostHere, held: Reference[bool]) -> None:
     print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
     empty = manager.call(SlotManager.empty_runner, here.runner_id, notice.reason)
-    done, _ = ray.wait([empty, kept])
-    if kept in done and _is_unwanted(kept):
+    done, _ = ray.wait([empty, held])
+    if held in done and _is_unwanted(held):
         return
     notice.saved()
 
 
-def _is_unwanted(kept: Reference[bool]) -> bool:
+def _is_unwanted(held: Reference[bool]) -> bool:
     """Return whether the manager has given the host back, or is gone; if not, the host's agent is gone."""
     try:
-        unwanted: bool = ray.get(kept)
+        unwanted: bool = ray.get(held)
     except RayError:
         return True
     return unwanted
@@ -167,7 +167,7 @@ def _requests(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name: str
         runner = f"{each.kind.value}-{number}"
         request = make_request(
             functools.partial(
-                keep_runner, manager, runner, each.kind, len(each.runner.devices), each.memory, each.whole_slices
+                hold_host, manager, runner, each.kind, len(each.runner.devices), each.memory, each.whole_slices
             ),
             _placement(each),
             f"{name}-{runner}",

@@ -20,7 +20,7 @@ from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.ray_internals import STREAM
 from iris_ray.client.connection import this_connection
 from iris_ray.errors import NoClusterError, RequestLostError, SessionEndedError, SlotQueueFullError
-from iris_ray.slots.actors.messages import Grant, NotHeld, Piece
+from iris_ray.slots.actors.messages import AnswerPiece, Grant, NotHeld
 from iris_ray.slots.actors.slot_actor import SlotActor
 from iris_ray.slots.actors.slot_manager import SlotManager
 
@@ -152,7 +152,7 @@ class Lease:
 
     def opened(self, answer: Any) -> Any:
         """Return a slot's answer to a call, or raise the error that it holds."""
-        if isinstance(answer, Piece):
+        if isinstance(answer, AnswerPiece):
             try:
                 return answer.open()
             except Exception as error:

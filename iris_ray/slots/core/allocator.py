@@ -6,7 +6,7 @@ The order of preference:
 2. the cheapest eviction, on any runner, for any number of devices. An eviction costs the time to load the evicted
    models again, times the demand for them.
 
-If `Policy.spread_before_evicting` is off, evicting for one device comes before using two free ones, and so on.
+If `PlacementPolicy.spread_before_evicting` is off, evicting for one device comes before using two free ones, and so on.
 Slots are evicted only if the new slot has a place afterwards.
 """
 
@@ -17,13 +17,13 @@ from typing import NamedTuple
 from iris_ray.slots.core.devices import DeviceSet, Runner
 from iris_ray.slots.core.eviction import EvictableSlots, EvictionPlan
 from iris_ray.slots.core.eviction_indexes import EvictionIndexes
-from iris_ray.slots.core.fleet import FreeIndex, Pool, SlotFleet
+from iris_ray.slots.core.fleet import DevicePool, FreeIndex, SlotFleet
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
-from iris_ray.slots.core.policy import Policy, Staleness
+from iris_ray.slots.core.policy import PlacementPolicy, Staleness
 from iris_ray.slots.core.slot import Allocation, SlotState
 
 
-class Requirement(NamedTuple):
+class SlotRequirement(NamedTuple):
     """One more slot of a model is needed.
 
     Attributes:
@@ -67,17 +67,17 @@ Decision = Place | Full | Never
 class Allocator:
     """Decides on a fleet that others change. It keeps indexes of the fleet, and updates them by the fleet's changes."""
 
-    def __init__(self, fleet: SlotFleet, policy: Policy) -> None:
+    def __init__(self, fleet: SlotFleet, policy: PlacementPolicy) -> None:
         self.fleet = fleet
         self.policy = policy
         self.staleness = Staleness(policy)
         self.evictable = EvictableSlots(fleet, self.staleness)
         self._busy_too = EvictableSlots(fleet, self.staleness, busy_too=True)
         self._no_places: dict[SlotIdentity, tuple[int, ModelSpec, Full | Never]] = {}
-        self._pools: dict[Pool, _Indexes] = {}
+        self._pools: dict[DevicePool, _Indexes] = {}
         self._runner_changes = 0
 
-    def decide(self, requirement: Requirement, now: float) -> Decision:
+    def decide(self, requirement: SlotRequirement, now: float) -> Decision:
         """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
         self.evictable.refresh(now)
         if requirement.starving:
@@ -109,7 +109,7 @@ class Allocator:
         return None
 
     def _indexes(self, spec: ModelSpec, degree: int) -> "_Indexes":
-        pool = Pool(spec.kind, spec.constraints, degree)
+        pool = DevicePool(spec.kind, spec.constraints, degree)
         found = self._pools.get(pool)
         if found is None:
             found = self._pools[pool] = _Indexes(
@@ -153,7 +153,7 @@ class _Indexes:
     busy_too: EvictionIndexes
 
 
-def _free_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> Place | None:
+def _free_place(requirement: SlotRequirement, by_degree: Iterable[_Indexes]) -> Place | None:
     spec = requirement.spec
     for indexes in by_degree:
         if found := indexes.free.find(spec.memory[indexes.degree], requirement.avoid):
@@ -161,7 +161,7 @@ def _free_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> Plac
     return None
 
 
-def _evicting_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> Place | None:
+def _evicting_place(requirement: SlotRequirement, by_degree: Iterable[_Indexes]) -> Place | None:
     spec = requirement.spec
     best: tuple[Runner, EvictionPlan] | None = None
     for indexes in by_degree:

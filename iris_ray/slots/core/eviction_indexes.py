@@ -14,7 +14,7 @@ from operator import attrgetter
 from iris_ray.slots.core.bounds import Bound, Key, cheapest_bound, cheapest_sets
 from iris_ray.slots.core.devices import DeviceKey, Runner
 from iris_ray.slots.core.eviction import EvictableSlots, EvictionPlan, EvictionSearch
-from iris_ray.slots.core.fleet import Index, Pool, RunnerOrDevice, SlotFleet, runner_of
+from iris_ray.slots.core.fleet import DevicePool, Index, RunnerOrDevice, SlotFleet, runner_of
 from iris_ray.slots.core.models import ModelSpec
 
 MOST_MISLED = 8
@@ -157,7 +157,7 @@ class EvictionIndexes:
     """The indexes of one pool, by ``least_need``."""
 
     fleet: SlotFleet
-    pool: Pool
+    pool: DevicePool
     evictable: EvictableSlots
     _indexes: list[EvictionIndex] = field(default_factory=list)
 

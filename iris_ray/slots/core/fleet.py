@@ -10,7 +10,7 @@ from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import Constraint
 from iris_ray.slots.core.bounds import Ranking
 from iris_ray.slots.core.devices import DeviceKey, DeviceKind, DeviceSet, Runner
-from iris_ray.slots.core.instructions import ChangeLog
+from iris_ray.slots.core.instructions import DeviceChangeLog
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 from iris_ray.slots.core.slot import USES_MEMORY, Allocation, Slot, SlotState
 
@@ -130,7 +130,7 @@ class SlotFleet:
     closed: set[str] = field(default_factory=set)
     prices: dict[SlotIdentity, int] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
-    changes: ChangeLog = field(default_factory=ChangeLog)
+    changes: DeviceChangeLog = field(default_factory=DeviceChangeLog)
     changed: dict[SlotIdentity, None] = field(default_factory=dict)
     _requests_on: Counter[str] = field(default_factory=Counter)
     _on_device: dict[DeviceKey, dict[str, Slot]] = field(default_factory=dict)
@@ -362,7 +362,7 @@ RunnerOrDevice = str | DeviceKey
 """An item of an index: a single device if a slot needs one, else a runner."""
 
 
-class Pool(NamedTuple):
+class DevicePool(NamedTuple):
     """Which runners count, and how many of their devices a slot has (``degree``)."""
 
     kind: DeviceKind
@@ -378,7 +378,7 @@ class Index:
     """
 
     fleet: SlotFleet
-    pool: Pool
+    pool: DevicePool
     ranking: Ranking[RunnerOrDevice] = field(init=False)
     _read: int = field(init=False, default=0)
     _runner_changes: int = field(init=False, default=-1)

@@ -102,7 +102,7 @@ KEPT, MOST = 20_000, 40_000
 
 
 @dataclass(slots=True)
-class ChangeLog:
+class DeviceChangeLog:
     """The devices that have changed lately, in order. Readers remember how far they have read.
 
     Attributes:

@@ -79,7 +79,7 @@ def read_gguf(file: BinaryIO, size: int) -> GGUFModel:
     Raises:
         InvalidSlotError: it is no GGUF file of a known version, or it is damaged.
     """
-    reader = _Reader(file)
+    reader = _GgufReader(file)
     if reader.take(4) != MAGIC:
         raise InvalidSlotError("this is no GGUF file: it does not begin with the letters GGUF")
     version = reader.number("<I")
@@ -102,7 +102,7 @@ def _sizes(offsets: Mapping[str, int], data: int) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _GgufReader:
     file: BinaryIO
     facts: dict[str, Fact] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)

@@ -24,7 +24,7 @@ class IdleFor:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PlacementPolicy:
     """How slots are placed and evicted.
 
     Args:
@@ -45,7 +45,7 @@ class Policy:
 
 REPORT_S: Final = 5.0
 """How often runners are asked for their slots."""
-CONVERGE_S: Final = 5.0
+RECHECK_S: Final = 5.0
 """How often all models are looked at and unconfirmed deletions ordered again, even without events: a safety net."""
 ACTIVITY_S: Final = 30.0
 """How often idle slots are ended, and demand is averaged."""
@@ -76,7 +76,7 @@ class ServingPolicy:
         silence_s: how long a client may be silent before its requests and sessions end.
     """
 
-    placement: Policy = field(default_factory=Policy)
+    placement: PlacementPolicy = field(default_factory=PlacementPolicy)
     most_waiting: int = 10_000
     most_waiting_bytes: int = 2**30
     ageing_s: float = 30.0
@@ -101,9 +101,9 @@ class ServingPolicy:
 
 @dataclass(slots=True, eq=False)
 class Staleness:
-    """Asks `Policy.stale_at`. If the user's function raises or returns NaN, no slot is stale; `problem` says why."""
+    """Asks `PlacementPolicy.stale_at`. If it raises or returns NaN, no slot is stale; `problem` says why."""
 
-    policy: Policy
+    policy: PlacementPolicy
     problem: str = ""
 
     def evictable_at(self, slot: Slot) -> float:
@@ -129,8 +129,8 @@ class Staleness:
 
     def _note(self, runner_id: str, what: str) -> None:
         self.problem = (
-            f"Policy.stale_at {what}, for a slot on runner {runner_id}. The slot is not stale until the function "
-            f"returns a time. Only a request that has waited for long evicts it."
+            f"PlacementPolicy.stale_at {what}, for a slot on runner {runner_id}. The slot is not stale until the"
+            f" function returns a time. Only a request that has waited for long evicts it."
         )
 
     def take_problem(self) -> str:

@@ -7,22 +7,22 @@ from typing import Any
 from iris_ray.errors import SlotQueueFullError
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator
-from iris_ray.slots.core.converge import Converger, Defects, Endings
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import AskRunner, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
 from iris_ray.slots.core.models import Request, SlotIdentity
-from iris_ray.slots.core.policy import ACTIVITY_S, CONVERGE_S, REPORT_S, ServingPolicy
+from iris_ray.slots.core.policy import ACTIVITY_S, RECHECK_S, REPORT_S, ServingPolicy
 from iris_ray.slots.core.request_queue import CLOSED, ActiveRequests, RequestQueue, Sessions
 from iris_ray.slots.core.served_models import ServedModel, mismatches, strangers, vanished
 from iris_ray.slots.core.slot import Slot, SlotState
+from iris_ray.slots.core.slot_planner import Defects, Endings, SlotPlanner
 
 
 @dataclass(slots=True, eq=False)
 class Reconciler:
     """Takes events and returns instructions. It never waits: a long load is a slot in the state STARTING.
 
-    Whatever the event was, the same work follows it (`converge.py`). `Tick` may come at any time, and must come when
-    `wakeup` says; nothing depends on its being punctual.
+    Whatever the event was, the same work follows it (`slot_planner.py`). `Tick` may come at any time, and must come
+    when `wakeup` says; nothing depends on its being punctual.
 
     Args:
         policy: what operators chose.
@@ -37,7 +37,7 @@ class Reconciler:
     active: ActiveRequests = field(init=False)
     sessions: Sessions = field(init=False)
     allocator: Allocator = field(init=False)
-    _converger: Converger = field(init=False)
+    _planner: SlotPlanner = field(init=False)
     _endings: Endings = field(init=False)
     _defects: Defects = field(init=False)
     _drained: set[str] = field(default_factory=set)
@@ -55,7 +55,7 @@ class Reconciler:
         self.sessions = Sessions(self.active, self.policy)
         self._defects = Defects(self.models)
         self._endings = Endings(self.policy, self.models, self.sessions, self.fleet, self._defects)
-        self._converger = Converger(
+        self._planner = SlotPlanner(
             self.policy, self.new_id, self.models, self.sessions, self.allocator, self._endings, self._defects
         )
 
@@ -63,11 +63,11 @@ class Reconciler:
         """Take an event, and return the instructions that follow. ``now`` must not go backwards."""
         self._handled_at = now
         done = [*_HANDLERS[type(event)](self, event, now), *self._at_intervals(now)]
-        return [*done, *self._converger.converge(now), *self._complain(now)]
+        return [*done, *self._planner.due_instructions(now), *self._complain(now)]
 
     def wakeup(self) -> float:
         """Return when a `Tick` is due if no event comes before."""
-        times = [self._handled_at + CONVERGE_S, self._converger.agenda.next_time()]
+        times = [self._handled_at + RECHECK_S, self._planner.agenda.next_time()]
         if (deadline := self.queue.next_deadline()) is not None:
             times.append(deadline)
         if len(self.queue):
@@ -95,7 +95,7 @@ class Reconciler:
         for model in self.models.values():
             if model.prewarm:
                 model.to_prewarm.add(runner_id)
-                self._converger.agenda.wait_for_room(model.spec.identity)
+                self._planner.agenda.wait_for_room(model.spec.identity)
         yield AskRunner(runner_id)
 
     def _runners_expected(self, event: ev.RunnersExpected, now: float) -> Iterator[Instruction]:
@@ -151,7 +151,7 @@ class Reconciler:
             model.load_s, model.demand = self.models[identity].load_s, self.models[identity].demand
         model.to_prewarm = set(self.fleet.runners) if event.prewarm else set()
         self.models[identity] = model
-        self._converger.agenda.note([identity])
+        self._planner.agenda.note([identity])
         yield from ()
 
     def _model_removed(self, event: ev.ModelRemoved, now: float) -> Iterator[Instruction]:
@@ -185,7 +185,7 @@ class Reconciler:
             return Refusal.DUPLICATE, f"request {request.request_id} is here already; give each one an id of its own"
         if request.deadline is not None and request.deadline <= now:
             return Refusal.EXPIRED, f"the deadline of request {request.request_id} has passed"
-        if why := self._converger.why_not_loaded(model, now):
+        if why := self._planner.why_not_loaded(model, now):
             return Refusal.LOAD_FAILED, why
         never = self.allocator.fits_nowhere(model.spec)
         return (Refusal.FITS_NOWHERE, never.reason) if never else None

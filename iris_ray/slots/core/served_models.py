@@ -113,29 +113,29 @@ def _still(until: dict[str, float], now: float) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Discrepancy:
     """A difference between a runner's report and the fleet."""
 
     slot_id: str
     reason: str
 
 
-def strangers(fleet: SlotFleet, report: RunnerReported) -> Iterator[Finding]:
+def strangers(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]:
     """Yield the reported processes that should not be there: unknown ones, and slots of another runner."""
     for slot_id in report.slots:
         slot = fleet.slots.get(slot_id)
         if slot is None:
-            yield Finding(slot_id, "no slot of this id is wanted")
+            yield Discrepancy(slot_id, "no slot of this id is wanted")
         elif slot.allocation.runner_id != report.runner_id:
-            yield Finding(slot_id, f"the slot of this id belongs to runner {slot.allocation.runner_id}")
+            yield Discrepancy(slot_id, f"the slot of this id belongs to runner {slot.allocation.runner_id}")
 
 
-def mismatches(fleet: SlotFleet, report: RunnerReported) -> Iterator[Finding]:
+def mismatches(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]:
     """Yield the slots that serve another model than they should."""
     for slot_id, identity in report.slots.items():
         slot = fleet.slots.get(slot_id)
         if slot is not None and slot.allocation.runner_id == report.runner_id and slot.identity != identity:
-            yield Finding(slot_id, f"it serves {identity} instead of {slot.identity}")
+            yield Discrepancy(slot_id, f"it serves {identity} instead of {slot.identity}")
 
 
 def vanished(fleet: SlotFleet, report: RunnerReported) -> Iterator[str]:

@@ -14,9 +14,9 @@ from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 
 from iris_ray.testing.cloud_tpu_server.zone import (
-    Fault,
+    ApiFault,
+    ApiRefusal,
     Initiator,
-    Refusal,
     State,
     Zone,
     chips_of,
@@ -49,9 +49,9 @@ class Operations:
         return self.get(name)
 
     def get(self, name: str) -> operations_pb2.Operation:
-        """Return the state of an operation; raises Refusal if there is no such operation."""
+        """Return the state of an operation; raises ApiRefusal if there is no such operation."""
         if name not in self._operations:
-            raise Refusal(grpc.StatusCode.NOT_FOUND, f"no operation {name}")
+            raise ApiRefusal(grpc.StatusCode.NOT_FOUND, f"no operation {name}")
         operation = self._operations[name]
         if time.monotonic() < operation.done_at:
             return operations_pb2.Operation(name=name, done=False)
@@ -67,17 +67,17 @@ class Operations:
         """Return the operation that an earlier request with the same id began, or None.
 
         Raises:
-            Refusal: the id is no UUID, or an earlier request used it for another resource.
+            ApiRefusal: the id is no UUID, or an earlier request used it for another resource.
         """
         if not request_id:
             return None
         try:
             uuid.UUID(request_id)
         except ValueError:
-            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"request_id {request_id!r} is no UUID") from None
+            raise ApiRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"request_id {request_id!r} is no UUID") from None
         about, operation = self._by_request_id.get((verb, request_id), (name, ""))
         if about != name:
-            raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, f"request_id {request_id} was used for {about}")
+            raise ApiRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"request_id {request_id} was used for {about}")
         return self.get(operation) if operation else None
 
 
@@ -96,7 +96,7 @@ _DELETABLE = {State.ACCEPTED, State.FAILED, State.SUSPENDED}
 
 
 class Api:
-    """Answers requests about a zone. Every method may raise `Refusal`; the caller holds the zone's lock."""
+    """Answers requests about a zone. Every method may raise `ApiRefusal`; the caller holds the zone's lock."""
 
     def __init__(self, zone: Zone) -> None:
         self._zone = zone
@@ -132,7 +132,7 @@ class Api:
     def _create_node(self, request: tpu_v2.CreateNodeRequest) -> operations_pb2.Operation:
         self._zone.require_parent(request.parent)
         if request.node_id in self._zone.nodes:
-            raise Refusal(_Code.ALREADY_EXISTS, f"node {request.node_id} exists")
+            raise ApiRefusal(_Code.ALREADY_EXISTS, f"node {request.node_id} exists")
         self._zone.require_quota(chips_of_type(request.node.accelerator_type))
         self._zone.add_node(request.node_id, request.node.accelerator_type)
         return self._begin(self._zone.nodes[request.node_id])
@@ -140,7 +140,7 @@ class Api:
     def _delete_node(self, request: tpu_v2.DeleteNodeRequest) -> operations_pb2.Operation:
         node = self._zone.find(self._zone.nodes, "nodes", request.name)
         if node.queued_resource:
-            raise Refusal(_Code.FAILED_PRECONDITION, f"{request.name} belongs to {node.queued_resource}")
+            raise ApiRefusal(_Code.FAILED_PRECONDITION, f"{request.name} belongs to {node.queued_resource}")
         self._zone.remove_node(request.name.rpartition("/")[2])
         return self._begin(empty_pb2.Empty())
 
@@ -158,12 +158,12 @@ class Api:
         if (known := self._operations.of_request("create", request.request_id, name)) is not None:
             return known
         if not name or name in zone.queue:
-            raise Refusal(_Code.ALREADY_EXISTS, f"queued resource {name!r} exists")
+            raise ApiRefusal(_Code.ALREADY_EXISTS, f"queued resource {name!r} exists")
         if not request.queued_resource.tpu.node_spec:
-            raise Refusal(_Code.INVALID_ARGUMENT, "tpu.node_spec is empty")
+            raise ApiRefusal(_Code.INVALID_ARGUMENT, "tpu.node_spec is empty")
         for spec in request.queued_resource.tpu.node_spec:
             if not spec.node.runtime_version:
-                raise Refusal(_Code.INVALID_ARGUMENT, "node.runtime_version is required")
+                raise ApiRefusal(_Code.INVALID_ARGUMENT, "node.runtime_version is required")
         zone.require_quota(chips_of(request.queued_resource))
         zone.accept(name, request.queued_resource)
         operation = self._begin(zone.queue[name])
@@ -177,7 +177,9 @@ class Api:
         found = self._zone.find(self._zone.queue, "queuedResources", request.name)
         has_nodes = any(node.queued_resource == found.name for node in self._zone.nodes.values())
         if not request.force and has_nodes and found.state.state not in _DELETABLE:
-            raise Refusal(_Code.FAILED_PRECONDITION, f"{name} is {found.state.state.name}; delete its nodes, or force")
+            raise ApiRefusal(
+                _Code.FAILED_PRECONDITION, f"{name} is {found.state.state.name}; delete its nodes, or force"
+            )
         found.state = tpu_v2.QueuedResourceState(state=State.DELETING, state_initiator=Initiator.USER)
         operation = self._begin(empty_pb2.Empty())
         self._operations.remember("delete", request.request_id, name, operation.name)
@@ -204,7 +206,7 @@ class CloudTpuServer(Zone):
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
     address: str = ""
-    _faults: list[Fault] = field(default_factory=list)
+    _faults: list[ApiFault] = field(default_factory=list)
     _server: Any = None
 
     def __enter__(self) -> Self:
@@ -227,12 +229,12 @@ class CloudTpuServer(Zone):
     def fail(self, code: grpc.StatusCode, method: str = "*", times: int = 1) -> None:
         """Answer the next calls of a method, such as ``"GetNode"``, with an error."""
         with self.lock:
-            self._faults.append(Fault(method, times, code=code))
+            self._faults.append(ApiFault(method, times, code=code))
 
     def delay(self, seconds: float, method: str = "*", times: int = 1) -> None:
         """Delay the next calls of a method by so many seconds."""
         with self.lock:
-            self._faults.append(Fault(method, times, delay_s=seconds))
+            self._faults.append(ApiFault(method, times, delay_s=seconds))
 
     def heal(self) -> None:
         """Cancel the failures and delays that have not happened yet."""
@@ -253,10 +255,10 @@ class CloudTpuServer(Zone):
                 if fault is not None:
                     time.sleep(fault.delay_s)
                     if fault.code is not None:
-                        raise Refusal(fault.code, f"{name}: a test asked for {fault.code.name}")
+                        raise ApiRefusal(fault.code, f"{name}: a test asked for {fault.code.name}")
                 with self.lock:
                     return answer(request)
-            except Refusal as refusal:
+            except ApiRefusal as refusal:
                 context.abort(refusal.code, str(refusal))
 
         return grpc.unary_unary_rpc_method_handler(handle, read, _serialize)

@@ -15,7 +15,7 @@ from iris_ray.model.topology import get_tpu_config
 
 
 @dataclass(slots=True)
-class Fault:
+class ApiFault:
     """A failure or delay of the next calls of a method (``*``: of all methods)."""
 
     method: str
@@ -24,7 +24,7 @@ class Fault:
     code: grpc.StatusCode | None = None
 
 
-def take_fault(faults: list[Fault], method: str) -> Fault | None:
+def take_fault(faults: list[ApiFault], method: str) -> ApiFault | None:
     """Return the fault for this call of a method, or None, and count it down."""
     for fault in faults:
         if fault.method in (method, "*"):
@@ -35,7 +35,7 @@ def take_fault(faults: list[Fault], method: str) -> Fault | None:
     return None
 
 
-class Refusal(Exception):
+class ApiRefusal(Exception):
     """The status that answers a call instead of a result."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
@@ -175,13 +175,13 @@ class Zone:
     def _drop_nodes(self, resource: tpu_v2.QueuedResource) -> None:
         self.nodes = {n: node for n, node in self.nodes.items() if node.queued_resource != resource.name}
 
-    # -- rules that the API holds to; each raises Refusal ----------------------------------------------------------
+    # -- rules that the API holds to; each raises ApiRefusal ----------------------------------------------------------
 
     def find(self, among: Mapping[str, Any], kind: str, name: str) -> Any:
         """Return the node or queued resource with a full name."""
         parent, _, last = name.rpartition(f"/{kind}/")
         if parent != self.location or last not in among:
-            raise Refusal(grpc.StatusCode.NOT_FOUND, f"{name} was not found")
+            raise ApiRefusal(grpc.StatusCode.NOT_FOUND, f"{name} was not found")
         return among[last]
 
     def page(self, everything: list[Any], request: Any) -> tuple[list[Any], str]:
@@ -193,13 +193,13 @@ class Zone:
 
     def require_parent(self, parent: str) -> None:
         if parent != self.location:
-            raise Refusal(grpc.StatusCode.PERMISSION_DENIED, f"no permission on {parent}, or it does not exist")
+            raise ApiRefusal(grpc.StatusCode.PERMISSION_DENIED, f"no permission on {parent}, or it does not exist")
 
     def require_quota(self, chips: int) -> None:
         in_queue = sum(chips_of(found) for found in self.queue.values())
         alone = sum(chips_of_type(node.accelerator_type) for node in self.nodes.values() if not node.queued_resource)
         if self.quota_chips is not None and in_queue + alone + chips > self.quota_chips:
-            raise Refusal(
+            raise ApiRefusal(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"quota: {in_queue + alone} + {chips} chips of {self.quota_chips}"
             )
 
@@ -216,7 +216,7 @@ def chips_of_type(tpu_type: str) -> int:
     try:
         return get_tpu_config(tpu_type).chip_count
     except UnknownTPUTypeError as error:
-        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        raise ApiRefusal(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
 
 def _single_node(location: str, name: str, tpu_type: str) -> tpu_v2.QueuedResource:

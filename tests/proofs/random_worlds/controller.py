@@ -17,7 +17,7 @@ from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolView
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
-from iris_ray.scheduler.planner import Placement
+from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     Event,
@@ -177,7 +177,7 @@ class Orders(Dispatcher):
         super().__init__(*args)
         self._simulated = pools
 
-    def dispatch(self, order: AttemptOrder, placement: Placement) -> None:
+    def dispatch(self, order: AttemptOrder, placement: PlacedGang) -> None:
         self._simulated.carry_out(Instructions(), [placement])
 
     def carry_out(self, instructions: Instructions) -> None:

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import TPU
-from iris_ray.scheduler.planner import Placement
+from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptEndConfirmedEvent, Event
 from iris_ray.state.instructions import Instructions, StopAttempt
-from iris_ray.study.pools import Attempt, SimulatedPools
+from iris_ray.study.pools import SimulatedAttempt, SimulatedPools
 
 
 class Pools(SimulatedPools):
@@ -21,7 +21,7 @@ class Pools(SimulatedPools):
         returned: the attempts whose results some pool has.
     """
 
-    def begin(self, note: Callable[[Placement], None]) -> None:
+    def begin(self, note: Callable[[PlacedGang], None]) -> None:
         self.running: dict[AttemptId, dict[str, Mapping[str, float]]] = {}
         self.incarnations: dict[str, int] = {}
         self.returned: set[AttemptId] = set()
@@ -35,7 +35,7 @@ class Pools(SimulatedPools):
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
-    def carry_out(self, instructions: Instructions, placements: Iterable[Placement]) -> None:
+    def carry_out(self, instructions: Instructions, placements: Iterable[PlacedGang]) -> None:
         """Obey. Orders that were given already, to pools that are gone, or for dropped spares change nothing."""
         self._dropped.update(one.job_id for one in instructions.dropped)
         new = []
@@ -57,7 +57,7 @@ class Pools(SimulatedPools):
             if (job := self._state.jobs.get(job_id)) is not None and job.state.finished:
                 self._forget(job_id)
 
-    def _start(self, placement: Placement) -> None:
+    def _start(self, placement: PlacedGang) -> None:
         job, gang = placement.job, placement.gang
         hosts = [self._state.workers[task.node_id or ""] for task in gang.tasks]
         held: dict[str, Mapping[str, float]] = {host.node_id: job.requirement.demand(host) for host in hosts}
@@ -69,14 +69,14 @@ class Pools(SimulatedPools):
         self.running[attempt] = held
         super()._start(placement)
 
-    def _returned(self, attempt: Attempt) -> None:
+    def _returned(self, attempt: SimulatedAttempt) -> None:
         if attempt.id in self._live:
             self.returned.add(attempt.id)
         super()._returned(attempt)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def _confirm(self, attempt: Attempt, *events: Event) -> None:
+    def _confirm(self, attempt: SimulatedAttempt, *events: Event) -> None:
         if self.running.pop(attempt.id, None) is not None:  # else its pool has died meanwhile
             super()._confirm(attempt, *events)
 

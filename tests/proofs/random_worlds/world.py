@@ -20,7 +20,7 @@ from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler import Scheduler
-from iris_ray.scheduler.planner import Placement, Planner
+from iris_ray.scheduler.planner import PlacedGang, Planner
 from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState, job_table, records
 from iris_ray.state.events import (
@@ -451,7 +451,7 @@ class RandomWorld(Simulation):
     def _count(self) -> None:
         self.steps += 1
 
-    def _note(self, placement: Placement) -> None:
+    def _note(self, placement: PlacedGang) -> None:
         super()._note(placement)
         self.counts["attempts"] += 1
 

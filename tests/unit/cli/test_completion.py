@@ -40,10 +40,10 @@ def test_shell_completes_jobs_and_slices_of_answering_cluster(answering: Control
     ended, runs = answering.start("tabbed-1a2b3c4d"), answering.start("tab-5e6f7a8b")
     answering.succeed(ended)
     at = ("--address", ADDRESS)
-    assert completed("logs", *at, "tab") == completed("status", *at, "tab") == [runs, ended]
+    assert completed("logs", *at, "tab") == completed("job", "status", *at, "tab") == [runs, ended]
     assert completed("why", *at, "tab") == completed("cancel", *at, "tab") == [runs]
     assert completed("logs", *at, "other") == []
-    assert completed("drain", *at, "v4-16-1") == ["v4-16-1"]
+    assert completed("host", "drain", *at, "v4-16-1") == ["v4-16-1"]
 
 
 def test_shell_completes_nothing_of_silent_cluster(answering: ControllerInProcess) -> None:

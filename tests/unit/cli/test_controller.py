@@ -1,4 +1,4 @@
-"""``iris-ray controller``: start, stop, status, upgrade, and what stands in the way. The Controllers are real."""
+"""``iris-ray cluster controller``: start, stop, status, upgrade, and what is in the way. The Controllers are real."""
 
 import json
 from collections.abc import Callable
@@ -28,23 +28,23 @@ def unfinished(world: ControllerInProcess) -> list[str]:
 
 def test_listing_starts_no_controller_but_says_how(bare_cluster: ControllerInProcess) -> None:
     world = bare_cluster
-    assert "iris-ray controller start" in world.iris("ls", code=NO_CLUSTER).stderr
-    assert world.json("controller", "status", code=NO_CLUSTER) == {"running": False}
-    assert "is started: epoch 1" in world.iris("controller", "start").stdout
+    assert "iris-ray cluster controller start" in world.iris("ls", code=NO_CLUSTER).stderr
+    assert world.json("cluster", "controller", "status", code=NO_CLUSTER) == {"running": False}
+    assert "is started: epoch 1" in world.iris("cluster", "controller", "start").stdout
     assert world.json("ls") == []
-    assert "runs already: epoch 1" in world.iris("controller", "start").stdout
-    again = world.json("controller", "start")
+    assert "runs already: epoch 1" in world.iris("cluster", "controller", "start").stdout
+    again = world.json("cluster", "controller", "start")
     assert (again["running"], again["started"], again["version"]) == (True, False, iris_ray.__version__)
-    assert world.json("controller", "status")["slices"] == {"free": 3}
+    assert world.json("cluster", "controller", "status")["slices"] == {"free": 3}
 
 
 def test_hosts_are_listed_from_ray_without_controller(bare_cluster: ControllerInProcess) -> None:
-    shown = bare_cluster.iris("workers", "--json")
+    shown = bare_cluster.iris("host", "ls", "--json")
     assert "no Controller runs" in shown.stderr
     seen = json.loads(shown.stdout)
-    assert bare_cluster.json("controller", "status", code=NO_CLUSTER) == {"running": False}, "it starts none"
+    assert bare_cluster.json("cluster", "controller", "status", code=NO_CLUSTER) == {"running": False}, "it starts none"
     bare_cluster.start_controller()
-    again = bare_cluster.iris("workers", "--json")
+    again = bare_cluster.iris("host", "ls", "--json")
     assert json.loads(again.stdout) == seen
     assert again.stderr == ""
     assert [(view["slice"], view["state"]) for view in seen[:3]] == [(f"v4-16-{i}", "FREE") for i in range(3)]
@@ -53,56 +53,56 @@ def test_hosts_are_listed_from_ray_without_controller(bare_cluster: ControllerIn
 def test_status_counts_jobs_slices_and_hosts(world: ControllerInProcess) -> None:
     world.start("train", slices=(2,))
     world.submit("eval", slices=(3,))
-    found = world.json("controller", "status")
+    found = world.json("cluster", "controller", "status")
     assert (found["jobs"], found["slices"], found["hosts"]) == ({"running": 1, "pending": 1}, {"busy": 2, "free": 1}, 7)
-    said = world.iris("controller", "status").stdout
+    said = world.iris("cluster", "controller", "status").stdout
     assert "1 pending, 1 running" in said
     assert "2 busy, 1 free" in said
 
 
 def test_running_job_does_not_notice_controller_upgrade(world: ControllerInProcess) -> None:
     job = world.start("train", slices=(2,))
-    before = world.json("controller", "status")
-    assert "taken over 1 job: 1 running" in world.iris("controller", "upgrade").stdout
-    again = world.json("controller", "upgrade")
+    before = world.json("cluster", "controller", "status")
+    assert "taken over 1 job: 1 running" in world.iris("cluster", "controller", "upgrade").stdout
+    again = world.json("cluster", "controller", "upgrade")
     assert (again["jobs"], again["version_before"]) == ({"running": 1}, iris_ray.__version__)
-    assert world.json("controller", "status")["epoch"] == before["epoch"] + 2
+    assert world.json("cluster", "controller", "status")["epoch"] == before["epoch"] + 2
     world.succeed(job)
     assert world.state(job) is JobState.SUCCEEDED
-    assert world.json("status", job)["attempt"] == 1
+    assert world.json("job", "status", job)["attempt"] == 1
 
 
 def test_jobs_go_on_while_controller_is_stopped(world: ControllerInProcess) -> None:
     job = world.start("train")
-    assert world.json("controller", "stop") == {"running": False}
+    assert world.json("cluster", "controller", "stop") == {"running": False}
     world.iris("ls", code=NO_CLUSTER)
     world.succeed(job)  # the job's own word of it starts another one
-    assert world.json("controller", "status")["epoch"] == 2
-    assert world.json("status", job)["state"] == "SUCCEEDED"
-    assert "the Controller is stopped; jobs that run go on" in world.iris("controller", "stop").stdout
+    assert world.json("cluster", "controller", "status")["epoch"] == 2
+    assert world.json("job", "status", job)["state"] == "SUCCEEDED"
+    assert "the Controller is stopped; jobs that run go on" in world.iris("cluster", "controller", "stop").stdout
 
 
 def test_silent_controller_can_be_stopped(world: ControllerInProcess) -> None:
     world.freeze_controller()
-    world.iris("controller", "stop")
-    world.iris("controller", "start")
-    assert world.json("controller", "status")["epoch"] == 2
+    world.iris("cluster", "controller", "stop")
+    world.iris("cluster", "controller", "start")
+    assert world.json("cluster", "controller", "status")["epoch"] == 2
 
 
 def test_upgrade_that_cannot_read_records_keeps_controller(world: ControllerInProcess) -> None:
     world.store.put("job/1/of-another-version", UNREADABLE)
-    said = world.iris("controller", "upgrade", code=FAILED).stderr
+    said = world.iris("cluster", "controller", "upgrade", code=FAILED).stderr
     assert "stays as it is" in said
     assert "record 99" in said
-    assert world.json("controller", "status")["epoch"] == 1
+    assert world.json("cluster", "controller", "status")["epoch"] == 1
 
 
 def test_records_of_other_version_are_refused_at_start(world: ControllerInProcess) -> None:
     """Nothing is lost: a Controller that can read them goes on."""
     job = world.start("train")
     world.store.put("job/1/of-another-version", UNREADABLE)
-    world.iris("controller", "stop")
-    refused = world.iris("controller", "start", code=NO_CLUSTER, quotes=True)
+    world.iris("cluster", "controller", "stop")
+    refused = world.iris("cluster", "controller", "start", code=NO_CLUSTER, quotes=True)
     with pytest.raises(RayTaskError) as client:
         world.submit("refused")
     assert isinstance(client.value.cause, ControllerUnavailableError)
@@ -110,10 +110,10 @@ def test_records_of_other_version_are_refused_at_start(world: ControllerInProces
         assert "record 99" in said
         assert "use the version that wrote them until its jobs have ended" in said
     world.store.delete("job/1/of-another-version")
-    world.iris("controller", "start")
+    world.iris("cluster", "controller", "start")
     assert unfinished(world) == ["RUNNING"]
     world.succeed(job)
-    assert world.json("status", job)["attempt"] == 1
+    assert world.json("job", "status", job)["attempt"] == 1
 
 
 # -- upgrades that fail ------------------------------------------------------------------------------------------------
@@ -144,13 +144,13 @@ def test_upgrade_to_broken_controller_loses_no_job(
     with pytest.MonkeyPatch.context() as of_the_new_version:
         of_the_new_version.setattr(iris_ray, "__version__", "0.2.0")
         broken(of_the_new_version)
-        refused = world.iris("controller", "upgrade", code=NO_CLUSTER, quotes=True).stderr
+        refused = world.iris("cluster", "controller", "upgrade", code=NO_CLUSTER, quotes=True).stderr
     assert "The Controller of iris_ray 0.1.0 is ended, and the new one, of iris_ray 0.2.0" in refused
-    assert "`iris-ray controller start` with iris_ray 0.1.0" in refused
+    assert "`iris-ray cluster controller start` with iris_ray 0.1.0" in refused
     world.succeed(running)
     world.wait_for_state(waiting, JobState.RUNNING)
-    assert world.json("status", running)["attempt"] == 1
-    assert world.json("controller", "status")["version"] == "0.1.0"
+    assert world.json("job", "status", running)["attempt"] == 1
+    assert world.json("cluster", "controller", "status")["version"] == "0.1.0"
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION])
@@ -166,19 +166,22 @@ def test_upgrade_overtaken_by_older_controller_says_so(world: ControllerInProces
         world.makes_controller = ours
 
     world.before_bootstrap = overtaken
-    refused = world.iris("controller", "upgrade", code=NO_CLUSTER).stderr
+    refused = world.iris("cluster", "controller", "upgrade", code=NO_CLUSTER).stderr
     assert "a job of iris_ray 0.0.9 was faster" in refused
     assert "try again" in refused
-    assert "it was iris_ray 0.0.9" in world.iris("controller", "upgrade").stdout
-    assert world.json("controller", "status")["version"] == "0.1.0"
+    assert "it was iris_ray 0.0.9" in world.iris("cluster", "controller", "upgrade").stdout
+    assert world.json("cluster", "controller", "status")["version"] == "0.1.0"
     if job is not None:
         world.succeed(job)
-        assert world.json("status", job)["attempt"] == 1
+        assert world.json("job", "status", job)["attempt"] == 1
 
 
 @pytest.mark.parametrize(
     ("protocol", "advice"),
-    [(PROTOCOL_VERSION + 1, "install iris_ray 7.0 here"), (PROTOCOL_VERSION - 1, "`iris-ray controller upgrade`")],
+    [
+        (PROTOCOL_VERSION + 1, "install iris_ray 7.0 here"),
+        (PROTOCOL_VERSION - 1, "`iris-ray cluster controller upgrade`"),
+    ],
 )
 def test_other_protocol_is_refused_with_versions_and_advice(
     bare_cluster: ControllerInProcess, protocol: int, advice: str
@@ -204,12 +207,12 @@ def test_successor_of_other_protocol_is_refused_at_any_time(world: ControllerInP
 
 def test_upgrade_across_protocols_waits_for_existing_jobs(world: ControllerInProcess) -> None:
     job = world.start("train")
-    world.iris("controller", "stop")
+    world.iris("cluster", "controller", "stop")
     ours, older = world.makes_controller, PROTOCOL_VERSION - 1
     world.makes_controller = lambda: world.controller_of("0.0.9", older)
     world.start_controller()
     world.makes_controller = ours
-    refused = world.iris("controller", "upgrade", code=FAILED).stderr
+    refused = world.iris("cluster", "controller", "upgrade", code=FAILED).stderr
     assert f"the processes of 1 job speak protocol {older}" in refused
     assert "of iris_ray 0.0.9" in refused
     assert job in world.store.keys("job/2/")[0]

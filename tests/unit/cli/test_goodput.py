@@ -1,4 +1,4 @@
-"""``iris-ray goodput``: what it prints about the real Controller's jobs."""
+"""``iris-ray job goodput``: what it prints about the real Controller's jobs."""
 
 import csv
 import io
@@ -36,14 +36,14 @@ def make_step(world: ControllerInProcess, job: str, step: int) -> None:
 
 
 def test_goodput_shows_where_a_jobs_time_went(world: ControllerInProcess) -> None:
-    found = world.json("goodput", trained(world, "train"))
+    found = world.json("job", "goodput", trained(world, "train"))
     assert (found["state"], found["attempts"]) == ("SUCCEEDED", 1)
     assert 0.0 < found["goodput"] <= 1.0
     assert found["measured"] == 1.0
     lived = found["ended_at"] - found["submitted_at"]
     assert sum(found["seconds"].values()) == pytest.approx(lived, abs=0.01)
     assert found["chip_seconds"]["productive"] == pytest.approx(8 * found["seconds"]["productive"])
-    printed = world.iris("goodput", "train").stdout
+    printed = world.iris("job", "goodput", "train").stdout
     assert "goodput:" in printed
     assert "productive" in printed
     assert "but:" not in printed
@@ -51,32 +51,33 @@ def test_goodput_shows_where_a_jobs_time_went(world: ControllerInProcess) -> Non
 
 def test_goodput_of_job_without_steps_says_why_none(world: ControllerInProcess) -> None:
     world.succeed(world.start("silent"))
-    printed = world.iris("goodput", "silent").stdout
+    printed = world.iris("job", "goodput", "silent").stdout
     assert "iris_ray.heartbeat(step)" in printed
-    assert world.json("goodput", "silent")["goodput"] is None
+    assert world.json("job", "goodput", "silent")["goodput"] is None
 
 
 def test_goodput_says_what_last_disruption_cost(world: ControllerInProcess) -> None:
     world.start("train", max_retries_failure=3)
-    assert world.json("goodput", "train")["last_disruption"] is None
+    assert world.json("job", "goodput", "train")["last_disruption"] is None
     make_step(world, "train", 0)
     world.fail("train", 0)
     world.wait_for_attempt("train", 2)
-    found = world.json("goodput", "train")["last_disruption"]
+    found = world.json("job", "goodput", "train")["last_disruption"]
     assert (found["attempt"], found["over"]) == (1, True)
     assert found["recovery_s"] > 0
-    assert "last disruption: the end of attempt 1 cost" in " ".join(world.iris("goodput", "train").stdout.split())
+    printed = " ".join(world.iris("job", "goodput", "train").stdout.split())
+    assert "last disruption: the end of attempt 1 cost" in printed
 
 
 def test_goodput_sums_users_and_cluster_chips(world: ControllerInProcess) -> None:
     trained(world, "train")
     world.succeed(world.start("of-bob", user="bob"))
-    wait_until(lambda: world.json("goodput")["chip_seconds_by_day"])
-    printed = world.iris("goodput").stdout
+    wait_until(lambda: world.json("job", "goodput")["chip_seconds_by_day"])
+    printed = world.iris("job", "goodput").stdout
     rows = [line.split() for line in printed.splitlines()]
     assert [row[:2] for row in rows[1:4]] == [["ann", "1"], ["bob", "1"], ["all", "2"]]
     assert "The chips of the cluster" in printed
-    (states,) = world.json("goodput")["chip_seconds_by_day"].values()
+    (states,) = world.json("job", "goodput")["chip_seconds_by_day"].values()
     assert states.keys() <= {"busy", "warm", "free"}
     assert states["free"] > 0.0
 
@@ -84,11 +85,11 @@ def test_goodput_sums_users_and_cluster_chips(world: ControllerInProcess) -> Non
 def test_goodput_lists_one_users_recent_jobs(world: ControllerInProcess) -> None:
     trained(world, "train")
     world.succeed(world.start("of-bob", user="bob"))
-    assert [job["job_id"] for job in world.json("goodput", "--user", "bob")["jobs"]] == ["of-bob"]
-    assert "of-bob" in world.iris("goodput", "--user", "bob").stdout
-    assert len(world.json("goodput", "--since", "1h")["jobs"]) == 2
-    assert world.json("goodput", "--since", "0m")["jobs"] == []
-    assert "no jobs of carl" in world.iris("goodput", "--user", "carl").stderr
+    assert [job["job_id"] for job in world.json("job", "goodput", "--user", "bob")["jobs"]] == ["of-bob"]
+    assert "of-bob" in world.iris("job", "goodput", "--user", "bob").stdout
+    assert len(world.json("job", "goodput", "--since", "1h")["jobs"]) == 2
+    assert world.json("job", "goodput", "--since", "0m")["jobs"] == []
+    assert "no jobs of carl" in world.iris("job", "goodput", "--user", "carl").stderr
 
 
 def test_sums_of_forgotten_jobs_survive_restart(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,39 +98,40 @@ def test_sums_of_forgotten_jobs_survive_restart(world: ControllerInProcess, monk
     world.succeed(world.start("of-bob", user="bob"))
     for number in range(3):
         trained(world, f"train-{number}")
-    found = world.json("goodput", "--user", "ann")
+    found = world.json("job", "goodput", "--user", "ann")
     assert [job["job_id"] for job in found["jobs"]] == ["train-2"]
     (sums,) = found["forgotten"]
     assert (sums["user"], sums["jobs"]) == ("ann", 2)
     assert sums["chip_seconds"]["productive"] == pytest.approx(8 * sums["seconds"]["productive"])
-    assert [line.split()[:2] for line in world.iris("goodput").stdout.splitlines()[1:3]] == [["ann", "3"], ["bob", "1"]]
+    lines = world.iris("job", "goodput").stdout.splitlines()[1:3]
+    assert [line.split()[:2] for line in lines] == [["ann", "3"], ["bob", "1"]]
     world.succeed(world.start("another"))  # so that it is written
     world.restart_controller()
-    (again,) = world.json("goodput", "--user", "ann")["forgotten"]
+    (again,) = world.json("job", "goodput", "--user", "ann")["forgotten"]
     assert again["jobs"] == 3
-    assert "forgotten" in world.iris("goodput", "--user", "ann").stdout
+    assert "forgotten" in world.iris("job", "goodput", "--user", "ann").stdout
 
 
 def test_csv_has_line_per_job_and_kind_of_time(world: ControllerInProcess) -> None:
     trained(world, "train")
-    lines = list(csv.DictReader(io.StringIO(world.iris("goodput", "--csv").stdout)))
+    lines = list(csv.DictReader(io.StringIO(world.iris("job", "goodput", "--csv").stdout)))
     assert {line["job_id"] for line in lines} == {"train"}
     assert "productive" in {line["kind"] for line in lines}
 
 
 def test_unanswerable_questions_are_refused(world: ControllerInProcess) -> None:
     world.start("train")
-    assert "did you mean train" in world.iris("goodput", "trian", code=USAGE).stderr
-    assert "such as 7d" in world.iris("goodput", "--since", "soon", code=USAGE).stderr
-    assert "not both" in world.iris("goodput", "--csv", "--json", code=USAGE).stderr
+    assert "did you mean train" in world.iris("job", "goodput", "trian", code=USAGE).stderr
+    assert "such as 7d" in world.iris("job", "goodput", "--since", "soon", code=USAGE).stderr
+    assert "not both" in world.iris("job", "goodput", "--csv", "--json", code=USAGE).stderr
 
 
 def test_restarted_controller_knows_where_time_went(world: ControllerInProcess) -> None:
-    before = world.json("goodput", trained(world, "train"))
+    before = world.json("job", "goodput", trained(world, "train"))
     running = world.start("again")
     world.says(running, 0, "well")
     world.restart_controller()
-    assert world.json("goodput", "train") == before
+    assert world.json("job", "goodput", "train") == before
     make_step(world, running, 1)
     world.fail(running, 0)
-    assert world.json("goodput", running)["seconds"]["productive"] > 0.0
+    assert world.json("job", "goodput", running)["seconds"]["productive"] > 0.0

@@ -1,4 +1,4 @@
-"""``iris-ray workers``, ``drain``, ``taint``, ``give-notice`` and others: what they do to the real Controller."""
+"""``iris-ray host ls``, ``drain``, ``taint``, ``give-notice`` and others: what they do to the real Controller."""
 
 import pytest
 
@@ -10,63 +10,63 @@ from tests.support.waiting import wait_until
 
 
 def test_drained_slice_takes_no_jobs_until_undrained(world: ControllerInProcess) -> None:
-    assert "2 hosts" in world.iris("drain", "v4-16-1", "--reason", "a fan").stdout
-    world.iris("taint", "v4-16-2/0", "big")
-    states = {view["slice"]: (view["state"], view["reason"]) for view in world.json("workers")}
+    assert "2 hosts" in world.iris("host", "drain", "v4-16-1", "--reason", "a fan").stdout
+    world.iris("host", "drain", "v4-16-2/0", "big")
+    states = {view["slice"]: (view["state"], view["reason"]) for view in world.json("host", "ls")}
     assert states["v4-16-1"] == ("CLOSED", "drained (a fan)")
     assert states["v4-16-2"] == ("CLOSED", "host 0: big (by ann)")
-    hosts = {view["slice"]: [host["node_id"] for host in view["hosts"]] for view in world.json("workers")}
-    both = world.json("taint", "v4-16-2", "large")
+    hosts = {view["slice"]: [host["node_id"] for host in view["hosts"]] for view in world.json("host", "ls")}
+    both = world.json("host", "drain", "v4-16-2", "large")
     assert both == {"target": "v4-16-2", "taint": "large", "hosts": sorted(hosts["v4-16-2"]), "jobs_still_there": []}
-    lifted = world.json("untaint", "v4-16-2", "large")
+    lifted = world.json("host", "undrain", "v4-16-2", "large")
     assert lifted["still_closed"] == {hosts["v4-16-2"][0]: "big (by ann)"}
-    assert world.json("drain", "v4-16-1", "--reason", "a fan")["taint"] == "drained"
-    assert world.json("undrain", "v4-16-1")["hosts"] == sorted(hosts["v4-16-1"])
-    world.iris("untaint", "v4-16-2/0", "big")
-    assert {view["state"] for view in world.json("workers")} == {"FREE"}
-    assert "did you mean" in world.iris("drain", "v4-16-7", code=USAGE).stderr
+    assert world.json("host", "drain", "v4-16-1", "--reason", "a fan")["taint"] == "drained"
+    assert world.json("host", "undrain", "v4-16-1")["hosts"] == sorted(hosts["v4-16-1"])
+    world.iris("host", "undrain", "v4-16-2/0", "big")
+    assert {view["state"] for view in world.json("host", "ls")} == {"FREE"}
+    assert "did you mean" in world.iris("host", "drain", "v4-16-7", code=USAGE).stderr
 
 
 def test_removing_missing_taint_says_where_it_is(world: ControllerInProcess) -> None:
-    nowhere = world.iris("undrain", "v4-16-1", code=USAGE).stderr
+    nowhere = world.iris("host", "undrain", "v4-16-1", code=USAGE).stderr
     assert "there is no taint drained on 'v4-16-1', and none on any other host or slice" in nowhere
-    world.iris("drain", "v4-16-2")
-    assert "did you mean v4-16-2?" in world.iris("undrain", "v4-16-1", code=USAGE).stderr
+    world.iris("host", "drain", "v4-16-2")
+    assert "did you mean v4-16-2?" in world.iris("host", "undrain", "v4-16-1", code=USAGE).stderr
 
 
 def states(world: ControllerInProcess) -> dict[str, tuple[str, str | None]]:
-    return {view["slice"]: (view["state"], view["reason"]) for view in world.json("workers")}
+    return {view["slice"]: (view["state"], view["reason"]) for view in world.json("host", "ls")}
 
 
 def test_drain_names_staying_jobs_and_keeps_others_out(world: ControllerInProcess) -> None:
     job = world.start("train", slices=(3,))
-    drained = world.iris("drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
+    drained = world.iris("host", "drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
     assert f"still there until they end: {job}" in drained
-    busy = {view["slice"]: view["jobs"] for view in world.json("workers") if view["state"] == "BUSY"}
+    busy = {view["slice"]: view["jobs"] for view in world.json("host", "ls") if view["state"] == "BUSY"}
     assert busy == {f"v4-16-{number}": [job] for number in range(3)}
     world.succeed(job)
     wait_until(lambda: states(world)["v4-16-0"] == ("FREE", None))  # its pool releases the slices
     assert states(world)["v4-16-1"] == ("CLOSED", "drained (a fan)")
     waits = world.submit("eval", slices=(3,))
     assert "drained (a fan)" in world.iris("why", waits, user="bob").stdout
-    world.iris("undrain", "v4-16-1", user="olga")
-    assert world.json("status", waits)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
+    world.iris("host", "undrain", "v4-16-1", user="olga")
+    assert world.json("job", "status", waits)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
 
 
 def test_taints_outlast_the_controller(world: ControllerInProcess) -> None:
-    world.iris("drain", "v4-16-1", "--reason", "a fan")
-    world.iris("controller", "upgrade")
-    states = {view["slice"]: view["reason"] for view in world.json("workers")}
+    world.iris("host", "drain", "v4-16-1", "--reason", "a fan")
+    world.iris("cluster", "controller", "upgrade")
+    states = {view["slice"]: view["reason"] for view in world.json("host", "ls")}
     assert states["v4-16-1"] == "drained (a fan)"
 
 
 def test_workers_lists_one_slice_and_suggests_nearest_name(world: ControllerInProcess) -> None:
     job = world.start("train")
-    shown = world.iris("workers", "v4-16-0").stdout
+    shown = world.iris("host", "ls", "v4-16-0").stdout
     assert shown.count(job) == 2
     assert world.node_id("v4-16-0", 1)[:12] in shown
     assert "v4-16-1" not in shown
-    assert "did you mean v4-16-0" in world.iris("workers", "v4-160", code=USAGE).stderr
+    assert "did you mean v4-16-0" in world.iris("host", "ls", "v4-160", code=USAGE).stderr
 
 
 def test_unusable_hosts_are_shown_with_reason(world: ControllerInProcess) -> None:
@@ -86,7 +86,7 @@ def test_unusable_hosts_are_shown_with_reason(world: ControllerInProcess) -> Non
     assert "has no usable ray.io/tpu-worker-id" in str(found["odd"][1])
     assert "v99" in str(found["odder"][1])
     assert "host 10.9.0.3 of oddest has no TPU chips that Ray knows of" in str(found["oddest"][1])
-    assert "no label ray.io/tpu-slice-name" in world.iris("workers", "--hosts").stdout
+    assert "no label ray.io/tpu-slice-name" in world.iris("host", "ls", "--hosts").stdout
     world.succeed(world.start("train", slices=(3,)))
     world.remove_node("unlabelled")
     wait_until(lambda: "10.9.0.0" not in states(world))
@@ -98,16 +98,16 @@ def test_notice_waits_for_tasks_and_names_staying_jobs(
     told: list[str] = []
     monkeypatch.setattr(ray_internals, "announce_end", lambda node_id, *_: told.append(node_id))
     job = world.start("train")
-    late = world.iris("give-notice", "v4-16-0", "--seconds", "1", code=FAILED).stdout
+    late = world.iris("host", "give-notice", "v4-16-0", "--seconds", "1", code=FAILED).stdout
     assert late.splitlines() == [f"1 job must leave within 1 s: {job}", f"still there: {job}"]
     assert told == [world.node_id("v4-16-0", 0), world.node_id("v4-16-0", 1)]
-    assert "no job has tasks there" in world.iris("give-notice", "v4-16-1/1").stdout
+    assert "no job has tasks there" in world.iris("host", "give-notice", "v4-16-1/1").stdout
     assert told[2:] == [world.node_id("v4-16-1", 1)]
 
 
 def test_notice_refused_by_ray_is_a_failure(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_internals, "announce_end", lambda *_: "it hangs")
-    refused = world.iris("give-notice", "v4-16-1/1", code=FAILED)
+    refused = world.iris("host", "give-notice", "v4-16-1/1", code=FAILED)
     assert "v4-16-1, host 1 can't be drained: it hangs" in refused.stderr
 
 
@@ -122,4 +122,4 @@ def test_notice_refused_by_ray_is_a_failure(world: ControllerInProcess, monkeypa
     ],
 )
 def test_notice_without_target_or_time_is_refused(world: ControllerInProcess, arguments: list[str], said: str) -> None:
-    assert said in world.iris("give-notice", *arguments, code=USAGE).stderr
+    assert said in world.iris("host", "give-notice", *arguments, code=USAGE).stderr

@@ -24,15 +24,15 @@ def test_waiting_job_answers_why_status_tasks_and_cancel(world: ControllerInProc
     assert [job["job_id"] for job in world.json("ls")] == [first, second]
     assert f"in use by {first}" in world.iris("why", second).stdout
     assert "it does not wait" in world.iris("why", first).stdout
-    assert re.search(r"tasks: +2 pending", world.iris("status", second).stdout)
-    tasks = world.json("tasks", first)
+    assert re.search(r"tasks: +2 pending", world.iris("job", "status", second).stdout)
+    tasks = world.json("job", "tasks", first)
     assert [(task["state"], task["group"]) for task in tasks[:2]] == [("RUNNING", "v4-16-0")] * 2
-    slices = world.json("workers")
+    slices = world.json("host", "ls")
     assert [(view["state"], view["jobs"]) for view in slices] == [("BUSY", [first])] * 3 + [("FREE", [])]
     assert f"did you mean {second}" in world.iris("cancel", second[:-1], code=USAGE).stderr
     cancelled = world.json("cancel", second)
     assert cancelled == {"job_id": second, "cancelled": True, "state_before": "PENDING"}
-    assert world.json("status", second)["error"] == "cancelled by ann"
+    assert world.json("job", "status", second)["error"] == "cancelled by ann"
     assert "had already ended: killed" in world.iris("cancel", second).stdout
     assert not world.json("cancel", second)["cancelled"]
 
@@ -55,12 +55,13 @@ def test_listing_filters_by_user_and_adds_finished_jobs(world: ControllerInProce
 
 def test_jobs_status_text_is_in_list_and_status(world: ControllerInProcess) -> None:
     job = world.start("train")
-    assert world.json("status", job)["status"] is None
+    assert world.json("job", "status", job)["status"] is None
     world.says(job, 7, "loss 2.31, ETA 3 h")
     wait_until(lambda: world.status(job).status is not None)
     assert "step 7: loss 2.31, ETA 3 h" in world.iris("ls").stdout
-    assert re.search(r"says: +step 7: loss 2\.31, ETA 3 h\nheartbeat: +\d+s ago", world.iris("status", job).stdout)
-    found = world.json("status", job)
+    printed = world.iris("job", "status", job).stdout
+    assert re.search(r"says: +step 7: loss 2\.31, ETA 3 h\nheartbeat: +\d+s ago", printed)
+    found = world.json("job", "status", job)
     assert (found["step"], found["status"]) == (7, "loss 2.31, ETA 3 h")
 
 
@@ -70,8 +71,8 @@ def test_paged_lists_are_complete(world: ControllerInProcess, monkeypatch: pytes
     first = world.start("train", slices=(3,))
     jobs = [first, *(world.submit(f"job-{number}") for number in range(4))]
     assert [job["job_id"] for job in world.json("ls")] == jobs
-    assert [task["task_index"] for task in world.json("tasks", first)] == list(range(6))
-    hosts = [host["node_id"] for view in world.json("workers") for host in view["hosts"]]
+    assert [task["task_index"] for task in world.json("job", "tasks", first)] == list(range(6))
+    hosts = [host["node_id"] for view in world.json("host", "ls") for host in view["hosts"]]
     assert len(set(hosts)) == len(hosts) == 7, "those of the slices, and the head"
     assert len(world.jobs()) == 2, "one page"
 
@@ -91,14 +92,14 @@ def test_queue_shows_who_holds_slices_and_who_waits(world: ControllerInProcess) 
     }
     assert f"in use by {ann}" in world.iris("why", urgent, user="carl").stdout
     wait_until(lambda: urgent in world.iris("why", batch, user="bob").stdout)
-    assert "in use by" in world.json("status", urgent)["waiting"]["sentence"]
-    assert world.json("status", ann)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
-    assert [(task["state"], task["group"]) for task in world.json("tasks", ann)] == [
+    assert "in use by" in world.json("job", "status", urgent)["waiting"]["sentence"]
+    assert world.json("job", "status", ann)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
+    assert [(task["state"], task["group"]) for task in world.json("job", "tasks", ann)] == [
         ("RUNNING", f"v4-16-{number}") for number in range(3) for _ in (0, 1)
     ]
     assert f"did you mean {sweep}" in world.iris("cancel", sweep[:-1], user="bob", code=USAGE).stderr
     assert f"{sweep} is cancelled; it was pending" in world.iris("cancel", sweep, user="bob").stdout
-    assert world.json("status", sweep)["error"] == "cancelled by bob"
+    assert world.json("job", "status", sweep)["error"] == "cancelled by bob"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_story_of_twice_failing_job_survives_restart(world: ControllerInProcess)
     world.fail(job, 0)
     world.wait_for_attempt(job, 3)
     world.succeed(job)
-    found = world.json("events", job)
+    found = world.json("job", "events", job)
     assert [(event["attempt"], event["what"].split(":")[0]) for event in found] == [
         (None, "submitted by ann, interactive"),
         (1, "runs on v4-16-0"),
@@ -149,9 +150,9 @@ def test_story_of_twice_failing_job_survives_restart(world: ControllerInProcess)
     assert "worker 1" in found[2]["what"]
     assert found == sorted(found, key=lambda event: event["at"])
     world.restart_controller()
-    assert world.json("events", job) == found
-    assert "charged as a failure" in world.iris("events", job).stdout
-    assert "did you mean train" in world.iris("events", "trian", code=USAGE).stderr
+    assert world.json("job", "events", job) == found
+    assert "charged as a failure" in world.iris("job", "events", job).stdout
+    assert "did you mean train" in world.iris("job", "events", "trian", code=USAGE).stderr
 
 
 # -- stacks and profile of what does not run (tests/cluster/test_insight.py has what does) ----------------------------
@@ -160,18 +161,17 @@ def test_story_of_twice_failing_job_survives_restart(world: ControllerInProcess)
 def test_only_running_tasks_have_stacks_and_profiles(world: ControllerInProcess) -> None:
     world.start("train", slices=(3,))
     waits = world.submit("eval")
-    assert "no task runs: pending" in world.iris("stacks", waits).stderr
-    assert world.json("stacks", waits) == []
-    assert (
-        "task 1 is pending: only a running task has a profile" in world.iris("profile", waits, "1", code=USAGE).stderr
-    )
-    assert "did you mean train" in world.iris("stacks", "trian", code=USAGE).stderr
-    assert "7" in world.iris("profile", waits, "7", code=USAGE).stderr
+    assert "no task runs: pending" in world.iris("job", "stacks", waits).stderr
+    assert world.json("job", "stacks", waits) == []
+    refused = world.iris("job", "profile", waits, "1", code=USAGE).stderr
+    assert "task 1 is pending: only a running task has a profile" in refused
+    assert "did you mean train" in world.iris("job", "stacks", "trian", code=USAGE).stderr
+    assert "7" in world.iris("job", "profile", waits, "7", code=USAGE).stderr
 
 
 def test_profile_into_impossible_file_is_refused(tmp_path: Path) -> None:
     for output, said in ((tmp_path / "none" / "x.svg", "none is no directory"), (tmp_path, "is a directory")):
-        done = invoke("profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
+        done = invoke("job", "profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
         assert done.exit_code == USAGE
         assert said in done.stderr
 
@@ -183,5 +183,5 @@ def test_profile_of_a_tasks_own_job_is_written_locally(
     monkeypatch.setattr(inspection, "place_of", lambda _: ("node", "10.0.0.1"))
     monkeypatch.setattr(inspection, "profile", lambda *_: b"a picture")
     world.start("parent/child")
-    assert "parent-child-0.svg: 9 bytes" in world.iris("profile", "parent/child", "0").stdout
+    assert "parent-child-0.svg: 9 bytes" in world.iris("job", "profile", "parent/child", "0").stdout
     assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"

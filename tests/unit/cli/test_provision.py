@@ -217,7 +217,9 @@ def test_slice_that_got_a_job_is_not_deleted(server: CloudTpuServer, jobs: Paper
 
 
 def test_closed_slice_says_it_will_be_given_back() -> None:
-    hosts = [host("s-0", n, attributes={"taint:given-back": "iris-ray provision gives it back"}) for n in (0, 1)]
+    hosts = [
+        host("s-0", n, attributes={"taint:given-back": "iris-ray cluster provision gives it back"}) for n in (0, 1)
+    ]
     hosts += [host("s-1", 0, attributes={"taint:drained": "disk", "given-back": True})]
     assert {name: one.closed for name, one in joined_slices(hosts).items()} == {"s-0": True, "s-1": False}
 
@@ -330,7 +332,7 @@ def test_startup_script_with_unreachable_address_is_refused(head: str) -> None:
 
 
 def invoke(*changes: str) -> Result:
-    command = ["provision", "--type", TYPE, "--max", "2", "--runtime-version", "v"]
+    command = ["cluster", "provision", "--type", TYPE, "--max", "2", "--runtime-version", "v"]
     place = ["--location", "projects/p/locations/z", "--head", "10.0.0.2:6379"]
     return CliRunner().invoke(main, [*command, *place, *changes], env={TEST_CLOUD_TPU_ENDPOINT: "127.0.0.1:1"})
 

@@ -54,8 +54,8 @@ def test_variables_come_from_names_or_file(dashboard: Dashboard, url: str) -> No
 
 def test_job_commands_use_id_at_same_address(dashboard: Dashboard, url: str) -> None:
     dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "hello\niris_ray: job train-1\n"
-    assert json.loads(invoke("status", "mine", "--address", url, "--json").stdout)["job_ids"] == ["train-1"]
-    assert "train-1" in invoke("status", "mine", "--address", url).stdout
+    assert json.loads(invoke("job", "status", "mine", "--address", url, "--json").stdout)["job_ids"] == ["train-1"]
+    assert "train-1" in invoke("job", "status", "mine", "--address", url).stdout
     assert invoke("logs", "mine", RAY_ADDRESS=url).stdout == "hello\niris_ray: job train-1\n"
     assert "mine is being stopped" in invoke("cancel", "mine", "--yes", "--address", url).stdout
     assert dashboard.changes == ["POST /api/jobs/mine/stop"]

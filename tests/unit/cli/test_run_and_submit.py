@@ -82,7 +82,7 @@ def test_ctrl_c_without_terminal_cancels_running_job(world: ControllerInProcess,
     assert "work is cancelled" in done.stderr
     assert not re.search("^Traceback", done.output, re.MULTILINE)
     wait_until(lambda: [job["state"] for job in world.json("ls", "--all")] == ["KILLED"])
-    wait_until(lambda: {view["state"] for view in world.json("workers")} == {"FREE"})
+    wait_until(lambda: {view["state"] for view in world.json("host", "ls")} == {"FREE"})
 
 
 def test_second_ctrl_c_on_terminal_cancels_running_job(world: ControllerInProcess, script: str) -> None:
@@ -118,7 +118,7 @@ def test_run_on_terminal_continues_after_no(world: ControllerInProcess, script: 
 
 def test_submitted_job_outlives_its_command(world: ControllerInProcess, script: str) -> None:
     job = world.iris("submit", script, "--cpu", "0.5", "--replicas", "2").stdout.strip()
-    wait_until(lambda: [task["state"] for task in world.json("tasks", job)] == ["RUNNING"] * 2)
+    wait_until(lambda: [task["state"] for task in world.json("job", "tasks", job)] == ["RUNNING"] * 2)
     assert [(j["job_id"], j["state"]) for j in world.json("ls")] == [(job, "RUNNING")]
     for index in (0, 1):
         world.prints(job, index, f"hello {index}\n")
@@ -139,7 +139,7 @@ def test_following_submit_waits_to_the_end(world: ControllerInProcess, script: s
         done = world.iris("submit", script, "--tpu", "v4-16", "--follow")
     job, *lines = done.stdout.splitlines()
     assert sorted(lines) == ["task-0| hello 0", "task-1| hello 1"]
-    assert world.json("status", job)["state"] == "SUCCEEDED"
+    assert world.json("job", "status", job)["state"] == "SUCCEEDED"
 
 
 def test_following_submit_of_failing_job_fails(world: ControllerInProcess, script: str) -> None:
@@ -163,7 +163,7 @@ def test_submit_for_missing_resources_says_what_cluster_has(
     job = done.stdout.strip()
     assert f"{job} can't run on the cluster as it is: " in done.stderr
     assert said in done.stderr
-    assert world.json("status", job)["state"] == "PENDING"
+    assert world.json("job", "status", job)["state"] == "PENDING"
 
 
 @pytest.mark.parametrize("command", [("run", "v4-16"), ("submit", "--tpu=v4-16")], ids=str)
@@ -191,7 +191,7 @@ def test_rack_gang_is_submitted_whole_if_a_rack_suffices(world: ControllerInProc
         world.add_node(world.node_id(rack, number), f"10.9.{number}.1", {"CPU": 8.0}, {"rack": rack})
     job = world.iris("submit", script, "--cpu", "1", "--replicas", "2", "--group-by", "rack").stdout.strip()
     world.wait_for_attempt(job, 1)
-    assert [task["group"] for task in world.json("tasks", job)] == ["b", "b"]
+    assert [task["group"] for task in world.json("job", "tasks", job)] == ["b", "b"]
     world.succeed(job)
     large = world.iris("submit", script, "--replicas", "3", "--group-by", "rack")
     assert "can't run on the cluster as it is: waiting for 1 group by rack" in large.stderr
@@ -202,10 +202,10 @@ def test_submitted_tasks_get_requested_gpus(world: ControllerInProcess, script: 
     world.add_node(world.node_id("gpus", 0), "10.9.0.1", {"CPU": 8.0, "GPU": 4.0}, {})
     job = world.iris("submit", script, "--gpu", "2", "--replicas", "2").stdout.strip()
     world.wait_for_attempt(job, 1)
-    assert [task["address"] for task in world.json("tasks", job)] == ["10.9.0.1"] * 2
-    hosts = world.iris("workers", "--hosts").stdout.splitlines()
+    assert [task["address"] for task in world.json("job", "tasks", job)] == ["10.9.0.1"] * 2
+    hosts = world.iris("host", "ls", "--hosts").stdout.splitlines()
     assert ["0/4", "free"] in [line.split()[6:8] for line in hosts if "10.9.0.1" in line]
-    assert any("4 GPU" in line for line in world.iris("workers").stdout.splitlines())
+    assert any("4 GPU" in line for line in world.iris("host", "ls").stdout.splitlines())
     world.succeed(job)
 
 

@@ -1,4 +1,4 @@
-"""``iris-ray simulate``: a description in, tables, JSON and a picture out. No cluster."""
+"""``iris-ray study``: a description in, tables, JSON and a picture out. No cluster."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def fleet(tmp_path: Path) -> Path:
 
 
 def simulate(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["simulate", *map(str, arguments)])
+    return CliRunner().invoke(main, ["study", *map(str, arguments)])
 
 
 def test_study_tables_compare_policies(fleet: Path) -> None:

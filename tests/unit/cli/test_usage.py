@@ -27,7 +27,7 @@ from iris_ray.cli.conventions import (
     errors_as_lines,
     exit_code,
 )
-from iris_ray.cli.main import SECTIONS, main
+from iris_ray.cli.main import Commands, main
 from iris_ray.cli.run import run
 from iris_ray.cli.selftest import SelfTest
 from iris_ray.cli.submit import submit
@@ -56,7 +56,7 @@ COMPLETION = "_IRIS_RAY_COMPLETE"
     ],
     ids=repr,
 )
-def test_error_becomes_one_line_with_exit_code(
+def test_error_becomes_one_line_and_an_exit_code(
     error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(click.exceptions.Exit) as stop, errors_as_lines():
@@ -68,7 +68,7 @@ def test_error_becomes_one_line_with_exit_code(
 
 
 @pytest.mark.parametrize(("command", "group"), [(run, PodOptions), (submit, JobOptions)])
-def test_command_flags_and_defaults_follow_option_table(command: click.Command, group: type) -> None:
+def test_command_has_the_flag_and_the_default_of_each_option_in_the_table(command: click.Command, group: type) -> None:
     shown = {parameter.name: parameter for parameter in command.params}
     for name, option in options_of(group).items():
         if option.flag:
@@ -81,69 +81,81 @@ def test_command_flags_and_defaults_follow_option_table(command: click.Command, 
     [("--host-silence", "1"), ("--stall-timeout", "0"), ("--exit-grace", "nan"), ("--spares", "-1"), ("--prefer", "=")],
     ids=" ".join,
 )
-def test_invalid_option_value_is_bad_usage(flag: tuple[str, str]) -> None:
+def test_value_that_an_option_does_not_take_is_bad_usage(flag: tuple[str, str]) -> None:
     assert invoke("run", __file__, "v4-8", *flag).exit_code == USAGE
 
 
-def test_closed_stdin_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr("click.confirm", lambda question, **_: asked.append(question))
+def test_who_has_closed_stdin_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)  # as with <&-
     confirm("Really?", yes=False)
-    assert asked == []
 
 
-def test_exit_codes_match_help() -> None:
+def test_codes_are_those_of_the_help() -> None:
     said = " ".join((main.epilog or "").split())
     assert f"{OK} fine; {FAILED} the job or command failed; {USAGE} it can't work" in said
     assert f"{NO_CLUSTER} no cluster" in said
     assert exit_code(NoClusterError()) == NO_CLUSTER
 
 
-def test_help_lists_every_command_in_one_line() -> None:
-    output = invoke("--help").output
-    for section, commands in SECTIONS.items():
+GROUPS = {path: command for path, command in {"": main, **COMMANDS}.items() if isinstance(command, Commands)}
+
+
+@pytest.mark.parametrize("path", GROUPS)
+def test_help_lists_every_command_with_a_line(path: str) -> None:
+    output = invoke(*path.split(), "--help").output
+    for section, entries in GROUPS[path].sections.items():
         assert f"{section}:" in output
-        for name, does in commands.items():
-            assert re.search(rf"^  {name} +{re.escape(does.split()[0])}", output, re.MULTILINE)
-            assert invoke(name, "--help").exit_code == 0
-            assert COMMANDS[name].name == name
+        for name, entry in entries.items():
+            assert re.search(rf"^  {name} +{re.escape(entry.does.split()[0])}", output, re.MULTILINE)
+            assert invoke(*path.split(), name, "--help").exit_code == 0
+            assert COMMANDS[f"{path} {name}".strip()].name == name
+
+
+def test_list_of_commands_fits_on_a_screen() -> None:
+    assert len(main.entries) <= 14
 
 
 def examples() -> Iterator[str]:
     """Every command line in the help of any command; tests/docs has those of the documents."""
     for command in ("", *COMMANDS):
-        for line in invoke(*filter(None, [command]), "--help").output.splitlines():
+        for line in invoke(*command.split(), "--help").output.splitlines():
             if line.strip().startswith("iris-ray "):
                 yield re.split(r"  +| \| ", line.strip())[0]
 
 
-def test_every_example_uses_existing_commands_and_options() -> None:
-    found = sorted(set(examples()))
-    for example in found:
-        name, *arguments = shlex.split(example)[1:]
-        command = COMMANDS[name]
-        context = command.make_context(name, arguments)
-        if isinstance(command, click.Group) and arguments:
-            assert command.get_command(context, arguments[0]), example
-    shown = {shlex.split(example)[1] for example in found}
-    assert shown == set(COMMANDS)
+def test_every_example_is_a_command_with_options_that_it_has() -> None:
+    shown = [called(shlex.split(example)[1:]) for example in sorted(set(examples()))]
+    assert [path for path, command in COMMANDS.items() if path not in GROUPS and command not in shown] == []
 
 
-def test_help_leads_to_finished_job_in_a_dozen_lines() -> None:
+def called(words: list[str]) -> click.Command:
+    """The command of `COMMANDS` that is called so; fails unless it takes the rest of the words."""
+    command: click.Command = main
+    while isinstance(command, Commands):
+        name, *words = words
+        inner = command.get_command(click.Context(command), name)
+        assert inner is not None, name
+        command = inner
+    context = command.make_context(name, list(words))
+    if isinstance(command, click.Group) and words:
+        assert command.get_command(context, words[0]), words
+    return command
+
+
+def test_help_tells_from_nothing_to_a_finished_job_in_a_dozen_lines() -> None:
     story = invoke("--help").output.partition("From nothing to a finished job:")[2].partition("Options:")[0]
     commands = re.findall(r"^ +iris-ray (\w+)", story, re.MULTILINE)
-    assert commands == ["demo", "doctor", "run", "submit", "ls", "why", "logs", "cancel", "workers"]
+    assert commands == ["demo", "doctor", "run", "submit", "ls", "why", "logs", "cancel", "host"]
     assert len(story.strip().splitlines()) <= 12
     assert story.count("RAY_ADDRESS") == 1
 
 
-def test_other_tools_command_names_lead_to_ours() -> None:
-    assert set(OTHER_NAMES.values()) <= set(COMMANDS)
+def test_other_tools_names_lead_to_commands_that_exist() -> None:
+    assert set(OTHER_NAMES.values()) <= set(COMMANDS) | {path.split()[-1] for path in COMMANDS}
     assert not set(OTHER_NAMES) & set(COMMANDS)
 
 
-def test_help_and_completion_import_no_slow_libraries() -> None:
+def test_help_and_completion_need_none_of_the_slow_libraries() -> None:
     slow = {"ray", "rich", "grpc", "tenacity", "iris_ray.model"}
     script = f"import sys, iris_ray.cli.main; print({slow} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -153,9 +165,9 @@ def test_help_and_completion_import_no_slow_libraries() -> None:
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
-        ("dr", "drain"),
+        ("host dr", "drain"),
         ("logs --fol", "--follow"),
-        ("controller u", "upgrade"),
+        ("cluster controller u", "upgrade"),
         ("run x.py v5p-25", "v5p-256"),
         ("submit x.py --tpu v4-1", "v4-16"),
     ],
@@ -171,11 +183,15 @@ def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["wokers"], "did you mean workers"),
+        (["stauts"], "did you mean job status"),
+        (["host", "ls"], "did you mean host ls?"),
+        (["host", "undrain", "v4-16-0"], "did you mean host undrain?"),
+        (["study", "fleet.toml"], "did you mean study?"),
+        (["host", "taint"], "did you mean drain?"),
         (["jobs"], "did you mean ls?"),
         (["kill", "x"], "did you mean cancel?"),
-        (["controller", "strat"], "did you mean start or status"),
-        (["controller", "jobs"], "there is no command 'jobs'. See"),
+        (["cluster", "controller", "strat"], "did you mean start or status"),
+        (["cluster", "controller", "jobs"], "there is no command 'jobs'. See"),
         (["ls", "--jsn"], "--json"),
         (["logs", "x", "first"], "'first' is not a valid number"),
         (["ls", "--address", "nonsense"], "HOST:PORT"),
@@ -200,10 +216,10 @@ def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
         (["submit", __file__, "--max-task-failures", "-1"], "-1 is not in the range"),
         (["submit", __file__, "--json", "--follow"], "leave out --follow"),
         (["run", __file__, "v4-16", "--env", "1=2"], "NAME=VALUE"),
-        (["taint", "v4-16-0", "not a name"], "is not the name of a taint"),
+        (["host", "drain", "v4-16-0", "not a name"], "is not the name of a taint"),
     ],
 )
-def test_typo_is_bad_usage_with_suggestion(arguments: list[str], said: str) -> None:
+def test_typo_is_bad_usage_and_the_line_says_how_to_mend_it(arguments: list[str], said: str) -> None:
     done = invoke(*arguments, RAY_ADDRESS=address_of_nobody())  # what slips through reaches no cluster
     assert done.exit_code == USAGE, done.output
     assert said in done.output
@@ -211,7 +227,7 @@ def test_typo_is_bad_usage_with_suggestion(arguments: list[str], said: str) -> N
 
 
 @pytest.mark.parametrize("given", [["v4-16"], ["--tpu", "v4-16"], ["--tpu", "v4-16", "--", "v4-16"]])
-def test_tpu_type_is_argument_or_option(given: list[str]) -> None:
+def test_type_is_taken_as_second_argument_and_as_an_option(given: list[str]) -> None:
     done = invoke("run", __file__, *given, RAY_ADDRESS=address_of_nobody())
     assert (done.exit_code, "nothing answers" in done.output) == (NO_CLUSTER, True)
 
@@ -220,11 +236,11 @@ def test_tpu_type_is_argument_or_option(given: list[str]) -> None:
     ("name", "meant"),
     [("train-1a2b3c4e", "train-1a2b3c4d"), ("train", "train-1a2b3c4d"), ("trian", "train-1a2b3c4d"), ("bgi", "big-22")],
 )
-def test_nearest_job_is_found_by_name_too(name: str, meant: str) -> None:
+def test_nearest_job_is_found_by_its_name_too(name: str, meant: str) -> None:
     assert f"did you mean {meant}?" in str(unknown("job", name, ["train-1a2b3c4d", "big-22", "other-7"]))
 
 
-def test_long_lists_are_compared_with_a_few_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_is_compared_closely_with_a_few_of_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """A close look at 10,000 names takes a second, in which the Controller would answer nobody."""
     compared: list[int] = []
     closely = difflib.get_close_matches
@@ -240,8 +256,8 @@ def test_long_lists_are_compared_with_a_few_names_only(monkeypatch: pytest.Monke
     assert sum(compared) < 2000
 
 
-@pytest.mark.parametrize("command", [["ls"], ["why", "x"], ["workers"], ["controller", "status"], ["drain", "x"]])
-def test_missing_cluster_is_reported_at_once(command: list[str]) -> None:
+@pytest.mark.parametrize("command", [["ls"], ["why", "x"], ["host", "ls"], ["host", "drain", "x"]])
+def test_no_cluster_is_said_at_once(command: list[str]) -> None:
     nobody = address_of_nobody()
     done = invoke(*command, RAY_ADDRESS=nobody)
     assert done.exit_code == NO_CLUSTER
@@ -249,7 +265,7 @@ def test_missing_cluster_is_reported_at_once(command: list[str]) -> None:
     assert "iris-ray demo" in done.output
 
 
-def test_address_of_other_service_is_reported_as_not_rays() -> None:
+def test_address_of_something_else_is_said_to_be_none_of_rays() -> None:
     """Ray itself would try for two minutes."""
     with socket.create_server(("127.0.0.2", 0)) as server:
         threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
@@ -259,7 +275,9 @@ def test_address_of_other_service_is_reported_as_not_rays() -> None:
 
 
 @pytest.mark.parametrize("mode", ["simple", "simulate", "nonsense"])
-def test_cluster_commands_ignore_mode_variable(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_what_shows_or_tests_a_cluster_takes_no_mode_from_the_variable(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     seen: list[Mode] = []
 
     def begins(request: object, mode: Mode) -> list[object]:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from iris_ray.cloud.demand import ARRIVAL_S, Arrivals, missing_slices, net_demand, slices_in
-from iris_ray.cloud.history import History
 from iris_ray.cloud.provisioning import (
     BROKEN_S,
     JOIN_S,
@@ -22,6 +21,7 @@ from iris_ray.cloud.provisioning import (
     plan,
     request_id,
 )
+from iris_ray.cloud.provisioning_history import ProvisioningHistory
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -178,14 +178,14 @@ def make_plan(
     demand: int | tuple[int, ...] | None,
     *found: QueuedSlice,
     joined: Mapping[str, Joined] | None = None,
-    history: History | None = None,
+    history: ProvisioningHistory | None = None,
     now: float = 1000.0,
     **settings: object,
 ) -> list[Action]:
     """A plan; so many slices that gangs of one slice miss, or what each gang misses."""
     gangs = (1,) * demand if isinstance(demand, int) else demand
     chosen = Settings(**({k: getattr(SETTINGS, k) for k in SETTINGS.__slots__} | settings))
-    return plan(chosen, gangs, found, joined or {}, history or History(), now, 1.7e9 + now)
+    return plan(chosen, gangs, found, joined or {}, history or ProvisioningHistory(), now, 1.7e9 + now)
 
 
 def creates(actions: list[Action]) -> list[str]:
@@ -221,7 +221,7 @@ def test_plan_counts_active_slice_as_coming_until_joined() -> None:
 
 @pytest.mark.parametrize("state", [Q.DELETING, Q.SUSPENDING, Q.SUSPENDED, Q.FAILED])
 def test_plan_never_exceeds_cap_including_held_quota(state: QueuedState) -> None:
-    actions = make_plan(9, queued(1, state), queued(2, Q.ACCEPTED), history=History(_counted={name(1)}))
+    actions = make_plan(9, queued(1, state), queued(2, Q.ACCEPTED), history=ProvisioningHistory(_counted={name(1)}))
     assert len(creates(actions)) == 2
     assert "2 of at most 4 are held" in waits(actions)[0]
 
@@ -249,7 +249,7 @@ def test_plan_leaves_foreign_slices_alone() -> None:
 
 
 def test_plan_backs_off_after_each_failure() -> None:
-    history, now, pauses = History(), 0.0, []
+    history, now, pauses = ProvisioningHistory(), 0.0, []
     for number in range(1, 9):
         make_plan(1, queued(number, Q.FAILED, error="stockout"), history=history, now=now)
         again = make_plan(1, queued(number, Q.FAILED, error="stockout"), history=history, now=now)
@@ -262,7 +262,7 @@ def test_plan_backs_off_after_each_failure() -> None:
 
 
 def test_only_joining_slice_ends_row_of_failures() -> None:
-    history = History()
+    history = ProvisioningHistory()
     make_plan(0, queued(1), joined={name(1): BUSY}, history=history)
     for number in (2, 3):
         make_plan(1, queued(1), queued(number, Q.FAILED), joined={name(1): BUSY}, history=history)
@@ -272,14 +272,14 @@ def test_only_joining_slice_ends_row_of_failures() -> None:
 
 
 def test_refused_request_is_a_failure_and_loses_its_name() -> None:
-    history = History(unconfirmed={name(1): 1000.0})
+    history = ProvisioningHistory(unconfirmed={name(1): 1000.0})
     history.refused(name(1), 1000.0, "no quota")
     assert not creates(make_plan(1, history=history))
     assert "no quota" in waits(make_plan(1, history=history))[0]
 
 
 def test_unanswered_request_is_repeated_under_same_name() -> None:
-    history = History(unconfirmed={name(1): 1000.0})
+    history = ProvisioningHistory(unconfirmed={name(1): 1000.0})
     assert creates(make_plan(1, history=history)) == [name(1)]
     assert request_id("create", name(1)) == request_id("create", name(1)) != request_id("delete", name(1))
     assert make_plan(1, queued(1, Q.ACCEPTED), history=history) == []
@@ -287,7 +287,7 @@ def test_unanswered_request_is_repeated_under_same_name() -> None:
 
 
 def test_plan_returns_longest_idle_slices_down_to_minimum() -> None:
-    history = History()
+    history = ProvisioningHistory()
     joined = {name(n): FREE for n in (1, 2)} | {name(3): BUSY}
     make_plan(0, queued(1), queued(3), joined=joined, history=history, now=0.0)
     make_plan(0, queued(1), queued(2), queued(3), joined=joined, history=history, now=100.0)
@@ -301,7 +301,7 @@ def test_plan_returns_longest_idle_slices_down_to_minimum() -> None:
 
 
 def test_used_or_wanted_slice_restarts_its_idle_time() -> None:
-    history = History()
+    history = ProvisioningHistory()
     make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=0.0)
     make_plan(0, queued(1), joined={name(1): BUSY}, history=history, now=500.0)
     make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=501.0)
@@ -312,20 +312,20 @@ def test_used_or_wanted_slice_restarts_its_idle_time() -> None:
 
 
 def test_plan_without_cluster_state_returns_nothing() -> None:
-    history = History()
+    history = ProvisioningHistory()
     for now in (0.0, 10_000.0):
         assert make_plan(None, queued(1), queued(2, Q.ACCEPTED), history=history, now=now) == []
 
 
 def test_plan_cancels_requests_no_longer_awaited() -> None:
-    history, requests = History(), (queued(1, Q.ACCEPTED), queued(2, Q.PROVISIONING), queued(3, Q.ACCEPTED))
+    history, requests = ProvisioningHistory(), (queued(1, Q.ACCEPTED), queued(2, Q.PROVISIONING), queued(3, Q.ACCEPTED))
     make_plan(3, *requests, history=history, now=0.0)
     assert make_plan(1, *requests, history=history, now=10.0) == []
     assert deletes(make_plan(1, *requests, history=history, now=610.0)) == [name(1), name(3)]
 
 
 def test_plan_abandons_slice_that_never_joins_as_failure() -> None:
-    history = History()
+    history = ProvisioningHistory()
     make_plan(1, queued(1), history=history, now=0.0)
     assert make_plan(1, queued(1), history=history, now=JOIN_S) == []
     actions = make_plan(1, queued(1), history=history, now=JOIN_S + 1)
@@ -334,7 +334,7 @@ def test_plan_abandons_slice_that_never_joins_as_failure() -> None:
 
 
 def test_plan_replaces_slice_that_lost_a_host() -> None:
-    history = History()
+    history = ProvisioningHistory()
     make_plan(0, queued(1), joined={name(1): BUSY}, history=history, now=0.0)
     first = make_plan(1, queued(1), joined={name(1): PARTLY}, history=history, now=1.0)
     assert len(creates(first)) == 1
@@ -367,7 +367,7 @@ def test_plan_counts_coming_slices_for_first_gang() -> None:
 def test_plan_completes_gang_once_others_leave_slices() -> None:
     joined = {name(1): BUSY, name(2): FREE}
     there = queued(1), queued(2)
-    history = History()
+    history = ProvisioningHistory()
     assert make_plan((3,), *there, joined=joined, history=history, now=0.0) != []
     assert creates(make_plan((3,), *there, joined=joined, history=history, now=10_000.0)) == []
     assert deletes(make_plan((3,), *there, joined=joined, history=history, now=10_000.0)) == [], "it will be of use"
@@ -375,7 +375,7 @@ def test_plan_completes_gang_once_others_leave_slices() -> None:
 
 
 def test_plan_returns_slices_of_gang_that_cannot_be_whole() -> None:
-    history, joined = History(), {name(1): FREE, name(2): BUSY}
+    history, joined = ProvisioningHistory(), {name(1): FREE, name(2): BUSY}
     there = queued(1), queued(2), queued(3, Q.ACCEPTED)
     assert deletes(make_plan((4,), *there, joined=joined, history=history, now=0.0)) == []
     assert deletes(make_plan((4,), *there, joined=joined, history=history, now=600.0)) == [name(3), name(1)]

@@ -57,7 +57,7 @@ def url(chromium: Browser, world: ControllerInProcess) -> Iterator[str]:
         world.submit("eval", slices=(3,), user="bob")
         world.submit("nightly", slices=(2,), user="cho", priority=PriorityBand.BATCH)
         world.prints("train-llama", 0, "".join(f"step {i}: loss {3 - i / 10:.2f}\n" for i in range(8)))
-        world.iris("drain", "v4-16-2", "--reason", "a fan is broken", user="olga")
+        world.iris("host", "drain", "v4-16-2", "--reason", "a fan is broken", user="olga")
         yield url
     assert chromium.troubles == []
 

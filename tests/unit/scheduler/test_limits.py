@@ -51,7 +51,7 @@ def test_several_gangs_of_one_plan_stay_within_the_limit_and_the_others_say_why(
     assert (reason.kind, reason.keeps) == (PendingKind.LIMITED, False)
     assert str(reason) == (
         "waiting for the limit of ann in band interactive: 16 chips, of which 16 are taken, and it needs 8;"
-        " iris-ray limit shows all"
+        " iris-ray cluster limits shows all"
     )
     assert placed(world) == ["job-0", "job-1"]
     assert chips(world) == 16

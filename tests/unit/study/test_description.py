@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.errors import InvalidSimulationError
+from iris_ray.errors import InvalidStudyError
 from iris_ray.model.options import PriorityBand
 from iris_ray.study.description import read_study
 from iris_ray.study.study import Study
@@ -119,11 +119,11 @@ def test_trace_is_read_from_its_file() -> None:
     ],
 )  # fmt: skip
 def test_senseless_value_is_refused_with_its_place(text: str, says: str) -> None:
-    with pytest.raises(InvalidSimulationError, match=says):
+    with pytest.raises(InvalidStudyError, match=says):
         study_of(text, jobs=HELIOS)
 
 
 @pytest.mark.parametrize("value", [3, "x", [1], None])
 def test_description_that_is_no_table_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidSimulationError):
+    with pytest.raises(InvalidStudyError):
         read_study({"days": 1, "slices": [value]}, lambda _: [])

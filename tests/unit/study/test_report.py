@@ -5,7 +5,7 @@ import pytest
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.study.history import AttemptHistory, History, JobHistory
 from iris_ray.study.jobs import slice_spec
-from iris_ray.study.report import percentile, report
+from iris_ray.study.report import percentile, report_on
 
 
 def attempt(
@@ -38,7 +38,7 @@ def history() -> History:
 
 
 def test_waits_include_jobs_still_waiting() -> None:
-    found = report(history(), until=2000.0)
+    found = report_on(history(), until=2000.0)
     assert (found.waits.jobs, found.waits.waiting) == (4, 1)
     assert (found.waits.p50_s, found.waits.longest_s) == (300.0, 1500.0)  # of 0, 300, 700, 1,500
     assert found.waits_by_user["bob"].longest_s == 1500.0
@@ -47,7 +47,7 @@ def test_waits_include_jobs_still_waiting() -> None:
 
 
 def test_use_adds_up_to_all_hosts() -> None:
-    use = report(history(), until=2000.0).use
+    use = report_on(history(), until=2000.0).use
     total = 16.0 * 1000 + 8.0 * 1000
     assert use.lost == pytest.approx(8.0 * 100 / total)
     assert use.useful == pytest.approx(8.0 * (200 + 280 + 1150) / total)
@@ -57,7 +57,7 @@ def test_use_adds_up_to_all_hosts() -> None:
 
 
 def test_shares_count_what_users_held_in_period() -> None:
-    assert report(history(), until=2000.0, since=700.0).shares == {
+    assert report_on(history(), until=2000.0, since=700.0).shares == {
         "ann": pytest.approx(10 / 1210),
         "bob": pytest.approx(1200 / 1210),
     }

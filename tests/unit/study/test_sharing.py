@@ -12,7 +12,7 @@ from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state.events import LimitsSetEvent
 from iris_ray.study import Simulation
-from iris_ray.study.report import report
+from iris_ray.study.report import report_on
 from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS, attempts, endless, gang, slices, tasks, waited
 
 # -- evictions --------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def shares(simulation: Simulation) -> dict[str, float]:
     """Each user's part of what all held in a day, as a multiple of an equal share."""
     simulation.run_until(DAY)
     simulation.state.check()
-    found = report(simulation.history, DAY).shares
+    found = report_on(simulation.history, DAY).shares
     return {user: share * len(found) for user, share in found.items()}
 
 

@@ -9,8 +9,8 @@ import pytest
 from iris_ray.model.options import PriorityBand
 from iris_ray.study import Simulation
 from iris_ray.study.jobs import JobStream, RunTimes
-from iris_ray.study.report import report
-from iris_ray.study.study import Backlog, HostKind, Policy, SliceKind, Study
+from iris_ray.study.report import report_on
+from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy
 
 HOUR, DAY = 3600.0, 86_400.0
 TWO_USERS = (("ann", 1.0), ("bob", 1.0))
@@ -46,22 +46,26 @@ def small_study(seed: int = 0) -> Study:
 
 
 @cache
-def simulated(study: Study, policy: Policy) -> Simulation:
+def simulated(study: Study, policy: StudyPolicy) -> Simulation:
     """The end of a simulation, whose state was checked on the way."""
     simulation = study.simulation(policy, check_every=17)
     simulation.run_until(study.seconds)
     return simulation
 
 
-POLICIES = (Policy(name="default"), Policy(name="one spare", spares=1), Policy(name="ignored", heed_notices=False))
+POLICIES = (
+    StudyPolicy(name="default"),
+    StudyPolicy(name="one spare", spares=1),
+    StudyPolicy(name="ignored", heed_notices=False),
+)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_state_holds_whatever_happens(policy: Policy, seed: int) -> None:
+def test_state_holds_whatever_happens(policy: StudyPolicy, seed: int) -> None:
     simulation = simulated(small_study(seed), policy)
     simulation.state.check()
-    found = report(simulation.history, 2 * DAY)
+    found = report_on(simulation.history, 2 * DAY)
     assert found.finished["SUCCEEDED"] > 50
     assert found.preempted > 10
 
@@ -85,14 +89,14 @@ def test_every_policy_meets_same_jobs_and_losses() -> None:
 
 
 def test_gangs_heeding_notices_lose_less() -> None:
-    default, _, ignored = (report(simulated(small_study(), policy).history, 2 * DAY) for policy in POLICIES)
+    default, _, ignored = (report_on(simulated(small_study(), policy).history, 2 * DAY) for policy in POLICIES)
     assert default.use.lost < ignored.use.lost
 
 
 def test_planning_at_intervals_changes_little() -> None:
     """Utilisation and shares stay within a few percent."""
     exact, coarse = (
-        report(simulated(replace(small_study(), plan_every_s=every_s), POLICIES[0]).history, 2 * DAY)
+        report_on(simulated(replace(small_study(), plan_every_s=every_s), POLICIES[0]).history, 2 * DAY)
         for every_s in (0.0, 30.0)
     )
     assert coarse.plans < exact.plans
@@ -119,10 +123,10 @@ def test_jobs_arrive_at_given_rate() -> None:
 def test_production_waits_less_with_evictions() -> None:
     """The two policies side by side, on the same jobs and losses."""
     reports = []
-    for policy in (Policy(name="default"), Policy(name="nobody gives way", evictions=False)):
+    for policy in (StudyPolicy(name="default"), StudyPolicy(name="nobody gives way", evictions=False)):
         simulation = replace(small_study(), seconds=DAY).simulation(policy)
         simulation.run_until(DAY)
-        reports.append(report(simulation.history, DAY))
+        reports.append(report_on(simulation.history, DAY))
     default, nobody = reports
     assert default.evicted > 0 == nobody.evicted
     assert default.waits_by_band["production"].longest_s < 0.5 * nobody.waits_by_band["production"].longest_s

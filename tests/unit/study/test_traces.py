@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_ray.errors import InvalidSimulationError
+from iris_ray.errors import InvalidStudyError
 from iris_ray.study.traces import TracedJob, TraceRules, arrivals, read_trace
 
 SLURM = """\
@@ -82,7 +82,7 @@ def test_quotes_in_slurm_column_are_kept() -> None:
     ids=["torn", "inf", "nan", "open quote"],
 )
 def test_odd_line_is_refused_with_number(line: str, says: str) -> None:
-    with pytest.raises(InvalidSimulationError, match=says):
+    with pytest.raises(InvalidStudyError, match=says):
         read(HELIOS + line, "csv")
 
 
@@ -96,5 +96,5 @@ def test_odd_line_is_refused_with_number(line: str, says: str) -> None:
     ],
 )
 def test_unreadable_trace_is_refused_with_place(text: str, says: str) -> None:
-    with pytest.raises(InvalidSimulationError, match=says):
+    with pytest.raises(InvalidStudyError, match=says):
         read(text, "slurm")

@@ -13,7 +13,7 @@ import requests
 
 from iris_ray.actors.host.metadata import UPCOMING_MAINTENANCE
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.testing.metadata_server import PREEMPTED, Fault, HostMetadata, MetadataServers, Value
+from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataServers, MetadataValue
 from iris_ray.testing.tpu_host import TPUHost
 from tests.support.waiting import wait_until
 
@@ -52,7 +52,7 @@ def test_long_poll_waits_for_a_change(host_metadata: HostMetadata) -> None:
     etag = ask(host_metadata, PREEMPTED).headers["ETag"]
     questions: list[dict[str, Any]] = [{"last_etag": etag}, {}]
     for known in questions:
-        host_metadata.set(PREEMPTED, Value("FALSE", etag=etag))
+        host_metadata.set(PREEMPTED, MetadataValue("FALSE", etag=etag))
         timer = threading.Timer(0.1, host_metadata.preempt)
         began = time.monotonic()
         timer.start()
@@ -74,12 +74,12 @@ def test_long_poll_without_a_change_answers_after_its_timeout(host_metadata: Hos
 
 
 def test_server_misbehaves_on_request(host_metadata: HostMetadata) -> None:
-    host_metadata.misbehave(Fault.UNAVAILABLE)
+    host_metadata.misbehave(MetadataFault.UNAVAILABLE)
     assert ask(host_metadata, PREEMPTED).status_code == 503
-    host_metadata.misbehave(Fault.HANGS)
+    host_metadata.misbehave(MetadataFault.HANGS)
     with pytest.raises(requests.Timeout):
         requests.get(f"http://{host_metadata.address}/", timeout=0.3)
-    host_metadata.misbehave(Fault.HANGS_UP)
+    host_metadata.misbehave(MetadataFault.HANGS_UP)
     with pytest.raises(requests.ConnectionError):
         ask(host_metadata, PREEMPTED)
     host_metadata.misbehave(None)

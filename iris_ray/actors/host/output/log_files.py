@@ -24,7 +24,7 @@ def logs_directory(host_directory: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogPiece:
     """A piece of an attempt's output.
 
     Attributes:
@@ -61,7 +61,7 @@ class AttemptLog:
         paths = self.directory.glob(f"task-{self.task_index}.attempt-{self.attempt}.*.log")
         return sorted((int(path.name.split(".")[-2]), path) for path in paths)
 
-    def read(self, offset: int, limit: int) -> Piece | None:
+    def read(self, offset: int, limit: int) -> LogPiece | None:
         """Return up to ``limit`` bytes from ``offset`` on, or from the first later byte that is still kept.
 
         Return None if the attempt has no files. The attempt may still be writing.
@@ -82,9 +82,9 @@ class AttemptLog:
                 with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                     file.seek(offset + len(data) - start)
                     data += file.read(min(limit - len(data), stop - offset - len(data)))
-        return Piece(offset, bytes(data), end)
+        return LogPiece(offset, bytes(data), end)
 
-    def tail(self, lines: int, limit: int) -> Piece | None:
+    def tail(self, lines: int, limit: int) -> LogPiece | None:
         """Return the last lines, at most ``limit`` bytes of them; None if the attempt has no files."""
         found = self.read(_FAR, 0)
         if found is None:
@@ -97,7 +97,7 @@ class AttemptLog:
             if at < 0:
                 return piece
         start = at + 1 if lines > 0 else len(data)
-        return Piece(piece.offset + start, data[start:], piece.end)
+        return LogPiece(piece.offset + start, data[start:], piece.end)
 
 
 def _size(path: Path) -> int:

@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
-from iris_ray.actors.host.output.log_files import AttemptLog, Piece, logs_directory
+from iris_ray.actors.host.output.log_files import AttemptLog, LogPiece, logs_directory
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
 
 READ_TIMEOUT_S = 20.0
@@ -38,11 +38,11 @@ class LogReader:
     def __init__(self) -> None:
         self._root = logs_directory(host_directory())
 
-    def read(self, questions: Sequence[LogQuestion]) -> list[Piece | None]:
+    def read(self, questions: Sequence[LogQuestion]) -> list[LogPiece | None]:
         """Return a piece of each attempt's output; None for an attempt without files here."""
         return [self._piece(question) for question in questions]
 
-    def _piece(self, asked: LogQuestion) -> Piece | None:
+    def _piece(self, asked: LogQuestion) -> LogPiece | None:
         log = AttemptLog(self._root, asked.job_id, asked.task_index, asked.attempt)
         if asked.tail_lines is None:
             return log.read(asked.offset, asked.limit)
@@ -58,7 +58,7 @@ def start_log_reader(node_id: str, address: str) -> ActorHandle:
     return handle
 
 
-def with_piece(log: TaskLog, at: LogPosition, piece: Piece | None) -> TaskLog:
+def with_piece(log: TaskLog, at: LogPosition, piece: LogPiece | None) -> TaskLog:
     """Return a log with the piece that its host has read; the piece is None if the host has no files of it."""
     if piece is None:
         said = "its host has no log of it: it never started, or its log was deleted" if log.finished else None

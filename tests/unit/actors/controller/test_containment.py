@@ -167,7 +167,7 @@ def test_unrecordable_job_is_ended_and_says_why(world: ControllerInProcess, monk
     submit_poison(world)
     world.wait_for_state(POISON, JobState.KILLED)
     others_go_on(world)
-    assert "could not be recorded" in world.iris("status", POISON).stdout
+    assert "could not be recorded" in world.iris("job", "status", POISON).stdout
     assert list(aside(world)) == [POISON]
     assert not world.tasks_of(POISON), "nothing follows from what is not recorded"
 

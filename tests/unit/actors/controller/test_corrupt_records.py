@@ -146,36 +146,36 @@ def test_damaged_record_is_named_by_every_later_controller(world: ControllerInPr
 
 
 def test_damaged_taints_are_left_out(world: ControllerInProcess) -> None:
-    world.iris("taint", "v4-16-1", "spot")
+    world.iris("host", "drain", "v4-16-1", "spot")
     for data in (b"{", b"[]", b'{"v4-16-1": {"spot": [7, null]}}'):
         damage(world, "taints/", data)
         restart(world)
         assert world.jobs() == ["good"]
         assert list(aside(world)) == ["the taints"]
-        world.iris("taint", "v4-16-1", "spot")
+        world.iris("host", "drain", "v4-16-1", "spot")
 
 
 def test_damaged_limits_are_left_out(world: ControllerInProcess) -> None:
-    world.iris("limit", "ann", "--chips", "8")
+    world.iris("cluster", "limits", "ann", "--chips", "8")
     for data in (b"{", b'[["ann", "BATCH"]]', b'[["ann", "NONE", {}]]', b'[["ann", "BATCH", {"chips": -1}]]'):
         damage(world, "limits/", data)
         restart(world)
         assert world.jobs() == ["good"]
         assert list(aside(world)) == ["the limits"]
-        world.iris("limit", "ann", "--chips", "8")
+        world.iris("cluster", "limits", "ann", "--chips", "8")
 
 
 def test_damaged_settings_are_left_out_and_unknown_ignored(world: ControllerInProcess) -> None:
-    world.iris("settings", "set", "evictions=off")
+    world.iris("cluster", "settings", "set", "evictions=off")
     for data in (b"{", b'[["evictions"]]', b'[["evictions", "no", "ann", 1]]', b'[["evictions", "off", 7, 1]]'):
         damage(world, "settings/", data)
         restart(world)
         assert world.jobs() == ["good"]
         assert list(aside(world)) == ["the settings"]
-        world.iris("settings", "set", "evictions=off")
+        world.iris("cluster", "settings", "set", "evictions=off")
     damage(world, "settings/", b'[["of another version", "x", "ann", 1], ["evictions", "off", "ann", 1]]')
     restart(world)
-    assert world.json("settings")["evictions"]["set_by"] == "ann"
+    assert world.json("cluster", "settings")["evictions"]["set_by"] == "ann"
 
 
 def test_odd_keys_in_store_are_ignored(world: ControllerInProcess) -> None:

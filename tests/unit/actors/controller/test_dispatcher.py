@@ -18,7 +18,7 @@ from iris_ray.actors.controller.pool_registry import Pool
 from iris_ray.actors.protocol.answers import Gone, Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.scheduler.planner import Placement
+from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
@@ -58,7 +58,7 @@ async def test_dispatch_fails_if_pool_is_forgotten_before_order() -> None:
         background,
     )
     job = SimpleNamespace(spec=SimpleNamespace(owner="owner"))
-    dispatcher.dispatch(ORDER, Placement(job, SimpleNamespace(), []))  # type: ignore[arg-type]
+    dispatcher.dispatch(ORDER, PlacedGang(job, SimpleNamespace(), []))  # type: ignore[arg-type]
     del pools["owner"]
     await background.all_ended()
     (failed,), errors = applied, errors
@@ -101,7 +101,7 @@ async def test_warm_slice_holders_are_asked_in_parallel() -> None:
         background,
     )
     reclaim = [ReclaimSlice(f"slice-{holder}", holder) for holder in ("a", "b", "gone", "c")]
-    dispatcher.dispatch(ORDER, Placement(job, gang, reclaim))  # type: ignore[arg-type]
+    dispatcher.dispatch(ORDER, PlacedGang(job, gang, reclaim))  # type: ignore[arg-type]
     await asyncio.wait_for(background.all_ended(), 30.0)
     released, failed, ended = applied
     assert released == SliceReleasedEvent("slice-c", "c")

@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.controller import log_service
 from iris_ray.actors.controller.log_service import LogService, log_standing
-from iris_ray.actors.host.output.log_files import Piece
+from iris_ray.actors.host.output.log_files import LogPiece
 from iris_ray.actors.host.output.log_reader import IDLE_S
 from iris_ray.actors.protocol.task_log import LastLines, LogPosition
 from tests.support.virtual_time import in_virtual_time
@@ -44,10 +44,10 @@ class Readers:
             raise ValueError("unexpected")
         self.there.remove(actor.address)
 
-    async def _read(self, questions: object) -> list[Piece]:
+    async def _read(self, questions: object) -> list[LogPiece]:
         if self.error is not None:
             raise RayTaskError("read", "a traceback", self.error)
-        return [Piece(0, b"loss 2.31\n", 10)]
+        return [LogPiece(0, b"loss 2.31\n", 10)]
 
 
 @pytest.fixture

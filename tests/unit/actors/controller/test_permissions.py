@@ -30,7 +30,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controlle
     (tmp_path / "hosts").mkdir()
     with ControllerInProcess(tmp_path / "hosts", {"v4-16": 2}).installed(monkeypatch) as world:
         world.start_controller()
-        world.iris("settings", "set", "operators=olga, otto", user="olga")
+        world.iris("cluster", "settings", "set", "operators=olga, otto", user="olga")
         yield world
 
 
@@ -51,7 +51,10 @@ def test_only_user_and_operators_may_cancel_a_job(world: ControllerInProcess) ->
     mine, other = world.start("mine"), world.start("other")
     refused = world.iris("cancel", mine, user="bob", code=FAILED).stderr
     assert "mine is a job of ann: only ann and operators may cancel it, and bob is neither" in refused
-    assert "operators are: olga, otto (one of them can change that: iris-ray settings set operators=...)" in refused
+    assert (
+        "operators are: olga, otto (one of them can change that: iris-ray cluster settings set operators=...)"
+        in refused
+    )
     assert world.state(mine) is JobState.RUNNING
     world.iris("cancel", mine, user="ann")
     world.iris("cancel", other, user="otto")
@@ -73,24 +76,24 @@ def test_only_user_and_operators_may_let_a_job_yield(world: ControllerInProcess)
 @pytest.mark.parametrize(
     "command",
     [
-        ("drain", "v4-16-0"),
-        ("undrain", "v4-16-1"),
-        ("taint", "v4-16-0", "spot"),
-        ("untaint", "v4-16-1", "spot"),
-        ("limit", "ann", "--chips", "8"),
-        ("settings", "set", "evictions=off"),
-        ("settings", "reset", "operators"),
+        ("host", "drain", "v4-16-0"),
+        ("host", "undrain", "v4-16-1"),
+        ("host", "drain", "v4-16-0", "spot"),
+        ("host", "undrain", "v4-16-1", "spot"),
+        ("cluster", "limits", "ann", "--chips", "8"),
+        ("cluster", "settings", "set", "evictions=off"),
+        ("cluster", "settings", "reset", "operators"),
     ],
     ids=" ".join,
 )
 def test_only_operators_may_drain_taint_and_change_settings(
     world: ControllerInProcess, command: tuple[str, ...]
 ) -> None:
-    world.iris("drain", "v4-16-1", user="olga")
-    world.iris("taint", "v4-16-1", "spot", user="olga")
+    world.iris("host", "drain", "v4-16-1", user="olga")
+    world.iris("host", "drain", "v4-16-1", "spot", user="olga")
 
     def seen() -> list[Any]:
-        return [world.json(shown) for shown in ("workers", "limit", "settings")]
+        return [world.json(*shown) for shown in (("host", "ls"), ("cluster", "limits"), ("cluster", "settings"))]
 
     before = seen()
     assert "only operators may" in world.iris(*command, user="ann", code=FAILED).stderr
@@ -100,7 +103,7 @@ def test_only_operators_may_drain_taint_and_change_settings(
 
 
 def test_anybody_may_see_limits(world: ControllerInProcess) -> None:
-    assert "everybody" in world.iris("limit", user="bob").stdout
+    assert "everybody" in world.iris("cluster", "limits", user="bob").stdout
 
 
 ATTEMPT = AttemptId("theirs", 1)
@@ -178,8 +181,8 @@ def test_anybody_may_report_about_unused_host(world: ControllerInProcess) -> Non
 
 
 def test_everybody_is_operator_where_none_is_set(world: ControllerInProcess) -> None:
-    world.iris("settings", "reset", "operators", user="olga")
+    world.iris("cluster", "settings", "reset", "operators", user="olga")
     mine = world.start("mine")
-    world.iris("drain", "v4-16-1", user="bob")
+    world.iris("host", "drain", "v4-16-1", user="bob")
     world.iris("cancel", mine, user="bob")
     assert world.state(mine) is JobState.KILLED

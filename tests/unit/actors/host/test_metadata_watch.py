@@ -18,7 +18,7 @@ import pytest
 
 from iris_ray.actors.host.metadata import PREEMPTION_NOTICE_S, UPCOMING_MAINTENANCE, MetadataWatch, WatchTimes
 from iris_ray.model.notices import HostNotice, NoticeKind
-from iris_ray.testing.metadata_server import PREEMPTED, Fault, HostMetadata, Value
+from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataValue
 from tests.support.waiting import wait_until
 
 QUICK = WatchTimes(long_poll=60, answer=1, at_least=0.2, look=0.05, first_pause=0.05, longest_pause=0.2)
@@ -108,8 +108,8 @@ async def test_watch_tells_maintenance_when_near_and_when_moved(host_metadata: H
 
 WITHDRAWALS: dict[str, Callable[[HostMetadata], None]] = {
     "an error": lambda host_metadata: host_metadata.call_off_maintenance(),
-    "the text NONE": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, Value("NONE")),
-    "an empty object": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, Value("{ }")),
+    "the text NONE": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, MetadataValue("NONE")),
+    "an empty object": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, MetadataValue("{ }")),
     "no such key": lambda host_metadata: host_metadata.set(UPCOMING_MAINTENANCE, None),
     "a week later": lambda host_metadata: host_metadata.announce_maintenance(7 * 86_400),
 }
@@ -128,8 +128,8 @@ async def test_watch_tells_cancellation_once_and_next_maintenance(host_metadata:
             await watch.hears_nothing(host_metadata)
 
 
-@pytest.mark.parametrize("fault", Fault)
-async def test_watch_does_not_take_silence_for_cancellation(host_metadata: HostMetadata, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", MetadataFault)
+async def test_watch_does_not_take_silence_for_cancellation(host_metadata: HostMetadata, fault: MetadataFault) -> None:
     times = WatchTimes(long_poll=0.5, answer=0.1, look=0.05, first_pause=0.05, longest_pause=0.1)
     async with watching(host_metadata.address, times=times) as watch:
         host_metadata.announce_maintenance(300)
@@ -240,8 +240,8 @@ def one_look_after_another(looks: Sequence[Look]) -> Iterator[tuple[str, Callabl
         thread.join()
 
 
-@pytest.mark.parametrize("fault", Fault)
-async def test_watch_survives_misbehaving_server(host_metadata: HostMetadata, fault: Fault) -> None:
+@pytest.mark.parametrize("fault", MetadataFault)
+async def test_watch_survives_misbehaving_server(host_metadata: HostMetadata, fault: MetadataFault) -> None:
     times = WatchTimes(long_poll=0.5, answer=0.2, at_least=0.05, look=0.05, first_pause=0.05, longest_pause=0.1)
     async with watching(host_metadata.address, times=times) as watch:
         await asked(host_metadata, PREEMPTED, 2)

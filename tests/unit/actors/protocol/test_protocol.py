@@ -11,7 +11,8 @@ from iris_ray.errors import VersionMismatchError
 
 
 @pytest.mark.parametrize(
-    ("theirs", "advice"), [(PROTOCOL_VERSION - 1, "iris-ray controller upgrade"), (PROTOCOL_VERSION + 1, "install")]
+    ("theirs", "advice"),
+    [(PROTOCOL_VERSION - 1, "iris-ray cluster controller upgrade"), (PROTOCOL_VERSION + 1, "install")],
 )
 def test_only_other_protocol_is_refused_with_versions_and_advice(theirs: int, advice: str) -> None:
     require_same_protocol(PROTOCOL_VERSION, "7.0.0", "0.1.3")

@@ -304,7 +304,7 @@ def test_doctor_names_quarantined_hosts() -> None:
     (finding,) = check_quarantine([replace(status, attributes={}), status])
     assert finding.found == f"s-0 host 1: {attributes['taint:quarantined']}"
     assert finding.advice is not None
-    assert "iris-ray untaint n-1 quarantined" in finding.advice
+    assert "iris-ray host undrain n-1 quarantined" in finding.advice
 
 
 def test_doctor_expects_metadata_server_on_all_hosts_or_none() -> None:

@@ -93,16 +93,16 @@ class Agent:
 
 
 def kept(dies: bool) -> tuple[bool, list[type]]:
-    async def keep() -> bool:
+    async def hold() -> bool:
         here = host_here("a", Agent())
-        waits = asyncio.ensure_future(made.keep(here))
+        waits = asyncio.ensure_future(made.hold(here))
         await asyncio.sleep(0)
         here.agent.handle.dies.set() if dies else made.close()
         return await waits
 
     heard: list[Any] = []
     made = Runners(heard.append)
-    return asyncio.run(keep()), [type(event) for event in heard]
+    return asyncio.run(hold()), [type(event) for event in heard]
 
 
 def test_host_holder_hears_of_return_or_lost_agent() -> None:
@@ -116,11 +116,11 @@ class Slices:
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.runners = Runners(self.heard.append)
-        self._keeps: list[asyncio.Future[bool]] = []
+        self._holds: list[asyncio.Future[bool]] = []
 
     async def arrives(self, host: int, attempt: int = 1) -> HostHere:
         here = host_here("t", Agent(), attempt, host, hosts=2)
-        self._keeps.append(asyncio.ensure_future(self.runners.keep(here)))
+        self._holds.append(asyncio.ensure_future(self.runners.hold(here)))
         await asyncio.sleep(0)
         return here
 

@@ -11,12 +11,12 @@ from ray.exceptions import RayError
 
 from iris_ray.errors import InvalidSlotError, JobCancelledError, RequestLostError, SlotQueueFullError
 from iris_ray.slots.actors import slot_manager, slot_processes
-from iris_ray.slots.actors.messages import MOST_PIECES, Ask, Grant, Piece
+from iris_ray.slots.actors.messages import MOST_PIECES, AnswerPiece, Ask, Grant
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.actors.waiting import Clients
-from iris_ray.slots.core import converge, reconciler
 from iris_ray.slots.core import events as ev
+from iris_ray.slots.core import reconciler, slot_planner
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import WorkloadKind
 from tests.support.slot_processes import Method, Slot, Slots, all_of, ask, forever, manager_of, order, true, until
@@ -147,7 +147,7 @@ async def test_slot_exceeding_its_memory_raises_alarm_once_a_minute(
     watches = {"watch": Method(forever), "wait_gone": Method(lambda *_: true()), "alive": Method(all_of)}
     agent = SimpleNamespace(**watches, memory=Method(memory))
     here = host_here("c", agent, kind=DeviceKind.CPU)
-    manager._background.start(manager.keep_runner(here), "keeping a runner")
+    manager._background.start(manager.hold_host(here), "holding a host")
     await until(lambda: seen == [[]])
     await manager.register(order(kind=DeviceKind.CPU))
     answer = asyncio.ensure_future(manager.submit(ask("r")))
@@ -223,8 +223,8 @@ async def test_closed_session_keeps_seat_until_its_call_ends(slots: Slots) -> No
 
 async def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
-    for module in (converge, reconciler):
-        monkeypatch.setattr(module, "CONVERGE_S", 0.02)
+    for module in (slot_planner, reconciler):
+        monkeypatch.setattr(module, "RECHECK_S", 0.02)
     manager = await manager_of("a", ageing_s=0.05, drain_s=0.1)
     await manager.register(order())
     await open_session(manager, "s")
@@ -293,7 +293,7 @@ async def test_partly_delivered_stream_does_not_run_again(slots: Slots) -> None:
     ran: list[Slot] = []
 
     def answers_until_killed(slot: Slot) -> None:
-        async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
+        async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[AnswerPiece]]:
             ran.append(slot)  # as user code runs up to its first piece
             yield slot._piece(0)
             await slot.killed.wait()

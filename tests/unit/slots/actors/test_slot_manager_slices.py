@@ -23,7 +23,7 @@ async def manager_of_a_slice() -> SlotManager:
         agent = SimpleNamespace(
             watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
         )
-        manager._background.start(manager.keep_runner(host_here("t", agent, host=host, hosts=2)), "keeping a host")
+        manager._background.start(manager.hold_host(host_here("t", agent, host=host, hosts=2)), "holding a host")
     await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
     return manager
 
@@ -93,7 +93,7 @@ async def test_slice_is_free_once_processes_on_all_hosts_are_gone(slots: Slots) 
     manager = SlotManager(ServingPolicy(), MAKER)
     for host in range(2):
         here = host_here("t", agent_of(host), host=host, hosts=2)
-        manager._background.start(manager.keep_runner(here), "keeping a host")
+        manager._background.start(manager.hold_host(here), "holding a host")
     await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
     waits = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: len(slots.made) == 2 and any(made.requests for made in slots.made))

@@ -1,4 +1,4 @@
-"""Jobs that keep hosts for slots: how they are submitted, and how they end. Ray and the Controller stand aside."""
+"""Jobs that hold hosts for slots: how they are submitted, and how they end. Ray and the Controller stand aside."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,6 @@ from iris_ray import SlotHosts
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import ControllerUnavailableError
 from iris_ray.slots.client import hold_host
-from iris_ray.slots.client import hold_host as keeping
 
 
 def test_failed_submission_leaves_no_runner_job_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +38,7 @@ class Calls:
         self.answered = answered
         self.killed: list[Any] = []
         self.agent: Any = SimpleNamespace(watch=self._call("agent gone"))
-        self.manager: Any = SimpleNamespace(keep_runner=self._call("kept"), empty_runner=self._call("empty"))
+        self.manager: Any = SimpleNamespace(hold_host=self._call("held"), empty_runner=self._call("empty"))
 
     def _call(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(remote=lambda *_: name.replace(" ", "_"))
@@ -66,33 +65,33 @@ class Notice:
         self.was_saved = True
 
 
-def keep(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = None) -> None:
+def hold(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = None) -> None:
     here = SimpleNamespace(agent=Actor(calls.agent), runner_id="slots-0")
-    monkeypatch.setattr(keeping, "ray", calls)
-    monkeypatch.setattr(keeping, "_here", lambda *_: here)
-    monkeypatch.setattr(keeping, "preemption_notice", lambda: notice)
-    keeping.keep_runner(Actor(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
+    monkeypatch.setattr(hold_host, "ray", calls)
+    monkeypatch.setattr(hold_host, "_here", lambda *_: here)
+    monkeypatch.setattr(hold_host, "preemption_notice", lambda: notice)
+    hold_host.hold_host(Actor(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
 
 
-@pytest.mark.parametrize("answered", [{"agent_gone": None}, {"kept": False}, {"kept": False, "agent_gone": None}])
+@pytest.mark.parametrize("answered", [{"agent_gone": None}, {"held": False}, {"held": False, "agent_gone": None}])
 def test_runner_job_without_agent_fails_to_be_retried(
     monkeypatch: pytest.MonkeyPatch, answered: dict[str, Any]
 ) -> None:
     with pytest.raises(RuntimeError, match="agent of runner slots-0 is gone"):
-        keep(monkeypatch, Calls(**answered))
+        hold(monkeypatch, Calls(**answered))
 
 
 @pytest.mark.parametrize("answer", [True, RayError("the manager is gone")])
 def test_unneeded_runner_job_ends_with_its_agent(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
-    calls = Calls(kept=answer, agent_gone=None)
-    keep(monkeypatch, calls)
+    calls = Calls(held=answer, agent_gone=None)
+    hold(monkeypatch, calls)
     assert calls.killed == [calls.agent]
 
 
 def test_noticed_runner_job_moves_with_or_without_its_agent(monkeypatch: pytest.MonkeyPatch) -> None:
-    for calls in (Calls(empty=None), Calls(kept=False)):
+    for calls in (Calls(empty=None), Calls(held=False)):
         notice = Notice()
-        keep(monkeypatch, calls, notice)
+        hold(monkeypatch, calls, notice)
         assert notice.was_saved
 
 
@@ -105,13 +104,13 @@ def test_models_see_host_attributes_as_jobs_do(monkeypatch: pytest.MonkeyPatch) 
     }
     node = {"NodeID": "n1", "NodeManagerAddress": "10.0.0.7", "Labels": labels, "Resources": {"TPU": 4.0}}
     ray = SimpleNamespace(nodes=lambda: [node], get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "n1"))
-    monkeypatch.setattr(keeping, "ray", ray)
-    found = {name: value.value for name, value in keeping._attributes().items()}
+    monkeypatch.setattr(hold_host, "ray", ray)
+    found = {name: value.value for name, value in hold_host._attributes().items()}
     expected = {"disk-gb": 500, "tpu-name": "pod-a", "tpu-topology": "v4-16", "tpu-worker-id": 1, "node-id": "n1"}
     assert expected.items() <= found.items()
 
 
 def test_unneeded_runner_job_ends_at_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     notice = Notice()
-    keep(monkeypatch, Calls(kept=True), notice)
+    hold(monkeypatch, Calls(held=True), notice)
     assert not notice.was_saved

@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError
 from iris_ray import SlotClient, SlotHosts
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import InvalidSlotError, JobCancelledError, NoClusterError
-from iris_ray.slots.actors.messages import Ask, Grant, Piece, packed
+from iris_ray.slots.actors.messages import AnswerPiece, Ask, Grant, packed
 from iris_ray.slots.client import lease as client_keeper
 from iris_ray.slots.client.lease import ClientKeeper, Lease
 from iris_ray.slots.core.devices import DeviceKind
@@ -61,7 +61,7 @@ class Manager:
         self.cancelled: list[str] = []
         self.taken_pieces = 0
         self.renewed: list[str] = []
-        self.answer: Future[Piece] = Future()
+        self.answer: Future[AnswerPiece] = Future()
         streaming = SimpleNamespace(remote=self._stream)
         self.submit = SimpleNamespace(remote=self._submit)
         self.stream = SimpleNamespace(options=lambda **_: streaming)

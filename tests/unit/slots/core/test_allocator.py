@@ -15,21 +15,21 @@ from iris_ray.slots.core.allocator import (
     Full,
     Never,
     Place,
-    Requirement,
+    SlotRequirement,
 )
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner
 from iris_ray.slots.core.eviction import EvictionSearch
 from iris_ray.slots.core.eviction_indexes import MOST_PLANS
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import ModelSpec
-from iris_ray.slots.core.policy import IdleFor, Policy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 from tests.support.proofs import EXAMPLES
 from tests.support.slot_reference import Snapshot, best_score, decide, fleet_of, plan, score_of
 from tests.support.slots import GB, chips, gpus, model
 
 NOW = 100.0
-DEFAULT = Policy()
+DEFAULT = PlacementPolicy()
 
 
 def slot(name: str, gigabytes: int, *devices: int, runner: str = "a", of: str = "", **kw) -> Slot:
@@ -45,8 +45,10 @@ def world(*slots: Slot, runners: tuple[Runner, ...] = (gpus(),), **prices: int) 
     return Snapshot(runners, slots, prices={identities[name]: price for name, price in prices.items()})
 
 
-def place(snapshot: Snapshot, spec: ModelSpec, policy: Policy = DEFAULT) -> tuple[str, tuple[int, ...], set[str]]:
-    decision = decide(snapshot, Requirement(spec), policy, NOW)
+def place(
+    snapshot: Snapshot, spec: ModelSpec, policy: PlacementPolicy = DEFAULT
+) -> tuple[str, tuple[int, ...], set[str]]:
+    decision = decide(snapshot, SlotRequirement(spec), policy, NOW)
     assert isinstance(decision, Place), decision
     return decision.allocation.runner_id, decision.allocation.devices, set(decision.evict)
 
@@ -61,13 +63,13 @@ def test_model_is_split_only_if_one_device_is_too_small() -> None:
     spec = model(memory={1: 60 * GB, 2: 35 * GB})
     assert place(world(), spec) == ("a", (0,), set())
     busy = world(slot("s", 30, 0), slot("t", 30, 1))
-    decision = decide(busy, Requirement(spec), Policy(), NOW)
+    decision = decide(busy, SlotRequirement(spec), PlacementPolicy(), NOW)
     assert decision == Place(Allocation("a", (0, 1), (35 * GB, 35 * GB)))
 
 
 def test_memory_of_each_degree_is_as_given() -> None:
     assert place(world(runners=(gpus(count=4),)), model(memory={3: 70 * GB})) == ("a", (0, 1, 2), set())
-    full = decide(world(runners=(gpus(count=2),)), Requirement(model(memory={3: 70 * GB})), Policy(), NOW)
+    full = decide(world(runners=(gpus(count=2),)), SlotRequirement(model(memory={3: 70 * GB})), PlacementPolicy(), NOW)
     assert isinstance(full, Never)
 
 
@@ -80,7 +82,7 @@ def test_chips_are_exclusive_and_combined_as_neighbours() -> None:
     held = world(slot("s", 16, 1, runner="t"), runners=(chips(),))
     assert place(held, model(gigabytes=1, kind=DeviceKind.TPU)) == ("t", (0,), set())
     assert place(held, model(memory={2: GB}, kind=DeviceKind.TPU)) == ("t", (2, 3), set())
-    decision = decide(held, Requirement(model(memory={2: GB}, kind=DeviceKind.TPU)), Policy(), NOW)
+    decision = decide(held, SlotRequirement(model(memory={2: GB}, kind=DeviceKind.TPU)), PlacementPolicy(), NOW)
     assert isinstance(decision, Place)
     assert decision.allocation.bytes_each == (16 * GB, 16 * GB)
 
@@ -89,7 +91,7 @@ def test_free_devices_come_before_eviction_unless_switched_off() -> None:
     snapshot = world(slot("s", 45, 0), slot("t", 45, 1))
     spec = model(memory={1: 60 * GB, 2: 35 * GB})
     assert place(snapshot, spec) == ("a", (0, 1), set())
-    assert place(snapshot, spec, Policy(spread_before_evicting=False)) == ("a", (0,), {"s"})
+    assert place(snapshot, spec, PlacementPolicy(spread_before_evicting=False)) == ("a", (0,), {"s"})
 
 
 def test_cheapest_then_smallest_then_stalest_slot_is_evicted() -> None:
@@ -123,12 +125,12 @@ def test_no_more_is_evicted_than_needed() -> None:
 def test_protected_slots_are_never_evicted(kept) -> None:
     name = "model of s" if "of" not in kept else "m"
     snapshot = world(slot("s", 60, 0, **kept), runners=(gpus(count=1),))
-    assert isinstance(decide(snapshot, Requirement(model("m")), Policy(), NOW), Full), name
+    assert isinstance(decide(snapshot, SlotRequirement(model("m")), PlacementPolicy(), NOW), Full), name
 
 
 def test_nothing_is_evicted_if_insufficient() -> None:
     snapshot = world(slot("s", 40, 0), slot("t", 40, 0, active={"r"}), runners=(gpus(count=1),))
-    assert isinstance(decide(snapshot, Requirement(model(gigabytes=60)), Policy(), NOW), Full)
+    assert isinstance(decide(snapshot, SlotRequirement(model(gigabytes=60)), PlacementPolicy(), NOW), Full)
 
 
 def test_memory_soon_free_is_preferred_to_more_evictions() -> None:
@@ -137,14 +139,14 @@ def test_memory_soon_free_is_preferred_to_more_evictions() -> None:
 
 
 def test_model_fitting_no_empty_host_is_refused_with_numbers() -> None:
-    decision = decide(world(), Requirement(model(memory={1: 90 * GB, 4: 30 * GB})), Policy(), NOW)
+    decision = decide(world(), SlotRequirement(model(memory={1: 90 * GB, 4: 30 * GB})), PlacementPolicy(), NOW)
     assert isinstance(decision, Never)
     assert "90,000,000,000 bytes on each of 1" in decision.reason
     assert "80,000,000,000" in decision.reason
 
 
 def test_answer_without_any_matching_runner_is_not_final() -> None:
-    decision = decide(world(), Requirement(model(kind=DeviceKind.CPU)), Policy(), NOW)
+    decision = decide(world(), SlotRequirement(model(kind=DeviceKind.CPU)), PlacementPolicy(), NOW)
     assert decision == Full("no runner with cpu devices satisfies the constraints of m")
 
 
@@ -154,14 +156,14 @@ def test_closed_avoided_and_unsuitable_runners_get_nothing() -> None:
     assert place(world(runners=(gpus(), labelled)), spec)[0] == "l"
     two = (gpus("a"), gpus("b"))
     assert place(Snapshot(two, closed=frozenset({"a"})), model())[0] == "b"
-    avoiding = decide(Snapshot(two), Requirement(model(), frozenset({"a"})), Policy(), NOW)
+    avoiding = decide(Snapshot(two), SlotRequirement(model(), frozenset({"a"})), PlacementPolicy(), NOW)
     assert isinstance(avoiding, Place)
     assert avoiding.allocation.runner_id == "b"
 
 
 def test_plan_for_queue_includes_each_earlier_decision() -> None:
-    queue = [Requirement(model(f"m{number}", 50)) for number in range(3)]
-    first, second, third = plan(world(), queue, Policy(), NOW)
+    queue = [SlotRequirement(model(f"m{number}", 50)) for number in range(3)]
+    first, second, third = plan(world(), queue, PlacementPolicy(), NOW)
     assert isinstance(first, Place)
     assert isinstance(second, Place)
     assert first.allocation.devices != second.allocation.devices
@@ -170,14 +172,14 @@ def test_plan_for_queue_includes_each_earlier_decision() -> None:
 
 def test_decision_leaves_snapshot_unchanged() -> None:
     old = slot("s", 60, 0)
-    list(plan(world(old, runners=(gpus(count=1),)), [Requirement(model())], Policy(), NOW))
+    list(plan(world(old, runners=(gpus(count=1),)), [SlotRequirement(model())], PlacementPolicy(), NOW))
     assert old.state is SlotState.READY
 
 
 def test_slot_becomes_evictable_by_time_alone() -> None:
-    allocator = Allocator(fleet_of(world(slot("s", 60, 0, ready_at=95.0), runners=(gpus(count=1),))), Policy())
-    assert isinstance(allocator.decide(Requirement(model()), 100.0), Full)
-    assert isinstance(allocator.decide(Requirement(model()), 105.0), Place)
+    allocator = Allocator(fleet_of(world(slot("s", 60, 0, ready_at=95.0), runners=(gpus(count=1),))), PlacementPolicy())
+    assert isinstance(allocator.decide(SlotRequirement(model()), 100.0), Full)
+    assert isinstance(allocator.decide(SlotRequirement(model()), 105.0), Place)
 
 
 def test_model_is_split_over_many_devices_of_a_host() -> None:
@@ -188,7 +190,7 @@ def test_model_is_split_over_many_devices_of_a_host() -> None:
     runner_id, devices, evicted = place(snapshot, model(memory={16: 40 * GB}))
     assert (runner_id, devices) == ("a", (*range(8), *range(40, 48)))
     assert evicted == {f"s{number}" for number in devices}
-    assert isinstance(decide(snapshot, Requirement(model(memory={16: 90 * GB})), DEFAULT, NOW), Never)
+    assert isinstance(decide(snapshot, SlotRequirement(model(memory={16: 90 * GB})), DEFAULT, NOW), Never)
 
 
 def test_models_sharing_indexes_get_unchanged_plans() -> None:
@@ -206,9 +208,9 @@ def test_models_sharing_indexes_get_unchanged_plans() -> None:
     evicting = 0
     for number in range(150):
         spec = model(f"m{number % 50}", memory={1: chance.randrange(20, 80) * GB, 2: chance.randrange(20, 50) * GB})
-        decision = allocator.decide(Requirement(spec), NOW)
+        decision = allocator.decide(SlotRequirement(spec), NOW)
         same = Snapshot(tuple(fleet.runners.values()), tuple(fleet.slots.values()), prices=fleet.prices)
-        assert cost_of(decision, same) == cost_of(decide(same, Requirement(spec), DEFAULT, NOW), same)
+        assert cost_of(decision, same) == cost_of(decide(same, SlotRequirement(spec), DEFAULT, NOW), same)
         if isinstance(decision, Place):
             evicting += bool(decision.evict)
             allocator.commit(f"new {number}", spec, decision, NOW - 50)
@@ -238,7 +240,7 @@ def test_equal_slots_on_many_devices_are_not_all_compared(monkeypatch: pytest.Mo
         for device in range(len(runner.devices))
         for part in range(8)
     ]
-    decision = decide(Snapshot(runners, tuple(slots)), Requirement(model("m", 15)), DEFAULT, NOW)
+    decision = decide(Snapshot(runners, tuple(slots)), SlotRequirement(model("m", 15)), DEFAULT, NOW)
     assert isinstance(decision, Place)
     assert len(decision.evict) == 2
     assert 0 < len(searches) <= MOST_PLANS
@@ -287,15 +289,15 @@ def snapshots(draw) -> Snapshot:
 
 
 @st.composite
-def requirements(draw, kind: DeviceKind) -> Requirement:
+def requirements(draw, kind: DeviceKind) -> SlotRequirement:
     memory = {degree: draw(SIZES) * GB for degree in sorted(draw(st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1)))}
-    return Requirement(model(draw(st.sampled_from("mnop")), memory=memory, kind=kind))
+    return SlotRequirement(model(draw(st.sampled_from("mnop")), memory=memory, kind=kind))
 
 
 @settings(max_examples=60 * EXAMPLES)
 @given(st.data(), snapshots(), st.booleans())
 def test_chosen_plan_is_the_best_of_all(data, snapshot: Snapshot, spread: bool) -> None:
-    policy = Policy(spread_before_evicting=spread)
+    policy = PlacementPolicy(spread_before_evicting=spread)
     requirement = data.draw(requirements(snapshot.runners[0].kind))
     decision = decide(snapshot, requirement, policy, NOW)
     best = best_score(snapshot, requirement, policy, NOW)
@@ -308,21 +310,21 @@ def test_chosen_plan_is_the_best_of_all(data, snapshot: Snapshot, spread: bool) 
 
 def test_runner_returning_with_fewer_devices_gets_what_fits() -> None:
     fleet = SlotFleet()
-    allocator = Allocator(fleet, Policy())
+    allocator = Allocator(fleet, PlacementPolicy())
     fleet.add_runner(gpus("a", 2))
     for each in (slot("s", 80, 0), slot("t", 80, 1)):
         fleet.adopt(replace(each, ready_at=NOW, last_activity=NOW))
-    assert isinstance(allocator.decide(Requirement(model()), NOW), Full)
+    assert isinstance(allocator.decide(SlotRequirement(model()), NOW), Full)
     fleet.remove_runner("a")
     fleet.add_runner(gpus("a", 1))
     for now in (NOW, NOW + 20):  # when the slots that are gone would have been stale, too
-        decision = allocator.decide(Requirement(model()), now)
+        decision = allocator.decide(SlotRequirement(model()), now)
         assert isinstance(decision, Place)
         assert decision.allocation.devices == (0,)
 
 
 def test_expected_runner_changes_nothing_for_present_ones() -> None:
-    pair = Requirement(model("pair", memory={2: 30 * GB}))
+    pair = SlotRequirement(model("pair", memory={2: 30 * GB}))
     fleet = fleet_of(world(slot("x", 60, 0), slot("y", 60, 1), runners=(gpus(count=2),)))
     allocator = Allocator(fleet, DEFAULT)
     first = allocator.decide(pair, NOW)
@@ -336,7 +338,7 @@ def test_expected_runner_changes_nothing_for_present_ones() -> None:
 @given(st.data(), snapshots())
 def test_remembering_allocator_decides_as_a_new_one(data, snapshot: Snapshot) -> None:
     fleet = fleet_of(snapshot)
-    policy = Policy(stale_at=IdleFor(5.0))
+    policy = PlacementPolicy(stale_at=IdleFor(5.0))
     allocator = Allocator(fleet, policy)
     for number in range(data.draw(st.integers(1, 8))):
         requirement, now = data.draw(requirements(snapshot.runners[0].kind)), NOW + 4 * number

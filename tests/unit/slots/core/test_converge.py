@@ -3,9 +3,9 @@
 import pytest
 
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.allocator import Decision, Requirement
-from iris_ray.slots.core.converge import Agenda
+from iris_ray.slots.core.allocator import Decision, SlotRequirement
 from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.slot_planner import ModelAgenda
 from tests.support.slot_world import A, B, C, SlotWorld, serving_world
 from tests.support.slots import model
 
@@ -16,7 +16,7 @@ FIRST, SECOND = model("a").identity, model("b").identity
 
 
 def test_agenda_gives_each_entry_once_in_order() -> None:
-    agenda = Agenda()
+    agenda = ModelAgenda()
     agenda.note([SECOND, FIRST])
     agenda.note([SECOND])
     assert agenda.take(0.0) == [SECOND, FIRST]
@@ -24,7 +24,7 @@ def test_agenda_gives_each_entry_once_in_order() -> None:
 
 
 def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
-    agenda = Agenda()
+    agenda = ModelAgenda()
     agenda.look_again(FIRST, 5.0)
     for when in (9.0, float("inf")):
         agenda.look_again(FIRST, when)
@@ -37,7 +37,7 @@ def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
 
 @pytest.mark.parametrize("events", [1_000])
 def test_moved_times_leave_nothing_behind(events: int) -> None:
-    agenda = Agenda()
+    agenda = ModelAgenda()
     for number in range(events):
         agenda.look_again(FIRST, 30.0 + number)
         agenda.take(number / events)
@@ -47,7 +47,7 @@ def test_moved_times_leave_nothing_behind(events: int) -> None:
 
 
 def test_entry_waiting_for_room_stays_until_looked_at() -> None:
-    agenda = Agenda()
+    agenda = ModelAgenda()
     agenda.wait_for_room(FIRST)
     assert agenda.take(0.0) == []
     agenda.note(agenda.waits_for_room)
@@ -63,7 +63,7 @@ def decisions_of(w: SlotWorld) -> list[str]:
     seen: list[str] = []
     decide = w.reconciler.allocator.decide
 
-    def noted(requirement: Requirement, now: float) -> Decision:
+    def noted(requirement: SlotRequirement, now: float) -> Decision:
         seen.append(requirement.spec.name)
         return decide(requirement, now)
 

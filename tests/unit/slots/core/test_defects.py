@@ -8,11 +8,11 @@ import pytest
 
 from iris_ray.slots.actors.slot_processes import status_of
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.allocator import Allocator, Requirement
+from iris_ray.slots.core.allocator import Allocator, SlotRequirement
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import AskRunner, Instruction, RaiseAlarm
 from iris_ray.slots.core.models import Request, SlotIdentity
-from iris_ray.slots.core.policy import Policy, ServingPolicy
+from iris_ray.slots.core.policy import PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.request_queue import ActiveRequests
 from iris_ray.slots.core.slot import Slot
 from tests.support.slot_world import A, B, SlotWorld, serving_world
@@ -31,7 +31,7 @@ def put_in(patch: pytest.MonkeyPatch, where: type, name: str, identity: SlotIden
 
     def defective(self: Any, about: Any, *arguments: Any, **named: Any) -> Any:
         found = self.slots[about] if isinstance(self, SlotFleet) and isinstance(about, str) else about
-        if isinstance(found, Requirement):
+        if isinstance(found, SlotRequirement):
             found = found.spec
         if (found if isinstance(found, SlotIdentity) else found.identity) == identity:
             return fails() if isgeneratorfunction(method) else next(fails())
@@ -117,13 +117,13 @@ def raises(runner_id: str, last_activity: float) -> float:
     ],
 )
 def test_failing_staleness_rule_makes_nothing_stale_and_is_reported(rule: Any, said: str) -> None:
-    w = serving_world(A, B, policy=ServingPolicy(placement=Policy(stale_at=rule)))
+    w = serving_world(A, B, policy=ServingPolicy(placement=PlacementPolicy(stale_at=rule)))
     w.ask("a", A.identity)
     w.settle()
     w.now += 20.0
     heard = w.reconciler.handle(ev.RequestArrived(Request("b", B.identity, w.now)), w.now)
     (alarm,) = (each for each in heard if isinstance(each, RaiseAlarm))
-    assert f"Policy.stale_at {said}" in alarm.text
+    assert f"PlacementPolicy.stale_at {said}" in alarm.text
     assert any(isinstance(each, AskRunner) for each in heard), "what else is to be done is not lost"
     assert "b" in w.reconciler.queue
     assert w.ready("a")
@@ -138,7 +138,7 @@ def test_failed_staleness_rule_is_asked_again() -> None:
     def rule(runner_id: str, last_activity: float) -> float:
         return last_activity + (1 / 0 if broken else 10.0)
 
-    w = serving_world(A, B, policy=ServingPolicy(placement=Policy(stale_at=rule), ageing_s=1000.0))
+    w = serving_world(A, B, policy=ServingPolicy(placement=PlacementPolicy(stale_at=rule), ageing_s=1000.0))
     w.ask("a", A.identity)
     w.settle()
     w.ask("b", B.identity)

@@ -3,7 +3,7 @@
 import pytest
 
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.reconciler import idle_runners, needs_room
 from iris_ray.slots.core.slot import SlotState
 from tests.support.slot_world import A, B, SlotWorld, serving_world
@@ -13,7 +13,7 @@ from tests.support.slots import gpus, model
 
 
 def test_model_in_constant_use_gives_way_after_a_while() -> None:
-    policy = ServingPolicy(placement=Policy(stale_at=IdleFor(10.0), min_residency_s=5.0), ageing_s=20.0)
+    policy = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(10.0), min_residency_s=5.0), ageing_s=20.0)
     w = serving_world(A, B, policy=policy)
     w.ask("a0", A.identity)
     w.settle(serve=False)
@@ -107,7 +107,7 @@ STALE_S = 10.0
 @pytest.fixture
 def world() -> SlotWorld:
     """Two runners, each with room for one slot of the model."""
-    world = SlotWorld(ServingPolicy(placement=Policy(stale_at=IdleFor(STALE_S), min_residency_s=0.0)))
+    world = SlotWorld(ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(STALE_S), min_residency_s=0.0)))
     for name in ("one", "two"):
         world.join(gpus(name, 1))
     world.hear(ev.ModelRegistered(M))
@@ -179,6 +179,6 @@ def test_failing_rule_keeps_runners_with_slots(world: SlotWorld) -> None:
     def fails(runner_id: str, last_activity: float) -> float:
         raise KeyError(runner_id)
 
-    world.reconciler.allocator.staleness.policy = Policy(stale_at=fails)
+    world.reconciler.allocator.staleness.policy = PlacementPolicy(stale_at=fails)
     world.tick(10 * STALE_S)
     assert idle(world) == {"one", "two"} - {busy}

@@ -5,11 +5,11 @@ from itertools import product
 import pytest
 
 from iris_ray.slots.core.models import ModelSpec
-from iris_ray.slots.core.policy import IdleFor, Policy, ServingPolicy
+from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.traffic import Arrival, least_loads, play, zipf_arrivals
 from tests.support.slots import gpus, model
 
-EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+EAGER = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0))
 USUAL = ServingPolicy()
 
 

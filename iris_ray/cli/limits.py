@@ -1,4 +1,4 @@
-"""``iris-ray limit``: how much each user may have."""
+"""``iris-ray cluster limits``: how much each user may have."""
 
 from typing import Any
 
@@ -30,30 +30,32 @@ _HEADERS = ("USER", "BAND", "CHIPS", "RUNNING JOBS", "QUEUED JOBS", "TASKS", "NO
 @click.option("--reset", is_flag=True, help="Forget the limits that were set for USER before.")
 @json_option
 @address_option
-def limit(user: str | None, priority: str | None, reset: bool, as_json: bool, **numbers: Any) -> None:
+def limits(user: str | None, priority: str | None, reset: bool, as_json: bool, **numbers: Any) -> None:
     """How much each user has and may have, in each band; or set it for USER, or for "everybody".
 
     \b
-      iris-ray limit
-      iris-ray limit ann --priority batch --chips 256
-      iris-ray limit everybody --running-jobs 20
-      iris-ray limit ann --reset
+      iris-ray cluster limits
+      iris-ray cluster limits ann --priority batch --chips 256
+      iris-ray cluster limits everybody --running-jobs 20
+      iris-ray cluster limits ann --reset
 
     What runs goes on, also if it is over a new limit. Limits last until --reset, also if the Controller restarts.
     """
     from iris_ray.client.connection import current_user
 
-    limits = Limits(**numbers)
+    wanted = Limits(**numbers)
     bands = [PriorityBand[priority.upper()]] if priority else list(PriorityBand)
-    if user is None and (reset or not limits.is_empty):
-        raise InvalidRequestError(f"whose limits? Give a user, or {EVERYBODY_IN_WORDS}: iris-ray limit ann --chips 256")
+    if user is None and (reset or not wanted.is_empty):
+        raise InvalidRequestError(
+            f"whose limits? Give a user, or {EVERYBODY_IN_WORDS}: iris-ray cluster limits ann --chips 256"
+        )
     whose = EVERYBODY if user == EVERYBODY_IN_WORDS else user
     with cluster():
         controller = ControllerConnection()
-        if whose is None or (limits.is_empty and not reset):
+        if whose is None or (wanted.is_empty and not reset):
             found = controller.ask(ControllerInterface.list_limits)
         else:
-            found = controller.ask(ControllerInterface.set_limits, whose, bands, limits, reset, current_user())
+            found = controller.ask(ControllerInterface.set_limits, whose, bands, wanted, reset, current_user())
     shown = [one for one in found if whose in (None, one.user) and one.band in bands]
     if as_json:
         print_json(shown)

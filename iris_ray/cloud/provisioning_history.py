@@ -7,7 +7,7 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
 
 
 @dataclass(slots=True)
-class History:
+class ProvisioningHistory:
     """The memory of a provisioner from one plan to the next. If it is lost, timers begin anew.
 
     Attributes:

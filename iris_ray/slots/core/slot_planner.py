@@ -1,7 +1,7 @@
 """The work after every event: give requests to slots, places to slots, and end the slots that are over.
 
-It looks only at models for which something may have changed (`Agenda`). A defect that shows with one model holds up no
-other one (`Defects`).
+It looks only at models for which something may have changed (`ModelAgenda`). A defect that shows with one model holds
+up no other one (`Defects`).
 """
 
 import heapq
@@ -10,18 +10,18 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from dataclasses import dataclass, field
 
 from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
-from iris_ray.slots.core.allocator import Allocator, Place, Requirement
+from iris_ray.slots.core.allocator import Allocator, Place, SlotRequirement
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import CreateSlot, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
 from iris_ray.slots.core.models import Request, SlotIdentity
-from iris_ray.slots.core.policy import CONVERGE_S, ServingPolicy
+from iris_ray.slots.core.policy import RECHECK_S, ServingPolicy
 from iris_ray.slots.core.request_queue import ActiveRequests, RequestQueue, Sessions, seats, slots_wanted
 from iris_ray.slots.core.served_models import ServedModel
 from iris_ray.slots.core.slot import Slot, SlotState
 
 
 @dataclass(slots=True, eq=False)
-class Agenda:
+class ModelAgenda:
     """The models to look at, in the order in which they were noted: something has changed, or their time has come.
 
     Attributes:
@@ -207,16 +207,16 @@ class Endings:
 
     def _end(self, slot: Slot, ending: Ending, now: float) -> Iterator[Instruction]:
         yield from self.sessions.stop_on(slot, ending.reason, now)
-        if not slot.active and now - self._ordered.get(slot.slot_id, float("-inf")) >= CONVERGE_S:
+        if not slot.active and now - self._ordered.get(slot.slot_id, float("-inf")) >= RECHECK_S:
             self._ordered[slot.slot_id] = now
             yield DeleteSlot(slot.slot_id, slot.allocation.runner_id, ending.reason)
 
 
-# -- converge ----------------------------------------------------------------------------------------------------------
+# -- slot planner ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
-class Converger:
+class SlotPlanner:
     """Brings slots and requests together. The fields are parts of `Reconciler`."""
 
     policy: ServingPolicy
@@ -226,7 +226,7 @@ class Converger:
     allocator: Allocator
     endings: Endings
     defects: Defects
-    agenda: Agenda = field(default_factory=Agenda)
+    agenda: ModelAgenda = field(default_factory=ModelAgenda)
     _looked_at_all: float = float("-inf")
 
     @property
@@ -244,7 +244,7 @@ class Converger:
         """The requests that wait."""
         return self.active.queue
 
-    def converge(self, now: float) -> Iterator[Instruction]:
+    def due_instructions(self, now: float) -> Iterator[Instruction]:
         """Yield the instructions for all that is due now."""
         yield from self._refuse(self.queue.expired(now), Refusal.EXPIRED, "it did not begin before its deadline")
         yield from self.endings.end_long_loads(now)
@@ -265,7 +265,7 @@ class Converger:
             changed.clear()
         if agenda.waits_for_room and self.allocator.has_gained(now):
             agenda.note(agenda.waits_for_room)
-        if now >= self._looked_at_all + CONVERGE_S:
+        if now >= self._looked_at_all + RECHECK_S:
             self._looked_at_all = now
             self.look_at_all()
         return agenda.take(now)
@@ -306,7 +306,7 @@ class Converger:
         starving = free == 0 and self._has_waited_long(identity, now)
         evict_busy = starving and not any(slot.has_seat for slot in slots)
         for _ in range(wanted):
-            if not self._add_slot(model, Requirement(model.spec, avoid, evict_busy), now):
+            if not self._add_slot(model, SlotRequirement(model.spec, avoid, evict_busy), now):
                 break
             starving = evict_busy = False
             model.note_long_loads(now - slot.started_at for slot in late if slot.started_at is not None)
@@ -336,12 +336,12 @@ class Converger:
 
     def _better_place(self, slot: Slot, model: ServedModel, now: float) -> Place | None:
         """Return where a planned slot could start at once, else a place on another runner, or None."""
-        free = self.allocator.decide(Requirement(model.spec, model.avoids(now)), now)
+        free = self.allocator.decide(SlotRequirement(model.spec, model.avoids(now)), now)
         if isinstance(free, Place) and not free.evict and self.fleet.ledger.can_start(free.allocation):
             return free
         starving = self._has_waited_long(slot.identity, now)
         avoid = model.avoids(now) | model.stuck_on(now) | {slot.allocation.runner_id}
-        decision = self.allocator.decide(Requirement(model.spec, avoid, starving), now)
+        decision = self.allocator.decide(SlotRequirement(model.spec, avoid, starving), now)
         return decision if isinstance(decision, Place) else None
 
     def why_not_loaded(self, model: ServedModel, now: float) -> str:
@@ -363,7 +363,7 @@ class Converger:
     def _keep_replicas(self, model: ServedModel, now: float) -> None:
         slots = [slot for slot in self.fleet.of_identity(model.spec.identity) if slot.wanted]
         while len(slots) < model.replicas:
-            made = self._add_slot(model, Requirement(model.spec, model.avoids(now)), now)
+            made = self._add_slot(model, SlotRequirement(model.spec, model.avoids(now)), now)
             if made is None:
                 break
             slots.append(made)
@@ -386,7 +386,7 @@ class Converger:
         if model.to_prewarm:
             self.agenda.wait_for_room(model.spec.identity)
 
-    def _add_slot(self, model: ServedModel, requirement: Requirement, now: float) -> Slot | None:
+    def _add_slot(self, model: ServedModel, requirement: SlotRequirement, now: float) -> Slot | None:
         """Plan one more slot, unless there is no place or loads of the model pause."""
         if model.not_before > now:
             what = "the load failed" if model.failures else f"{model.crashes} slots in a row have crashed"

@@ -1,0 +1,29 @@
+from .actors.messages import ModelRow, SlotHosts, SlotRow, SlotStatus
+from .actors.model_call import SlotRequest, slot_request
+from .client.session import Session
+from .client.slot_client import SlotClient
+from .core.devices import DeviceKind
+from .core.memory_estimates import GGUFModel, gguf_memory, vllm_memory
+from .core.models import ModelSpec
+from .core.policy import IdleFor, PlacementPolicy, ServingPolicy
+from .front.http_front import HttpFront
+
+__all__ = [
+    "DeviceKind",
+    "GGUFModel",
+    "HttpFront",
+    "IdleFor",
+    "ModelRow",
+    "ModelSpec",
+    "PlacementPolicy",
+    "ServingPolicy",
+    "Session",
+    "SlotClient",
+    "SlotHosts",
+    "SlotRequest",
+    "SlotRow",
+    "SlotStatus",
+    "gguf_memory",
+    "slot_request",
+    "vllm_memory",
+]
