@@ -184,9 +184,9 @@ def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
     ("arguments", "said"),
     [
         (["stauts"], "did you mean job status"),
-        (["host", "ls"], "did you mean host ls?"),
-        (["host", "undrain", "v4-16-0"], "did you mean host undrain?"),
-        (["study", "fleet.toml"], "did you mean study?"),
+        (["workers"], "did you mean host ls?"),
+        (["untaint", "v4-16-0"], "did you mean host undrain?"),
+        (["simulate", "fleet.toml"], "did you mean study?"),
         (["host", "taint"], "did you mean drain?"),
         (["jobs"], "did you mean ls?"),
         (["kill", "x"], "did you mean cancel?"),
