@@ -144,9 +144,13 @@ class Containment:
     # -- notes for the next Controller ------------------------------------------------------------------------------
 
     def note_jobs(self, job_ids: Iterable[str]) -> None:
-        """Have the next Controller end these jobs, because their records may say that they still run."""
+        """Have the next Controller end these jobs, because their records may say that they still run.
+
+        Those that are more than `MOST_JOBS` are forgotten, and get no note.
+        """
         for job_id in job_ids:
-            self._note(_ASIDE, job_id, self.jobs[job_id].why)
+            if (aside := self.jobs.get(job_id)) is not None:
+                self._note(_ASIDE, job_id, aside.why)
 
     def note_unrestorable(self, job_id: str, error: Exception) -> None:
         """Have the next Controller leave out a record that this Controller failed to restore, and that ends it."""

@@ -16,6 +16,7 @@ from iris_ray.errors import ControllerUnavailableError, CorruptRecordError, Unkn
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.state import ControllerState
 from iris_ray.state.events import JobRestoredEvent
+from iris_ray.state.instructions import Instructions
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import RECORD_VERSION, JobRecord
 from tests.support.controller_in_process import ControllerInProcess
@@ -264,3 +265,13 @@ def test_kept_damaged_records_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
             contained.leave_out(f"job-{number}", {}, "it is damaged")
         contained.keep_records()
     assert len(store.keys("corrupt/")) == 3
+
+
+def test_note_of_a_job_that_is_forgotten_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = Store()
+    monkeypatch.setattr(containment, "MOST_JOBS", 2)
+    contained = Containment(store, Clock())
+    for name in ("first", "second", "third"):
+        contained.end(name, "recorded", TypeError("a defect"), ControllerState(), Instructions())
+    contained.note_jobs(["first", "second", "third"])
+    assert sorted(store.keys("aside/")) == ["aside/second", "aside/third"]
