@@ -6,12 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from iris_ray.errors import CorruptRecordError, UnknownRecordError
-from iris_ray.model.constraints import AttributeValue, Constraint
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.goodput import AttemptTimes, JobTimes, Marks
-from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
 from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
-from iris_ray.model.lifecycle import AttemptId, JobState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.options import PriorityBand
 from iris_ray.state import job_table
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import (
@@ -308,7 +309,7 @@ def test_record_of_a_large_gang_is_small(world: World) -> None:
 
 
 def test_recorded_fields_change_only_with_a_new_version() -> None:
-    """A change of this list raises RECORD_VERSION in the same commit."""
+    """A change of these lists raises RECORD_VERSION in the same commit: pickle finds a class by its module."""
     classes = (
         JobRecord,
         Job,
@@ -327,7 +328,9 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
         Marks,
     )
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
-    assert (RECORD_VERSION, fields) == (6, FIELDS)
+    enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState
+    modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
+    assert (RECORD_VERSION, fields, modules) == (7, FIELDS, MODULES)
 
 
 FIELDS = {
@@ -354,6 +357,16 @@ FIELDS = {
     "SpareFor": ["job_id", "purpose"],
     "Notice": ["kind", "reason", "deadline"],
 }  # fmt: skip
+MODULES = {
+    **dict.fromkeys(("AttributeValue", "Constraint", "ConstraintOp"), "model.constraints"),
+    **dict.fromkeys(("AttemptTimes", "JobTimes", "Marks"), "model.goodput"),
+    **dict.fromkeys(("CoschedulingConfig", "JobSpec", "SpareFor", "SparePurpose"), "model.job_spec"),
+    **dict.fromkeys(("Eviction", "Gang", "Job", "PastAttempt", "Task"), "model.jobs"),
+    **dict.fromkeys(("JobState", "TaskState"), "model.lifecycle"),
+    **dict.fromkeys(("Notice", "NoticeKind"), "model.notices"),
+    "PriorityBand": "model.options",
+    "JobRecord": "state.records",
+}
 
 
 def test_successor_forgets_earliest_ended_jobs_first(monkeypatch: pytest.MonkeyPatch) -> None:

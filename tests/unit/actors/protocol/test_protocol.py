@@ -23,7 +23,7 @@ def test_only_other_protocol_is_refused_with_versions_and_advice(theirs: int, ad
 
 
 def test_wire_format_changes_only_with_a_new_protocol() -> None:
-    """Whoever changes this list raises PROTOCOL_VERSION in the same change; new methods need no new one."""
+    """Whoever changes these lists raises PROTOCOL_VERSION in the same change; new methods need no new one."""
     from iris_ray.actors.controller.controller import Controller
     from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
     from iris_ray.actors.protocol.messages import AttemptOrder, GangProgress, HostPlace, JobView, PoolProcess, PoolView
@@ -39,7 +39,8 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
     travelling = *orders, WasSet, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields) == (8, METHODS, FIELDS)
+    modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in travelling}
+    assert (PROTOCOL_VERSION, methods, fields, modules) == (9, METHODS, FIELDS, MODULES)
 
 
 def field_names(cls: Any) -> list[str]:
@@ -106,3 +107,13 @@ FIELDS = {
     "MaintenanceCalledOffEvent": ["node_id"],
     "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers"],
 }
+MODULES = {
+    **dict.fromkeys(
+        ("AttemptOrder", "GangProgress", "HostPlace", "JobView", "PoolProcess", "PoolView"), "actors.protocol.messages"
+    ),
+    **dict.fromkeys(("MaintenanceCalledOffEvent", "WorkerDrainedEvent"), "state.events"),
+    "AttemptId": "model.lifecycle",
+    "Notice": "model.notices",
+    "WasSet": "model.cluster_settings",
+}
+"""By its module pickle finds a class in the other process."""
