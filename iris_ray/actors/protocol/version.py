@@ -2,9 +2,9 @@
 
 from iris_ray.errors import VersionMismatchError
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Raise this number when a Controller and a client of the version before could misunderstand each other: when a method
-that one calls on the other changes its signature or meaning, or a message its fields."""
+that one calls on the other changes its signature or meaning, or a message its fields or its module."""
 
 NO_PROTOCOL = 0
 """The protocol of Controllers from before there was a protocol version."""

@@ -39,7 +39,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
     travelling = *orders, WasSet, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields) == (8, METHODS, FIELDS)
+    assert (PROTOCOL_VERSION, methods, fields) == (9, METHODS, FIELDS)
 
 
 def field_names(cls: Any) -> list[str]:
