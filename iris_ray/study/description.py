@@ -39,7 +39,7 @@ class Section:
         self._table: Mapping[str, Any] = table
         for name in table:
             if name not in known:
-                near = nearest(str(name), known, most=1)
+                near = nearest(str(name), known, most=1, cutoff=0.6)
                 hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known)}"
                 raise InvalidStudyError(f"{self.at(name)}: there is no such name here; {hint}")
 

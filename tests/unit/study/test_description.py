@@ -92,6 +92,7 @@ def test_trace_is_read_from_its_file() -> None:
         (LEAST.replace("days = 1", "days = nan"), "days is nan"),
         (LEAST.replace("days = 1", f"days = 1{'0' * 400}"), "days is 10*; give a number of 0 or more"),
         (LEAST.replace("days", "dayz"), "dayz: there is no such name here; did you mean days?"),
+        ("notice = 1\n" + LEAST, "notice: there is no such name here; it may have days, seed"),
         (LEAST.replace("v4-16", "v4-17"), r"\[\[slices\]\] number 1: type: .*v4-16"),
         (LEAST.replace("count = 2", "count = true"), r"\[\[slices\]\] number 1: count is True; give a whole number"),
         (LEAST + "notice_s = '30'", "notice_s is '30'; give a number of 0 or more"),
