@@ -118,8 +118,8 @@ PACKAGE = Path(iris_ray.__file__).parent
 ROOMS = (PACKAGE / "actors", PACKAGE / "slots" / "actors")
 
 HANDED_ON = {
-    "actors/controller/controller_process.py": "ping raises the error of the start to whoever asks",
-    "actors/pool/slice_pool_manager.py": "results raises the error of a job without a caller to whoever asks for them",
+    "actors/controller/controller_process.py": "ping raises the error of the start to its caller",
+    "actors/pool/slice_pool_manager.py": "results raises the error of a job whose pool has no caller to the client that asks",
     "slots/actors/model_call.py": "the caller of a model gets the error of the call",
 }
 """Modules that keep raw tasks and hand their errors on, and how."""

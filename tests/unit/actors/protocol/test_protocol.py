@@ -23,7 +23,7 @@ def test_only_other_protocol_is_refused_with_versions_and_advice(theirs: int, ad
 
 
 def test_wire_format_changes_only_with_a_new_protocol() -> None:
-    """Whoever changes these lists raises PROTOCOL_VERSION in the same change; new methods need no new one."""
+    """A change of these lists raises PROTOCOL_VERSION in the same commit; new methods need no new version."""
     from iris_ray.actors.controller.controller import Controller
     from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
     from iris_ray.actors.protocol.messages import AttemptOrder, GangProgress, HostPlace, JobView, PoolProcess, PoolView
