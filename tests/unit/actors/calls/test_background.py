@@ -119,7 +119,7 @@ ROOMS = (PACKAGE / "actors", PACKAGE / "slots" / "actors")
 
 HANDED_ON = {
     "actors/controller/controller_process.py": "ping raises the error of the start to its caller",
-    "actors/pool/slice_pool_manager.py": "results raises the error of a job whose pool has no caller to the client that asks",
+    "actors/pool/slice_pool_manager.py": "results raises the error of a detached job to the client that asks for them",
     "slots/actors/model_call.py": "the caller of a model gets the error of the call",
 }
 """Modules that keep raw tasks and hand their errors on, and how."""
