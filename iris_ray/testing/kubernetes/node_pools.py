@@ -1,8 +1,8 @@
 """GKE's node pools: which nodes there are, which come and go, and which pods they get.
 
-Sources: https://cloud.google.com/kubernetes-engine/docs, concepts/plan-tpus (a pool of a topology of several hosts is one
-slice, and scales as a whole), concepts/spot-vms (of a spot VM's 30 s pods get 15), concepts/node-auto-provisioning (spot
-nodes have a taint), how-to/node-auto-repair (a slice that lacks a node is made anew); the FAQ of
+Sources: https://cloud.google.com/kubernetes-engine/docs, concepts/plan-tpus (a pool of a topology of several hosts is
+one slice, and scales as a whole), concepts/spot-vms (of a spot VM's 30 s pods get 15), concepts/node-auto-provisioning
+(spot nodes have a taint), how-to/node-auto-repair (a slice that lacks a node is made anew); the FAQ of
 github.com/kubernetes/autoscaler (events). The words of FailedScaleUp are those that people report from GKE.
 """
 

@@ -191,6 +191,11 @@ def has_ended(pod: Manifest) -> bool:
     return pod["status"]["phase"] in ("Succeeded", "Failed")
 
 
+def is_ready(manifest: Manifest) -> bool:
+    """Say whether a pod or a node is ready."""
+    return any(found["type"] == "Ready" and found["status"] == "True" for found in manifest["status"]["conditions"])
+
+
 def answers(node: Manifest) -> bool:
     """Say whether a node's kubelet is there: the node is not lost, though it may be shutting down."""
     return all(found["status"] != "Unknown" for found in node["status"]["conditions"])

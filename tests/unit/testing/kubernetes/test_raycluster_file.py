@@ -46,7 +46,12 @@ def test_shipped_file_is_taken_with_the_defaults_of_the_crd() -> None:
         ("groupName: v6e-8", "groupName: v6e-16", "groupName: v6e-16", "two groups are called v6e-16"),
         ('google.com/tpu: "4"}', "google.com/tpu: four}", "google.com/tpu: four", "no quantity of Kubernetes"),
         ('rayVersion: "2.60.0"', 'rayVersion: "2.51.0"', "    mode: token", "from 2.52.0 on"),
-        ("            cloud.google.com/gke-tpu-topology: 4x4\n", "", "template:\n        spec:\n          terminationG", "-topology"),
+        (
+            "            cloud.google.com/gke-tpu-topology: 4x4\n",
+            "",
+            "template:\n        spec:\n          terminationG",
+            "-topology",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, old: str, new: str, at: str, words: str) -> None:

@@ -28,7 +28,7 @@ def environment(world: PlayedWorld, group: str) -> list[tuple[str, str]]:
     return [(variables["TPU_NAME"], variables["TPU_WORKER_ID"]) for variables in found]
 
 
-# -- the head ------------------------------------------------------------------------------------------------------------
+# -- the head ----------------------------------------------------------------------------------------------------------
 
 
 def test_new_cluster_gets_its_head_and_nothing_else() -> None:
@@ -69,7 +69,7 @@ def test_head_without_its_volume_claim_waits() -> None:
         assert played.messages("FailedScheduling") == {'persistentvolumeclaim "mine" not found'}
 
 
-# -- slices of several hosts ---------------------------------------------------------------------------------------------
+# -- slices of several hosts -------------------------------------------------------------------------------------------
 
 
 def test_replica_is_one_slice_with_numbered_hosts() -> None:
@@ -160,7 +160,7 @@ def test_slice_pool_has_none_of_its_nodes_or_all() -> None:
         assert [node.pool for node in played.world.nodes()] == ["default"]
 
 
-# -- slices of one host --------------------------------------------------------------------------------------------------
+# -- slices of one host ------------------------------------------------------------------------------------------------
 
 
 def test_webhook_numbers_pods_of_single_hosts_itself_and_wrongly() -> None:
@@ -174,7 +174,7 @@ def test_webhook_numbers_pods_of_single_hosts_itself_and_wrongly() -> None:
         assert len(pools_of(played, "v6e-8")) == 1
 
 
-# -- capacity ------------------------------------------------------------------------------------------------------------
+# -- capacity ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_stock_that_comes_back_is_asked_for_after_a_while() -> None:
         assert sum(e["count"] for e in played.world.events() if e["reason"] == "FailedScaleUp") == 2
 
 
-# -- losses --------------------------------------------------------------------------------------------------------------
+# -- losses ------------------------------------------------------------------------------------------------------------
 
 
 def test_preempted_slice_is_warned_ended_and_replaced() -> None:
@@ -249,7 +249,7 @@ def test_unknown_names_are_refused_with_those_that_exist() -> None:
             played.world.delete_pod("nothing")
 
 
-# -- upgrades ------------------------------------------------------------------------------------------------------------
+# -- upgrades ----------------------------------------------------------------------------------------------------------
 
 
 def other_image(spec: Any) -> None:
