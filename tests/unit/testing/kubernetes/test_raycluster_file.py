@@ -1,12 +1,15 @@
 """Files of RayClusters: what is refused, with the line and the field."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from iris_ray.errors import InvalidClusterFileError
-from iris_ray.testing.kubernetes.raycluster_file import read_cluster_file
+from iris_ray.testing.kubernetes.raycluster_file import read_cluster_file, with_defaults
+from tests.docs.pages import REPOSITORY
 from tests.support.kubernetes import EMBEDDED_STORAGE, GKE_FILE
 
 TEXT = GKE_FILE.read_text()
@@ -32,6 +35,13 @@ def test_shipped_file_is_taken_with_the_defaults_of_the_crd() -> None:
         ("v6e-8", 1, 0),
     ]
     assert groups == read_cluster_file(read.raycluster, [EMBEDDED_STORAGE]).raycluster["spec"]["workerGroupSpecs"]
+
+
+def test_defaults_of_groups_are_those_of_kuberays_crd() -> None:
+    schema = json.loads(gzip.decompress((REPOSITORY / "tests" / "data" / "raycluster-schema.json.gz").read_bytes()))
+    group = schema["properties"]["spec"]["properties"]["workerGroupSpecs"]["items"]["properties"]
+    filled = with_defaults({"spec": {"workerGroupSpecs": [{}]}})["spec"]["workerGroupSpecs"][0]
+    assert {name: group[name]["default"] for name in filled} == filled
 
 
 @pytest.mark.parametrize(
