@@ -68,9 +68,7 @@ class KubernetesWorld:
         self._store.now = time.time()
         metadata["generation"] = 1
         self._store.add(RAYCLUSTERS, copy.deepcopy(file.raycluster))
-        for other in file.others:
-            if other.get("kind") == "PersistentVolumeClaim":
-                self._store.add(CLAIMS, copy.deepcopy(other))
+        self._add_claims(file.others)
         self._name = str(metadata["name"])
         self._runner = runner
         self._kubelets = Kubelets(self._store, runner)
@@ -235,6 +233,7 @@ class KubernetesWorld:
             spec = copy.deepcopy(file.raycluster["spec"])
             metadata = {**before["metadata"], "generation": before["metadata"]["generation"] + (spec != before["spec"])}
             self._store.put(RAYCLUSTERS, {**before, "metadata": metadata, "spec": spec})
+            self._add_claims(file.others)
 
     def delete_pod(self, name: str, grace_s: float | None = None) -> None:
         """Delete a pod, as ``kubectl delete pod`` does; without a grace, its terminationGracePeriodSeconds hold."""
@@ -272,6 +271,11 @@ class KubernetesWorld:
         """Set the project's quota of chips of this accelerator; None is no limit. What runs stays."""
         with self._store.lock:
             self._pools.set_quota(accelerator, chips)
+
+    def _add_claims(self, others: Iterable[Manifest]) -> None:
+        for other in others:
+            if other.get("kind") == "PersistentVolumeClaim" and not self._store.get(CLAIMS, other["metadata"]["name"]):
+                self._store.add(CLAIMS, copy.deepcopy(other))
 
     def _raycluster(self) -> Manifest:
         found = self._store.get(RAYCLUSTERS, self._name)

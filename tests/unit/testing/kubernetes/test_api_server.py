@@ -11,7 +11,7 @@ import yaml
 
 from iris_ray.testing.kubernetes import KubernetesWorld
 from iris_ray.testing.kubernetes.patches import PatchError, json_patch, merge_patch
-from tests.support.kubernetes import EMBEDDED_STORAGE, GKE_FILE, PaperPods, PlayedWorld, played_world
+from tests.support.kubernetes import EMBEDDED_STORAGE, GKE_FILE, PaperPods, PlayedWorld, changed, played_world
 from tests.support.waiting import wait_until
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -66,11 +66,11 @@ def test_service_account_may_read_events_only_with_a_role(tmp_path: Any) -> None
     path = tmp_path / "mine.yaml"
     path.write_text(f"{GKE_FILE.read_text()}\n---\n{yaml.safe_dump(role)}")
     events = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=tpus"
-    with played_world() as without:
+    with played_world(changed()) as without:
         assert status(ask(without.world, events)) == (403, "Forbidden")
     with played_world(path) as played:
         reasons = [event["reason"] for event in ask(played.world, events).json()["items"]]
-    assert reasons == ["CreatedPVC", "CreatedHeadPod"]
+    assert "CreatedHeadPod" in reasons
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

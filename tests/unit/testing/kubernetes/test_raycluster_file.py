@@ -12,7 +12,11 @@ from iris_ray.testing.kubernetes.raycluster_file import read_cluster_file, with_
 from tests.docs.pages import REPOSITORY
 from tests.support.kubernetes import EMBEDDED_STORAGE, GKE_FILE
 
-TEXT = GKE_FILE.read_text()
+TEXT = GKE_FILE.read_text().split("---\n")[-1]
+
+
+def line_of(text: str, part: str) -> int:
+    return text[: text.index(part)].count("\n") + 1
 
 
 def refusal(tmp_path: Path, text: str, *gates: str) -> str:
@@ -21,10 +25,6 @@ def refusal(tmp_path: Path, text: str, *gates: str) -> str:
     with pytest.raises(InvalidClusterFileError) as caught:
         read_cluster_file(path, gates or (EMBEDDED_STORAGE,))
     return str(caught.value)
-
-
-def line_of(text: str, part: str) -> int:
-    return text[: text.index(part)].count("\n") + 1
 
 
 def test_shipped_file_is_taken_with_the_defaults_of_the_crd() -> None:
@@ -72,8 +72,9 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, old: str, new: str
 
 
 def test_alpha_feature_is_refused_without_its_gate(tmp_path: Path) -> None:
-    said = refusal(tmp_path, TEXT, "RayMultiHostIndexing")
-    line = line_of(TEXT, "backend: rocksdb")
+    text = TEXT.replace("  headGroupSpec:", "  gcsFaultToleranceOptions:\n    backend: rocksdb\n  headGroupSpec:")
+    said = refusal(tmp_path, text, "RayMultiHostIndexing")
+    line = line_of(text, "backend: rocksdb")
     assert f"line {line}, spec.gcsFaultToleranceOptions.backend" in said
     assert "GCSFaultToleranceEmbeddedStorage" in said
 
@@ -81,8 +82,8 @@ def test_alpha_feature_is_refused_without_its_gate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (TEXT.replace("kind: RayCluster", "kind: RayJob"), "holds 0 (RayJob in line 3)"),
-        (f"{TEXT}---\n{TEXT}", "holds 2"),
+        (TEXT.replace("kind: RayCluster", "kind: RayJob"), f"holds 0 (RayJob in line {line_of(TEXT, 'apiVersion')})"),
+        (f"{TEXT}\n---\n{TEXT}", "holds 2"),
         ("a: [", "is no YAML"),
         ("", "holds 0"),
     ],
@@ -99,5 +100,5 @@ def test_missing_file_is_refused_by_its_name() -> None:
 def test_other_objects_in_the_file_are_kept(tmp_path: Path) -> None:
     role = {"apiVersion": "v1", "kind": "Role", "metadata": {"name": "more"}, "rules": []}
     path = tmp_path / "mine.yaml"
-    path.write_text(f"{TEXT}---\n{yaml.safe_dump(role)}")
+    path.write_text(f"{TEXT}\n---\n{yaml.safe_dump(role)}")
     assert read_cluster_file(path, [EMBEDDED_STORAGE]).others == (role,)

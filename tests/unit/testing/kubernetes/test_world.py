@@ -31,8 +31,12 @@ def environment(world: PlayedWorld, group: str) -> list[tuple[str, str]]:
 # -- the head ----------------------------------------------------------------------------------------------------------
 
 
+def embedded_storage(spec: Any, **storage: str) -> None:
+    spec["gcsFaultToleranceOptions"] = {"backend": "rocksdb", "storage": storage or {"size": "10Gi"}}
+
+
 def test_new_cluster_gets_its_head_and_nothing_else() -> None:
-    with played_world() as played:
+    with played_world(changed(embedded_storage)) as played:
         (head,) = played.world.pods()
         assert head.is_head
         assert [container.name for container in head.containers] == ["ray-head", "autoscaler"]
@@ -40,6 +44,7 @@ def test_new_cluster_gets_its_head_and_nothing_else() -> None:
         assert head.ray_start_params["no-monitor"] == "true"
         assert head.ray_container.environment["RAY_enable_autoscaler_v2"] == "true"
         assert head.ray_container.claims == {"/data/gcs": "tpus-gcs-pvc"}
+        assert head.ray_container.environment["RAY_gcs_storage_path"] == "/data/gcs"
         autoscaler = head.containers[1]
         assert autoscaler.args == ("ray kuberay-autoscaler --cluster-name tpus --cluster-namespace default",)
         assert autoscaler.environment["RAY_HEAD_POD_NAME"] == head.name
@@ -50,7 +55,7 @@ def test_new_cluster_gets_its_head_and_nothing_else() -> None:
 
 
 def test_head_whose_ray_container_ends_is_replaced_with_its_claim() -> None:
-    with played_world() as played:
+    with played_world(changed(embedded_storage)) as played:
         (head,) = played.world.pods()
         played.runner.ended[head.name] = {"ray-head": 1}
         played.play(5)
@@ -61,10 +66,7 @@ def test_head_whose_ray_container_ends_is_replaced_with_its_claim() -> None:
 
 
 def test_head_without_its_volume_claim_waits() -> None:
-    def own_claim(spec: Any) -> None:
-        spec["gcsFaultToleranceOptions"]["storage"] = {"claimName": "mine"}
-
-    with played_world(changed(own_claim)) as played:
+    with played_world(changed(lambda spec: embedded_storage(spec, claimName="mine"))) as played:
         assert played.world.pods() == []
         assert played.messages("FailedScheduling") == {'persistentvolumeclaim "mine" not found'}
 
