@@ -13,7 +13,8 @@ class JobInfo:
     Attributes:
         job_id: the job, the same for all its attempts.
         task_id: ``<job_id>/task-<task_index>``.
-        task_index: 0-based over the whole gang, ordered by slice id, then worker id.
+        task_index: 0-based over the whole gang, ordered by slice id, then worker id. A slice that stays with the gang
+            keeps its slice id, and so its tasks their indices, unless the gang goes on with fewer slices.
         num_tasks: tasks in the gang; one per host.
         attempt: 1 for the first incarnation of the gang, 2 for the next, …; never reused.
         slice_id: 0-based number of the task's slice, or other group, within the gang.
@@ -24,6 +25,9 @@ class JobInfo:
             attempt; ``iris_ray.jax.initialize()`` uses it. Empty for one of several tasks that are placed one by one.
         local_dir: a directory of the job on this host, in memory if there is room. It outlives the job's attempts on
             the host, and is removed when the job ends or another job takes the host. Empty without chips.
+        previous_task_index: index of the task that ran on this host in the gang's attempt before: what lies in
+            ``local_dir`` is of that task. None if the gang did not use the host then. Attempts in which no task ran
+            don't count.
     """
 
     job_id: str
@@ -37,6 +41,7 @@ class JobInfo:
     worker_id: int
     coordinator_address: str
     local_dir: str = ""
+    previous_task_index: int | None = None
 
     @property
     def namespace(self) -> str:
@@ -50,7 +55,8 @@ class JobInfo:
 
     def to_env(self) -> dict[str, str]:
         """Return the ``IRIS_*`` variables that describe this task."""
-        return {variable: str(getattr(self, field)) for field, variable in _VARIABLES.items()}
+        values = {variable: getattr(self, field) for field, variable in _VARIABLES.items()}
+        return {variable: "" if value is None else str(value) for variable, value in values.items()}
 
 
 _VARIABLES = {field: f"IRIS_{field.upper()}" for field in JobInfo.__dataclass_fields__}
@@ -69,5 +75,6 @@ def job_info_of(environ: Mapping[str, str]) -> JobInfo | None:
             f"IRIS_TASK_ID is set, and {missing[0]} is not; a child process of a task needs all IRIS_… variables of it"
         )
     values = {field: environ[variable] for field, variable in _VARIABLES.items()}
-    ints = {f: int(v) for f, v in values.items() if JobInfo.__dataclass_fields__[f].type is int}
+    types = {field: JobInfo.__dataclass_fields__[field].type for field in values}
+    ints = {f: int(v) if v else None for f, v in values.items() if types[f] in (int, int | None)}
     return JobInfo(**{**values, **ints})  # type: ignore[arg-type]

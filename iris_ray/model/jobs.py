@@ -91,6 +91,10 @@ class Eviction:
         return Notice(NoticeKind.EVICTION, self.reason, self.deadline)
 
 
+Layout = tuple[tuple[str, tuple[str, ...]], ...]
+"""Where an attempt runs: by group (slice) id, the group's name and the node ids of its hosts by task."""
+
+
 @dataclass(slots=True)
 class Gang:
     """Tasks that start and fail together.
@@ -116,6 +120,7 @@ class Gang:
         error: the first cause of the latest attempt's end, in words.
         past: its earlier attempts, the latest at the end; at most `ATTEMPTS_KEPT`.
         eviction: why and when its current attempt must give its hosts to another job, or None.
+        last_ran: where its last attempt ran that is over and in which a task ran; empty before there was one.
     """
 
     tasks: list[Task]
@@ -138,6 +143,7 @@ class Gang:
     error: str | None = None
     past: tuple[PastAttempt, ...] = ()
     eviction: Eviction | None = None
+    last_ran: Layout = ()
 
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
 
@@ -157,6 +163,19 @@ class Gang:
         state = self.tasks[0].state
         live = state is _S.ASSIGNED or state is _S.RUNNING or state is _S.SUCCEEDED
         return live and self.succeeded < len(self.tasks)
+
+    @property
+    def layout(self) -> Layout:
+        """Where its current attempt runs. Its tasks must have hosts."""
+        size = len(self.tasks) // len(self.groups)
+        node_ids = [task.node_id or "" for task in self.tasks]
+        return tuple((name, tuple(node_ids[i * size : (i + 1) * size])) for i, name in enumerate(self.groups))
+
+    @property
+    def previous_indices(self) -> dict[str, int]:
+        """The index of the task that ran on each host, by node id, in its last attempt that ran."""
+        node_ids = (node_id for _, node_ids in self.last_ran for node_id in node_ids)
+        return {node_id: self.position + number for number, node_id in enumerate(node_ids)}
 
     @property
     def is_to_grow(self) -> bool:

@@ -6,6 +6,7 @@ A gang gets all the groups that it needs, or none: `choose` picks the groups, `a
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import islice
+from types import MappingProxyType
 from typing import Final
 
 from iris_ray.model.jobs import Gang, Job
@@ -16,6 +17,7 @@ from iris_ray.scheduler.evaluation import LARGER, Evaluation, Rank, Status, eval
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
+from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import Group
 
 NO_GROUPS = RankedGroups()
@@ -104,13 +106,13 @@ class Availability:
 
     # -- which -----------------------------------------------------------------------------------------------------
 
-    def best(self, bucket: int, count: int, own: Iterable[str]) -> list[str]:
+    def best(self, bucket: int, count: int, own: Mapping[str, int]) -> list[str]:
         """Return the names of the best free groups.
 
         Args:
             bucket: where to look.
             count: how many names to return at most.
-            own: slices where the job's owner keeps actors; they are preferred.
+            own: slices that are preferred, see `preferred`.
         """
         if not count:
             return []
@@ -261,13 +263,13 @@ class Availability:
             return None
         return (*rank[:3], left, name) if self.requirement.group_by else rank
 
-    def _best_of(self, own: Iterable[str], bucket: int, count: int) -> list[Rank]:
-        """Return the ranks of the best free slices where an owner keeps actors, ahead of those of all other slices."""
+    def _best_of(self, own: Mapping[str, int], bucket: int, count: int) -> list[Rank]:
+        """Return the ranks of the best free slices that are preferred, ahead of those of all other slices."""
         if self.requirement.group_by != TPU_NAME:
             return []
         rooms = self._groups(bucket).rooms
-        ranks = filter(None, map(self._rank, rooms.keys() & own))
-        return heapq.nsmallest(count, ((*rank[:2], -1, *rank[3:]) for rank in ranks))
+        ranks = filter(None, map(self._rank, rooms.keys() & own.keys()))
+        return heapq.nsmallest(count, ((*rank[:2], own[rank[-1]], *rank[3:]) for rank in ranks))
 
     def _distance(self, name: str) -> Distance:
         found, taken = self.candidates.evaluations[name], self._remaining.plan.taken
@@ -295,8 +297,22 @@ def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
     return (bucket,) if exist >= num_groups(job)[0] else (bucket, LARGER)
 
 
+def preferred(job: Job, fleet: Fleet) -> dict[str, int]:
+    """Return which slices a gang prefers to others: those where its owner keeps actors.
+
+    Those of the gang's last attempt come first, by number: their hosts keep what is of use to their tasks, and a gang
+    that shrinks moves as few of them as possible.
+
+    Returns:
+        By the slice's name, a number below 0 for its rank.
+    """
+    before = [name for name, _ in job.gang.last_ran] if job.spec.coscheduling else []
+    numbers = {name: number - len(before) - 1 for number, name in enumerate(before)}
+    return {name: numbers.get(name, -1) for name in fleet.held_by(job.spec.owner)}
+
+
 def choose(
-    job: Job, available: Availability, own: Iterable[str], wanted: tuple[int, ...], hopes_for_more: bool
+    job: Job, available: Availability, own: Mapping[str, int], wanted: tuple[int, ...], hopes_for_more: bool
 ) -> tuple[list[str], int]:
     """Return the names of the groups that a gang takes: as many as it can use now, or none if it should wait.
 
@@ -305,7 +321,7 @@ def choose(
     Args:
         job: the gang's job.
         available: the groups that the job's requirement finds.
-        own: slices where the job's owner keeps actors; they are preferred.
+        own: slices that are preferred, see `preferred`.
         wanted: the numbers of groups that the gang can use, ascending.
         hopes_for_more: whether the gang waits for groups that are about to be free.
 
@@ -327,8 +343,10 @@ def choose(
     return names[: fitting[-1]], free
 
 
-def best_free(count: int, available: Availability, buckets: Iterable[int], own: Iterable[str]) -> list[str]:
-    """Return the names of the best free groups, at most ``count``."""
+def best_free(
+    count: int, available: Availability, buckets: Iterable[int], own: Mapping[str, int] = MappingProxyType({})
+) -> list[str]:
+    """Return the names of the best free groups, at most ``count``, those in ``own`` first."""
     names: list[str] = []
     for bucket in buckets:
         names += available.best(bucket, count - len(names), own)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
-from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups
+from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
 from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
 from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import Explainer, ImpossibleConstraints, Unplaced, limited, not_looked_at, paused
@@ -208,7 +208,7 @@ class Cycle:
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
         free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
-            found, free = choose(job, available, self._fleet.held_by(job.spec.owner), wanted, hopes)
+            found, free = choose(job, available, preferred(job, self._fleet), wanted, hopes)
             names = self._allowances.within(job, found, wanted, available)
             waits = ending > 0 and len(names) < len(found)  # for its own chips, with which it may have more groups
             if names and not waits:

@@ -18,8 +18,8 @@ LARGER = 0
 """The bucket of slices of which a gang would take only a part."""
 
 Rank = tuple[int, float, int, int, str]
-"""Sorts free groups, the best first: unmet preferences, chips and GPUs that may idle, 1 if an owner keeps actors there,
-hosts left over, name."""
+"""Sorts free groups, the best first: unmet preferences, chips and GPUs that may idle, 1 if an owner keeps actors there
+(a number below 0 if it is the job's), hosts left over, name."""
 
 Excluded = tuple[int | str, int]
 """A constraint (by position) or a taint (by name), and how many workers it excludes."""

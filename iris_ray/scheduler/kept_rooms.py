@@ -15,7 +15,7 @@ from itertools import islice
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import Worker
-from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
 from iris_ray.scheduler.fair_queue import Deadlines
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import RoomKeptEvent
@@ -209,7 +209,7 @@ class KeptRooms:
         """Return the groups of a job's room, with free groups instead of groups in use where there are free ones."""
         free = [name for name in names if available.is_free(name)]
         buckets = {available.candidates.evaluations[name].bucket for name in names}
-        more = best_free(len(names), available, sorted(buckets, reverse=True), self._fleet.held_by(job.spec.owner))
+        more = best_free(len(names), available, sorted(buckets, reverse=True), preferred(job, self._fleet))
         return (*dict.fromkeys([*free, *more, *names]),)[: len(names)]
 
     def _chosen(self, job: Job, gang: Gang, available: Availability, returning: bool) -> tuple[str, ...]:
@@ -221,7 +221,7 @@ class KeptRooms:
             needed = max([needed, *(count for count in wanted if count <= min(exist, len(gang.groups)))])
         if exist < needed or not (returning or not available.is_any_kept(buckets)):
             return ()
-        names = best_free(needed, available, buckets, self._fleet.held_by(job.spec.owner))
+        names = best_free(needed, available, buckets, preferred(job, self._fleet))
         kept = self._plan.kept.keys()
         others = (n for n in available.closest_to_free(buckets) if kept.isdisjoint(available.group(n).node_ids))
         return (*names, *islice(others, needed - len(names)))

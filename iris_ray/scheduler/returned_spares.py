@@ -139,7 +139,7 @@ class ReturnedSpares:
             return None  # one job of an account at a time, since each uses some of the limit
         own = (name for name in self._groups(one) if self._accounts_in(name, available) == {account})
         room = list(islice(own, least))
-        free = best_free(least - len(room), available, buckets_for(job, available), ()) if self._is_first else []
+        free = best_free(least - len(room), available, buckets_for(job, available)) if self._is_first else []
         if not room or len(room) + len(free) < least:
             return None
         node_ids = [node_id for name in room for node_id in available.group(name).node_ids]
@@ -169,7 +169,7 @@ class ReturnedSpares:
         """
         names = self._own(one)
         if self._is_first and len(names) < least:
-            names += best_free(least - len(names), one.available, buckets_for(one.job, one.available), ())
+            names += best_free(least - len(names), one.available, buckets_for(one.job, one.available))
         return names
 
     def _room(self, one: Unplaced, names: Collection[str], count: int) -> tuple[list[str], list[str]]:

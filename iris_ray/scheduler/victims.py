@@ -18,7 +18,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU, Worker, rounded
-from iris_ray.scheduler.availability import Availability, best_free, buckets_for
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for, preferred
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
@@ -180,7 +180,7 @@ class VictimSearch:
         Args:
             own: node ids of the hosts that were kept for the job.
         """
-        free = best_free(self.needed, self._available, self._buckets, self._fleet.held_by(self.job.spec.owner))
+        free = best_free(self.needed, self._available, self._buckets, preferred(self.job, self._fleet))
         leaving = (node_id for attempt in self._costs.leaving for node_id in self._costs.hosts_of(attempt))
         room = dict.fromkeys(filter(self._is_nobodys, free), frozenset[AttemptId]())
         for name in chain(self.groups_of(own), self.groups_of(leaving), self._about_to_be_free()):

@@ -3,6 +3,8 @@
 `iris_ray.model.verdict` judges why an attempt ended. This file draws the consequences, once for each attempt.
 """
 
+import math
+
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, TaskState
@@ -68,7 +70,7 @@ class AttemptEnds:
                 self._gives_way(job, gang, gang.eviction, change)
                 return
             returns_to_move(job, gang, change.now)
-            self._requeue(job, gang, event.reason, change.now)
+            self._requeue(job, gang, event.reason, change.now, started=True)
 
     def evicted(self, job: Job, gang: Gang, change: Change) -> None:
         """Stop the attempt of a gang whose time to move by itself is up."""
@@ -201,7 +203,7 @@ class AttemptEnds:
         self._end_attempt(job, gang, error, change)
         if not exhausted:
             returns_after_end(job, gang, state, started, change.now)
-            self._requeue(job, gang, error, change.now, state, cause)
+            self._requeue(job, gang, error, change.now, state, cause, started)
             return
         job.error = gang.error = error
         move(job, gang, cause, state, error)
@@ -270,8 +272,14 @@ class AttemptEnds:
         now: float,
         state: TaskState = TaskState.KILLED,
         cause: Task | None = None,
+        started: bool = False,
     ) -> None:
-        """Put a gang into the queue again, and remember its attempt: how it was charged, and which task ended first."""
+        """Put a gang into the queue again, and remember its attempt: how it was charged, and which task ended first.
+
+        Where it ran is remembered, too, if it ran: if a task has said so, or ``started``.
+        """
+        if started or gang.running_since < math.inf:
+            gang.last_ran = gang.layout
         job_table.note_past(gang, state, error, now, cause)
         self.mark_ending(job, gang, now)
         job.error = gang.error = error

@@ -178,7 +178,10 @@ class WorkerFailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangAssignedEvent:
-    """All tasks of a coscheduled job get their workers at once: ``groups`` has the node ids of each group, in order."""
+    """All tasks of a coscheduled job get their workers at once: ``groups`` has the node ids of each group, in order.
+
+    The state numbers the groups: those that the gang ran on before keep their numbers.
+    """
 
     job_id: str
     group_names: tuple[str, ...]

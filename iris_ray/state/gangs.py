@@ -2,10 +2,12 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, TaskState
+from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, TaskStateChangedEvent
@@ -86,7 +88,7 @@ class Gangs:
     # -- assigning -------------------------------------------------------------------------------------------------
 
     def gang_assigned(self, event: GangAssignedEvent, change: Change) -> None:
-        """Give all tasks of a coscheduled job their hosts."""
+        """Give all tasks of a coscheduled job their hosts. Groups of its last attempt that ran keep their numbers."""
         job = self._table.known(event.job_id)
         config = job.spec.coscheduling
         sizes = {len(group) for group in event.groups}
@@ -94,13 +96,14 @@ class Gangs:
         if config is None or not equal or len(event.groups) not in config.num_groups:
             raise IllegalTransitionError(f"job {event.job_id}: {event.groups} does not fit its gang")
         self._require_groups(event, config.group_by)
-        node_ids = tuple(node_id for group in event.groups for node_id in group)
         gang = job.gang
+        groups = _numbered(gang, event, keep_hosts=config.group_by != TPU_NAME)
+        node_ids = tuple(node_id for group in groups.values() for node_id in group)
         self._require_room(job, gang, node_ids)
         if len(gang.tasks) != len(node_ids):  # another count of slices: another set of tasks
             gang.tasks = new_tasks(event.job_id, len(node_ids))
             job.counts = Counter({TaskState.PENDING: len(node_ids)})
-        self._assign(job, gang, event.group_names, node_ids, change)
+        self._assign(job, gang, tuple(groups), node_ids, change)
 
     def task_assigned(self, event: TaskAssignedEvent, change: Change) -> None:
         """Give a task of a job that is not coscheduled its host."""
@@ -257,6 +260,30 @@ class Gangs:
         if gang.notice is not None:  # its pool may not know the notice
             change.instructions.notices.append(NotifyGang(attempt, gang.notice))
         self._notices.tell_of_its_hosts(job, gang, change)
+
+
+def _numbered(gang: Gang, event: GangAssignedEvent, keep_hosts: bool) -> dict[str, tuple[str, ...]]:
+    """Return the groups of an assignment by name, in the order of their numbers.
+
+    Args:
+        gang, event: what is assigned.
+        keep_hosts: whether hosts keep their numbers in their group, too. Those of a slice have theirs from Google.
+    """
+    groups, before = dict(zip(event.group_names, event.groups, strict=True)), dict(gang.last_ran)
+    if keep_hosts:
+        groups |= {name: tuple(in_place(before.get(name, ()), hosts)) for name, hosts in groups.items()}
+    return {name: groups[name] for name in in_place(list(before), event.group_names)}
+
+
+def in_place(before: Sequence[str], now: Sequence[str]) -> list[str]:
+    """Return names in an order in which as few as possible leave the place that they had.
+
+    A name whose place is gone, since there are fewer names now, gets a free one. So do new names.
+    """
+    places = {name: place for place, name in enumerate(before) if place < len(now)}
+    stay = {places[name]: name for name in now if name in places}
+    others = (name for name in now if name not in places)
+    return [stay[place] if place in stay else next(others) for place in range(len(now))]
 
 
 def _task(event: TaskStateChangedEvent, gang: Gang) -> Task:

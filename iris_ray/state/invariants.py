@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from iris_ray.model.jobs import ATTEMPTS_KEPT, Allocation, Gang, Job
 from iris_ray.model.lifecycle import ACTIVE, AttemptId, TaskState
-from iris_ray.model.workers import Worker
+from iris_ray.model.workers import TPU_NAME, Worker
 from iris_ray.state.fleet import Fleet
 
 Allocations = Mapping[str, Mapping[AttemptId, Allocation]]
@@ -86,6 +86,25 @@ def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
         if job.spec.coscheduling:
             group = fleet.grouping(job.spec.coscheduling.group_by).name_of(worker)
             assert group == gang.groups[number // per_group], f"{task.task_id}: gang is split"
+    _check_numbers(job, gang, fleet)
+
+
+def _check_numbers(job: Job, gang: Gang, fleet: Fleet) -> None:
+    """A group that stays keeps its number unless there are too few now, and hosts keep theirs in their group.
+
+    The hosts of a slice come in the order of their worker ids.
+    """
+    who, on_slices = job.spec.job_id, job.spec.coscheduling is not None and job.spec.coscheduling.group_by == TPU_NAME
+    before = {name: (number, node_ids) for number, (name, node_ids) in enumerate(gang.last_ran)}
+    for number, (name, node_ids) in enumerate(gang.layout):
+        known, node_ids_before = before.get(name, (number, ()))
+        assert known == number or known >= len(gang.groups), f"{who}: {name} was group {known} and is {number}"
+        if on_slices:
+            ids = [fleet.workers[node_id].host_index or 0 for node_id in node_ids]
+            assert ids == sorted(ids), f"{who}: the hosts of {name} are {ids}"
+            continue
+        for i, node_id in enumerate(node_ids_before[: len(node_ids)]):
+            assert node_id not in node_ids or node_id == node_ids[i], f"{who}: {node_id} was host {i} of {name}"
 
 
 def _check_worker(worker: Worker, jobs: Mapping[str, Job], allocations: Allocations) -> None:

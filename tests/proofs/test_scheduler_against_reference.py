@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import AttemptEndConfirmedEvent, GangAssignedEvent, GangMovedEvent
+from iris_ray.state.events import AttemptEndConfirmedEvent, GangAssignedEvent, GangMovedEvent, SliceHeldEvent
 from tests.proofs.drawn_worlds import LONG, WORLDS, RandomWorld, Shape
 from tests.proofs.reference.plan import ReferencePlan
 from tests.support.proofs import EXAMPLES
@@ -126,3 +127,28 @@ def test_room_is_kept_where_least_is_missing_also_for_a_job_that_avoids_a_host()
     check_random_world(
         {"slices": slices, "cpu_hosts": [], "kinds": kinds, "jobs": jobs, "at_first": 6, "limits": [], "cycles": cycles}
     )
+
+
+def test_gang_that_comes_back_is_planned_on_the_slices_it_had() -> None:
+    world = World()
+    for name in "abcdef":
+        world.add_slice(name)
+    for name in "ab":
+        world.start(name)
+    job = world.start(slices=(3,), max_retries_preemption=9)
+    for name in "ab":
+        world.finish(world.state.jobs[name])
+    for name in "cd":
+        world.long_run()
+        for number in range(2):
+            world.lose(f"{name}-{number}")
+        world.confirm(job)
+        commit_what_both_plan(world)
+        world.report_all(job, TaskState.RUNNING)
+    assert job.gang.groups == ("a", "b", "e")
+    world.add_slice("c")
+    world.do(SliceHeldEvent("c", "pool-a"))
+    world.do(GangMovedEvent(job.current_attempt(job.gang), "it moves"))
+    world.confirm(job)
+    commit_what_both_plan(world)
+    assert job.gang.groups == ("a", "b", "e")

@@ -75,6 +75,7 @@ class Dispatcher:
             )
             for i, name in enumerate(names)
         )
+        before = gang.previous_indices
         return AttemptOrder(
             job.current_attempt(gang),
             slices,
@@ -82,6 +83,7 @@ class Dispatcher:
             self._journal.epoch,
             self._pools.incarnation(job.spec.owner),
             job.spec.spare_for.job_id if job.spec.spare_for else None,
+            {worker.node_id: before[worker.node_id] for worker in workers if worker.node_id in before},
         )
 
     def dispatch(self, order: AttemptOrder, placement: PlacedGang) -> None:

@@ -187,6 +187,7 @@ def _launch(request: RunRequest, place: AttemptPlace, key: TaskKey, ports: tuple
         slice_name=host.slice_name if place.on_slices else "",
         worker_id=host.host_index,
         coordinator_address=f"{address}:{coordinator_port}" if num_tasks == place.num_tasks else "",
+        previous_task_index=place.order.previous_indices.get(host.node_id),
     )
     num_slices = len(slices) if place.on_slices else 1
     multislice = MultisliceInfo(address, key.slice_id, num_slices, megascale_port, debug_port)

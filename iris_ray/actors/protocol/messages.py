@@ -96,6 +96,8 @@ class AttemptOrder:
         epoch: of the Controller that orders it.
         incarnation: number of the pool's process that is to carry it out.
         spare_for: the job for which the slices are only held ready, or None.
+        previous_indices: by node id, the index of the task that the gang had on a host of this attempt in its last
+            attempt that ran.
     """
 
     attempt: AttemptId
@@ -104,6 +106,7 @@ class AttemptOrder:
     epoch: int
     incarnation: int
     spare_for: str | None = None
+    previous_indices: dict[str, int] = field(default_factory=dict)
 
     @property
     def hosts_per_slice(self) -> int:

@@ -3,6 +3,7 @@
 What the plan has handed out so far counts as if it were in use already.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -271,7 +272,7 @@ class ReferencePlan:
 
     def choose(self, job: Job, gang: Gang, options: list[Option], wanted: list[int]) -> list[Option]:
         """The groups to take now; none if there are too few, or soon enough for a larger count."""
-        free = self.best_first(job.spec, options)
+        free = self.best_first(job, options)
         soon = [option for option in options if not option.free and self.is_about_to_be_free(job.spec, option)]
         possible = [count for count in wanted if count <= len(free)]
         more = any(len(free) < count <= len(free) + len(soon) for count in wanted)
@@ -315,7 +316,7 @@ class ReferencePlan:
             return
         others = [option for option in options if not option.free and option not in kept_already]
         in_use = sorted(others, key=lambda option: self.distance(job.spec, option))
-        kept = (self.best_first(job.spec, options) + in_use)[:least]
+        kept = (self.best_first(job, options) + in_use)[:least]
         hosts = [worker.node_id for option in kept for worker in option.hosts]
         if self.returns(job):
             self.kept_for_now.update(hosts)
@@ -328,7 +329,7 @@ class ReferencePlan:
         found = self.options_of_any_size(job)
         mine = [next(o for o in found if node_id in [w.node_id for w in o.hosts]) for node_id in room]
         same_kind = [o for o in found if any((o.wanted, o.exact) == (own.wanted, own.exact) for own in mine)]
-        free = [option for option in mine if option.free] + self.best_first(job.spec, same_kind)
+        free = [option for option in mine if option.free] + self.best_first(job, same_kind)
         kept = {option.name: option for option in (*free, *mine)}
         names = list(kept)[: len({option.name for option in mine})]
         self.rooms[job.spec.job_id] = [worker.node_id for name in names for worker in kept[name].hosts]
@@ -402,25 +403,32 @@ class ReferencePlan:
     def is_about_to_be_free(self, spec: JobSpec, option: Option) -> bool:
         return sum(self.has_room(spec, worker, once_ended=True) for worker in option.good) >= option.wanted
 
-    def best_first(self, spec: JobSpec, options: list[Option]) -> list[Option]:
+    def best_first(self, job: Job, options: list[Option]) -> list[Option]:
         """The free ones."""
-        return sorted((o for o in options if o.free), key=lambda option: self.rank(spec, option))
+        return sorted((o for o in options if o.free), key=lambda option: self.rank(job, option))
 
-    def rank(self, spec: JobSpec, option: Option) -> tuple[object, ...]:
+    def rank(self, job: Job, option: Option) -> tuple[object, ...]:
+        spec = job.spec
         unmet = sum(not is_met(preference, option.hosts) for preference in spec.preferences)
         chips = sum(accelerators(worker.resources) for worker in option.ready[: option.wanted])
         idle_chips = 0.0 if uses_chips(spec) else chips
         left_over = len(option.ready) - option.wanted
         if not spec.coscheduling and uses_chips(spec):
             left_over = int(value_of(option.hosts[0], TPU_VM_COUNT) or 1) - 1
-        return not option.exact, unmet, idle_chips, self.warmth(spec, option), left_over, option.name
+        return not option.exact, unmet, idle_chips, *self.warmth(job, option), left_over, option.name
 
-    def warmth(self, spec: JobSpec, option: Option) -> int:
-        """-1 if the job's owner keeps the slice warm, 0 if nobody does, 1 if somebody (else) does."""
+    def warmth(self, job: Job, option: Option) -> tuple[int, float]:
+        """-1 if the job's owner keeps the slice warm, 0 if nobody does, 1 if somebody (else) does.
+
+        Of those that its owner keeps warm, the ones it ran on before come first, by their number.
+        """
+        spec = job.spec
         if spec.coscheduling and spec.coscheduling.group_by == TPU_NAME:
-            holder = self.holders.get(option.name)
-            return 0 if holder is None else -1 if holder == spec.owner else 1
-        return int(uses_chips(spec) and any(value_of(worker, TPU_NAME) in self.holders for worker in option.hosts))
+            holder, before = self.holders.get(option.name), [name for name, _ in job.gang.last_ran]
+            if holder == spec.owner:
+                return -1, before.index(option.name) if option.name in before else math.inf
+            return int(holder is not None), 0
+        return int(uses_chips(spec) and any(value_of(worker, TPU_NAME) in self.holders for worker in option.hosts)), 0
 
     def distance(self, spec: JobSpec, option: Option) -> tuple[int, float, str]:
         """How far a group is from being free: hosts short, what the best of these lack, name."""

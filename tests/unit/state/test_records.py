@@ -330,7 +330,7 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (7, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (8, FIELDS, MODULES)
 
 
 FIELDS = {
@@ -343,7 +343,7 @@ FIELDS = {
     "Marks": ["steps", "before", "during"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "evictions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
-             "notice", "end_confirmed", "error", "past", "eviction"],
+             "notice", "end_confirmed", "error", "past", "eviction", "last_ran"],
     "Eviction": ["job_id", "deadline", "reason"],
     "PastAttempt": ["number", "state", "groups", "started_at", "ended_at", "cause", "exit_code", "error"],
     "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],

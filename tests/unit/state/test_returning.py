@@ -42,7 +42,7 @@ def test_returning_gang_precedes_band_once_old_attempt_is_gone(world: World) -> 
     assert world.plan().pending_reasons["job"].kept[0] == "d"
     world.confirm(job, 1)
     world.schedule()
-    assert job.gang.groups == ("c", "d")
+    assert job.gang.groups == ("d", "c")
     assert other.state is JobState.PENDING
     world.state.check()
 
@@ -79,7 +79,7 @@ def test_pausing_gang_keeps_nothing(world: World) -> None:
     world.now = job.gang.not_before
     assert other.gang.groups == ("a",)
     world.schedule()
-    assert running(world) == {"job": ("b", "c"), "rival": ("a",)}
+    assert running(world) == {"job": ("c", "b"), "rival": ("a",)}
 
 
 def test_returning_gang_keeps_all_its_hosts(world: World) -> None:

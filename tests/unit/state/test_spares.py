@@ -161,7 +161,7 @@ def test_doomed_slice_gets_replacement_before_its_loss(world: World) -> None:
     world.report(job, S.WORKER_FAILED, error="it has moved")
     world.confirm(job)
     world.schedule()
-    assert (job.gang.groups, job.preemptions) == (("b", "c"), 1)
+    assert (job.gang.groups, job.preemptions) == (("c", "b"), 1)
     assert spares(world) == []
     world.state.check()
 
@@ -182,7 +182,7 @@ def test_waiting_spare_is_no_replacement(world: World) -> None:
     world.report(job, S.WORKER_FAILED, error="it has moved")
     world.confirm(job)
     world.schedule()
-    assert job.gang.groups == ("b", "c", "d")
+    assert job.gang.groups == ("d", "b", "c")
     world.state.check()
 
 
