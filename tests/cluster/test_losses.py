@@ -63,6 +63,35 @@ def test_lost_slice_of_two_is_replaced_and_other_stays(cluster: SimulatedCluster
     wait_until(lambda: not any([*host.glob("jobs/*")] for host in hosts))  # the job is over
 
 
+def test_survivors_of_lost_slice_zero_keep_their_indices(no_shared_cluster: None, trace: Trace) -> None:
+    directory = trace.directory
+
+    def until_finished(facts: dict[str, Any]) -> tuple[int, int | None, str, list[str]]:
+        me = get_job_info()
+        assert me is not None
+        found = [path.name for path in Path(me.local_dir).iterdir()]
+        (Path(me.local_dir) / f"of task {me.task_index}").touch()
+        (directory / f"wrote-{me.attempt}-{me.task_index}").touch()
+        while not (directory / "finish").exists():
+            time.sleep(0.02)
+        return me.task_index, me.previous_task_index, me.slice_name, found
+
+    with SimulatedCluster({"v4-8": 3}, quiet=True) as cluster:
+        ref = run_on_pod_ray.remote(trace.gang(until_finished), "v4-8", num_slices=3, max_retries_failure=0)
+        first = trace.wait_for_tasks(3)
+        wait_until(lambda: len([*directory.glob("wrote-1-*")]) == 3)
+        cluster.kill_host(first[0]["slice"], 0)
+        new = cluster.add_slice("v4-8")
+        second = trace.wait_for_tasks(3, attempt=2)
+        trace.finish()
+        assert ray.get(ref) == [
+            (0, None, new, []),
+            (1, 1, first[1]["slice"], ["of task 1"]),
+            (2, 2, first[2]["slice"], ["of task 2"]),
+        ]
+    assert [start["slice_id"] for start in second] == [0, 1, 2]
+
+
 @pytest.mark.proof
 def test_host_whose_watcher_dies_counts_as_lost(cluster: SimulatedCluster, trace: Trace) -> None:
     """Then no process reads the task's output: its next line fails, which is no fault of the task."""

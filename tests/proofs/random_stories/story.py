@@ -163,6 +163,7 @@ class Story:
         for other in self._cluster.tasks_of(me.job_id):
             if me.slice_name and other.info.attempt < me.attempt and self._cluster.is_running(other):
                 assert other.info.slice_name in self._faults.unwatched, "the attempt before goes on beside this one"
+        self._keeps_its_number(task)
         for _ in range(self._chance.choice([0, 5, 20, 100, 200])):
             await asyncio.sleep(0.1)
             if task.notice is not None and self._chance.random() < 0.5:
@@ -170,6 +171,13 @@ class Story:
             if me.slice_name and self._chance.random() < 0.5 and self._has_lost_a_peer(task):
                 raise RuntimeError("Socket closed by peer")
         return me.attempt
+
+    def _keeps_its_number(self, task: Task) -> None:
+        """A task knows which one ran on its host before: the same one, unless there are too few slices now."""
+        me, before = task.info, task.info.previous_task_index
+        earlier = [t for t in self._cluster.tasks_of(me.job_id) if t.host is task.host and t.info.attempt < me.attempt]
+        assert before is None or before in [other.info.task_index for other in earlier], f"{before} was not there"
+        assert before in (None, me.task_index) or before >= me.num_tasks, f"task {before} is {me.task_index} now"
 
     def _has_lost_a_peer(self, task: Task) -> bool:
         peers = self._cluster.tasks_of(task.info.job_id, task.info.attempt)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -29,8 +30,10 @@ def test_get_job_info_outside_a_task_is_none() -> None:
     assert get_job_info({"IRIS_RAY_HOST_DIR": "/somewhere"}) is None
 
 
-def test_get_job_info_reads_back_what_to_env_wrote() -> None:
-    assert get_job_info(INFO.to_env()) == INFO
+@pytest.mark.parametrize("previous", [None, 0, 5])
+def test_get_job_info_reads_back_what_to_env_wrote(previous: int | None) -> None:
+    info = replace(INFO, previous_task_index=previous)
+    assert get_job_info(info.to_env()) == info
 
 
 def test_to_env_holds_strings_under_iris_names_only() -> None:

@@ -1,6 +1,7 @@
 """Which numbers slices and tasks have from one attempt to the next: who stays keeps its own."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,7 +40,7 @@ def again(world: World, job: Job, runs: bool = True) -> tuple[str, ...]:
     return job.gang.groups
 
 
-def start(world: World, *counts: int, **more: object) -> Job:
+def start(world: World, *counts: int, **more: Any) -> Job:
     return world.start(slices=counts, max_retries_preemption=50, max_retries_failure=50, **more)
 
 
@@ -190,7 +191,7 @@ class Sequence:
     def urgent(self, which: int) -> None:
         """A job of a higher band takes slices."""
         self.named += 1
-        more = {"owner": "pool-b", "priority": PriorityBand.PRODUCTION, "slices": (1 + which % 2,)}
+        more: dict[str, Any] = {"owner": "pool-b", "priority": PriorityBand.PRODUCTION, "slices": (1 + which % 2,)}
         self.world.submit(f"urgent-{self.named}", **more)
         self.world.now += 1000.0
         self.world.schedule()

@@ -1,5 +1,7 @@
 """What each host of an attempt is told to run, and how many standbys wait there for the next ones."""
 
+from dataclasses import replace
+
 import pytest
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
@@ -35,6 +37,13 @@ def test_tasks_of_a_gang_are_numbered_slice_by_slice() -> None:
     last = launches["b"][1].info
     assert (last.task_id, last.slice_id, last.worker_id, last.slice_name) == ("job/task-3", 1, 1, "b")
     assert (last.num_tasks, last.num_slices, last.attempt) == (4, 2, 3)
+
+
+def test_task_knows_which_one_ran_on_its_host_before() -> None:
+    order = replace(place(AttemptId("job", 3), "a", "b").order, previous_indices={"b-0": 0, "b-1": 1})
+    launches = launch_plan(request(gang_spec("job")), AttemptPlace(order), PORTS)
+    before = {name: [launch.info.previous_task_index for launch in of_slice] for name, of_slice in launches.items()}
+    assert before == {"a": [None, None], "b": [0, 1]}
 
 
 def test_tasks_share_first_hosts_address_with_own_ports() -> None:
