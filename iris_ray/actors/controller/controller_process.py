@@ -24,7 +24,7 @@ from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
-from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.cloud.cloud_tpu import ProviderWords
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError
@@ -105,7 +105,7 @@ class ControllerProcess:
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     async def versions(self) -> dict[str, Any]:
-        return {"protocol": PROTOCOL_VERSION, "version": iris_ray.__version__}
+        return versions_here()
 
     async def ping(self) -> None:
         if self._events.deposed:

@@ -36,6 +36,7 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
 )
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.version import package_directory
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
@@ -238,6 +239,7 @@ class UserCalls(ControllerProcess):
         return {
             "epoch": (await self.statistics())["epoch"],
             "version": iris_ray.__version__,
+            "package": package_directory(),
             "started_at": self._started_at,
             "pid": os.getpid(),
             "address": ray.util.get_node_ip_address(),

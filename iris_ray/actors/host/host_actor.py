@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
+from typing import Any
 
 from ray.actor import ActorHandle
 
@@ -30,6 +31,7 @@ from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
@@ -73,6 +75,9 @@ class TPUHostActor:
     @cached_property
     def _preparation(self) -> HostPreparation:
         return HostPreparation(self._name, self._ledger, self._devices, self._background)
+
+    async def versions(self) -> dict[str, Any]:
+        return versions_here()
 
     async def healthy(self) -> bool:
         self._contact.asked()

@@ -9,6 +9,7 @@ import os
 import secrets
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import ray
@@ -25,6 +26,7 @@ from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_ha
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
 from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TOKEN_VARIABLE, TaskFiles, survive_notices
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 
@@ -46,6 +48,9 @@ class TaskProcess:
         self._error = import_all(preload)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
         self._of_the_raylet = raylet_environment()  # read now, so that the launch does not wait for it
+
+    def versions(self) -> dict[str, Any]:
+        return versions_here()
 
     def ready(self) -> StandbyReady:
         ports = tuple(held.getsockname()[1] for held in self._held)

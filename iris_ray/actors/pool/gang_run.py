@@ -30,6 +30,7 @@ from iris_ray.errors import (
     TaskCrashedError,
     TaskOutOfMemoryError,
     TaskSetupError,
+    VersionMismatchError,
 )
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
@@ -84,6 +85,7 @@ class GangRun:
         self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
         self._refused = 0  # attempts up to this number were stopped, perhaps before they began
         self._setup_failed = False  # a host could not set up the job's environment, and no host is known that could
+        self._other_version = False  # the latest launch failed because the hosts' iris_ray does not go with ours
         self._background = BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
@@ -290,6 +292,7 @@ class GangRun:
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
         is_hopeless = failure.is_hopeless or self._setup_failed  # one host alone is no evidence
         self._setup_failed |= failure.by_request
+        self._other_version = failure.other_version
         if failure.by_request and is_hopeless:
             events.append(
                 TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason, is_hopeless=True)
@@ -353,7 +356,8 @@ class GangRun:
                 f" max_retries_preemption is {self._request.spec.max_retries_preemption}. The last cause: {job.error}"
             )
         if verdict is None:
-            return TaskSetupError(f"job {self._who} could not start its tasks: {job.error}")
+            kind = VersionMismatchError if self._other_version else TaskSetupError
+            return kind(f"job {self._who} could not start its tasks: {job.error}")
         return failure_error(self._request.spec.name, self._who, job.error or "", verdict.result)
 
 

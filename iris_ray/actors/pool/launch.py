@@ -8,7 +8,7 @@ from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
-from iris_ray.actors.protocol.answers import NotReserved, SetupFailed, Unfit, Unreachable
+from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import task_id
@@ -49,6 +49,7 @@ class LaunchFailed(Exception):
         counts: whether it counts as a failed launch. It does not if other tasks of iris_ray hold all missing chips;
             then the gang only has to wait.
         moves: whether the attempt had notice to move before it began.
+        other_version: whether all broken slices have an iris_ray that does not go with this one.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class LaunchFailed(Exception):
         blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
         counts: bool = True,
         moves: bool = False,
+        other_version: bool = False,
     ) -> None:
         super().__init__(reason)
         self.broken = broken
@@ -72,6 +74,7 @@ class LaunchFailed(Exception):
         self.blamed = blamed
         self.counts = counts
         self.moves = moves
+        self.other_version = other_version
 
 
 async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest) -> Launch:
@@ -92,7 +95,9 @@ async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: R
     answers = ready.result()
     broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
     if broken:
-        works = len(broken) < len(answers) or slices.has_worked(request.process)
+        other_version = all(isinstance(reply, OtherVersion) for reply in broken.values())
+        has_worked = slices.has_fitted if other_version else slices.has_worked(request.process)
+        works = len(broken) < len(answers) or has_worked
         raise _failed_launch(place, broken, works)
     first_slice: SliceReady = answers[place.names[0]]
     slices.used_ports.extend(first_slice.ports)
@@ -129,7 +134,8 @@ def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: b
     blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in unfit if not reply.ours}
     if works:
         for hosts in place.order.slices:
-            if (setup := setups.get(hosts[0].slice_name)) is not None:
+            setup = setups.get(hosts[0].slice_name)
+            if setup is not None and not isinstance(setup, OtherVersion):  # for others these hosts may be right
                 blamed |= {hosts[i].node_id: (setup.reason, Fault.NO_START) for i in setup.hosts}
     answer = (NotReserved, Unfit, SetupFailed)
     suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, answer))
@@ -142,6 +148,7 @@ def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: b
         is_hopeless=sum(len(setup.hosts) for setup in setups.values()) > 1,
         blamed=blamed,
         counts=len(unfit) < len(broken) or not all(reply.ours for reply in unfit),
+        other_version=all(isinstance(reply, OtherVersion) for reply in broken.values()),
     )
 
 

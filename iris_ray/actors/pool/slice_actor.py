@@ -6,7 +6,7 @@ For tasks without chips it is an object in the pool's process instead of an acto
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -16,11 +16,13 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvS
 from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.clocks import Moment, by_this_clock
 from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
-from iris_ray.actors.protocol.answers import SetupFailed, Unreachable
+from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
+from iris_ray.actors.protocol.version import in_words, require_fit, versions_here
+from iris_ray.errors import VersionMismatchError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -67,6 +69,37 @@ async def _fetched(end: TaskEnd) -> TaskEnd | None:
         return None
 
 
+async def misfit(
+    versions: Awaitable[Mapping[str, Any]], name: str, host: int, timeout_s: float | None
+) -> Unreachable | None:
+    """Return why a process on a host can't work with this one; None if it can.
+
+    Args:
+        versions: the call that asks it for its versions.
+        name: the process, for the message.
+        host: the index of its host.
+        timeout_s: how long it may take to start; seconds.
+    """
+    ours = versions_here()
+    install = f"install iris_ray {ours['version']} in the image of the hosts"
+    try:
+        theirs = await answer(versions, name, timeout_s)
+        if isinstance(theirs, Unreachable):
+            return theirs
+        require_fit(theirs, ours, name, install)
+    except RuntimeEnvSetupError:
+        raise
+    except VersionMismatchError as error:
+        return OtherVersion(str(error), (host,))
+    except Exception as error:  # it has no iris_ray, or one that does not know the question
+        why = (str(error).strip().splitlines() or [""])[-1]
+        return OtherVersion(
+            f"{name} can't use iris_ray there: {type(error).__name__}: {why}; this is {in_words(ours)}: {install}",
+            (host,),
+        )
+    return None
+
+
 class SliceActor:
     """The hosts of one slice, by host index.
 
@@ -91,6 +124,10 @@ class SliceActor:
     def hosts(self) -> Mapping[int, Actor[HostInterface]]:
         """The hosts, by index."""
         return self._hosts
+
+    async def versions(self) -> dict[str, Any]:
+        """Return `versions_here`. Answer callers of all versions."""
+        return versions_here()
 
     async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
         """Return why each host counts as lost; None for a host that answers within so many seconds."""
@@ -117,16 +154,25 @@ class SliceActor:
             return next(a for a in answers if isinstance(a, Unreachable) and not isinstance(a, SetupFailed))
         if failed:
             reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed.values()))
-            return SetupFailed(reasons, tuple(failed), works_elsewhere=len(failed) < len(answers))
+            kind = OtherVersion if all(isinstance(reply, OtherVersion) for reply in failed.values()) else SetupFailed
+            return kind(reasons, tuple(failed), works_elsewhere=len(failed) < len(answers))
         self._standbys[generation] = [(standby, one.pid) for standby, one in zip(standbys, ready, strict=True)]
         return SliceReady(ready[0].ports, ready[0].cores, ready[0].free_bytes)
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
-        name = self._hosts[host].name
+        behind, name, who = (
+            Actor[TaskInterface](standby),
+            self._hosts[host].name,
+            f"the standby on {self._hosts[host].name}",
+        )
         try:
             # Asked from here, so that the connection over which its task will be started is there by then.
-            asked = Actor[TaskInterface](standby).call(TaskInterface.ready)
-            ready = await answer(asked, f"the standby on {name}", timeout_s)
+            versions, asked = behind.call(TaskInterface.versions), behind.call(TaskInterface.ready)
+            of_host = self._hosts[host].call(HostInterface.versions)
+            for call, whose in ((versions, who), (of_host, name)):
+                if (why := await misfit(call, whose, host, timeout_s)) is not None:
+                    return why
+            ready = await answer(asked, who, timeout_s)
             if isinstance(ready, Unreachable):
                 return ready
             if ready.error:

@@ -286,7 +286,7 @@ class ControllerInterface(ForPeople, ForPools, Protocol):
     """All methods of the Controller. A caller checks the Controller's version first."""
 
     async def versions(self) -> dict[str, Any]:
-        """Return the version and the protocol. Answer clients of all versions, even during the start."""
+        """Return `versions_here`. Answer clients of all versions, even during the start."""
 
     async def ping(self) -> None:
         """Wait until the start is over: the Controller has read the hosts and the records of an earlier Controller.
