@@ -15,6 +15,7 @@ from iris_ray.actors.protocol.version import PROTOCOL_VERSION, versions_here
 from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import NO_CLUSTER, SuggestingGroup, confirm, say_error
+from iris_ray.cli.handover import export, import_
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
 from iris_ray.cli.settings import read_assignments
@@ -29,7 +30,7 @@ STOPPED = (
 
 @click.group("controller", cls=SuggestingGroup)
 def controller() -> None:
-    """The cluster's Controller: start, stop, upgrade, status.
+    """The cluster's Controller: start, stop, upgrade, status, export, import.
 
     The Controller decides which job runs where. The first job starts it, Ray restarts it, and running jobs do not
     notice when it ends. So you need this command only after an update of iris_ray.
@@ -38,6 +39,10 @@ def controller() -> None:
       iris-ray cluster controller status
       iris-ray cluster controller upgrade
     """
+
+
+controller.add_command(export)
+controller.add_command(import_)
 
 
 @controller.command()

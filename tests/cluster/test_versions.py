@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,22 @@ from iris_ray.testing import SimulatedCluster
 from tests.support.odd_hosts import other_iris_ray, with_installed
 
 
-def only_hosts_with(cluster: SimulatedCluster, package: Path) -> str:
-    """Replace all slices by one whose hosts have that package."""
-    for name in cluster.slice_names:
-        cluster.preempt_slice(name)
+@pytest.fixture
+def own_cluster(no_shared_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCluster]:
+    """Without any slice. Ray would have every host import from this process's current directory first."""
+    monkeypatch.chdir(tmp_path)
+    with SimulatedCluster(quiet=True) as running:
+        yield running
+
+
+def add_slice_with(cluster: SimulatedCluster, package: Path) -> str:
+    """Add a slice whose hosts have that package installed."""
     return cluster.add_slice("v4-16", under=with_installed(package))
 
 
-def test_host_of_other_protocol_runs_nothing(cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_host_of_other_protocol_runs_nothing(own_cluster: SimulatedCluster, tmp_path: Path) -> None:
     newer = other_iris_ray(tmp_path / "newer", "9.9.0", PROTOCOL_VERSION + 1)
-    name = only_hosts_with(cluster, newer)
+    name = add_slice_with(own_cluster, newer)
     ran = tmp_path / "ran"
     with pytest.raises(VersionMismatchError) as refused:
         run_on_pod(ran.touch, "v4-16", scheduling_timeout=60.0)
@@ -35,21 +42,21 @@ def test_host_of_other_protocol_runs_nothing(cluster: SimulatedCluster, tmp_path
     assert not ran.exists()
 
 
-def test_host_of_other_patch_version_runs_tasks(cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_host_of_other_patch_version_runs_tasks(own_cluster: SimulatedCluster, tmp_path: Path) -> None:
     def version() -> str:
         import iris_ray
 
         return iris_ray.__version__
 
-    only_hosts_with(cluster, other_iris_ray(tmp_path / "patched", "0.1.99"))
+    add_slice_with(own_cluster, other_iris_ray(tmp_path / "patched", "0.1.99"))
     assert run_on_pod(version, "v4-16") == ["0.1.99", "0.1.99"]
 
 
-def test_host_without_iris_ray_is_named(cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_host_without_iris_ray_is_named(own_cluster: SimulatedCluster, tmp_path: Path) -> None:
     broken = tmp_path / "broken" / "iris_ray"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('nothing is installed here')")
-    name = only_hosts_with(cluster, broken)
+    name = add_slice_with(own_cluster, broken)
     with pytest.raises(VersionMismatchError) as refused:
         run_on_pod(os.getpid, "v4-16", scheduling_timeout=60.0)
     for said in (
@@ -68,13 +75,10 @@ def iris(cluster: SimulatedCluster, package: Path, *arguments: str) -> Any:
     return json.loads(done.stdout) if done.returncode == 0 else done.stderr
 
 
-@pytest.mark.usefixtures("no_shared_cluster")
-def test_jobs_own_iris_ray_starts_the_installed_controller(tmp_path: Path) -> None:
-    patched = other_iris_ray(tmp_path / "patched", "0.1.99")
+def test_jobs_own_iris_ray_starts_the_installed_controller(own_cluster: SimulatedCluster, tmp_path: Path) -> None:
     newer = other_iris_ray(tmp_path / "newer", "9.9.0", PROTOCOL_VERSION + 1)
-    with SimulatedCluster(quiet=True) as cluster:
-        refused = iris(cluster, newer, "cluster", "controller", "start")
-        assert f"iris_ray 0.1.0 (protocol {PROTOCOL_VERSION}) from {package_directory()} on" in refused
-        assert f"iris_ray 9.9.0 (protocol {PROTOCOL_VERSION + 1}) from {newer} on" in refused
-        started = iris(cluster, patched, "cluster", "controller", "start")
-        assert (started["version"], started["package"]) == ("0.1.0", package_directory())
+    refused = iris(own_cluster, newer, "cluster", "controller", "start")
+    assert f"iris_ray 0.1.0 (protocol {PROTOCOL_VERSION}) from {package_directory()} on" in refused
+    assert f"iris_ray 9.9.0 (protocol {PROTOCOL_VERSION + 1}) from {newer} on" in refused
+    started = iris(own_cluster, other_iris_ray(tmp_path / "patched", "0.1.99"), "cluster", "controller", "start")
+    assert (started["version"], started["package"]) == ("0.1.0", package_directory())

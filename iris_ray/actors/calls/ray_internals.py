@@ -111,6 +111,23 @@ def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], 
     )
 
 
+KEEP_PACKAGE_S = 600
+"""A package that was stored lives so long before a Ray job names it."""
+
+
+def fetch_package(uri: str) -> bytes | None:
+    """Return a package that Ray keeps for runtime environments, such as ``gcs://….zip``; None if it is gone."""
+    found: bytes | None = internal_kv._internal_kv_get(uri)
+    return found
+
+
+def store_package(uri: str, data: bytes) -> None:
+    """Have Ray keep a package under a URI, as if a driver had sent its directory."""
+    internal_kv._pin_runtime_env_uri(uri, expiration_s=KEEP_PACKAGE_S)
+    if internal_kv._internal_kv_get(uri) is None:
+        packaging.upload_package_to_gcs(uri, data)
+
+
 def remote_function_parts(function: RemoteFunction) -> tuple[Any, dict[str, Any]]:
     """Return the plain function behind a Ray remote function, and its options."""
     return function._function, dict(function._default_options)

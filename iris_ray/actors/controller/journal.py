@@ -107,12 +107,21 @@ class Journal:
         self._collector = self._new_collector()
         for epoch in range(max(1, last_complete(self._store)), self.epoch):
             self._log.close(epoch)
+        left = self.look_back()
+        self.contained.keep_records()
+        return left
+
+    def look_back(self) -> tuple[list[JobRecord], list[Event]]:
+        """Read all records of the last Controller as `begin` does, with its clock and sums, but write nothing.
+
+        Raises:
+            UnknownRecordError: another version of iris_ray wrote the records.
+        """
         left = self.left_behind()
         self._left.hand_on("clock", "the clock", self.clock.go_on_from, self.contained)
         self._left.hand_on("fleet", "what the chips were in", self.fleet_times.restore, self.contained)
         if self._left.hand_on("users", "the time of forgotten jobs", self.user_times.restore, self.contained):
             self.user_times.version += 1  # so that it is recorded again
-        self.contained.keep_records()
         return left
 
     def left_behind(self) -> tuple[list[JobRecord], list[Event]]:
@@ -159,6 +168,10 @@ class Journal:
         if values := await self._collector.collect(state):
             await self._log.append(values)
 
+    def record_sums(self) -> None:
+        """Record the sums with the next writing, and not only within a minute."""
+        self._collector.record_sums()
+
     def take_unrecordable(self) -> dict[str, Exception]:
         """Return the errors of jobs that could not be recorded since the last call, by job id."""
         return self._collector.take_unrecordable()
@@ -203,6 +216,10 @@ class SharedRecords:
         self._settings = 0  # and that of the cluster's settings
         self._users = 0  # the version of `user_times` that is recorded
         self._sums_at = -math.inf  # when the sums were recorded
+
+    def record_sums(self) -> None:
+        """Make the records of sums at the next call of `changed`."""
+        self._sums_at = -math.inf
 
     def changed(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
         """Yield the kind and the value of each record that has changed."""
@@ -279,6 +296,10 @@ class RecordCollector:
     def put_pool(self, owner: str, value: bytes | None) -> None:
         """Write the record of a pool with the next records; None: delete it."""
         self._pending[f"pool/{self._epoch}/{owner}"] = value
+
+    def record_sums(self) -> None:
+        """Make the records of sums with the next records."""
+        self._shared.record_sums()
 
     async def collect(self, state: ControllerState) -> dict[str, bytes | None]:
         """Return the values that have changed since the last call, by key; None: delete the key.

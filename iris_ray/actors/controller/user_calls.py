@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -12,6 +13,7 @@ import ray
 
 import iris_ray
 from iris_ray.actors.controller.controller_process import ControllerProcess
+from iris_ray.actors.controller.handover import take_over, what_is_there
 from iris_ray.actors.controller.journal import add_forgotten
 from iris_ray.actors.controller.log_service import log_standing
 from iris_ray.actors.controller.message_checks import checked
@@ -226,6 +228,22 @@ class UserCalls(ControllerProcess):
             self._follow_settings()  # at once: Ray may cancel a call
             await asyncio.shield(recorded)
         return dict(was_set)
+
+    @checked
+    async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
+        await self.ping()
+        self._permissions.require_operator(user, "import what another Controller has left")
+        there = ", ".join(what_is_there(self._state, self._journal.user_times))
+        if there:
+            raise InvalidRequestError(f"this Controller is not empty: it has {there}; import into a new cluster")
+        stays = dict(self._state.settings.was_set)
+        taken = take_over(lines, self._clock, time.time(), tuple(stays))
+        taken.add_to(self._journal.user_times, self._journal.fleet_times)
+        self._journal.record_sums()
+        recorded = self._events.apply(taken.events)
+        self._follow_settings()
+        await asyncio.shield(recorded)
+        return stays
 
     async def statistics(self) -> dict[str, int]:
         await self.ping()

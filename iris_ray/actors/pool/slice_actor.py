@@ -5,13 +5,14 @@ For tasks without chips it is an object in the pool's process instead of an acto
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ray.actor import ActorHandle
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.clocks import Moment, by_this_clock
@@ -69,6 +70,19 @@ async def _fetched(end: TaskEnd) -> TaskEnd | None:
         return None
 
 
+_NOT_IMPORTED = re.compile(r"^.*(?:ImportError|ModuleNotFoundError)\b.*$", re.MULTILINE)
+
+
+async def _started(versions: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the answer. Raise ImportError if the actor could not be made, because iris_ray can't be imported there."""
+    try:
+        return await versions
+    except ActorDiedError as error:
+        if lines := _NOT_IMPORTED.findall(str(error)):
+            raise ImportError(lines[-1].strip()) from None
+        raise
+
+
 async def misfit(
     versions: Awaitable[Mapping[str, Any]], name: str, host: int, timeout_s: float | None
 ) -> Unreachable | None:
@@ -83,7 +97,7 @@ async def misfit(
     ours = versions_here()
     install = f"install iris_ray {ours['version']} in the image of the hosts"
     try:
-        theirs = await answer(versions, name, timeout_s)
+        theirs = await answer(_started(versions), name, timeout_s)
         if isinstance(theirs, Unreachable):
             return theirs
         require_fit(theirs, ours, name, install)
@@ -94,7 +108,7 @@ async def misfit(
     except Exception as error:  # it has no iris_ray, or one that does not know the question
         why = (str(error).strip().splitlines() or [""])[-1]
         return OtherVersion(
-            f"{name} can't use iris_ray there: {type(error).__name__}: {why}; this is {in_words(ours)}: {install}",
+            f"{name} can't use iris_ray: {type(error).__name__}: {why}; this is {in_words(ours)}: {install}",
             (host,),
         )
     return None

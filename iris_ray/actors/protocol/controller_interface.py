@@ -216,6 +216,21 @@ class ForPeople(Protocol):
             NotPermittedError: the user is no operator.
         """
 
+    async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
+        """Take up the settings, limits, taints and sums of a file that another Controller's export is. All or none.
+
+        Args:
+            lines: a JSON list of lines; see `iris_ray.actors.protocol.export_file`.
+            user: who imports it.
+
+        Returns:
+            The settings that were set here already and stay.
+
+        Raises:
+            InvalidRequestError: a line makes no sense, or this Controller is not empty.
+            NotPermittedError: the user is no operator.
+        """
+
     async def statistics(self) -> dict[str, int]:
         """Return counts since this Controller began: starved, timed out and unschedulable jobs, evicted attempts."""
 
