@@ -24,7 +24,7 @@ def test_waiting_job_runs_on_new_head_with_its_directory(tmp_path: Path) -> None
     file = str(tmp_path / "queue.jsonl")
     with SimulatedCluster(connect=False, quiet=True) as old:
         options = ("--tpu", "v4-8", "--working-dir", str(work), "--env", "TOLD=it", "--name", "train")
-        job = iris(old, "submit", "train.py", *options, "--", str(tmp_path)).strip()
+        job = iris(old, "submit", str(work / "train.py"), *options, "--", str(tmp_path)).strip()
         iris(old, "cluster", "limits", "bob", "--chips", "8")
         assert "1 job" in iris(old, "cluster", "controller", "export", file, "--variables")
     (work / "beside.py").unlink()  # it has travelled

@@ -17,7 +17,7 @@ from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
-from iris_ray.actors.controller.metrics import Measurements, Meter, RayMeter
+from iris_ray.actors.controller.metrics import ControllerFacts, Measurements, Meter, RayMeter
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeDiff, NodeTable
 from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
@@ -189,8 +189,20 @@ class ControllerProcess:
             await asyncio.sleep(MEASURE_S)
             try:
                 measurements.look(self._clock.now())
+                measurements.look_at_controller(self._facts(), self._clock.now())
             except Exception:
                 logger.exception("measuring failed; trying again")
+
+    def _facts(self) -> ControllerFacts:
+        contained = self._journal.contained
+        return ControllerFacts(
+            self._journal.epoch,
+            iris_ray.__version__,
+            time.time(),
+            *self._journal.take_writings(),
+            {"job": len({**contained.jobs, **self._planner.left_out}), "record": len(contained.records)},
+            {tpu_type: sum(gangs) for tpu_type, gangs in self._missing().items()},
+        )
 
     async def _watch_demand(self, demand: AutoscalerDemand) -> None:
         while not self._events.deposed:

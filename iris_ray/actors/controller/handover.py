@@ -134,7 +134,7 @@ def with_remaining_budgets(job: Job) -> JobSpec:
 def finished_line(record: JobRecord, clock: Clock) -> Line:
     """Return the line of a job that has ended: for people, and for the sums."""
     job = record.job
-    (totals, *_) = [one.totals for one in times_of_forgotten(job)] or [None]
+    totals = next((one.totals for one in times_of_forgotten(job)), Totals())
     return {
         "kind": "finished",
         "job_id": job.spec.job_id,
@@ -148,8 +148,8 @@ def finished_line(record: JobRecord, clock: Clock) -> Line:
         "failures": job.failures,
         "preemptions": job.preemptions,
         "error": job.error,
-        "seconds": dict(totals.seconds) if totals else {},
-        "chip_seconds": dict(totals.chip_seconds) if totals else {},
+        "seconds": dict(totals.seconds),
+        "chip_seconds": dict(totals.chip_seconds),
     }
 
 
@@ -174,8 +174,8 @@ class TakenOver:
 
     def add_to(self, user_times: UserTimes, fleet_times: FleetTimes) -> None:
         """Add the sums to those of a Controller."""
-        for day in self.days:
-            user_times.include(day)
+        for user_day in self.days:
+            user_times.include(user_day)
         for job in self.finished:
             user_times.add(job)
         for day, states in self.fleet:

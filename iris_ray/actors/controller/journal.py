@@ -35,6 +35,7 @@ import json
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -65,6 +66,9 @@ logger = logging.getLogger(__name__)
 EPOCHS_KEPT = 1000
 """The logs of so many earlier Controllers stay closed, because a frozen Controller may thaw late."""
 
+WRITINGS_KEPT = 10_000
+"""The durations of so many writings are kept until they are measured."""
+
 
 class Journal:
     """Records decisions before the Controller acts on them, and reads the records of the Controller before.
@@ -86,6 +90,8 @@ class Journal:
         self.user_times = UserTimes()
         self._left = LeftBehind()
         self._log = WriteAheadLog(self._store, 0)
+        self._writings: deque[float] = deque(maxlen=WRITINGS_KEPT)
+        self._writing_since: float | None = None
         self._collector = self._new_collector()
 
     def _new_collector(self) -> "RecordCollector":
@@ -166,7 +172,18 @@ class Journal:
             DeposedError: another Controller has begun. Nothing was recorded.
         """
         if values := await self._collector.collect(state):
-            await self._log.append(values)
+            began = self._writing_since = time.monotonic()
+            try:
+                await self._log.append(values)
+                self._writings.append(time.monotonic() - began)
+            finally:
+                self._writing_since = None
+
+    def take_writings(self) -> tuple[list[float], float]:
+        """Return how long the writings since the last call took, and for how long the present one has waited."""
+        writings, since = list(self._writings), self._writing_since
+        self._writings.clear()
+        return writings, 0.0 if since is None else time.monotonic() - since
 
     def record_sums(self) -> None:
         """Record the sums with the next writing, and not only within a minute."""

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -26,6 +26,8 @@ WAIT_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 12 * 36
 """Bucket limits for waits in the queue and for recoveries, in seconds."""
 START_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 """Bucket limits for launches, in seconds."""
+STORE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+"""Bucket limits for writings into the cluster's store, in seconds."""
 
 
 class Kind(Enum):
@@ -76,6 +78,27 @@ USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the j
 USER_CHIP_SECONDS = Metric(
     "iris_user_chip_seconds_total", _C, ("user",), "chip-seconds that the jobs of a user have held"
 )
+CONTROLLER_EPOCH = Metric(
+    "iris_controller_epoch", _G, ("version",), "the Controller's number; each successor's is larger"
+)
+CONTROLLER_ALIVE = Metric(
+    "iris_controller_alive_timestamp_seconds",
+    _G,
+    ("version",),
+    "when the Controller last measured itself, in Unix time",
+)
+JOURNAL = Metric("iris_journal_seconds", _H, (), "how long the cluster's store took to write decisions", STORE_S)
+JOURNAL_WAITING = Metric("iris_journal_waiting_seconds", _G, (), "for how long the present writing has waited")
+SET_ASIDE = Metric(
+    "iris_set_aside", _G, ("kind",), "jobs that the Controller could not handle, and records it can't read"
+)
+MISSING_SLICES = Metric("iris_missing_slices", _G, ("tpu_type",), "further slices that waiting jobs need")
+MISSING_FOR = Metric(
+    "iris_missing_slices_seconds", _G, ("tpu_type",), "for how long such slices have been missing without a break"
+)
+PROVISION_FAILURES = Metric(
+    "iris_provision_failures_total", _C, ("cause",), "turns of `iris-ray cluster provision` that failed"
+)
 FINISHED_CHIP_SECONDS = Metric(
     "iris_finished_chip_seconds_total", _C, ("user", "kind"), "chip-seconds of gangs that have ended, by their use"
 )
@@ -92,6 +115,14 @@ METRICS = (
     USER_CHIPS,
     USER_CHIP_SECONDS,
     FINISHED_CHIP_SECONDS,
+    CONTROLLER_EPOCH,
+    CONTROLLER_ALIVE,
+    JOURNAL,
+    JOURNAL_WAITING,
+    SET_ASIDE,
+    MISSING_SLICES,
+    MISSING_FOR,
+    PROVISION_FAILURES,
 )
 
 
@@ -148,6 +179,28 @@ Values = tuple[str, ...]
 _CAUSES = {TaskState.FAILED: "failure", TaskState.WORKER_FAILED: "preemption", TaskState.KILLED: "eviction"}
 
 
+@dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """What is measured of the Controller itself.
+
+    Attributes:
+        epoch, version: its number, and its version of iris_ray.
+        wall: the time, in Unix time.
+        writings: how long the journal's latest writings took; seconds.
+        writing_for: for how long the present writing has waited; 0 if nothing is being written; seconds.
+        set_aside: how many jobs and records were set aside, by kind.
+        missing: how many more slices waiting jobs need, by type.
+    """
+
+    epoch: int
+    version: str
+    wall: float
+    writings: Sequence[float]
+    writing_for: float
+    set_aside: Mapping[str, int]
+    missing: Mapping[str, int]
+
+
 class Measurements:
     """Measures a state. Call `look` every few seconds; it reads only what has changed, so it costs next to nothing.
 
@@ -170,6 +223,7 @@ class Measurements:
         self._hosts_read = -1
         self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
         self._looked_at = now
+        self._missing_since: dict[str, float] = {}
         for job in state.jobs.values():  # their earlier ends are not measured again
             self._ends[job.spec.job_id] = _ends_of(job)
 
@@ -190,6 +244,20 @@ class Measurements:
         self._look_at_hosts(now)
         self._count_jobs()
         self._count_chips(now)
+
+    def look_at_controller(self, facts: "ControllerFacts", now: float) -> None:
+        """Measure the Controller itself."""
+        version = (facts.version,)
+        self._set(CONTROLLER_EPOCH, {version: facts.epoch})
+        self._set(CONTROLLER_ALIVE, {version: facts.wall})
+        for seconds in facts.writings:
+            self._meter.observe(JOURNAL, seconds, {})
+        self._set(JOURNAL_WAITING, {(): facts.writing_for})
+        self._set(SET_ASIDE, {(kind,): count for kind, count in facts.set_aside.items()})
+        missing = Counter({self._named("tpu_type", tpu_type): count for tpu_type, count in facts.missing.items()})
+        self._missing_since = {tpu_type: self._missing_since.get(tpu_type, now) for tpu_type in +missing}
+        self._set(MISSING_SLICES, {(tpu_type,): count for tpu_type, count in missing.items()})
+        self._set(MISSING_FOR, {(tpu_type,): now - since for tpu_type, since in self._missing_since.items()})
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 

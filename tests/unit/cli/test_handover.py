@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.cli import handover
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess
@@ -93,7 +93,7 @@ def test_settings_limits_taints_and_history_arrive(world: ControllerInProcess, s
     assert after[0] == before[0]
     assert after[1]["operators"] == before[1]["operators"]
     assert [view["state"] for view in world.json("host", "ls")] == ["FREE", "CLOSED", "FREE", "FREE"]
-    (day,) = ControllerConnection().ask(handover.ControllerInterface.user_times, 0.0)
+    (day,) = ControllerConnection().ask(ControllerInterface.user_times, 0.0)
     assert (day.user, day.jobs) == ("ann", 1)
 
 
