@@ -161,7 +161,7 @@ class Startable:
 
 
 @click.command("import")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--env-file", metavar="FILE", help="Variables of the jobs that the export has left out, NAME=VALUE a line."
 )
@@ -184,8 +184,12 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
     from iris_ray.client.connection import current_user
     from iris_ray.client.ray_jobs import read_env_file
 
-    with file.open() as opened:
-        export = read(opened, str(file))
+    try:
+        with file.open() as opened:
+            export = read(opened, str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidRequestError(f"the file {file} can't be read: {why}") from None
     for line in export.lines["job"]:
         spec_in(line, str(file))  # refuses a damaged file before anything is imported
     found = _startable(export.header, export.lines["job"], read_env_file(env_file) if env_file else {})

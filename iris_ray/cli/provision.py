@@ -2,9 +2,11 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -44,6 +46,9 @@ from iris_ray.errors import (
 from iris_ray.model.cluster_settings import CLOUD_TPU
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.topology import get_tpu_config
+
+if TYPE_CHECKING:
+    from iris_ray.actors.controller.metrics import RayMeter
 
 DAY_S = 86_400.0
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
@@ -206,6 +211,20 @@ def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:
     }
 
 
+@cache
+def _meter() -> "RayMeter":
+    from iris_ray.actors.controller.metrics import RayMeter
+
+    return RayMeter()
+
+
+def count_failure(cause: str) -> None:
+    """Count a failure of this command among the cluster's metrics."""
+    from iris_ray.actors.controller.metrics import PROVISION_FAILURES
+
+    _meter().add(PROVISION_FAILURES, 1, {"cause": cause})
+
+
 class Provisioner:
     """Looks, plans and acts, turn by turn.
 
@@ -215,16 +234,24 @@ class Provisioner:
         jobs: the cluster.
         template: a request for a slice; only its name changes.
         dry_run: print what would be done, and change nothing.
+        failed: counts a failure for the metrics, by its cause.
     """
 
     def __init__(
-        self, settings: Settings, cloud: CloudTpu, jobs: Jobs, template: NewSlice, dry_run: bool = False
+        self,
+        settings: Settings,
+        cloud: CloudTpu,
+        jobs: Jobs,
+        template: NewSlice,
+        dry_run: bool = False,
+        failed: Callable[[str], object] = count_failure,
     ) -> None:
         self._settings = settings
         self._cloud = cloud
         self._jobs = jobs
         self._template = template
         self._dry_run = dry_run
+        self._failed = failed
         self._history = ProvisioningHistory()
         self._closed: set[str] = set()  # slices with our taint
         self._said: set[str] = set()
@@ -237,8 +264,10 @@ class Provisioner:
         try:
             self.turn()
         except (ProviderError, ControllerUnavailableError) as error:
+            self._failed("provider" if isinstance(error, ProviderError) else "controller")
             self._say(str(error), problem=True)
         except (RayError, OSError) as error:
+            self._failed("ray")
             self._say(f"Ray does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}", problem=True)
 
     def turn(self) -> None:
@@ -269,6 +298,7 @@ class Provisioner:
         self._history.unconfirmed.setdefault(action.name, now)
         refused = self._cloud.create(self._template.named(action.name))
         if refused is not None:
+            self._failed("refused")
             self._history.refused(action.name, now, refused)
             self._say(f"{action.name} is not available: {refused}", problem=True)
         return refused is None

@@ -145,6 +145,12 @@ def test_damaged_line_leaves_nothing_imported(world: ControllerInProcess, file: 
     assert {limit["user"] for limit in world.json("cluster", "limits")} == {"*"}
 
 
+def test_missing_file_is_named(world: ControllerInProcess, file: str, tmp_path: Path) -> None:
+    (tmp_path / "zip").write_bytes(b"PK\xff\xfe")
+    assert "can't be read: No such file" in world.iris(*IMPORT, file, code=USAGE).stderr
+    assert "can't be read: it is no text" in world.iris(*IMPORT, str(tmp_path / "zip"), code=USAGE).stderr
+
+
 def test_function_of_another_python_is_not_started(world: ControllerInProcess, script: str, file: str) -> None:
     job = submit(world, script)
     world.iris(*EXPORT, file)

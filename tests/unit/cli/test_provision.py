@@ -73,10 +73,18 @@ def jobs() -> PaperJobs:
     return PaperJobs()
 
 
+FAILURES: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_failures() -> None:
+    FAILURES.clear()
+
+
 def make(server: CloudTpuServer, jobs: Jobs, least: int = 0, most: int = 4, idle_s: float = 0.0) -> Provisioner:
     settings = Settings("ann", get_tpu_config(TYPE), least, most, idle_s)
     template = NewSlice("", TYPE, "v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh", True, False)
-    return Provisioner(settings, CloudTpu(server.location, server.address), jobs, template)
+    return Provisioner(settings, CloudTpu(server.location, server.address), jobs, template, failed=FAILURES.append)
 
 
 def joined_ones(server: CloudTpuServer, in_use: bool) -> dict[str, Joined]:
@@ -182,6 +190,7 @@ def test_refused_requests_stop_and_pause(
     assert server.count("CreateQueuedResource") == 1
     said = capsys.readouterr()
     assert "ResourceExhausted" in said.err
+    assert FAILURES == ["refused"]
     assert said.out.count("wait: 3 more wanted") == 1, "what was said in the turn before is not repeated"
 
 
@@ -306,6 +315,7 @@ def test_provisioner_turn_survives_absent_ray(
     provisioner, jobs.demand, jobs.error = make(server, jobs), (1,), error
     provisioner.try_turn()
     assert "Ray does not answer: " in capsys.readouterr().err
+    assert FAILURES == ["ray"]
     jobs.error = None
     provisioner.try_turn()
     assert len(server.queued_states()) == 1
