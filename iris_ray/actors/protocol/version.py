@@ -73,13 +73,12 @@ def require_fit(theirs: Mapping[str, Any], ours: Mapping[str, Any], who: str, up
         if theirs["protocol"] > ours["protocol"]:
             raise VersionMismatchError(f"{found}: install iris_ray {theirs['version']} here")
         raise VersionMismatchError(f"{found}: {upgrade}, or install its version here")
-    for what, parts in (("ray", 2), ("python", 2)):
-        their, our = theirs.get(what), ours.get(what)
-        if their and our and their.split(".")[:parts] != our.split(".")[:parts]:
+    for what in ("Ray", "Python"):
+        their, our = theirs.get(what.lower()), ours.get(what.lower())
+        if their and our and their.split(".")[:2] != our.split(".")[:2]:
             raise VersionMismatchError(
-                f"{who} runs on {what.capitalize()} {their} ({in_words(theirs)}), and this on {what.capitalize()}"
-                f" {our} ({in_words(ours)}): what one pickles the other may be unable to read; use the same"
-                f" {what.capitalize()} in the image of the cluster and here"
+                f"{who} runs on {what} {their} ({in_words(theirs)}), and this on {what} {our} ({in_words(ours)}): what"
+                f" one pickles the other may be unable to read; use the same {what} in the image and here"
             )
 
 
