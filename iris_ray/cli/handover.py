@@ -180,7 +180,7 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
     attempt and go on from their own checkpoints. What can't be carried over is named. If the import was interrupted,
     --jobs-only submits the rest.
     """
-    from iris_ray.actors.protocol.export_file import read, spec_in
+    from iris_ray.actors.protocol.export_file import read
     from iris_ray.client.connection import current_user
     from iris_ray.client.ray_jobs import read_env_file
 
@@ -190,8 +190,6 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise InvalidRequestError(f"the file {file} can't be read: {why}") from None
-    for line in export.lines["job"]:
-        spec_in(line, str(file))  # refuses a damaged file before anything is imported
     found = _startable(export.header, export.lines["job"], read_env_file(env_file) if env_file else {})
     for kind, count in export.unknown.items():
         found.left_out.append(f"{counted(count, 'line')} of the kind {kind!r}: only later versions know it")
@@ -267,7 +265,7 @@ def _restore_packages(lines: Iterable[Mapping[str, Any]]) -> None:
 
 def _submit(lines: Iterable[dict[str, Any]], name: str, left_out: list[str]) -> list[str]:
     """Submit jobs in their order, each in a Ray job of its environment. Return the ids of those that are accepted."""
-    from iris_ray.actors.protocol.export_file import run_of, spec_in
+    from iris_ray.actors.protocol.export_file import request_in
     from iris_ray.client.client import launch
     from iris_ray.client.connection import current_user
 
@@ -278,7 +276,7 @@ def _submit(lines: Iterable[dict[str, Any]], name: str, left_out: list[str]) -> 
             for line in group:
                 shown.show(f"submitting {line['job_id']}")
                 try:
-                    launch(run_of(spec_in(line, name), line["run"]), detached=True)
+                    launch(request_in(line, name), detached=True)
                 except IrisError as error:
                     left_out.append(f"{line['job_id']}: {error}")
                     continue

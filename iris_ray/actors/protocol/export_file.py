@@ -180,6 +180,8 @@ def read(lines: Iterable[str], name: str) -> Export:
         try:
             line = json.loads(text)
             kind = line["kind"]
+            if kind == "job" and export is not None:
+                line["job_id"], line["spec"]
         except (ValueError, TypeError, KeyError):
             what = "is no line of an export" if number > 1 else "is no export of iris_ray"
             raise InvalidRequestError(
@@ -210,6 +212,17 @@ def _checked_header(line: Line, name: str) -> Line:
             f" reads formats up to {FORMAT}: import it with iris_ray {line.get('iris_ray')} or newer"
         )
     return line
+
+
+def request_in(line: Line, name: str) -> RunRequest:
+    """Return the request of the job of a line. Raise like `spec_in`."""
+    spec = spec_in(line, name)
+    try:
+        return run_of(spec, line["run"])
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{name}: job {spec.job_id!r} can't be started: {type(error).__name__}: {error}"
+        ) from None
 
 
 def spec_in(line: Line, name: str) -> JobSpec:

@@ -145,6 +145,22 @@ def test_damaged_line_leaves_nothing_imported(world: ControllerInProcess, file: 
     assert {limit["user"] for limit in world.json("cluster", "limits")} == {"*"}
 
 
+def test_job_that_this_version_refuses_is_named_and_others_start(
+    world: ControllerInProcess, script: str, file: str
+) -> None:
+    refused, job = submit(world, script, "--name", "refused"), submit(world, script, "--name", "good")
+    world.iris(*EXPORT, file)
+    lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    for line in (line for line in lines if line.get("job_id") == refused):
+        line["spec"]["max_retries_failure"] = -7
+    Path(file).write_text("\n".join(map(json.dumps, lines)))
+    new_head(world)
+    taken = world.json(*IMPORT, file)
+    assert taken["jobs"] == [job]
+    assert taken["left_out"][0].startswith(f"{refused}: ")
+    assert "max_retries_failure" in taken["left_out"][0]
+
+
 def test_missing_file_is_named(world: ControllerInProcess, file: str, tmp_path: Path) -> None:
     (tmp_path / "zip").write_bytes(b"PK\xff\xfe")
     assert "can't be read: No such file" in world.iris(*IMPORT, file, code=USAGE).stderr

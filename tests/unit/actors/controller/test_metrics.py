@@ -1,18 +1,23 @@
 """What is measured of the queue, jobs, hosts and users."""
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import iris_ray
+from iris_ray.actors.controller.controller_process import MEASURE_S
 from iris_ray.actors.controller.metrics import METRICS, MOST_VALUES, ControllerFacts, Kind, Measurements
+from iris_ray.errors import JobCancelledError
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState as S
 from iris_ray.model.options import PriorityBand
 from iris_ray.state import job_table
 from iris_ray.state.events import JobCancelledEvent, TaintedEvent, TimePassedEvent
 from tests.support.cluster_in_process import RecordedMeter
+from tests.support.virtual_cluster import VirtualCluster, played
 from tests.support.worlds import World
 
 INTERACTIVE = "band=interactive,tpu_type=v4-16"
@@ -210,3 +215,18 @@ def test_missing_slices_are_timed_from_their_first_look(world: Measured) -> None
     world.measurements.look_at_controller(facts(), world.now)
     world.measurements.look_at_controller(facts(missing={"v4-16": 1}), world.now + 5.0)
     assert meter.shown("iris_missing_slices_seconds") == {}
+
+
+@played()
+async def test_running_controller_measures_itself_every_few_seconds(cluster: VirtualCluster) -> None:
+    waits = cluster.run("waits", (4,))
+    await asyncio.sleep(3 * MEASURE_S)
+    meter = cluster.controllers[-1]._measurements._meter
+    assert meter.shown("iris_controller_epoch") == {f"version={iris_ray.__version__}": 1}
+    assert meter.shown("iris_controller_alive_timestamp_seconds")
+    assert meter.seen["iris_journal_seconds", ""]
+    assert meter.shown("iris_missing_slices") == {"tpu_type=v4-16": 1}
+    assert meter.shown("iris_missing_slices_seconds")
+    await cluster.ask("cancel", "waits", "enough", "")
+    with pytest.raises(JobCancelledError):
+        await waits

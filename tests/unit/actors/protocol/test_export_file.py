@@ -95,6 +95,7 @@ def lines(*kinds: str) -> list[str]:
         (["{}\n"], "line 1 is no export"),
         (["PK\x03\x04"], "line 1 is no export"),
         (['{"kind": "job"}\n'], "line 1 is no header"),
+        ([lines()[0], '{"kind": "job"}'], "line 2 is no line of an export"),
         ([lines()[0], '{"kind": "jo'], "line 2 is no line of an export; it may be cut off"),
         (
             [json.dumps({"kind": HEADER, "format": FORMAT + 1, "iris_ray": "9.9"})],
@@ -108,7 +109,7 @@ def test_other_file_is_refused_with_line_and_advice(text: list[str], said: str) 
 
 
 def test_kind_of_later_version_is_counted_and_skipped() -> None:
-    assert read(lines("song", "job", "song"), "f").unknown == {"song": 2}
+    assert read(lines("song", "setting", "song"), "f").unknown == {"song": 2}
 
 
 def test_job_that_makes_no_sense_is_named() -> None:
