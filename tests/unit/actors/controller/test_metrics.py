@@ -221,7 +221,10 @@ def test_missing_slices_are_timed_from_their_first_look(world: Measured) -> None
 async def test_running_controller_measures_itself_every_few_seconds(cluster: VirtualCluster) -> None:
     waits = cluster.run("waits", (4,))
     await asyncio.sleep(3 * MEASURE_S)
-    meter = cluster.controllers[-1]._measurements._meter
+    measurements = cluster.controllers[-1]._measurements
+    assert measurements is not None
+    meter = measurements._meter
+    assert isinstance(meter, RecordedMeter)
     assert meter.shown("iris_controller_epoch") == {f"version={iris_ray.__version__}": 1}
     assert meter.shown("iris_controller_alive_timestamp_seconds")
     assert meter.seen["iris_journal_seconds", ""]
