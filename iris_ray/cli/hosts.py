@@ -1,8 +1,13 @@
 """``iris-ray host``: ``ls``, ``drain``, ``undrain`` and ``give-notice``."""
 
+import os
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,16 +15,19 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import json_option, reason_option
-from iris_ray.cli.printing import counted, print_json, print_table
-from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, UnknownNameError
+from iris_ray.cli.printing import counted, one_line, print_json, print_table
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.checks import unknown
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.workers import GPU, TPU
 from iris_ray.terminal import live_line
+
+if TYPE_CHECKING:
+    from iris_ray.actors.host.announced_end import LocalNode
 
 NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"
 
@@ -215,11 +223,64 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
       iris-ray host give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
 
     Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
-    until Ray starts there anew. The command ends nothing. The exit code is 1 if tasks are still there at the end.
+    until Ray starts there anew. The command ends nothing, and `here` needs no Controller. The exit code is 1 if tasks
+    are still there at the end.
     """
+    deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
+    tell = _tell_here if target == HERE else _tell_others
+    if not tell(target, seconds, why, deadline):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _tell_here(_: str, seconds: int, why: str, deadline: float) -> bool:
+    """Announce the end of this machine. Return whether Ray drains it and all tasks have left.
+
+    This asks no Controller: there may be none, or one of another version, and every host of a large slice would ask it.
+    """
+    from iris_ray.actors.host.announced_end import announce, this_node
+
+    node = this_node(chosen_address(), os.environ)
+    where = node.directory
+    if where is not None:
+        try:
+            announce(where, node.node_id, why, deadline)  # at once: Ray takes a second to import
+        except OSError:
+            where = None
+    refusals: list[str | None] = []
+    drain = threading.Thread(target=lambda: refusals.append(_drain(node, why, deadline)), daemon=True)
+    drain.start()
+    drain.join(max(0.0, deadline - time.time()))  # a GCS that is gone may hold it up for longer
+    for refusal in refusals or ["Ray does not answer"]:
+        if refusal is not None:
+            click.echo(f"this machine can't be drained: {refusal}", err=True)
+    if where is None:
+        click.echo(f"the tasks here can't be seen: Ray is another user's; waiting for {seconds} s", err=True)
+        time.sleep(max(0.0, deadline - time.time()))
+        return False
+    return not _wait(partial(_jobs_here, where), deadline, seconds) and refusals == [None]
+
+
+def _drain(node: "LocalNode", why: str, deadline: float) -> str | None:
+    """Return None, or why Ray does not drain the node."""
+    try:
+        from iris_ray.actors.calls.ray_internals import announce_end
+
+        return announce_end(node.node_id, why, deadline, node.gcs_address)
+    except Exception as error:  # such as a token that is missing
+        return f"{type(error).__name__}: {one_line(error)}"
+
+
+def _jobs_here(directory: Path) -> list[str]:
+    """Return the ids of the jobs that have tasks on this machine."""
+    from iris_ray.actors.host.output.redirect import started_tasks
+
+    return list(dict.fromkeys(task.job_id for task in started_tasks(directory).values()))
+
+
+def _tell_others(target: str, seconds: int, why: str, deadline: float) -> bool:
+    """Announce the end of a slice or host. Return whether Ray drains all its hosts and all tasks have left."""
     from iris_ray.actors.calls.ray_internals import announce_end
 
-    deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
     with cluster():
         controller = ControllerConnection()
         hosts = _hosts_of(target, controller.ask_all(ControllerInterface.list_workers))
@@ -230,19 +291,13 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
             else:
                 told.add(host.node_id)
         left = _wait(lambda: _jobs(controller.ask_all(ControllerInterface.list_workers), told), deadline, seconds)
-    if left or len(told) < len(hosts):
-        raise click.exceptions.Exit(FAILED)
+    return not left and len(told) == len(hosts)
 
 
 def _hosts_of(target: str, workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
-    import ray
-
-    found = ray.get_runtime_context().get_node_id() if target == HERE else find_target(target, workers)
-    hosts = [host for host in workers if found in (host.slice_name, host.node_id)]
-    if hosts:
+    found = find_target(target, workers)
+    if hosts := [host for host in workers if found in (host.slice_name, host.node_id)]:
         return hosts
-    if target == HERE:
-        raise UnknownNameError("no job can run on this machine; name a slice or host: iris-ray host ls shows them")
     raise unknown("slice or host", target, (view.slice for view in slices_of(workers)))
 
 
