@@ -29,6 +29,13 @@ def reason_option(command: Command) -> Command:
     return click.option("--reason", help="Why, for those who ask.")(command)
 
 
+TARGET_HELP = (
+    "SLICE|HOST is the name of a slice that `iris-ray host ls` shows, or a host as SLICE/NUMBER, by its IP address or"
+    " node id."
+)
+"""The epilog of commands for a slice or host."""
+
+
 class FiniteRange(click.FloatRange):
     """A range of numbers without infinity, and without NaN, which click finds in every range."""
 

@@ -13,7 +13,7 @@ import yaml
 from click import Context
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from iris_ray.cli.hosts import give_notice
+from iris_ray.cli.give_notice import give_notice
 from iris_ray.model.topology import get_tpu_config
 from tests.docs.pages import REPOSITORY
 
