@@ -171,7 +171,7 @@ class ScriptCommand(click.Command):
     """Says where the script's own options go."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[__name__] = "--" in args
+        ctx.meta[__name__] = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -181,4 +181,10 @@ class ScriptCommand(click.Command):
 
 def marked_arguments() -> bool:
     """Return whether the script's arguments came after ``--``, so that they can't be meant for us."""
-    return bool(click.get_current_context().meta[__name__])
+    return "--" in typed()
+
+
+def typed() -> tuple[str, ...]:
+    """Return the words of this `ScriptCommand` as they were typed, after its name."""
+    words: tuple[str, ...] = click.get_current_context().meta[__name__]
+    return words

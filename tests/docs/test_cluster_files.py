@@ -89,7 +89,7 @@ def test_cluster_for_gke_is_what_kuberay_takes(schema: Any, described: Callable[
 
 
 def test_cluster_for_gke_needs_no_feature_gate_and_keeps_its_records() -> None:
-    """Its gates: ray-operator/pkg/features/features.go of KubeRay 1.7. The managed add-on has none of the alpha ones."""
+    """Its gates: ray-operator/pkg/features/features.go of KubeRay 1.7. The add-on has none of the alpha ones."""
     spec = raycluster()["spec"]
     assert spec.keys().isdisjoint({"gcsFaultToleranceOptions", "networkPolicy", "tlsOptions", "historyServerOptions"})
     head = spec["headGroupSpec"]["template"]["spec"]
