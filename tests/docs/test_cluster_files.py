@@ -48,7 +48,7 @@ def load(name: str, kind: str | None = None) -> dict[str, Any]:
     """The only object of a file, or its only one of a kind."""
     loaded = yaml.safe_load_all((CLUSTERS / name).read_text())
     (found,) = (one for one in loaded if kind in (None, one.get("kind")))
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def raycluster() -> dict[str, Any]:
@@ -72,7 +72,7 @@ def gated_raycluster() -> dict[str, Any]:
             del place[last]
         if operation["op"] != "remove":
             place[last] = operation["value"]
-    return changed  # type: ignore[no-any-return]
+    return changed
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.runtime_env import packaging
-from ray._raylet import GcsClient, PlacementGroupID
+from ray._raylet import GcsClient, PlacementGroupID  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RpcError
 from ray.experimental import internal_kv

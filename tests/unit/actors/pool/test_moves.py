@@ -64,11 +64,12 @@ async def test_notice_of_host_reaches_tasks_without_controller(cluster: VirtualC
     first = await cluster.runs("job", 4)
     doomed = first[0].info.slice_name
     cluster.ray.freeze(cluster.controller())
-    told = HostNotice(NoticeKind.PREEMPTION, "the pod ends", time.time() + 12.0)
+    deadline = time.time() + 12.0
+    told = HostNotice(NoticeKind.PREEMPTION, "the pod ends", deadline)
     cluster.pool.take_notice.remote(cluster.node_id(doomed, 1), told, time.time())
     for task in first:
         await asyncio.wait_for(task.told.wait(), 1.0)
-        assert task.notice == Notice(NoticeKind.PREEMPTION, f"{doomed} host 1: the pod ends", told.deadline)
+        assert task.notice == Notice(NoticeKind.PREEMPTION, f"{doomed} host 1: the pod ends", deadline)
     cluster.ray.thaw(cluster.controller())
     await cluster.started("job", 4, attempt=2)
     assert await results == [2, 2, 2, 2]
@@ -81,7 +82,12 @@ async def test_tasks_hear_a_hosts_notice_once_though_controller_repeats_it(
 ) -> None:
     heard: list[float] = []
     tell = Task.tell
-    monkeypatch.setattr(Task, "tell", lambda task, notice: (heard.append(notice.deadline), tell(task, notice)))
+
+    def heard_by(task: Task, notice: Notice) -> None:
+        heard.append(notice.deadline)
+        tell(task, notice)
+
+    monkeypatch.setattr(Task, "tell", heard_by)
     results = cluster.run("job", (1,))
     first = await cluster.runs("job", 2)
     deadline = time.time() + 12.0
