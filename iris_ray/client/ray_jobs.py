@@ -332,8 +332,9 @@ def _require_version(address: str, theirs: str) -> None:
 
     if theirs.split(".")[:2] != ray.__version__.split(".")[:2]:
         raise VersionMismatchError(
-            f"the cluster at {address} runs Ray {theirs}, and this iris_ray works with Ray {ray.__version__}; use a"
-            " cluster with that version, or the iris_ray that is made for its version"
+            f"the cluster at {address} runs Ray {theirs}, and Ray {ray.__version__} is installed here, which does not"
+            f" understand it: pip install 'ray[default]=={theirs}' here, or build the cluster's image with"
+            f" {ray.__version__}"
         )
 
 
