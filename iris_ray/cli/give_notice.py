@@ -146,11 +146,14 @@ def _wait(jobs: Callable[[], list[str]], deadline: float, seconds: int) -> list[
     else:
         click.echo("no job has tasks there; no new ones will start")
         return []
+    pause = _LOOK_S
     with live_line("iris-ray") as line:
-        while left and time.time() < deadline:
-            line.show(f"waiting for {', '.join(left)} to leave; {deadline - time.time():.0f} s are left")
-            time.sleep(_LOOK_S)
+        while left and (seconds_left := deadline - time.time()) > 0:
+            line.show(f"waiting for {', '.join(left)} to leave; {seconds_left:.0f} s are left")
+            time.sleep(min(pause, seconds_left))
+            asked = time.monotonic()
             left = jobs()
+            pause = max(_LOOK_S, 5 * (time.monotonic() - asked))  # a large cluster answers slowly: ask it less often
     click.echo(f"still there: {', '.join(left)}" if left else "all tasks have left")
     return left
 
