@@ -63,7 +63,10 @@ class WorkerGroup:
 
 
 def worker_groups(ray_cluster: Mapping[str, Any]) -> list[WorkerGroup]:
-    """Return the groups of a RayCluster whose pods ask for TPU nodes of a type that iris_ray knows."""
+    """Return the groups of a RayCluster whose pods ask for TPU nodes of a type that iris_ray knows.
+
+    The node selector says the type. If it names no accelerator, the name of the group does.
+    """
     specs = enumerate(ray_cluster["spec"].get("workerGroupSpecs") or ())
     return [group for index, spec in specs if (group := _worker_group(index, spec)) is not None]
 
@@ -71,11 +74,14 @@ def worker_groups(ray_cluster: Mapping[str, Any]) -> list[WorkerGroup]:
 def _worker_group(index: int, spec: Mapping[str, Any]) -> WorkerGroup | None:
     pod = spec["template"]["spec"]
     selector = pod.get("nodeSelector") or {}
-    config = _tpu_config(selector.get(ACCELERATOR), selector.get(TOPOLOGY))
-    if config is None:
-        return None
     replicas, most, name = spec.get("replicas"), spec.get("maxReplicas"), spec["groupName"]
     chips = _chips(pod)
+    if ACCELERATOR in selector:
+        config = _tpu_config(selector[ACCELERATOR], selector.get(TOPOLOGY))
+    else:
+        config = _named(name) if chips else None  # a ComputeClass may say what the nodes are
+    if config is None:
+        return None
     hosts, problem = spec.get("numOfHosts") or 1, None
     if chips and hosts * chips != config.chip_count:
         problem = (
@@ -90,19 +96,23 @@ def _chips(pod: Mapping[str, Any]) -> int:
     return int((resources.get("limits") or {}).get(CHIPS) or (resources.get("requests") or {}).get(CHIPS) or 0)
 
 
-def _tpu_config(accelerator: str | None, topology: str | None) -> TPUConfig | None:
+def _named(group: str) -> TPUConfig | None:
+    try:
+        return get_tpu_config(group)
+    except UnknownTPUTypeError:
+        return None
+
+
+def _tpu_config(accelerator: str, topology: str | None) -> TPUConfig | None:
     """Return the type of the slices on nodes with these labels, or None if it is none that iris_ray knows."""
-    generation = GENERATIONS.get(accelerator or "")
+    generation = GENERATIONS.get(accelerator)
     sides = (topology or "").split("x")
     if generation is None or not all(side.isdecimal() for side in sides):
         return None
     chips = prod(map(int, sides))
     for cores_per_chip in (1, 2):
-        try:
-            config = get_tpu_config(f"{generation}-{chips * cores_per_chip}")
-        except UnknownTPUTypeError:
-            continue
-        if config.chip_count == chips:
+        config = _named(f"{generation}-{chips * cores_per_chip}")
+        if config is not None and config.chip_count == chips:
             return config
     return None
 
