@@ -33,8 +33,8 @@ GENERATIONS = {
 """The generation of each value of `ACCELERATOR`: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus."""
 CHIPS = "google.com/tpu"
 MESSAGE_LENGTH = 300
-SCALE_UP_EVENTS = "FailedScaleUp", "NotTriggerScaleUp"
-"""Events in which the autoscaler of a Kubernetes cluster says why it makes no node for a pod."""
+SCALE_UP_EVENTS = "FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp"
+"""Events in which the autoscaler of a Kubernetes cluster says whether it makes a node for a pod, and why not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +198,10 @@ def pod_troubles(
     examples: dict[tuple[str, str], str] = {}
     for pod in pods:
         meta = pod["metadata"]
-        if (why := _trouble(pod.get("status") or {})) and "deletionTimestamp" not in meta:
+        status = pod.get("status") or {}
+        why = _unscheduled(status, said.get(meta["name"])) or _not_starting(status)
+        if why and "deletionTimestamp" not in meta:
             group = (meta.get("labels") or {}).get("ray.io/group", "")
-            why = said.get(meta["name"]) or why
             found[group][why] += 1
             examples.setdefault((group, why), meta["name"])
     return {
@@ -212,11 +213,16 @@ def pod_troubles(
     }
 
 
-def _trouble(status: Mapping[str, Any]) -> str | None:
-    """Return why a pod does not run, from its status; None if it runs, or waits for nothing that it names."""
+def _unscheduled(status: Mapping[str, Any], said: str | None) -> str | None:
+    """Return why a pod has no node: what was said of it last, else what its status says; None if it has one."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _words(condition)
+            return said or _words(condition)
+    return None
+
+
+def _not_starting(status: Mapping[str, Any]) -> str | None:
+    """Return why a container of a pod does not start; None if it does, or is about to."""
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):

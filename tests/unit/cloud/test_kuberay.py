@@ -147,6 +147,12 @@ def test_last_word_of_the_clusters_autoscaler_goes_first() -> None:
     assert pod_troubles(pods, events) == {"g": ("pod p: FailedScaleUp: GCE out of resources",)}
 
 
+def test_old_word_about_a_pod_that_has_its_node_is_over() -> None:
+    starting = pod("p", containerStatuses=[waiting("ErrImagePull")])
+    events = [event("p", "GCE out of resources", "2026-01-01T00:00:00Z")]
+    assert pod_troubles([starting], events) == {"g": ("pod p: ErrImagePull: so it is",)}
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [
