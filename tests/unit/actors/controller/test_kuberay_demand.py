@@ -103,8 +103,11 @@ def test_failing_api_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     ticking.update({})
     with monkeypatch.context() as patch:
         patch.setattr(ticking.world, "patch", fails_with(ProviderError("no answer")))
+        for _ in range(6):
+            ticking.update({"v6e-8": [1]}, 0.5)
         with pytest.raises(ProviderError):
-            ticking.update({"v6e-8": [1]})
+            ticking.update({"v6e-8": [1]}, 0.5)
+        ticking.update({"v6e-8": [1]}, 4.5)  # the next look is later
         assert ticking.demand.words("v6e-8") == ("no answer",)
     ticking.update({"v6e-8": [1]})
     assert ticking.world.replicas("v6e-8") == 1
