@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from iris_ray.cloud.provisioning import NewSlice, QueuedSlice, QueuedState
+from iris_ray.cloud.provider import Market, NewSlice, QueuedSlice, QueuedState, request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.cluster_settings import LOCATION
 from iris_ray.model.outcomes import ProviderState, ProviderWord
+from iris_ray.model.topology import TPUConfig
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class Patience:
 
 FOR_A_WORD = Patience(0.8, 1.6)
 FOR_CHANGES = Patience(20.0, 60.0)
+
+CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
+"""The scope of hosts with a service account: its roles alone limit what they may do."""
+NOT_SERVED = ("v7x",)
+"""Generations that this API does not serve (https://docs.cloud.google.com/tpu/docs/tpu7x). Compute Engine does."""
 
 
 class CloudTpu:
@@ -98,6 +104,23 @@ class CloudTpu:
         )
         return [queued_slice(resource) for resource in found or () if len(resource.tpu.node_spec) == 1]
 
+    def require_type(self, config: TPUConfig, patience: Patience = FOR_CHANGES) -> None:
+        """Refuse a type that the zone does not have.
+
+        Raises:
+            InvalidRequestError: the zone has other types only.
+            ProviderError: the API can't be reached, or refuses.
+        """
+        kinds = self._call(
+            lambda client, timeout: list(client.list_accelerator_types(parent=self.location, timeout=timeout)), patience
+        )
+        there = {kind.type_ for kind in kinds or ()}
+        if config.accelerator_type not in there:
+            alike = sorted(one for one in there if one.startswith(config.generation)) or sorted(there)
+            raise InvalidRequestError(
+                f"--location {self.location} has no {config.name} (--type); it has {', '.join(alike[:12]) or 'no TPUs'}"
+            )
+
     def create(self, wanted: NewSlice, patience: Patience = FOR_CHANGES) -> str | None:
         """Request a slice. A repetition with the same `NewSlice` changes nothing: Google knows the request id.
 
@@ -110,21 +133,10 @@ class CloudTpu:
         from google.api_core import exceptions
         from google.cloud import tpu_v2
 
-        node = tpu_v2.Node(
-            accelerator_type=wanted.accelerator_type,
-            runtime_version=wanted.runtime_version,
-            labels=dict(wanted.labels),
-            metadata={"startup-script": wanted.startup_script},
-            network_config=tpu_v2.NetworkConfig(enable_external_ips=wanted.external_ips),
-        )
-        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=self.location, node_id=wanted.name, node=node)
-        resource = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
-        if wanted.spot:
-            resource.spot = tpu_v2.QueuedResource.Spot()
         request = tpu_v2.CreateQueuedResourceRequest(
             parent=self.location,
             queued_resource_id=wanted.name,
-            queued_resource=resource,
+            queued_resource=_resource(wanted),
             request_id=wanted.request_id,
         )
         try:
@@ -135,7 +147,7 @@ class CloudTpu:
             return _refusal(error)
         return None
 
-    def delete(self, name: str, request_id: str, patience: Patience = FOR_CHANGES) -> str | None:
+    def delete(self, name: str, patience: Patience = FOR_CHANGES) -> str | None:
         """Delete a queued resource with its node, which frees its quota. Nothing happens if it is gone already.
 
         Returns:
@@ -147,7 +159,9 @@ class CloudTpu:
         from google.api_core.exceptions import InternalServerError, Unknown
         from google.cloud import tpu_v2
 
-        request = tpu_v2.DeleteQueuedResourceRequest(name=self._queued(name), request_id=request_id, force=True)
+        request = tpu_v2.DeleteQueuedResourceRequest(
+            name=self._queued(name), request_id=request_id("delete", name), force=True
+        )
         try:
             self._call(lambda client, timeout: client.delete_queued_resource(request, timeout=timeout), patience, True)
         except ProviderError as error:
@@ -213,9 +227,9 @@ class CloudTpu:
         except exceptions.NotFound as error:
             if may_be_missing:
                 return None
-            raise ProviderError(_in_words(error)) from error
+            raise ProviderError(_in_words(error, self.location)) from error
         except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
-            raise ProviderError(_in_words(error)) from error
+            raise ProviderError(_in_words(error, self.location)) from error
 
 
 def _refusal(error: ProviderError) -> str:
@@ -227,12 +241,49 @@ def _refusal(error: ProviderError) -> str:
     raise error
 
 
-def _in_words(error: Exception) -> str:
-    from google.api_core.exceptions import ClientError
+def _in_words(error: Exception, location: str) -> str:
+    from google.api_core.exceptions import ClientError, Forbidden
 
     what = "refuses" if isinstance(error, ClientError) else "can't be asked"
     first_line = (str(error).strip().splitlines() or ["no message"])[0][:300]
-    return f"the Cloud TPU API {what}: {type(error).__name__}: {first_line}"
+    remedy = f"; {missing_role('roles/tpu.admin', location)}" if isinstance(error, Forbidden) else ""
+    return f"the Cloud TPU API {what}: {type(error).__name__}: {first_line}{remedy}"
+
+
+def missing_role(role: str, location: str) -> str:
+    """Return what to do about a role that this machine's service account lacks."""
+    project = location.split("/")[1]
+    return (
+        f"does the service account of this machine have {role} in {project}? gcloud projects add-iam-policy-binding"
+        f" {project} --member=serviceAccount:EMAIL --role={role}"
+    )
+
+
+def _resource(wanted: NewSlice) -> "tpu_v2.QueuedResource":
+    from google.cloud import tpu_v2
+
+    hosts = wanted.hosts
+    node = tpu_v2.Node(
+        accelerator_type=wanted.config.accelerator_type,
+        runtime_version=hosts.image,
+        labels=dict(hosts.labels),
+        metadata={"startup-script": hosts.startup_script},
+        network_config=tpu_v2.NetworkConfig(
+            enable_external_ips=hosts.external_ips, network=hosts.network, subnetwork=hosts.subnetwork
+        ),
+        tags=list(hosts.tags),
+    )
+    if hosts.service_account:
+        node.service_account = tpu_v2.ServiceAccount(email=hosts.service_account, scope=[CLOUD_PLATFORM])
+    spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=wanted.source.location, node_id=wanted.name, node=node)
+    resource = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
+    match wanted.source.market:
+        case Market.SPOT:
+            resource.spot = tpu_v2.QueuedResource.Spot()
+        case Market.RESERVED:
+            resource.guaranteed = tpu_v2.QueuedResource.Guaranteed()
+            resource.reservation_name = wanted.source.reservation
+    return resource
 
 
 # -- replies of the API ------------------------------------------------------------------------------------------------
@@ -267,6 +318,8 @@ def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
     """Return a queued resource of one node in the provisioner's form."""
     spec, state = resource.tpu.node_spec[0], resource.state
     error = state.failed_data.error.message if state.state.name == "FAILED" else ""
+    unreserved = Market.SPOT if "spot" in resource else Market.ON_DEMAND
+    market = Market.RESERVED if resource.reservation_name else unreserved
     return QueuedSlice(
         name=resource.name.rpartition("/")[2],
         accelerator_type=spec.node.accelerator_type,
@@ -274,6 +327,10 @@ def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
         labels=dict(spec.node.labels),
         by_service=state.state_initiator.name == "SERVICE",
         error=error,
+        location=resource.name.partition("/queuedResources/")[0],
+        market=market,
+        reservation=resource.reservation_name,
+        asked_at=resource.create_time.timestamp() if resource.create_time else 0.0,
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -10,11 +11,13 @@ from click.testing import CliRunner, Result
 from google.cloud import tpu_v2
 from ray.exceptions import GetTimeoutError, RaySystemError
 
-from iris_ray.cli import provision as provisioner_module
+from iris_ray.cli import provisioner as provisioner_module
 from iris_ray.cli.main import main
-from iris_ray.cli.provision import Jobs, Provisioner, joined_slices, startup_script
+from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
 from iris_ray.cloud.cloud_tpu import CloudTpu
-from iris_ray.cloud.provisioning import HEAD_MARK, OWNER_LABEL, STARTUP_SCRIPT, Joined, NewSlice, Settings
+from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, Source
+from iris_ray.cloud.provisioning import Joined, Settings
+from iris_ray.cloud.start_up import HEAD_MARK, STARTUP_SCRIPT, startup_script
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, NotPermittedError, ProviderError
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
@@ -37,11 +40,10 @@ class PaperJobs(Jobs):
         self.is_permitted = True
         self.error: Exception | None = None
 
-    def look(self, tpu_type: str) -> tuple[Sequence[int] | None, Mapping[str, Joined]]:
-        assert tpu_type == TYPE
+    def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
         if self.error is not None:
             raise self.error
-        return self.demand, self.joined
+        return None if self.demand is None else {TYPE: self.demand}, self.joined
 
     def close(self, name: str) -> None:
         self._require_permission()
@@ -74,9 +76,15 @@ def jobs() -> PaperJobs:
 
 
 def make(server: CloudTpuServer, jobs: Jobs, least: int = 0, most: int = 4, idle_s: float = 0.0) -> Provisioner:
-    settings = Settings("ann", get_tpu_config(TYPE), least, most, idle_s)
-    template = NewSlice("", TYPE, "v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh", True, False)
-    return Provisioner(settings, CloudTpu(server.location, server.address), jobs, template)
+    return provisioner_for([server], jobs, least=least, most=most, idle_s=idle_s)
+
+
+def provisioner_for(servers: Sequence[CloudTpuServer], jobs: Jobs, **changes: Any) -> Provisioner:
+    sources = tuple(Source(server.location, Market.SPOT) for server in servers)
+    values: dict[str, Any] = {"sources": sources, "least": 0, "most": 4, "idle_s": 0.0} | changes
+    clouds = [CloudTpu(server.location, server.address) for server in servers]
+    hosts = HostSettings("v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh")
+    return Provisioner(Settings("ann", (get_tpu_config(TYPE),), **values), clouds, jobs, hosts)
 
 
 def joined_ones(server: CloudTpuServer, in_use: bool) -> dict[str, Joined]:
@@ -311,6 +319,71 @@ def test_provisioner_turn_survives_absent_ray(
     assert len(server.queued_states()) == 1
 
 
+@pytest.fixture
+def servers() -> Iterator[list[CloudTpuServer]]:
+    """Two zones, the preferred one first."""
+    with CloudTpuServer("projects/test/locations/a") as a, CloudTpuServer("projects/test/locations/b") as b:
+        yield [a, b]
+
+
+def test_full_zone_falls_over_in_same_turn(servers: list[CloudTpuServer], jobs: PaperJobs) -> None:
+    a, b = servers
+    a.quota_chips, jobs.demand = 0, (2,)
+    provisioner_for(servers, jobs).turn()
+    assert (a.queued_states(), len(b.queued_states())) == ({}, 2)
+
+
+def test_zone_out_of_stock_loses_its_request_to_next_one(
+    servers: list[CloudTpuServer], jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: 0.0)
+    monkeypatch.setattr(provisioner_module, "time", clock)
+    a, b = servers
+    a.in_stock, jobs.demand = False, (1,)
+    provisioner = provisioner_for(servers, jobs, max_wait_s=600.0, most=2)
+    for now in (0.0, 10.0, 620.0):
+        clock.monotonic = lambda now=now: now
+        provisioner.turn()
+        a.advance()
+    assert a.queued_states() == {}
+    assert list(b.queued_states().values()) == ["ACCEPTED"]
+    jobs.demand, a.in_stock = (2,), True
+    clock.monotonic = lambda: 1300.0
+    provisioner.turn()
+    assert len(a.queued_states()) == 1, "the preferred one is asked again"
+
+
+def test_unreachable_zone_keeps_nothing_from_the_others(
+    servers: list[CloudTpuServer], jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from iris_ray.cloud import cloud_tpu
+
+    a, b = servers
+    provisioner = provisioner_for(servers, jobs)
+    provisioner.turn()
+    monkeypatch.setattr(cloud_tpu.CloudTpu.queued_slices, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
+    a.fail(grpc.StatusCode.UNAVAILABLE, times=100)
+    jobs.demand = (1,)
+    provisioner.try_turn()
+    assert "can't be asked: ServiceUnavailable" in capsys.readouterr().err
+    assert (a.queued_states(), len(b.queued_states())) == ({}, 1)
+
+
+def test_reservation_and_budget_hold_against_the_api(server: CloudTpuServer, jobs: PaperJobs) -> None:
+    reservation = f"{server.location}/reservations/res"
+    server.reservations = {reservation: 32}
+    sources = Source.reserved(f"{reservation}:32"), Source(server.location, Market.SPOT)
+    provisioner, jobs.demand = provisioner_for([server], jobs, sources=sources, budget=48, most=None), (1, 1, 1, 1)
+    for _ in range(3):
+        provisioner.turn()
+        server.advance()
+    assert sorted(server.queued(name).reservation_name for name in server.queued_states()) == [
+        "",
+        reservation,
+        reservation,
+    ]
+
+
 def test_foreign_resources_are_never_touched(server: CloudTpuServer, jobs: PaperJobs) -> None:
     server.add_queued("iris-ann-v6e-16-looks-like-it", TYPE)
     server.set_queued("iris-ann-v6e-16-looks-like-it", Queued.FAILED)
@@ -341,6 +414,15 @@ def invoke(*changes: str) -> Result:
     ("changes", "said"),
     [
         (["--min", "3"], "--max is 2"),
+        (["--budget", "15"], "--budget is 15 chips, and one slice of --type v6e-16 has 16"),
+        (["--budget", "32", "--min", "1", "--type", "v6e-32"], "--budget is 32 chips, and --min 1 keeps 48"),
+        (["--reservation", "res"], "--reservation is 'res'; give projects/PROJECT/locations/ZONE/reservations/NAME"),
+        (["--type", "v7x-8"], "Google's Cloud TPU API does not serve --type v7x-8: use --api compute-engine"),
+        (["--type", "tpu7x-8"], "pip install 'iris-ray[gce]', or GKE"),
+        (["--flex-start", "3600"], "knows no --flex-start: use --api compute-engine"),
+        (["--flex-start", "3600", "--spot"], "--spot and --flex-start"),
+        (["--vm-image", "i"], "--vm-image is for --api compute-engine"),
+        (["--docker-image", "iris-ray:1"], "--docker-image is 'iris-ray:1'; give it with its registry"),
         (["--name", "Ann"], "--name is 'Ann'"),
         (["--type", "v6e-17", "--location", ""], "not a TPU type"),
         (["--location", "us-east5-a"], "projects/PROJECT/locations/ZONE"),
