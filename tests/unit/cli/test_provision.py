@@ -341,14 +341,14 @@ def test_zone_out_of_stock_loses_its_request_to_next_one(
     a, b = servers
     a.in_stock, jobs.demand = False, (1,)
     provisioner = provisioner_for(servers, jobs, max_wait_s=600.0, most=2)
-    for now in (0.0, 10.0, 620.0):
-        clock.monotonic = lambda now=now: now
+    for now in (0.0, 10.0, 620.0, 1219.0):
+        clock.monotonic, clock.time = (lambda now=now: now), (lambda now=now: 1.7e9 + now)
         provisioner.turn()
         a.advance()
     assert a.queued_states() == {}
     assert list(b.queued_states().values()) == ["ACCEPTED"]
     jobs.demand, a.in_stock = (2,), True
-    clock.monotonic = lambda: 1300.0
+    clock.monotonic, clock.time = (lambda: 1225.0), (lambda: 1.7e9 + 1225.0)
     provisioner.turn()
     assert len(a.queued_states()) == 1, "the preferred one is asked again"
 
