@@ -17,7 +17,7 @@ _IMAGE = re.compile(r"(?P<registry>[a-z0-9][a-z0-9.:-]*)/[A-Za-z0-9_./:@-]+")
 _WHO_AM_I = """\
 #!/bin/bash
 # From `iris-ray cluster provision`: this TPU host joins a Ray cluster. All who see the TPU can read this: no secrets!
-export PATH="/usr/local/bin:$PATH"
+export PATH="$PATH:/usr/local/bin"
 attribute() {
   curl -sf -H 'Metadata-Flavor: Google' \\
     "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance/attributes/$1"
@@ -48,7 +48,7 @@ done
 docker rm --force ray 2> /dev/null
 # docker starts it again if the head is not there yet, and after a restart of the host
 docker run --detach --name=ray --restart=unless-stopped --privileged --network=host --ipc=host \\
-  --ulimit=nofile=65536 --ulimit=memlock=-1 --volume=/dev:/dev \\
+  --user=root --ulimit=nofile=65536 --ulimit=memlock=-1 --volume=/dev:/dev \\
   --env=TPU_NAME --env=TPU_WORKER_ID --env=TPU_ACCELERATOR_TYPE --env=TPU_TOPOLOGY \\
   "$image" ray start --address='{HEAD_MARK}' --block
 """
