@@ -14,6 +14,7 @@ from iris_ray.cli.options import FiniteRange
 from iris_ray.cli.provisioner import Jobs, Provisioner
 from iris_ray.client.connection import AUTO
 from iris_ray.cloud.cloud_tpu import NOT_SERVED, CloudTpu
+from iris_ray.cloud.prices import Prices, read_prices
 from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, Provider, Source
 from iris_ray.cloud.provisioning import Settings
 from iris_ray.cloud.start_up import HEAD_MARK, STARTUP_SCRIPT, script_for_docker, startup_script
@@ -109,6 +110,12 @@ _GCE = "pip install 'iris-ray[gce]'"
     metavar="SECONDS",
     help="Between two looks.",
 )
+@click.option(
+    "--prices",
+    "price_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A TOML file with the prices of chip-hours, for what people are shown.",
+)
 @click.option("--once", is_flag=True, help="Look and act once, then end.")
 @click.option("--dry-run", is_flag=True, help="Look once, and print what would be done. Changes nothing.")
 @address_option
@@ -137,6 +144,7 @@ def provision(
     owner: str,
     idle_s: float,
     every_s: float,
+    price_file: Path | None,
     once: bool,
     dry_run: bool,
 ) -> None:
@@ -163,6 +171,7 @@ def provision(
     if show_script:
         click.echo(startup_script(text, given), nl=False)
         return
+    prices = read_prices(price_file.read_text(), str(price_file)) if price_file else Prices()
     market = Market.FLEX if max_run_s is not None else Market.SPOT if spot else Market.ON_DEMAND
     sources = [Source.reserved(name) for name in reservations]
     sources += [Source(_zone(api, location).location, market) for location in locations]  # malformed: refused here
@@ -185,7 +194,7 @@ def provision(
             tags=tuple(tags),
             max_run_s=max_run_s,
         )
-        provisioner = Provisioner(settings, zones, Jobs(), hosts, dry_run)
+        provisioner = Provisioner(settings, zones, Jobs(), hosts, prices, dry_run)
         provisioner.turn()
         while not (once or dry_run):
             time.sleep(every_s)

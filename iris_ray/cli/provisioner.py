@@ -12,6 +12,8 @@ from iris_ray.actors.protocol.slices import SliceState, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.conventions import say_error
 from iris_ray.client.connection import current_user
+from iris_ray.cloud.capacity_report import capacity_report
+from iris_ray.cloud.prices import Prices
 from iris_ray.cloud.provider import HostSettings, NewSlice, Provider, QueuedSlice, QueuedState
 from iris_ray.cloud.provisioning import Action, Create, Delete, Joined, Settings, plan
 from iris_ray.cloud.provisioning_history import ProvisioningHistory, Unconfirmed
@@ -22,6 +24,7 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.constraints import TAINT_PREFIX
 
 GIVEN_BACK = "given-back"
@@ -43,6 +46,11 @@ class Jobs:
                 "the Controller can't say what its jobs miss, as it is older: iris-ray cluster controller upgrade"
             ) from None
         return demand, joined_slices(controller.ask_all(ControllerInterface.list_workers))
+
+    def report(self, report: CapacityReport) -> None:
+        """Tell the Controller what this provisioner has asked for and holds; one of an older version does not care."""
+        with suppress(AttributeError):
+            ControllerConnection().ask(ControllerInterface.report_capacity, report)
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""
@@ -77,16 +85,24 @@ class Provisioner:
         clouds: the zones of its sources.
         jobs: the cluster.
         hosts: what the hosts of all slices have in common.
+        prices: of chips, for people.
         dry_run: print what would be done, and change nothing.
     """
 
     def __init__(
-        self, settings: Settings, clouds: Sequence[Provider], jobs: Jobs, hosts: HostSettings, dry_run: bool = False
+        self,
+        settings: Settings,
+        clouds: Sequence[Provider],
+        jobs: Jobs,
+        hosts: HostSettings,
+        prices: Prices = Prices(),  # noqa: B008 - frozen
+        dry_run: bool = False,
     ) -> None:
         self._settings = settings
         self._clouds = {cloud.location: cloud for cloud in clouds}
         self._jobs = jobs
         self._hosts = hosts
+        self._prices = prices
         self._dry_run = dry_run
         self._history = ProvisioningHistory()
         self._seen: dict[str, list[QueuedSlice]] = {}  # by location
@@ -138,6 +154,11 @@ class Provisioner:
                 break
             actions = [action for action in make_plan() if not isinstance(action, Delete)]
             self._tell(actions)
+        if demand is not None:
+            now, date = time.monotonic(), time.time()
+            self._jobs.report(
+                capacity_report(self._settings, found, joined, self._history, actions, self._prices, now, date)
+            )
         if unreachable:
             raise next(iter(unreachable.values()))
 

@@ -110,8 +110,9 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Slices are wanted, but can't be requested now."""
+    """Slices of a type are wanted, but can't be requested now."""
 
+    tpu_type: str
     reason: str
 
     def __str__(self) -> str:
@@ -420,10 +421,13 @@ def _obtain(shop: _Shop, demand: Sequence[int], coming: int, present: int, date:
     for _ in range(settings.least - coming - present - len(new) - paused.total()):
         request(1, f"at least {settings.least}")
     waits: list[Action] = [
-        Wait(f"gangs miss {_listed(gangs)} more slices of {config.name}, but {limit}")
+        Wait(config.name, f"gangs miss {_listed(gangs)} more slices of {config.name}, but {limit}")
         for limit, gangs in left_out.items()
     ]
-    waits += [Wait(f"{slices} more wanted ({why}), but pausing: {pauses}") for (why, pauses), slices in paused.items()]
+    waits += [
+        Wait(config.name, f"{slices} more wanted ({why}), but pausing: {pauses}")
+        for (why, pauses), slices in paused.items()
+    ]
     return [*repeated, *waits, *new]
 
 

@@ -1,7 +1,9 @@
 """The provisioner against the emulated Cloud TPU API, through the real client; the cluster is on paper."""
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +17,12 @@ from iris_ray.cli import provisioner as provisioner_module
 from iris_ray.cli.main import main
 from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
 from iris_ray.cloud.cloud_tpu import CloudTpu
+from iris_ray.cloud.prices import Prices, read_prices
 from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, Source
 from iris_ray.cloud.provisioning import Joined, Settings
 from iris_ray.cloud.start_up import HEAD_MARK, STARTUP_SCRIPT, startup_script
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, NotPermittedError, ProviderError
+from iris_ray.model.capacity import CapacityReport, Lot
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
@@ -39,11 +43,15 @@ class PaperJobs(Jobs):
         self.goes_when_closed = False
         self.is_permitted = True
         self.error: Exception | None = None
+        self.reported: CapacityReport | None = None
 
     def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
         if self.error is not None:
             raise self.error
         return None if self.demand is None else {TYPE: self.demand}, self.joined
+
+    def report(self, report: CapacityReport) -> None:
+        self.reported = report
 
     def close(self, name: str) -> None:
         self._require_permission()
@@ -82,9 +90,10 @@ def make(server: CloudTpuServer, jobs: Jobs, least: int = 0, most: int = 4, idle
 def provisioner_for(servers: Sequence[CloudTpuServer], jobs: Jobs, **changes: Any) -> Provisioner:
     sources = tuple(Source(server.location, Market.SPOT) for server in servers)
     values: dict[str, Any] = {"sources": sources, "least": 0, "most": 4, "idle_s": 0.0} | changes
+    prices = values.pop("prices", Prices())
     clouds = [CloudTpu(server.location, server.address) for server in servers]
     hosts = HostSettings("v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh")
-    return Provisioner(Settings("ann", (get_tpu_config(TYPE),), **values), clouds, jobs, hosts)
+    return Provisioner(Settings("ann", (get_tpu_config(TYPE),), **values), clouds, jobs, hosts, prices)
 
 
 def joined_ones(server: CloudTpuServer, in_use: bool) -> dict[str, Joined]:
@@ -351,6 +360,27 @@ def test_zone_out_of_stock_loses_its_request_to_next_one(
     clock.monotonic, clock.time = (lambda: 1225.0), (lambda: 1.7e9 + 1225.0)
     provisioner.turn()
     assert len(a.queued_states()) == 1, "the preferred one is asked again"
+
+
+def test_report_tells_what_is_asked_and_held_at_what_price(servers: list[CloudTpuServer], jobs: PaperJobs) -> None:
+    a = servers[0]
+    a.quota_chips, jobs.demand = 16, (1,)
+    provisioner = provisioner_for(servers, jobs, prices=read_prices('[v6e."*"]\nspot = 0.5\n[v6e.a]\nspot = 0.75', "p"))
+    provisioner.turn()
+    a.advance(2)
+    jobs.demand, jobs.joined = (1,), joined_ones(a, in_use=True)
+    provisioner.turn()
+    report = jobs.reported
+    assert report is not None
+    lots = sorted(report.lots, key=lambda lot: lot.source)
+    assert [replace(lot, since=0.0) for lot in lots] == [
+        Lot(TYPE, "a", "spot", True, 1, 16, 0.0, 12.0),
+        Lot(TYPE, "b", "spot", False, 1, 16, 0.0, 8.0),
+    ]
+    assert all(abs(time.time() - lot.since) < 60 for lot in lots)
+    (trouble,) = report.troubles
+    assert (trouble.source, trouble.failures) == ("a", 1)
+    assert "quota: 16 + 16 chips of 16" in trouble.last
 
 
 def test_unreachable_zone_keeps_nothing_from_the_others(
