@@ -8,18 +8,14 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
-
+from iris_ray.cloud.google_api import CLOUD_PLATFORM, FOR_CHANGES, GoogleApi, Patience, Reply, refusal
 from iris_ray.cloud.provider import Market, NewSlice, QueuedSlice, QueuedState, request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
-from iris_ray.model.cluster_settings import LOCATION
 from iris_ray.model.outcomes import ProviderState, ProviderWord
 from iris_ray.model.topology import TPUConfig
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
@@ -28,29 +24,13 @@ if TYPE_CHECKING:
     from google.cloud import tpu_v2
 
 
-_ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
-
-Reply = TypeVar("Reply")
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """The time limits of one try, and of all tries of a call together, in seconds."""
-
-    try_s: float
-    total_s: float
-
-
 FOR_A_WORD = Patience(0.8, 1.6)
-FOR_CHANGES = Patience(20.0, 60.0)
 
-CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
-"""The scope of hosts with a service account: its roles alone limit what they may do."""
 NOT_SERVED = ("v7x",)
 """Generations that this API does not serve (https://docs.cloud.google.com/tpu/docs/tpu7x). Compute Engine does."""
 
 
-class CloudTpu:
+class CloudTpu(GoogleApi):
     """One zone of the Cloud TPU API.
 
     Args:
@@ -62,14 +42,7 @@ class CloudTpu:
     """
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
-        if not LOCATION.fullmatch(location):
-            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/PROJECT/locations/ZONE")
-        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
-            raise InvalidRequestError(
-                f"{TEST_CLOUD_TPU_ENDPOINT} is {endpoint!r}; it names an emulator on this machine, such as 127.0.0.1:80"
-            )
-        self.location = location
-        self._endpoint = endpoint
+        super().__init__("the Cloud TPU API", "roles/tpu.admin", location, endpoint, TEST_CLOUD_TPU_ENDPOINT)
         self._made: Any = None
         self._making = threading.Lock()
 
@@ -144,7 +117,7 @@ class CloudTpu:
         except ProviderError as error:
             if isinstance(error.__cause__, exceptions.AlreadyExists):
                 return None  # it is an earlier request of ours, since names are used once
-            return _refusal(error)
+            return refusal(error)
         return None
 
     def delete(self, name: str, patience: Patience = FOR_CHANGES) -> str | None:
@@ -167,7 +140,7 @@ class CloudTpu:
         except ProviderError as error:
             if isinstance(error.__cause__, (InternalServerError, Unknown)):
                 return str(error)  # it may fail for this resource alone
-            return _refusal(error)
+            return refusal(error)
         return None
 
     # -- its parts -------------------------------------------------------------------------------------------------
@@ -194,69 +167,20 @@ class CloudTpu:
             if self._made is None:
                 from google.cloud import tpu_v2
 
-                if self._endpoint is None:
+                if self.endpoint is None:
                     self._made = tpu_v2.TpuClient()
                 else:
                     import grpc
                     from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 
-                    channel = grpc.insecure_channel(self._endpoint)
+                    channel = grpc.insecure_channel(self.endpoint)
                     self._made = tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
             return self._made
 
     def _call(
         self, call: Callable[[Any, float], Reply], patience: Patience, may_be_missing: bool = False
     ) -> Reply | None:
-        """Return the reply, or None if the resource is missing and may be.
-
-        Every call here may be repeated: it reads, or it has a request id.
-        """
-        from google.api_core import exceptions
-        from google.auth.exceptions import GoogleAuthError
-
-        passing = (exceptions.ServiceUnavailable, exceptions.DeadlineExceeded, exceptions.InternalServerError)
-        retrying = Retrying(
-            retry=retry_if_exception_type(passing),
-            wait=wait_random_exponential(multiplier=0.1, max=5.0),
-            stop=stop_after_delay(patience.total_s - patience.try_s),
-            reraise=True,
-        )
-        try:
-            client = self._client()
-            return retrying(call, client, patience.try_s)
-        except exceptions.NotFound as error:
-            if may_be_missing:
-                return None
-            raise ProviderError(_in_words(error, self.location)) from error
-        except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
-            raise ProviderError(_in_words(error, self.location)) from error
-
-
-def _refusal(error: ProviderError) -> str:
-    """Return the API's refusal as a sentence; raise the error if it is not a refusal."""
-    from google.api_core.exceptions import ClientError
-
-    if isinstance(error.__cause__, ClientError):
-        return str(error)
-    raise error
-
-
-def _in_words(error: Exception, location: str) -> str:
-    from google.api_core.exceptions import ClientError, Forbidden
-
-    what = "refuses" if isinstance(error, ClientError) else "can't be asked"
-    first_line = (str(error).strip().splitlines() or ["no message"])[0][:300]
-    remedy = f"; {missing_role('roles/tpu.admin', location)}" if isinstance(error, Forbidden) else ""
-    return f"the Cloud TPU API {what}: {type(error).__name__}: {first_line}{remedy}"
-
-
-def missing_role(role: str, location: str) -> str:
-    """Return what to do about a role that this machine's service account lacks."""
-    project = location.split("/")[1]
-    return (
-        f"does the service account of this machine have {role} in {project}? gcloud projects add-iam-policy-binding"
-        f" {project} --member=serviceAccount:EMAIL --role={role}"
-    )
+        return self.call(lambda timeout: call(self._client(), timeout), patience, may_be_missing)
 
 
 def _resource(wanted: NewSlice) -> "tpu_v2.QueuedResource":

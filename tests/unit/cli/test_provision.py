@@ -182,9 +182,9 @@ def test_deletion_refused_by_api_blocks_no_other_work(
 def test_failing_deletion_call_blocks_no_other_work(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from iris_ray.cloud import cloud_tpu
+    from iris_ray.cloud import cloud_tpu, google_api
 
-    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
+    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (google_api.Patience(0.3, 0.3),))
     _, first = one_deletion_fails(server, jobs, grpc.StatusCode.INTERNAL)
     assert f"{first} can't be deleted: the Cloud TPU API can't be asked: Internal" in capsys.readouterr().err
 
@@ -205,10 +205,10 @@ def test_refused_requests_stop_and_pause(
 def test_request_with_lost_answer_makes_one_slice(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from iris_ray.cloud import cloud_tpu
+    from iris_ray.cloud import cloud_tpu, google_api
 
     provisioner, jobs.demand = make(server, jobs), (1,)
-    brief = cloud_tpu.Patience(0.3, 0.3)
+    brief = google_api.Patience(0.3, 0.3)
     monkeypatch.setattr(cloud_tpu.CloudTpu.create, "__defaults__", (brief,))
     server.fail(grpc.StatusCode.UNAVAILABLE, "CreateQueuedResource", times=100)
     with pytest.raises(ProviderError):
@@ -301,10 +301,10 @@ def test_failed_slice_is_deleted_although_others_cannot_be_opened(server: CloudT
 def test_slice_closed_by_earlier_provisioner_is_opened_for_job(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from iris_ray.cloud import cloud_tpu
+    from iris_ray.cloud import cloud_tpu, google_api
 
     earlier, name = idle_slice(server, jobs, most=1)
-    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
+    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (google_api.Patience(0.3, 0.3),))
     server.fail(grpc.StatusCode.UNAVAILABLE, "DeleteQueuedResource", times=100)
     with pytest.raises(ProviderError):
         earlier.turn()
@@ -386,12 +386,12 @@ def test_report_tells_what_is_asked_and_held_at_what_price(servers: list[CloudTp
 def test_unreachable_zone_keeps_nothing_from_the_others(
     servers: list[CloudTpuServer], jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from iris_ray.cloud import cloud_tpu
+    from iris_ray.cloud import cloud_tpu, google_api
 
     a, b = servers
     provisioner = provisioner_for(servers, jobs)
     provisioner.turn()
-    monkeypatch.setattr(cloud_tpu.CloudTpu.queued_slices, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
+    monkeypatch.setattr(cloud_tpu.CloudTpu.queued_slices, "__defaults__", (google_api.Patience(0.3, 0.3),))
     a.fail(grpc.StatusCode.UNAVAILABLE, times=100)
     jobs.demand = (1,)
     provisioner.try_turn()

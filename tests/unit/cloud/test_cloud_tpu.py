@@ -14,7 +14,8 @@ from google.api_core import exceptions
 from google.cloud import tpu_v2
 
 from iris_ray.cloud import cloud_tpu
-from iris_ray.cloud.cloud_tpu import WORD_TIMEOUT_S, CloudTpu, Patience, ProviderWords
+from iris_ray.cloud.cloud_tpu import WORD_TIMEOUT_S, CloudTpu, ProviderWords
+from iris_ray.cloud.google_api import Patience
 from iris_ray.cloud.provider import HostSettings, Market, NewSlice, QueuedState, Source, request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState
