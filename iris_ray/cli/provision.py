@@ -14,6 +14,7 @@ from iris_ray.cli.options import FiniteRange
 from iris_ray.cli.provisioner import Jobs, Provisioner
 from iris_ray.client.connection import AUTO
 from iris_ray.cloud.cloud_tpu import NOT_SERVED, CloudTpu
+from iris_ray.cloud.compute_engine import ComputeEngine
 from iris_ray.cloud.prices import Prices, read_prices
 from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, Provider, Source
 from iris_ray.cloud.provisioning import Settings
@@ -244,7 +245,7 @@ def _image(
 def _zone(api: str, location: str) -> Provider:
     if api == CLOUD_TPU_API:
         return CloudTpu.at(location)
-    raise InvalidRequestError(f"--api {api} is not there yet")
+    return ComputeEngine.at(location)
 
 
 def _zone_of_the_cluster() -> str:

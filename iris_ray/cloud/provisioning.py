@@ -19,8 +19,9 @@ from iris_ray.cloud.provider import CANCELLABLE, COMING, OWNER_LABEL, QueuedSlic
 from iris_ray.cloud.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.model.topology import TPUConfig
 
-JOIN_S, BROKEN_S = 1800.0, 300.0
-"""How long an ACTIVE slice may take to join the cluster whole, and how long it may lack hosts that it had."""
+JOIN_S, BROKEN_S, STUCK_S = 1800.0, 300.0, 3600.0
+"""How long an ACTIVE slice may take to join the cluster whole, how long it may lack hosts that it had, and how long it
+may be PROVISIONING."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,9 @@ def _sort_out(
     present: list[QueuedSlice] = []
     for name, one in ours.items():
         in_cluster = demand is not None and name in joined and joined[name].whole
-        is_absent = demand is not None and not in_cluster and one.state is QueuedState.ACTIVE
+        has_joined = history.once_joined(name)  # a slice that comes again after that has lost its hosts
+        may_be_there = one.state is QueuedState.ACTIVE or (has_joined and one.state in COMING)
+        is_absent = demand is not None and not in_cluster and may_be_there
         absent_s = history.lasting("absent", name, is_absent, now)
         if in_cluster:
             history.has_joined(name, one.source)
@@ -295,6 +298,11 @@ def _deletion(
     if one.state is QueuedState.SUSPENDED:
         who = "the provider" if one.by_service else "a user"
         return Delete(one.name, f"it was suspended by {who} and holds quota")
+    making_s = history.lasting("provisioning", one.name, one.state is QueuedState.PROVISIONING, now)
+    if making_s > STUCK_S:
+        why = f"it has been provisioned for {making_s / 60:.0f} minutes without becoming active"
+        history.failed_once(one.name, one.source, now, f"{one.name}: {why}")
+        return Delete(one.name, why, if_unused=True)
     if has_lost_hosts and absent_s > BROKEN_S:
         why = f"it has lacked hosts that it had for {absent_s / 60:.0f} minutes"
         return Delete(one.name, why, if_unused=True)

@@ -17,6 +17,7 @@ from iris_ray.cli import provisioner as provisioner_module
 from iris_ray.cli.main import main
 from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
 from iris_ray.cloud.cloud_tpu import CloudTpu
+from iris_ray.cloud.compute_engine import ComputeEngine
 from iris_ray.cloud.prices import Prices, read_prices
 from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, Source
 from iris_ray.cloud.provisioning import Joined, Settings
@@ -26,6 +27,7 @@ from iris_ray.model.capacity import CapacityReport, Lot
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
+from iris_ray.testing.compute_server import ComputeServer
 from tests.unit.actors.protocol.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
@@ -36,6 +38,7 @@ class PaperJobs(Jobs):
     """A cluster that has the slices and the demand that a test says."""
 
     def __init__(self) -> None:
+        self.type = TYPE
         self.demand: Sequence[int] | None = ()
         self.joined: dict[str, Joined] = {}
         self.closed: list[str] = []
@@ -48,7 +51,7 @@ class PaperJobs(Jobs):
     def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
         if self.error is not None:
             raise self.error
-        return None if self.demand is None else {TYPE: self.demand}, self.joined
+        return None if self.demand is None else {self.type: self.demand}, self.joined
 
     def report(self, report: CapacityReport) -> None:
         self.reported = report
@@ -477,3 +480,34 @@ def test_invalid_idle_time_is_refused(seconds: str) -> None:
     done = invoke("--idle", seconds)
     assert done.exit_code == 2
     assert done.stderr.startswith("iris-ray: Invalid value for '--idle': ")
+
+
+# -- compute engine ----------------------------------------------------------------------------------------------------
+
+
+def test_compute_engine_falls_over_on_stock_out_and_replaces_taken_slice(jobs: PaperJobs) -> None:
+    zones = "us-central1-c", "us-east5-a"
+    with ComputeServer(zone=zones[0]) as a, ComputeServer(zone=zones[1]) as b:
+        clouds = [ComputeEngine(server.location, server.address) for server in (a, b)]
+        sources = tuple(Source(server.location, Market.SPOT) for server in (a, b))
+        settings = Settings("ann", (get_tpu_config("v7x-16"),), sources, least=0, most=2, idle_s=0.0)
+        provisioner = Provisioner(settings, clouds, jobs, HostSettings("", {OWNER_LABEL: "ann"}, "#!/bin/sh"))
+        jobs.type, jobs.demand, a.in_stock = "v7x-16", (1,), False
+        for server in (a, a, b, b):
+            provisioner.turn()
+            server.advance()
+        assert (a.statuses(), list(b.statuses().values())) == ({}, [["RUNNING"] * 2])
+        (name,) = b.statuses()
+        jobs.demand, jobs.joined = (), {name: Joined(True, in_use=True)}
+        provisioner.turn()
+        b.take(name)
+        jobs.demand, jobs.joined = (1,), {name: Joined(False, in_use=True)}
+        provisioner.turn()
+        b.advance()
+        assert [found for found in b.statuses() if found != name] == list(b.statuses()), "the broken one is gone"
+        assert len(b.statuses()) == 1
+
+
+def test_compute_engine_is_chosen_by_flag() -> None:
+    done = invoke("--api", "compute-engine", "--type", "v7x-8")
+    assert "--runtime-version is for --api cloud-tpu; give --vm-image, or neither" in done.stderr
