@@ -112,7 +112,8 @@ class Answers:
     """A client of a Google API that answers each chain of calls with the same, and remembers what it was sent."""
 
     def __init__(self, **replies: Any) -> None:
-        self.replies, self.sent = replies, []
+        self.replies = replies
+        self.sent: list[tuple[str, dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Any:
         def call(**arguments: Any) -> Any:

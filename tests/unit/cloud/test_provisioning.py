@@ -381,7 +381,7 @@ def test_plan_returns_slices_of_gang_that_cannot_be_whole() -> None:
 
 FIRST, SECOND = Source(HERE, Market.SPOT), Source("projects/p/locations/there", Market.SPOT)
 RESERVED = Source.reserved(f"{HERE}/reservations/res:64")
-BOTH = {"sources": (FIRST, SECOND)}
+BOTH: dict[str, Any] = {"sources": (FIRST, SECOND)}
 NOTHING: Mapping[str, Joined] = {}
 
 
@@ -450,7 +450,7 @@ def test_unlisted_zone_is_neither_asked_nor_cleared() -> None:
 
 def test_gang_comes_whole_from_one_source() -> None:
     reserved_for_two = replace(RESERVED, chips=32)
-    sources = {"sources": (reserved_for_two, SECOND)}
+    sources: dict[str, Any] = {"sources": (reserved_for_two, SECOND)}
     assert asked(make_plan((3,), **sources)) == ["there"] * 3
     assert asked(make_plan((2,), **sources)) == ["res in here"] * 2
     assert asked(make_plan((3, 2), most=9, **sources)) == ["there"] * 3 + ["res in here"] * 2
@@ -483,7 +483,7 @@ def test_paused_gang_keeps_its_chips_from_smaller_ones() -> None:
     """It is first; its chips are not given away while its only source pauses."""
     history = ProvisioningHistory()
     history.refused("x", SECOND.key, 0.0, "no capacity")
-    sources = {"sources": (replace(RESERVED, chips=16), SECOND), "budget": 48, "most": None}
+    sources: dict[str, Any] = {"sources": (replace(RESERVED, chips=16), SECOND), "budget": 48, "most": None}
     assert asked(make_plan((3, 1), history=history, now=1.0, **sources)) == []
 
 

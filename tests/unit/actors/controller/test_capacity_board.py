@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from iris_ray.actors.controller.capacity_board import KEPT_S, CapacityBoard
-from iris_ray.actors.controller.metrics import METRICS, Measurements
+from iris_ray.actors.controller.metrics import METRICS, Labels, Measurements, Metric
 from iris_ray.dashboard.rows import capacity_rows
 from iris_ray.model.capacity import CapacityReport, Lot, Trouble
 from iris_ray.model.plain_values import plain
@@ -57,7 +57,7 @@ class Gauges:
     def __init__(self) -> None:
         self.values: dict[tuple[str, ...], float] = {}
 
-    def set(self, metric: Any, value: float, labels: dict[str, str]) -> None:
+    def set(self, metric: Metric, value: float, labels: Labels) -> None:
         assert metric in METRICS
         self.values[metric.name, *labels.values()] = value
 
