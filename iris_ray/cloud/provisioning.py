@@ -219,12 +219,16 @@ class Ledger:
         """Return which limit keeps so many slices from being requested."""
         most, budget = self.settings.most, self.settings.budget
         if most is not None and self.of_type[config.name] + slices > most:
-            return f"{self.of_type[config.name]} of at most {most} are asked for or held"
+            return f"{self.of_type[config.name]} of at most {most} are asked for or held (--max)"
         if budget is not None and self.chips + slices * config.chip_count > budget:
             each = config.chip_count
-            return f"{self.chips} of the budget of {budget} chips are asked for or held, and a slice has {each}"
+            return (
+                f"{self.chips} of the budget of {budget} chips are asked for or held (--budget), and a slice has {each}"
+            )
         full = (s for s in self.settings.sources if s.chips is not None and self.room_at(config, s) < slices)
-        return ", ".join(f"{self.of_source[s.key]} of the {s.chips} chips of {s} are asked for or held" for s in full)
+        return ", ".join(
+            f"{self.of_source[s.key]} of the {s.chips} chips of {s} are asked for or held (--reservation)" for s in full
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +297,8 @@ def _deletion(
 ) -> Delete | None:
     """Return the deletion of a slice that has failed, was suspended, is broken or never joined; otherwise None."""
     if one.state is QueuedState.FAILED:
-        history.failed_once(one.name, one.source, now, f"{one.name}: {one.error or 'it has failed'}")
+        flag = f" (--reservation {one.reservation})" if one.reservation else ""
+        history.failed_once(one.name, one.source, now, f"{one.name}: {one.error or 'it has failed'}{flag}")
         return Delete(one.name, f"it has failed{f' ({one.error})' if one.error else ''} and holds quota")
     if one.state is QueuedState.SUSPENDED:
         who = "the provider" if one.by_service else "a user"

@@ -28,7 +28,7 @@ export function fleetPage(root) {
       h("label", { for: "fleet-search", class: "unseen" }, "Search slices"), search,
       h("label", { for: "fleet-type", class: "unseen" }, "Type"), types, legend),
     h("details", { class: "meanings" }, h("summary", {}, "What the marks mean"), h("dl", { class: "terms" }, Object.entries(CONDITIONS).flatMap(meaning))),
-    found, groups, provisioned,
+    provisioned, found, groups,
   );
 
   function show() {
@@ -40,12 +40,14 @@ export function fleetPage(root) {
     const filtered = filters.text || filters.type || filters.conditions.size;
     setText(found, filtered ? `${counted(wanted.length, "slice")} of ${all.length.toLocaleString()}` : "");
     showGroups(groups, wanted, all.length);
-    const lots = Object.entries(tables.capacity).map(([key, lot]) => ({ key, lot })).sort((a, b) => collator.compare(a.key, b.key));
+    const lots = Object.values(tables.capacity).sort((a, b) => collator.compare(keyOfLot(a), keyOfLot(b)));
     provisioned.hidden = lots.length === 0;
-    keyed(capacity.body, lots, (one) => one.key, ({ lot }) => capacityRow(lot));
+    keyed(capacity.body, lots, keyOfLot, capacityRow);
   }
   return { update: (changed) => { if (["slices", "jobs", "cluster", "capacity"].some((name) => changed.has(name))) show(); } };
 }
+
+const keyOfLot = ({ provisioner, type, source, market, joined }) => [type, provisioner, source, market, joined].join("/");
 
 function capacityRow({ type, source, market, joined, slices, chips, since: asked, hourly, currency, note }) {
   const state = slices ? `${slices.toLocaleString()} ${joined ? "held" : "asked for"}` : "none asked for";

@@ -402,6 +402,18 @@ def test_unreachable_zone_keeps_nothing_from_the_others(
     assert (a.queued_states(), len(b.queued_states())) == ({}, 1)
 
 
+def test_full_reservation_is_named_with_its_flag(
+    server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reservation = f"{server.location}/reservations/res"
+    server.reservations, jobs.demand = {reservation: 8}, (1,)
+    provisioner = provisioner_for([server], jobs, sources=(Source.reserved(reservation),))
+    for _ in range(2):
+        provisioner.turn()
+        server.advance()
+    assert f"reservation {reservation} is full (--reservation {reservation})" in capsys.readouterr().out
+
+
 def test_reservation_and_budget_hold_against_the_api(server: CloudTpuServer, jobs: PaperJobs) -> None:
     reservation = f"{server.location}/reservations/res"
     server.reservations = {reservation: 32}

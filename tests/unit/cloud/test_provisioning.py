@@ -219,7 +219,7 @@ def test_plan_counts_active_slice_as_coming_until_joined() -> None:
 def test_plan_never_exceeds_cap_including_held_quota(state: QueuedState) -> None:
     actions = make_plan(9, queued(1, state), queued(2, Q.ACCEPTED), history=ProvisioningHistory(_counted={name(1)}))
     assert len(creates(actions)) == 2
-    assert "4 of at most 4 are asked for or held" in waits(actions)[0]
+    assert "4 of at most 4 are asked for or held (--max)" in waits(actions)[0]
 
 
 def test_plan_keeps_minimum_without_demand() -> None:
@@ -350,7 +350,10 @@ def test_plan_buys_only_complete_gangs_within_cap() -> None:
     assert len(creates(make_plan((5, 3)))) == 3
     assert len(creates(make_plan((3, 2)))) == 3
     assert len(creates(make_plan((3, 2, 1)))) == 4
-    assert "gangs miss 5 more slices of v6e-16, but 0 of at most 4 are asked for or held" in waits(make_plan((5, 1)))[0]
+    assert (
+        "gangs miss 5 more slices of v6e-16, but 0 of at most 4 are asked for or held (--max)"
+        in waits(make_plan((5, 1)))[0]
+    )
 
 
 def test_plan_counts_coming_slices_for_first_gang() -> None:
@@ -466,7 +469,7 @@ def test_reservations_chips_count_once_for_all_types() -> None:
 
     both = make({"v6e-16": [1, 1], "v6e-32": [1]})
     assert [action.config.name for action in both if isinstance(action, Create)] == ["v6e-16", "v6e-16"]
-    assert "48 of the 64 chips of res in here are asked for or held" in waits(both)[0]
+    assert "48 of the 64 chips of res in here are asked for or held (--reservation)" in waits(both)[0]
     alone = make({"v6e-32": [1, 1]})
     assert [action.config.name for action in alone if isinstance(action, Create)] == ["v6e-32"]
 
@@ -476,7 +479,7 @@ def test_budget_counts_all_types_sources_and_requests() -> None:
     history = ProvisioningHistory(unconfirmed={name(3): Unconfirmed(SECOND.key, 0.0)})
     actions = make_plan(9, other_type, queued(1, Q.FAILED), history=history, now=0.0, most=None, budget=72, **BOTH)
     assert asked(actions) == ["there"] * 3, "one of them again"
-    assert "72 of the budget of 72 chips are asked for or held, and a slice has 16" in waits(actions)[0]
+    assert "72 of the budget of 72 chips are asked for or held (--budget), and a slice has 16" in waits(actions)[0]
 
 
 def test_paused_gang_keeps_its_chips_from_smaller_ones() -> None:
