@@ -178,7 +178,7 @@ def provision(
     sources += [Source(_zone(api, location).location, market) for location in locations]  # malformed: refused here
     with cluster():
         if not sources:
-            sources = [Source(_zone_of_the_cluster(), market)]
+            sources = [Source(location, market) for location in _zones_of_the_cluster()]
         settings = Settings(owner, configs, tuple(sources), least, most, idle_s, max_wait_s, budget)
         zones = [_zone(api, location) for location in dict.fromkeys(source.location for source in sources)]
         for zone in zones:
@@ -248,14 +248,14 @@ def _zone(api: str, location: str) -> Provider:
     return ComputeEngine.at(location)
 
 
-def _zone_of_the_cluster() -> str:
+def _zones_of_the_cluster() -> tuple[str, ...]:
     found = ControllerConnection().ask(ControllerInterface.list_settings) if find_controller() else {}
-    if CLOUD_TPU.name not in found or (zone := CLOUD_TPU.parse(found[CLOUD_TPU.name].text)) is None:
+    if CLOUD_TPU.name not in found or not (zones := CLOUD_TPU.parse(found[CLOUD_TPU.name].text)):
         raise InvalidRequestError(
             "give --location projects/PROJECT/locations/ZONE, or set it for the cluster: iris-ray cluster settings set"
             f" {CLOUD_TPU.name}=projects/PROJECT/locations/ZONE"
         )
-    return zone
+    return zones
 
 
 def _head_of_the_cluster() -> str:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 FOR_A_WORD = Patience(0.8, 1.6)
+NO_NODE = ProviderWord(ProviderState.PREEMPTED, "the provider has no such node any more")
 
 NOT_SERVED = ("v7x",)
 """Generations that this API does not serve (https://docs.cloud.google.com/tpu/docs/tpu7x). Compute Engine does."""
@@ -149,7 +150,7 @@ class CloudTpu(GoogleApi):
         node_name = f"{self.location}/nodes/{slice_name}"
         node = self._call(lambda client, timeout: client.get_node(name=node_name, timeout=timeout), patience, True)
         if node is None:
-            return ProviderWord(ProviderState.PREEMPTED, "the provider has no such node any more")
+            return NO_NODE
         word = word_of_node(node)
         if word.state is ProviderState.PREEMPTED:
             return word
@@ -272,35 +273,35 @@ class ProviderWords:
     """Asks the provider about several slices at once. It takes `WORD_TIMEOUT_S` at most, whatever the API does.
 
     Args:
-        cloud: the zone whose API it asks; None: it asks nobody.
+        clouds: the zones whose API it asks; none: it asks nobody.
     """
 
-    def __init__(self, cloud: CloudTpu | None = None) -> None:
+    def __init__(self, *clouds: CloudTpu) -> None:
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="cloud-tpu")
         self._asked: dict[str, asyncio.Future[ProviderWord]] = {}
-        self._ask_of(cloud)
+        self._ask_of(clouds)
 
-    def ask_at(self, location: str | None) -> None:
-        """Ask the API of this zone from now on; None: ask nobody."""
-        if location == (None if self._cloud is None else self._cloud.location):
+    def ask_at(self, locations: tuple[str, ...]) -> None:
+        """Ask the API of these zones from now on; none: ask nobody."""
+        if locations == tuple(cloud.location for cloud in self._clouds):
             return
         self._asked.clear()
         try:
-            self._ask_of(None if location is None else CloudTpu.at(location))
+            self._ask_of([CloudTpu.at(location) for location in locations])
         except InvalidRequestError as error:
             logger.error("the provider is not asked about lost slices: %s", error)
-            self._ask_of(None)
+            self._ask_of(())
 
-    def _ask_of(self, cloud: CloudTpu | None) -> None:
-        self._cloud = cloud
-        if cloud is not None:
+    def _ask_of(self, clouds: Sequence[CloudTpu]) -> None:
+        self._clouds = tuple(clouds)
+        for cloud in clouds:
             self._threads.submit(cloud.prepare)
 
     async def about(self, slice_names: Iterable[str]) -> dict[str, ProviderWord]:
         """Return the provider's word about each slice; nothing if no zone is configured."""
-        if self._cloud is None:
+        if not self._clouds:
             return {}
-        asked = {name: self._ask(self._cloud, name) for name in slice_names}
+        asked = {name: self._ask(name) for name in slice_names}
         if asked:
             await asyncio.wait(asked.values(), timeout=WORD_TIMEOUT_S)
         late = ProviderWord(ProviderState.UNKNOWN, f"the provider did not answer within {WORD_TIMEOUT_S:g} s")
@@ -309,18 +310,25 @@ class ProviderWords:
             logger.info("the provider says about %s: %s (%s)", name, word.state.value, word.reason)
         return words
 
-    def _ask(self, cloud: CloudTpu, name: str) -> "asyncio.Future[ProviderWord]":
+    def _ask(self, name: str) -> "asyncio.Future[ProviderWord]":
         """Return the future answer. The hosts of a slice are lost at about the same time, and share one answer."""
         if name not in self._asked:
             loop = asyncio.get_running_loop()
-            self._asked[name] = answer = loop.run_in_executor(self._threads, _word_or_defect, cloud, name)
+            self._asked[name] = answer = loop.run_in_executor(self._threads, _word_or_defect, self._clouds, name)
             answer.add_done_callback(lambda _: loop.call_later(WORD_KEPT_S, self._asked.pop, name, None))
         return self._asked[name]
 
 
-def _word_or_defect(cloud: CloudTpu, name: str) -> ProviderWord:
+def _word_or_defect(clouds: Sequence[CloudTpu], name: str) -> ProviderWord:
+    """Return the word of the zone that has the slice. If one zone can't be asked, nobody knows that it has gone."""
     try:
-        return cloud.slice_word(name)
+        words = [NO_NODE]
+        for cloud in clouds:
+            word = cloud.slice_word(name)
+            if word.state is not ProviderState.UNKNOWN and word != NO_NODE:
+                return word
+            words.append(word)
+        return next((word for word in words if word.state is ProviderState.UNKNOWN), NO_NODE)
     except Exception as error:  # a bug here must not prevent a verdict
         logger.exception("asking the provider about %s failed", name)
         return ProviderWord(ProviderState.UNKNOWN, repr(error))

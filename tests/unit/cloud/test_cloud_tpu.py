@@ -305,15 +305,26 @@ def test_provider_is_asked_at_last_named_zone(server: CloudTpuServer, monkeypatc
     server.add_node("a")
     words = ProviderWords()
     assert asyncio.run(_about(words, "a")) == {}
-    words.ask_at(server.location)
+    words.ask_at((server.location,))
     assert asyncio.run(_about(words, "a"))["a"].state is ProviderState.READY
-    words.ask_at(None)
+    words.ask_at(())
     assert asyncio.run(_about(words, "a")) == {}
+
+
+def test_slice_is_looked_for_in_all_zones(server: CloudTpuServer, cloud: CloudTpu) -> None:
+    with CloudTpuServer("projects/test/locations/there") as other:
+        there = CloudTpu(other.location, other.address)
+        other.add_node("a")
+        assert asyncio.run(_about(ProviderWords(cloud, there), "a"))["a"].state is ProviderState.READY
+        assert asyncio.run(_about(ProviderWords(cloud, there), "b"))["b"].state is ProviderState.PREEMPTED
+        server.fail(Code.PERMISSION_DENIED, times=100)
+        assert asyncio.run(_about(ProviderWords(cloud, there), "a"))["a"].state is ProviderState.READY
+        assert asyncio.run(_about(ProviderWords(cloud, there), "b"))["b"].state is ProviderState.UNKNOWN
 
 
 def test_malformed_zone_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     words = ProviderWords()
-    words.ask_at("somewhere")
+    words.ask_at(("somewhere",))
     assert asyncio.run(_about(words, "a")) == {}
     assert "projects/PROJECT/locations/ZONE" in caplog.text
 
