@@ -187,7 +187,7 @@ def provision(
         hosts = HostSettings(
             image=image,
             labels={OWNER_LABEL: owner},
-            startup_script=text if HEAD_MARK not in text else startup_script(text, _head_of_the_cluster()),
+            startup_script=text if HEAD_MARK not in text else startup_script(text, head_of_the_cluster()),
             external_ips=external_ips,
             network=network,
             subnetwork=subnetwork,
@@ -258,7 +258,7 @@ def _zones_of_the_cluster() -> tuple[str, ...]:
     return zones
 
 
-def _head_of_the_cluster() -> str:
+def head_of_the_cluster() -> str:
     """Return the address at which Ray's processes know the head, such as ``10.0.0.2:6379``.
 
     Raises:

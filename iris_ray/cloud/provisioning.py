@@ -319,18 +319,20 @@ def _deletion(
 
 
 def _move_on(shop: _Shop, coming: Sequence[QueuedSlice]) -> list[Delete]:
-    """Give up the requests that have waited for too long, if another source can be asked for the slice."""
-    moves: list[Delete] = []
+    """Give up a source's requests that have waited for too long, if another one is open and has room for them all."""
+    late: dict[str, list[tuple[str, float]]] = {}
     for one in coming:
         waits = one.state in CANCELLABLE
         waited_s = shop.history.lasting("waiting", one.name, waits, shop.now)
-        if not waits or waited_s < shop.settings.max_wait_s or one.location in shop.unlisted:
-            continue
-        others = [other for other in shop.with_room(1) if other.key != one.source and shop.is_open(other)]
-        if others:
+        if waits and waited_s >= shop.settings.max_wait_s and one.location not in shop.unlisted:
+            late.setdefault(one.source, []).append((one.name, waited_s))
+    moves: list[Delete] = []
+    for source, requests in late.items():
+        others = [one for one in shop.with_room(len(requests)) if one.key != source and shop.is_open(one)]
+        for name, waited_s in requests if others else ():
             why = f"it has waited for {waited_s:.0f} s, and {others[0]} can be asked instead"
-            shop.history.failed_once(one.name, one.source, shop.now, f"{one.name}: {why}", shop.settings.max_wait_s)
-            moves.append(Delete(one.name, why))
+            shop.history.failed_once(name, source, shop.now, f"{name}: {why}", shop.settings.max_wait_s)
+            moves.append(Delete(name, why))
     return moves
 
 

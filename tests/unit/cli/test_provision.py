@@ -9,12 +9,14 @@ from typing import Any
 
 import grpc
 import pytest
+import ray
 from click.testing import CliRunner, Result
 from google.cloud import tpu_v2
 from ray.exceptions import GetTimeoutError, RaySystemError
 
 from iris_ray.cli import provisioner as provisioner_module
 from iris_ray.cli.main import main
+from iris_ray.cli.provision import head_of_the_cluster
 from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
 from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.compute_engine import ComputeEngine
@@ -518,6 +520,20 @@ def test_compute_engine_falls_over_on_stock_out_and_replaces_taken_slice(jobs: P
         b.advance()
         assert [found for found in b.statuses() if found != name] == list(b.statuses()), "the broken one is gone"
         assert len(b.statuses()) == 1
+
+
+def test_startup_script_is_shown_without_a_cluster() -> None:
+    done = invoke("--docker-image", "us-docker.pkg.dev/p/i/iris-ray:1", "--show-startup-script")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("#!/bin/bash")
+    assert "ray start --address='10.0.0.2:6379' --block" in done.stdout
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379"])
+def test_head_that_only_its_own_machine_reaches_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+    with pytest.raises(InvalidRequestError, match="--head HOST:PORT"):
+        head_of_the_cluster()
 
 
 def test_compute_engine_is_chosen_by_flag() -> None:

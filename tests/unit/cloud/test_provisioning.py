@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from iris_ray.cloud.demand import ARRIVAL_S, Arrivals, missing_slices, net_demand, slices_in
 from iris_ray.cloud.provider import OWNER_LABEL, Market, QueuedSlice, QueuedState, Source, request_id
-from iris_ray.cloud.provisioning import BROKEN_S, JOIN_S, Action, Create, Delete, Joined, Settings, Wait, plan
+from iris_ray.cloud.provisioning import BROKEN_S, JOIN_S, STUCK_S, Action, Create, Delete, Joined, Settings, Wait, plan
 from iris_ray.cloud.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint, ConstraintOp
@@ -341,6 +341,25 @@ def test_plan_replaces_slice_that_lost_a_host() -> None:
     assert history.at(HERE).failures == 0
 
 
+def test_plan_deletes_slice_that_is_made_for_ever() -> None:
+    """As a group of VMs of which some never come."""
+    history, stuck = ProvisioningHistory(), queued(1, Q.PROVISIONING)
+    make_plan(1, stuck, history=history, now=0.0)
+    assert make_plan(1, stuck, history=history, now=STUCK_S) == []
+    actions = make_plan(1, stuck, history=history, now=STUCK_S + 1)
+    assert deletes(actions) == [name(1)]
+    assert "without becoming active" in waits(actions)[0]
+
+
+def test_slice_that_comes_a_second_time_counts_as_lost() -> None:
+    """A group of VMs waits again for those that were taken from it."""
+    history = ProvisioningHistory()
+    make_plan(0, queued(1), joined={name(1): BUSY}, history=history, now=0.0)
+    again = queued(1, Q.WAITING_FOR_RESOURCES)
+    assert len(creates(make_plan(1, again, history=history, now=1.0))) == 1
+    assert deletes(make_plan(0, again, history=history, now=2.0 + BROKEN_S)) == [name(1)]
+
+
 # -- whole gangs -------------------------------------------------------------------------------------------------------
 
 
@@ -428,6 +447,14 @@ def test_request_alone_in_its_source_never_moves() -> None:
     history, waiting = ProvisioningHistory(), queued(1, Q.WAITING_FOR_RESOURCES)
     assert make_plan(1, waiting, history=history, now=0.0) == []
     assert make_plan(1, waiting, history=history, now=1e6) == []
+
+
+def test_waiting_gang_moves_only_to_room_for_all_of_it() -> None:
+    history, waiting = ProvisioningHistory(), [queued(n, Q.ACCEPTED) for n in (1, 2)]
+    for chips, moved in ((16, []), (32, [name(1), name(2)])):
+        sources = {"sources": (FIRST, replace(RESERVED, chips=chips))}
+        make_plan((2,), *waiting, history=history, now=0.0, **sources)
+        assert deletes(make_plan((2,), *waiting, history=history, now=1000.0, **sources)) == moved
 
 
 def test_failed_slice_is_replaced_from_next_source() -> None:
