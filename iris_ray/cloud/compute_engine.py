@@ -14,6 +14,7 @@ It needs google-cloud-compute: ``pip install 'iris-ray[gce]'``.
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -37,6 +38,7 @@ IMAGES: Mapping[str, str] = {
 }
 """The families of Google's images for TPUs, in the project ubuntu-os-accelerator-images."""
 DISK_GB = 200
+OPERATION_POLL_S = 0.5
 NEEDS = "--api compute-engine needs Google's client: pip install 'iris-ray[gce]'"
 _GONE = {"STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING"}
 _NO_STOCK = "ZONE_RESOURCE_POOL_EXHAUSTED"
@@ -120,7 +122,7 @@ class ComputeEngine(GoogleApi):
                 instance_group_manager_resource=group,
                 request_id=wanted.request_id,
             )
-            self._made(lambda t: self._groups.insert(request, **t))
+            self._made(lambda t: self._groups.insert_unary(request, **t))
         except ProviderError as error:
             return refusal(error)
         return None
@@ -131,7 +133,7 @@ class ComputeEngine(GoogleApi):
             project=self._project, zone=self._zone, instance_group_manager=name, request_id=request_id("delete", name)
         )
         try:
-            self._call(lambda t: self._groups.delete(request, **t))
+            self._call(lambda t: self._groups.delete_unary(request, **t))
         except ProviderError as error:
             return refusal(error)
         return None
@@ -147,7 +149,7 @@ class ComputeEngine(GoogleApi):
             workload_policy=types.ResourcePolicyWorkloadPolicy(type_="HIGH_THROUGHPUT", accelerator_topology=topology),
         )
         self._made(
-            lambda t: self._policies.insert(
+            lambda t: self._policies.insert_unary(
                 project=self._project, region=self._region, resource_policy_resource=policy, **t
             )
         )
@@ -160,7 +162,7 @@ class ComputeEngine(GoogleApi):
         name = f"iris-{wanted.config.generation}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         template = self._types.InstanceTemplate(name=name, properties=properties)
         self._made(
-            lambda t: self._templates.insert(
+            lambda t: self._templates.insert_unary(
                 project=self._project, region=self._region, instance_template_resource=template, **t
             )
         )
@@ -250,13 +252,32 @@ class ComputeEngine(GoogleApi):
         from google.api_core.exceptions import Conflict
 
         def make(timeout: float) -> None:
-            insert({"timeout": timeout, "retry": None}).result(timeout=timeout)
+            self._finish(insert({"timeout": timeout, "retry": None}), timeout)
 
         try:
             self.call(make, FOR_CHANGES)
         except ProviderError as error:
             if not isinstance(error.__cause__, Conflict):
                 raise
+
+    def _finish(self, operation: "compute_v1.Operation", timeout: float) -> None:
+        """Wait for the end of an operation, which `call` does again if it takes too long."""
+        from google.api_core.exceptions import DeadlineExceeded, from_http_status
+
+        deadline = time.monotonic() + timeout
+        place = {"region": self._region} if operation.region else {"zone": self._zone}
+        client = self._region_operations if operation.region else self._zone_operations
+        while operation.status is not self._types.Operation.Status.DONE:
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{operation.name} is not done after {timeout:g} s")  # type: ignore[no-untyped-call]
+            time.sleep(OPERATION_POLL_S)
+            operation = client.get(
+                project=self._project, operation=operation.name, timeout=timeout, retry=None, **place
+            )
+        if operation.error.errors:
+            first = operation.error.errors[0]
+            status = operation.http_error_status_code or 400
+            raise from_http_status(status, f"{first.code}: {first.message}")  # type: ignore[no-untyped-call]
 
     def _client(self, service: str) -> Any:
         client = getattr(self._types, f"{service}Client")
@@ -280,6 +301,14 @@ class ComputeEngine(GoogleApi):
     @cached_property
     def _policies(self) -> Any:
         return self._client("ResourcePolicies")
+
+    @cached_property
+    def _zone_operations(self) -> Any:
+        return self._client("ZoneOperations")
+
+    @cached_property
+    def _region_operations(self) -> Any:
+        return self._client("RegionOperations")
 
     @cached_property
     def _machines(self) -> Any:

@@ -88,7 +88,10 @@ class GoogleApi:
 
         what = "refuses" if isinstance(error, ClientError) else "can't be asked"
         first_line = (str(error).strip().splitlines() or ["no message"])[0][:300]
-        remedy = f"; {self._missing_role()}" if isinstance(error, Forbidden) else ""
+        lacks_role = (
+            isinstance(error, Forbidden) and "quota" not in first_line.lower()
+        )  # Compute Engine's, too, is a 403
+        remedy = f"; {self._missing_role()}" if lacks_role else ""
         return f"{self._name} {what}: {type(error).__name__}: {first_line}{remedy}"
 
     def _missing_role(self) -> str:

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ class Api:
     def __init__(self, zone: Zone) -> None:
         self._zone = zone
         self._operations: dict[str, Json] = {}
+        self._done_at: dict[str, float] = {}
         self._by_request_id: dict[str, tuple[str, Json]] = {}
         in_zone, in_region = f"/compute/v1/{zone.path}", f"/compute/v1/projects/{zone.project}/regions/{zone.region}"
         self._methods: list[tuple[str, re.Pattern[str], str, Method]] = [
@@ -111,14 +113,27 @@ class Api:
     def _operation(self, path: re.Match[str], _: Json) -> Json:
         if path[1] not in self._operations:
             raise ApiRefusal(404, f"The operation '{path[1]}' was not found")
-        return self._operations[path[1]]
+        return self._shown(path[1])
 
     def _done(self, kind: str, target: str, **place: str) -> Json:
         name = f"operation-{len(self._operations)}"
+        self._done_at[name] = time.monotonic() + self._zone.operation_s
+        failure, self._zone.operation_fails = self._zone.operation_fails, None
         self._operations[name] = {
             "name": name, "operationType": kind, "targetLink": target, "status": "DONE", "progress": 100, **place,
         }  # fmt: skip
-        return self._operations[name]
+        if failure is not None:
+            code, message = failure
+            self._operations[name] |= {
+                "httpErrorStatusCode": 403,
+                "httpErrorMessage": "FORBIDDEN",
+                "error": {"errors": [{"code": code, "message": message}]},
+            }
+        return self._shown(name)
+
+    def _shown(self, name: str) -> Json:
+        is_done = time.monotonic() >= self._done_at[name]
+        return self._operations[name] if is_done else self._operations[name] | {"status": "RUNNING", "progress": 0}
 
 
 @dataclass(slots=True)

@@ -82,8 +82,10 @@ class Zone:
         quota_chips: the limit of chips that all VMs hold together; None: no limit.
         machine_types: that it has.
         reservations: the chips of each reservation, by its name.
+        operation_s: seconds until an operation is done.
 
     Attributes:
+        operation_fails: the code and the message with which the next operation ends.
         in_stock: whether there is free capacity; if not, groups wait.
     """
 
@@ -93,6 +95,8 @@ class Zone:
     in_stock: bool = True
     machine_types: tuple[str, ...] = ("tpu7x-standard-4t", "ct6e-standard-4t")
     reservations: dict[str, int] = field(default_factory=dict)
+    operation_s: float = 0.0
+    operation_fails: tuple[str, str] | None = None
     groups: dict[str, Group] = field(default_factory=dict)
     policies: dict[str, Json] = field(default_factory=dict)
     templates: dict[str, Json] = field(default_factory=dict)

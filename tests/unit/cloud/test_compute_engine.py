@@ -205,6 +205,23 @@ def test_missing_permission_names_role_and_command(server: ComputeServer, cloud:
         cloud.queued_slices()
 
 
+def test_request_waits_until_policy_and_template_are_made(server: ComputeServer, cloud: ComputeEngine) -> None:
+    server.operation_s = 0.2
+    started = time.monotonic()
+    assert cloud.create(wanted()) is None
+    assert time.monotonic() - started > 3 * 0.2
+    assert list(server.groups) == ["s-1"]
+
+
+def test_operation_that_ends_with_quota_error_is_refusal_without_role(
+    server: ComputeServer, cloud: ComputeEngine
+) -> None:
+    server.operation_fails = "QUOTA_EXCEEDED", "Quota 'TPUS_PER_TPU_FAMILY' exceeded. Limit: 0.0 in region us-central1."
+    refused = str(cloud.create(wanted(tpu_type="v7x-8")))
+    assert "Quota 'TPUS_PER_TPU_FAMILY' exceeded" in refused
+    assert "roles/" not in refused
+
+
 def test_passing_errors_are_retried(server: ComputeServer, cloud: ComputeEngine) -> None:
     server.fail(503, "instanceGroupManagers.insert", times=2)
     assert cloud.create(wanted()) is None

@@ -452,7 +452,7 @@ def test_request_alone_in_its_source_never_moves() -> None:
 def test_waiting_gang_moves_only_to_room_for_all_of_it() -> None:
     history, waiting = ProvisioningHistory(), [queued(n, Q.ACCEPTED) for n in (1, 2)]
     for chips, moved in ((16, []), (32, [name(1), name(2)])):
-        sources = {"sources": (FIRST, replace(RESERVED, chips=chips))}
+        sources: dict[str, Any] = {"sources": (FIRST, replace(RESERVED, chips=chips))}
         make_plan((2,), *waiting, history=history, now=0.0, **sources)
         assert deletes(make_plan((2,), *waiting, history=history, now=1000.0, **sources)) == moved
 
