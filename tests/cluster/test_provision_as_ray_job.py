@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def ray_job(head: RayHead, *arguments: str) -> str:
 @pytest.mark.long
 def test_provisioner_as_ray_job_knows_head_and_has_no_second() -> None:
     with tempfile.TemporaryDirectory(prefix="head", ignore_cleanup_errors=True) as directory, CloudTpuServer() as api:
-        variable = {TEST_CLOUD_TPU_ENDPOINT: api.address}
+        variable: dict[str, Any] = {TEST_CLOUD_TPU_ENDPOINT: api.address}
         with ray_head(Path(directory), None, is_slice=False, **variable) as head:
             provision = [sys.executable, "-m", "iris_ray", "cluster", "provision", "--type", "v6e-16", "--max", "2"]
             provision += ["--min", "1", "--spot", "--location", api.location, "--runtime-version", "v", "--once"]
