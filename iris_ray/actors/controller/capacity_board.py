@@ -1,6 +1,7 @@
 """What provisioners have asked for and hold. It is in memory only: they report it again at every look."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from iris_ray.actors.controller.autoscaler_demand import since_words
 from iris_ray.actors.controller.clock import Clock
@@ -9,7 +10,7 @@ from iris_ray.model.topology import get_tpu_config
 
 KEPT_S = 900.0
 """How long the report of a provisioner that is silent is shown."""
-MOST_OWNERS = 100
+MOST_OWNERS, MOST_LOTS = 100, 100
 
 
 class CapacityBoard:
@@ -20,9 +21,9 @@ class CapacityBoard:
         self._reports: dict[str, tuple[float, CapacityReport]] = {}
 
     def take(self, report: CapacityReport) -> None:
-        """Replace the report of a provisioner."""
+        """Replace the report of a provisioner; what is shown of it has a limit."""
         self._reports.pop(report.owner, None)
-        self._reports[report.owner] = self._clock.now(), report
+        self._reports[report.owner] = self._clock.now(), replace(report, lots=report.lots[:MOST_LOTS])
         if len(self._reports) > MOST_OWNERS:
             del self._reports[next(iter(self._reports))]
 

@@ -188,7 +188,8 @@ class Measurements:
         self._state = state
         self._unusable = unusable
         self._meter = meter
-        self._names: dict[str, dict[str, None]] = {"tpu_type": {}, "user": {}, "source": {}}
+        names = "tpu_type", "user", "source", "market", "currency", "provisioner"
+        self._names: dict[str, dict[str, None]] = {name: {} for name in names}
         self._shown: dict[Metric, set[Values]] = {}  # the label values for which each gauge has been set
         self._jobs_read = state.job_changes.version
         self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
@@ -327,14 +328,16 @@ class Measurements:
         for report in board.reports():
             for lot in report.lots:
                 kind = self._named("tpu_type", lot.tpu_type), self._named("source", lot.source)
-                chips[*kind, lot.market, "held" if lot.joined else "asked"] += lot.chips
+                market = self._named("market", lot.market)
+                chips[*kind, market, "held" if lot.joined else "asked"] += lot.chips
                 if not lot.joined and lot.since:
                     waits[kind] = max(waits.get(kind, 0.0), board.waited_s(lot))
                 if lot.joined and lot.hourly is not None:
-                    priced = *kind, lot.market, report.currency
+                    priced = *kind, market, self._named("currency", report.currency)
                     costs[priced] = costs.get(priced, 0.0) + lot.hourly
             for trouble in report.troubles:
-                failures[report.owner, self._named("source", trouble.source)] = trouble.failures
+                who = self._named("provisioner", report.owner)
+                failures[who, self._named("source", trouble.source)] = trouble.failures
         for metric, amounts in (
             (PROVISIONED_CHIPS, chips),
             (PROVISIONING_WAIT, waits),

@@ -1,11 +1,14 @@
 """The table of prices that an operator gives."""
 
+import re
+
 import pytest
 
 from iris_ray.cloud.prices import read_prices
 from iris_ray.cloud.provider import Market
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import get_tpu_config
+from tests.docs.pages import REPOSITORY
 
 TABLE = """
 currency = "EUR"
@@ -54,3 +57,11 @@ def test_most_specific_price_counts(tpu_type: str, zone: str, market: Market, pr
 def test_wrong_table_is_refused_with_its_place(text: str, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         read_prices(text, "prices.toml")
+
+
+def test_table_of_the_page_can_be_read() -> None:
+    page = (REPOSITORY / "docs" / "getting-slices.md").read_text()
+    (table,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    prices = read_prices(table, "page")
+    assert prices.chip_hour(get_tpu_config("v7x-16"), "us-central1-c", Market.FLEX) == 3.0
+    assert prices.chip_hour(get_tpu_config("v6e-16"), "us-east5-a", Market.RESERVED) == 1.22
