@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from ray._private.accelerators.tpu import TPUAcceleratorManager
 
 from iris_ray.cloud.start_up import STARTUP_SCRIPT, script_for_docker, startup_script
 from iris_ray.errors import InvalidRequestError
@@ -77,6 +78,22 @@ def test_host_of_compute_engine_tells_ray_its_slice(servers: MetadataServers, tm
         "TPU_WORKER_ID": "1",
         "TPU_ACCELERATOR_TYPE": "tpu7x-16",
         "TPU_TOPOLOGY": "2x2x2",
+    }
+
+
+def test_ray_understands_what_it_is_told(
+    servers: MetadataServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = startup_script(STARTUP_SCRIPT, "10.0.0.2:6379")
+    ((_, environment),) = run(script, host(servers, OF_COMPUTE_ENGINE), tmp_path)
+    for name, value in told(environment).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(TPUAcceleratorManager, "get_current_node_num_accelerators", lambda: 4)
+    assert TPUAcceleratorManager.get_current_node_accelerator_labels() == {
+        "ray.io/tpu-slice-name": "slice-a",
+        "ray.io/tpu-worker-id": "1",
+        "ray.io/tpu-topology": "2x2x2",
+        "ray.io/tpu-pod-type": "v7x-16",
     }
 
 
