@@ -4,7 +4,8 @@ Ray's own autoscaler drives it, unmodified. Whoever runs the pods implements `Po
 Start with `world.py`, the public `KubernetesWorld`.
 """
 
+from iris_ray.testing.kubernetes.node_pools import Node, NodePool
 from iris_ray.testing.kubernetes.pods import Container, Pod, PodRunner, PodState
 from iris_ray.testing.kubernetes.world import KubernetesWorld
 
-__all__ = ["Container", "KubernetesWorld", "Pod", "PodRunner", "PodState"]
+__all__ = ["Container", "KubernetesWorld", "Node", "NodePool", "Pod", "PodRunner", "PodState"]

@@ -20,6 +20,7 @@ class Container:
         pre_stop: the command of the preStop hook; empty without one.
         limits: resource limits by name, such as ``{"google.com/tpu": "4", "memory": "500Gi"}``.
         requests: resource requests by name.
+        claims: the PersistentVolumeClaim behind each mounted path; the runner keeps what a claim holds across pods.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Container:
     pre_stop: tuple[str, ...] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, str] = field(default_factory=dict)
+    claims: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
