@@ -46,9 +46,7 @@ class KubernetesCluster(SimulatedCluster):
         super().__init__(connect=connect, dashboard=dashboard, quiet=quiet, networks=networks)
         self._idle_timeout_s = None if idle_timeout_s is None else checked_seconds("idle_timeout_s", idle_timeout_s)
         self._machines: PodMachines | None = None
-        self._new_world = lambda machines: KubernetesWorld(
-            raycluster, machines, pools=pools, feature_gates=feature_gates
-        )
+        self._raycluster, self._pools, self._gates = raycluster, pools, feature_gates
 
     # -- what can happen -------------------------------------------------------------------------------------------
 
@@ -63,7 +61,8 @@ class KubernetesCluster(SimulatedCluster):
     def add_slice(self, tpu_type: str, *, under: Sequence[str] = ()) -> str:
         """Raise InvalidRequestError: the autoscaler adds slices."""
         raise InvalidRequestError(
-            "Slices come when a job needs them. To have one without a job, raise minReplicas: cluster.kubernetes.apply()."
+            "Slices come when a job needs them. To have one without a job, raise minReplicas by"
+            " cluster.kubernetes.apply()."
         )
 
     def add_hosts(self, count: int, *, gpus: int = 0, labels: Mapping[str, str] | None = None) -> list[str]:
@@ -85,7 +84,8 @@ class KubernetesCluster(SimulatedCluster):
         """
         if notice_s is not None or heard_by != "both":
             raise InvalidRequestError(
-                "The pods of a spot slice are told by SIGTERM and their hooks; its pool has the grace."
+                "Pods are told of their end by their hooks and SIGTERM, and their node pool says how long they have:"
+                " leave notice_s and heard_by out."
             )
         hosts = [host for host in self._slice(slice_name) if host.machine.running]
         self._console.say(f"preempting slice {slice_name}")
@@ -127,7 +127,9 @@ class KubernetesCluster(SimulatedCluster):
             },
         )
         self._machines = PodMachines(place)
-        self.kubernetes = self._open.enter_context(self._new_world(self._machines))
+        self.kubernetes = self._open.enter_context(
+            KubernetesWorld(self._raycluster, self._machines, pools=self._pools, feature_gates=self._gates)
+        )
         if self._idle_timeout_s is not None:
             self.kubernetes.apply(_with_idle_timeout(self.kubernetes.raycluster(), self._idle_timeout_s))
         self.kubernetes.run()

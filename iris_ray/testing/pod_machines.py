@@ -1,4 +1,4 @@
-"""Runs the pods of an emulated Kubernetes as the head and the hosts of a simulated cluster, as kubelets run containers."""
+"""Runs the pods of an emulated Kubernetes as a simulated cluster's head and hosts, as kubelets run containers."""
 
 import re
 import sys
@@ -281,7 +281,7 @@ class _HostRun(_PodRun):
 
     def __init__(self, runner: PodMachines, pod: Pod, address: str) -> None:
         of_node = device_plugin_variables(pod.manifest["spec"].get("nodeSelector") or {})
-        super().__init__(runner, pod, address, of_node | _for_this_machine(pod.ray_container.environment))
+        super().__init__(runner, pod, address, {**of_node, **_for_this_machine(pod.ray_container.environment)})
 
     def _run(self) -> None:
         while not self._runner.head_ready.wait(_LOOK_S):  # as the init container does that KubeRay adds
@@ -302,7 +302,8 @@ class _HostRun(_PodRun):
         head = self._runner.head
         assert head is not None
         # The names of the head's service are known to no resolver of this machine.
-        self._variables = self._variables | {
+        self._variables = {
+            **self._variables,
             "RAY_ADDRESS": head.ray.gcs_address,
             "RAY_PORT": head.ray.gcs_address.rpartition(":")[2],
             "RAY_IP": self._place.head_address,

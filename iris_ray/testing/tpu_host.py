@@ -216,7 +216,7 @@ class PodHost:
 
 
 OF_THIS_MACHINE = frozenset({"PATH", "JAX_PLATFORMS", "TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"})
-"""Variables that a pod can't set here: where programs are, that there is no TPU, and what the cluster's own head wants."""
+"""Variables that a pod can't set here: where programs are, that there is no TPU, and the way to log in."""
 
 Host = TPUHost | PlainHost | PodHost
 

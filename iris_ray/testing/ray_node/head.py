@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import ray
@@ -31,7 +32,7 @@ _DRAIN_TIMEOUT_S = 3.0
 OBJECT_STORE_BYTES = 256 * 2**20  # of each node; memory is only taken as objects fill it
 _SHARED_MEMORY = Path("/dev/shm")
 
-Resources = ResourceAndLabelSpec
+Resources: TypeAlias = ResourceAndLabelSpec
 """The resources and labels of a node."""
 
 
