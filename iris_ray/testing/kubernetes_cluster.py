@@ -121,10 +121,8 @@ class KubernetesCluster(SimulatedCluster):
             starter=lambda head: self._starter_of(ground, head),
             dashboard=self._dashboard,
             joined=self._joined,
-            autoscaler_variables=lambda: {
-                **self.kubernetes.client_environment(),
-                "AUTOSCALER_UPDATE_INTERVAL_S": str(UPDATE_S),
-            },
+            api_variables=lambda: self.kubernetes.client_environment(),
+            autoscaler_variables={"AUTOSCALER_UPDATE_INTERVAL_S": str(UPDATE_S)},
         )
         self._machines = PodMachines(place)
         self.kubernetes = self._open.enter_context(

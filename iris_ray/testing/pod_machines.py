@@ -41,7 +41,8 @@ class PodPlace:
         starter: makes what starts hosts, once there is a head.
         dashboard: whether the head has Ray's dashboard.
         joined: told of every host when its Ray node has joined.
-        autoscaler_variables: returns the variables of the autoscaler's container besides KubeRay's.
+        api_variables: returns the variables by which pods find and trust the API server, as kubelets set them.
+        autoscaler_variables: of the autoscaler's container besides KubeRay's.
     """
 
     workspace: Workspace
@@ -51,7 +52,8 @@ class PodPlace:
     starter: Callable[[HeadMachine], HostStarter]
     dashboard: bool
     joined: Callable[[RunningHost], None]
-    autoscaler_variables: Callable[[], Mapping[str, str]]
+    api_variables: Callable[[], Mapping[str, str]]
+    autoscaler_variables: Mapping[str, str]
 
 
 class PodMachines:
@@ -242,7 +244,8 @@ class _HeadRun(_PodRun):
     def __init__(self, runner: PodMachines, pod: Pod) -> None:
         # Other processes on the head find its GCS as on every simulated head, by looking for it.
         given = {name: value for name, value in pod.ray_container.environment.items() if name != "RAY_ADDRESS"}
-        super().__init__(runner, pod, runner.place.head_address, _for_this_machine(given))
+        variables = {**runner.place.api_variables(), **_for_this_machine(given)}
+        super().__init__(runner, pod, runner.place.head_address, variables)
 
     def _run(self) -> None:
         head = self._runner.start_head(self._pod, self._variables)
@@ -262,7 +265,8 @@ class _HeadRun(_PodRun):
         command = [sys.executable, "-m", "ray.scripts.scripts", "kuberay-autoscaler", "--gcs-address"]
         command += [head.ray.gcs_address, "--cluster-name", environment["RAY_CLUSTER_NAME"]]
         command += ["--cluster-namespace", environment["RAY_CLUSTER_NAMESPACE"]]
-        variables = {**_for_this_machine(environment), **self._place.autoscaler_variables()}
+        variables = {**_for_this_machine(environment), **self._place.api_variables()}
+        variables |= self._place.autoscaler_variables
         self._launch(AUTOSCALER, command, variables, self._directory())
 
     def _terminate(self) -> None:
@@ -281,6 +285,7 @@ class _HostRun(_PodRun):
 
     def __init__(self, runner: PodMachines, pod: Pod, address: str) -> None:
         of_node = device_plugin_variables(pod.manifest["spec"].get("nodeSelector") or {})
+        of_node |= runner.place.api_variables()
         super().__init__(runner, pod, address, {**of_node, **_for_this_machine(pod.ray_container.environment)})
 
     def _run(self) -> None:
