@@ -128,7 +128,7 @@ def test_version_2_demand_is_served_by_no_present_slice(
 ) -> None:
     """The heads of slices in use are free, as jobs claim chips: without a selector Ray would give one of them."""
     monkeypatch.setattr(autoscaler_demand, "has_autoscaler_v2", lambda: True)
-    demand, missing = AutoscalerDemand(), {"v4-16": 1}
+    demand, missing = AutoscalerDemand(), {"v4-16": [1]}
     there = dict.fromkeys(cloud_cluster.slice_names, ("v4-16", True))
     demand.update(missing, there)
     wait_until(lambda: gang_demand() == [{HEAD: 1.0}])
