@@ -27,6 +27,9 @@ AUTOSCALER = "autoscaler"
 _LOOK_S = 0.1
 _KILLED = 137
 _EXIT_CODE = re.compile(r"ended with exit code (-?\d+)")
+_EXPECTED_CODES = (0, 15, -15, 143)
+"""Codes with which a raylet ends when it is drained or told to. ``ray start --block`` then does not end, so that the pod
+stays until KubeRay deletes it; after other codes it ends with 1 (ray/scripts/scripts.py of Ray 2.60)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +171,16 @@ class _PodRun(ABC):
         with self._lock:
             names = [container.name for container in self._pod.containers]
             codes: dict[str, int] = {}
-            if self._main is not None and not self._main.running:
-                codes[names[0]] = self._exit_code()
+            if self._main is not None and not self._main.running and (code := self._exit_code()) is not None:
+                codes[names[0]] = code
             for name, machine in self._others.items():
                 if name in names and not machine.running:
                     codes[name] = _KILLED if machine.killed else 1
             if self._ended:
                 codes = dict.fromkeys(names, _KILLED) | codes
             running = {name for name in names if name not in codes} if self._main is not None else set()
-            return PodState(self._address, frozenset(running), self._ready and names[0] in running, codes)
+            ready = self._ready and self._main is not None and self._main.running
+            return PodState(self._address, frozenset(running), ready and names[0] in running, codes)
 
     @abstractmethod
     def _run(self) -> None:
@@ -187,8 +191,8 @@ class _PodRun(ABC):
         """SIGTERM the Ray container."""
 
     @abstractmethod
-    def _exit_code(self) -> int:
-        """Return the exit code of the Ray container, which has ended."""
+    def _exit_code(self) -> int | None:
+        """Return the exit code of the Ray container, whose Ray node has ended; None if the container goes on."""
 
     @abstractmethod
     def _directory(self) -> Path:
@@ -273,7 +277,7 @@ class _HeadRun(_PodRun):
         assert self._main is not None
         self._main.begin_kill()
 
-    def _exit_code(self) -> int:
+    def _exit_code(self) -> int | None:
         return _KILLED if self._ended else 1
 
     def _directory(self) -> Path:
@@ -332,11 +336,12 @@ class _HostRun(_PodRun):
         assert isinstance(self._main, Machine)
         self._main.terminate_command()
 
-    def _exit_code(self) -> int:
+    def _exit_code(self) -> int | None:
         log = self._place.workspace.root / f"{self._pod.name}.log"
         found = _EXIT_CODE.search(log.read_text(errors="replace")) if log.exists() else None
-        code = _KILLED if found is None else int(found[1])
-        return 128 - code if code < 0 else code
+        if found is None:
+            return _KILLED
+        return None if int(found[1]) in _EXPECTED_CODES and not self._is_going() else 1
 
     def _directory(self) -> Path:
         return self._place.workspace.root / self._pod.name
