@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,9 +102,10 @@ def played_world(raycluster: Path | Mapping[str, Any] = GKE_FILE, **options: Any
         yield played
 
 
-def changed(change: Callable[[Any], None]) -> dict[str, Any]:
-    """The shipped RayCluster, changed."""
+def changed(change: Callable[[Any], object] = lambda spec: None) -> dict[str, Any]:
+    """The shipped RayCluster, changed; without the volumes and the other objects of its file."""
     documents = yaml.safe_load_all(GKE_FILE.read_text())
-    cluster: dict[str, Any] = deepcopy(next(d for d in documents if d["kind"] == "RayCluster"))
+    cluster: dict[str, Any] = next(document for document in documents if document["kind"] == "RayCluster")
+    cluster["spec"]["headGroupSpec"]["template"]["spec"].pop("volumes", None)
     change(cluster["spec"])
     return cluster

@@ -16,7 +16,6 @@ import secrets
 import ssl
 import threading
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -134,7 +133,7 @@ class Api:
     def _patch(self, kind: str, manifest: Manifest, part: str | None, content_type: str, body: Any) -> Manifest:
         if content_type == "application/json-patch+json":
             try:
-                patched = json_patch(manifest, body)
+                patched: Manifest = json_patch(manifest, body)
             except PatchError as error:  # NewGenericServerResponse for applyJSPatch in apiserver's patch.go
                 message = "the server rejected our request due to an error in our request"
                 raise ApiError(422, "Invalid", f"{message}: {error}") from error
@@ -213,43 +212,30 @@ def _field(item: Mapping[str, Any], path: str) -> str:
 # -- https -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """The files with which a client finds trust, and is trusted: a client certificate, or a token.
+class ApiServer:
+    """Serves an `Api` over HTTPS from a thread of its own.
 
     Attributes:
-        directory: has ``ca.crt``, ``token`` and ``namespace``, as a pod's directory of its service account.
+        port: its port, once it serves.
     """
 
-    directory: Path
-    token: str
-
-    @property
-    def ca(self) -> Path:
-        return self.directory / "ca.crt"
-
-    @property
-    def client_certificate(self) -> Path:
-        return self.directory / "client.crt"
-
-    @property
-    def client_key(self) -> Path:
-        return self.directory / "client.key"
-
-
-class ApiServer:
-    """Serves an `Api` over HTTPS from a thread of its own."""
-
-    def __init__(self, store: ObjectStore, api: Api, directory: Path, port: int) -> None:
-        self._store, self._api = store, api
-        self.credentials = Credentials(directory, secrets.token_urlsafe(24))
-        self.port = port
+    def __init__(self, store: ObjectStore, api: Api, port: int) -> None:
+        self._store, self._api, self.port = store, api, port
+        self._token = secrets.token_urlsafe(24)
         self._loop = asyncio.new_event_loop()
         self._runner: web.ServerRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes-api", daemon=True)
 
-    def start(self) -> None:
-        context = _make_certificates(self.credentials, self._store.namespace)
+    def start(self, directory: Path) -> None:
+        """Begin to serve.
+
+        Args:
+            directory: gets what a client needs: ``ca.crt``, ``token`` and ``namespace``, as a pod has them of its
+                service account, and ``tls.crt`` and ``tls.key``, a certificate that is good for clients.
+        """
+        context = _make_certificate(directory)
+        for name, text in {"token": self._token, "namespace": self._store.namespace}.items():
+            _write(directory / name, text.encode())
         self._thread.start()
         try:
             self.port = self._run(self._serve(context))
@@ -299,64 +285,40 @@ class ApiServer:
     def _authenticate(self, request: web.BaseRequest) -> None:
         transport = request.transport
         certificate = transport.get_extra_info("peercert") if transport is not None else None
-        if not certificate and request.headers.get("Authorization") != f"Bearer {self.credentials.token}":
+        if not certificate and request.headers.get("Authorization") != f"Bearer {self._token}":
             raise ApiError(401, "Unauthorized", "Unauthorized")
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _make_certificates(credentials: Credentials, namespace: str) -> ssl.SSLContext:
-    """Write an authority's certificate, a client's and a token; return the server's side of TLS."""
-    credentials.directory.mkdir(parents=True, exist_ok=True)
-    authority_key, authority = _certificate("kubernetes-ca")
-    _write(credentials.ca, authority.public_bytes(serialization.Encoding.PEM))
-    _write(credentials.directory / "token", credentials.token.encode())
-    _write(credentials.directory / "namespace", namespace.encode())
-    server = credentials.directory / "server.crt", credentials.directory / "server.key"
-    client = credentials.client_certificate, credentials.client_key
-    for name, (certificate_file, key_file) in {"kube-apiserver": server, "pod": client}.items():
-        key, certificate = _certificate(name, authority, authority_key)
-        _write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM))
-        plain = serialization.NoEncryption()
-        _write(key_file, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(credentials.ca))
+def _make_certificate(directory: Path) -> ssl.SSLContext:
+    """Write the certificate that is authority, server and client in one; return the server's side of TLS."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
+    names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(ADDRESS)), x509.DNSName("localhost")]
+    purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=365))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.KeyUsage(True, False, False, False, False, True, True, False, False), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    for file in ("ca.crt", "tls.crt"):
+        _write(directory / file, certificate.public_bytes(serialization.Encoding.PEM))
+    form, open_ = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    _write(directory / "tls.key", key.private_bytes(serialization.Encoding.PEM, form, open_))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(directory / "ca.crt"))
     context.verify_mode = ssl.CERT_OPTIONAL
-    context.load_cert_chain(*map(str, server))
+    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     return context
 
 
 def _write(path: Path, content: bytes) -> None:
     path.touch(mode=0o600)
     path.write_bytes(content)
-
-
-def _certificate(
-    name: str, issuer: x509.Certificate | None = None, issuer_key: ec.EllipticCurvePrivateKey | None = None
-) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """Return a key and its certificate: an authority's without an issuer, else one for 127.0.0.1 and for clients."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    signer = issuer_key or key
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=365))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(identifier, critical=False)
-    )
-    if issuer is None:
-        usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-        builder = builder.add_extension(usage, critical=True)
-    else:
-        names: list[x509.GeneralName] = [x509.IPAddress(ipaddress.ip_address(ADDRESS)), x509.DNSName("localhost")]
-        purposes = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-    return key, builder.sign(signer, hashes.SHA256())

@@ -1,8 +1,9 @@
 """The kubelets of all nodes: they have bound pods run, tell how they are, and end those that are deleted.
 
 Sources: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ (phases, termination) and
-https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/ (what a pod's status says when its node is shut
-down); pkg/registry/core/pod/strategy.go of Kubernetes (a pod that is not bound, or has ended, is deleted at once).
+https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/ (what a pod says when its node is shut down);
+pkg/registry/core/pod/strategy.go of Kubernetes (a pod that is not bound, or has ended, is deleted at once). Containers
+are never restarted: with Ray's autoscaler v2, KubeRay sets the restart policy to Never.
 """
 
 import re
@@ -22,6 +23,7 @@ from iris_ray.testing.kubernetes.objects import (
     answers,
     condition,
     has_ended,
+    is_ready,
 )
 from iris_ray.testing.kubernetes.pods import Container, Pod, PodRunner, PodState
 from iris_ray.testing.kubernetes.ray_pod import START_COMMAND
@@ -62,7 +64,7 @@ class Kubelets:
             if uid not in self._given:
                 if "deletionTimestamp" in metadata:
                     self.forget(manifest)
-                else:
+                elif is_ready(node):
                     self._start(manifest, node)
                 continue
             pod = self._given[uid]

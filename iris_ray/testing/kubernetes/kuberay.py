@@ -1,8 +1,8 @@
 """KubeRay: the operator that keeps the pods of a RayCluster as its spec says.
 
 Source: ray-operator/controllers/ray/raycluster_controller.go of KubeRay 1.7.0 (reconcilePods, shouldDeletePod,
-reconcileMultiHostWorkerGroup, shouldRecreatePodsForUpgrade). One `step` is one reconciliation; where the operator returns
-and comes back later, the step ends. Pods that are being deleted count until they are gone, as they do for the operator.
+reconcileMultiHostWorkerGroup, shouldRecreatePodsForUpgrade). One `step` is one reconciliation. Where the operator
+returns and comes back later, the step ends. Pods that are being deleted count until they are gone, as they do for it.
 """
 
 import copy
@@ -23,6 +23,7 @@ from iris_ray.testing.kubernetes.objects import (
     ObjectStore,
     condition,
     has_ended,
+    is_ready,
 )
 from iris_ray.testing.kubernetes.pods import HEAD_GROUP
 from iris_ray.testing.kubernetes.ray_pod import (
@@ -226,10 +227,6 @@ def should_be_deleted(pod: Manifest) -> bool:
     statuses = pod["status"].get("containerStatuses") or []
     ray_ended = bool(statuses) and "terminated" in statuses[0]["state"]
     return ray_ended and pod["spec"].get("restartPolicy") == "Never"
-
-
-def is_ready(pod: Manifest) -> bool:
-    return any(found["type"] == "Ready" and found["status"] == "True" for found in pod["status"]["conditions"])
 
 
 def spec_hash(spec: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """GKE's node pools: which nodes there are, which come and go, and which pods they get.
 
-Sources: https://cloud.google.com/kubernetes-engine/docs, concepts/plan-tpus (a pool of a topology of several hosts is one
-slice, and scales as a whole), concepts/spot-vms (of a spot VM's 30 s pods get 15), concepts/node-auto-provisioning (spot
-nodes have a taint), how-to/node-auto-repair (a slice that lacks a node is made anew); the FAQ of
+Sources: https://cloud.google.com/kubernetes-engine/docs, concepts/plan-tpus (a pool of a topology of several hosts is
+one slice, and scales as a whole), concepts/spot-vms (of a spot VM's 30 s pods get 15), concepts/node-auto-provisioning
+(spot nodes have a taint), how-to/node-auto-repair (a slice that lacks a node is made anew); the FAQ of
 github.com/kubernetes/autoscaler (events). The words of FailedScaleUp are those that people report from GKE.
 """
 
@@ -169,7 +169,8 @@ class NodePools:
         self._machines: list[_Machine] = []
         self._stock: dict[str, int | None] = {}
         self._quota: dict[str, int | None] = {}
-        self._blocked_until: dict[str, float] = {}
+        self._failures: dict[str, tuple[float, str]] = {}
+        """When pools of a kind could not get nodes the last time, and why."""
         self._made = 0
 
     def nodes(self) -> list[Node]:
@@ -178,11 +179,11 @@ class NodePools:
 
     def set_stock(self, accelerator: str, nodes: int | None) -> None:
         self._stock[accelerator] = nodes
-        self._blocked_until.clear()
+        self._failures.clear()
 
     def set_quota(self, accelerator: str, chips: int | None) -> None:
         self._quota[accelerator] = chips
-        self._blocked_until.clear()
+        self._failures.clear()
 
     # -- nodes that go ---------------------------------------------------------------------------------------------
 
@@ -200,10 +201,8 @@ class NodePools:
         whole = machine.pool.slice_hosts > 1
         for found in self._machines:
             if found.stage is _Stage.READY and (found is machine or (whole and found.pool is machine.pool)):
-                found.stage, found.due = (
-                    _Stage.LEAVING,
-                    self._store.now + found.pool.preemption_grace_s + _SYSTEM_PODS_S,
-                )
+                found.stage = _Stage.LEAVING
+                found.due = self._store.now + found.pool.preemption_grace_s + _SYSTEM_PODS_S
                 self._set_ready(found, "False", "KubeletNotReady", "node is shutting down")
                 for pod in self._pods_on(found):
                     grace = min(found.pool.preemption_grace_s, pod["spec"]["terminationGracePeriodSeconds"])
@@ -279,12 +278,13 @@ class NodePools:
                 reasons.append(reason)
             elif have + count > most:
                 reasons.append("max node group size reached")
-            elif self._store.now < self._blocked_until.get(_block(pool), 0.0):
-                reasons.append("in backoff after failed scale-up")
             elif (failure := self._failure(pool, count)) is not None:
-                self._blocked_until[_block(pool)] = self._store.now + self._backoff_s
+                failed_at, why = failure
+                if failed_at < self._store.now:
+                    reasons.append("in backoff after failed scale-up")
+                    continue
                 message = (
-                    f"Node scale up in zones {_ZONE} associated with this pod failed: {failure}."
+                    f"Node scale up in zones {_ZONE} associated with this pod failed: {why}."
                     " Pod is at risk of not being scheduled."
                 )
                 self._store.record_event(pod, "FailedScaleUp", message, "cluster-autoscaler", warning=True)
@@ -305,8 +305,18 @@ class NodePools:
         if self._pattern is not None:
             yield _provisioned_for(pod, self._pattern, f"nap-{self._made}")
 
-    def _failure(self, pool: NodePool, count: int) -> str | None:
-        """Return why Google does not give so many nodes, or None and take them from the stock."""
+    def _failure(self, pool: NodePool, count: int) -> tuple[float, str] | None:
+        """Return when and why Google did not give so many nodes, or None and take them from the stock."""
+        kind = f"{pool.accelerator} {pool.topology} {pool.spot}"
+        known = self._failures.get(kind)
+        if known is None or self._store.now >= known[0] + self._backoff_s:
+            why = self._lacking(pool, count)
+            if why is None:
+                return None
+            known = self._failures[kind] = self._store.now, why
+        return known
+
+    def _lacking(self, pool: NodePool, count: int) -> str | None:
         quota, stock = self._quota.get(pool.accelerator), self._stock.get(pool.accelerator)
         used = sum(m.pool.chips_per_node for m in self._machines if m.pool.accelerator == pool.accelerator)
         if quota is not None and used + count * pool.chips_per_node > quota:
@@ -376,11 +386,6 @@ class NodePools:
         self._store.put(NODES, machine.manifest)
         if status != "True":
             self._store.record_event(machine.manifest, "NodeNotReady", message, "node-controller")
-
-
-def _block(pool: NodePool) -> str:
-    """Return what pools have in common that fail together: all that auto-provisioning makes for one kind of pod."""
-    return f"{pool.accelerator} {pool.topology} {pool.spot}"
 
 
 def _provisioned_for(pod: Manifest, pattern: NodePool, name: str) -> NodePool:

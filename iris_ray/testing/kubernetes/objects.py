@@ -1,11 +1,12 @@
 """The objects of an emulated Kubernetes: their names, versions, labels and events, and the amounts in them."""
 
 import random
+import re
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, Final
 
 Manifest = dict[str, Any]
@@ -28,6 +29,7 @@ _MULTIPLES: Final = {
     **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTPE", 1)},
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
 }
+_QUANTITY: Final = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)([a-zA-Z]*)")
 _MOST_EVENTS: Final = 10_000
 
 
@@ -120,12 +122,10 @@ class ObjectStore:
 
 def amount(quantity: object) -> Decimal:
     """Return a quantity such as ``500m``, ``4`` or ``10Gi`` as a number; raises ValueError if it is none."""
-    text = str(quantity)
-    number = text.rstrip("numkMGTPEKi")
-    try:
-        return Decimal(number) * _MULTIPLES[text[len(number) :]]
-    except (InvalidOperation, KeyError):
-        raise ValueError(f"{text!r} is no quantity of Kubernetes, such as 500m, 4 or 10Gi") from None
+    found = _QUANTITY.fullmatch(str(quantity))
+    if found is None or found[2] not in _MULTIPLES:
+        raise ValueError(f"{str(quantity)!r} is no quantity of Kubernetes, such as 500m, 4 or 10Gi")
+    return Decimal(found[1]) * _MULTIPLES[found[2]]
 
 
 def requests(pod_spec: Mapping[str, Any]) -> dict[str, Decimal]:
@@ -189,6 +189,11 @@ def condition(manifest: Manifest, kind: str, status: bool, reason: str, message:
 def has_ended(pod: Manifest) -> bool:
     """Say whether a pod is in a phase that it can't leave."""
     return pod["status"]["phase"] in ("Succeeded", "Failed")
+
+
+def is_ready(manifest: Manifest) -> bool:
+    """Say whether a pod or a node is ready."""
+    return any(found["type"] == "Ready" and found["status"] == "True" for found in manifest["status"]["conditions"])
 
 
 def answers(node: Manifest) -> bool:

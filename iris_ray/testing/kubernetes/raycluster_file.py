@@ -1,7 +1,7 @@
 """Reads a RayCluster, fills in its defaults, and refuses what KubeRay 1.7 or the TPU webhook refuses.
 
-Sources, in ray-operator/ of KubeRay 1.7.0: apis/ray/v1/raycluster_types.go (defaults, enumerations),
-controllers/ray/utils/validation.go and pkg/features/features.go (gates); main.go of the TPU webhook (validateRayCluster).
+Sources: apis/ray/v1/raycluster_types.go (defaults, enumerations), controllers/ray/utils/validation.go and
+pkg/features/features.go (gates) in ray-operator/ of KubeRay 1.7.0; validateRayCluster in the TPU webhook's main.go.
 A real KubeRay refuses by an event, InvalidRayClusterSpec, and does nothing more.
 """
 

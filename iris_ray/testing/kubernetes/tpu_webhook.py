@@ -2,8 +2,8 @@
 
 Source: main.go (mutatePod) of github.com/ai-on-gke/kuberay-tpu-webhook, tags v1.3.1 and v1.3.2. They differ in one
 point. 1.3.1 has each pod of a slice want to be where pods with its label ``replicaIndex`` are, and does not set that
-label on pods that KubeRay has numbered: with KubeRay 1.6 or newer no pod of a slice of several hosts finds a node. 1.3.2
-takes KubeRay's own label instead. The values of its tests are in tests/unit/testing/kubernetes.
+label on pods that KubeRay has numbered. So with KubeRay 1.6 or newer no pod of a slice of several hosts finds a node.
+1.3.2 takes KubeRay's own label instead. The values of its tests are in tests/unit/testing/kubernetes.
 """
 
 from collections.abc import Iterable, Sequence

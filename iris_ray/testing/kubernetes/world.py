@@ -1,15 +1,15 @@
 """A GKE cluster with one RayCluster: everything behind the API server, driven by time."""
 
 import copy
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
-from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.errors import InvalidClusterFileError, InvalidRequestError, UnknownNameError
 from iris_ray.testing.kubernetes.api_server import ADDRESS, AUTOSCALER_ROLE, Api, ApiServer
 from iris_ray.testing.kubernetes.kubelets import Kubelets, delete_pod
 from iris_ray.testing.kubernetes.kuberay import KubeRay
@@ -68,9 +68,7 @@ class KubernetesWorld:
         self._store.now = time.time()
         metadata["generation"] = 1
         self._store.add(RAYCLUSTERS, copy.deepcopy(file.raycluster))
-        for other in file.others:
-            if other.get("kind") == "PersistentVolumeClaim":
-                self._store.add(CLAIMS, copy.deepcopy(other))
+        self._add_claims(file.others)
         self._name = str(metadata["name"])
         self._runner = runner
         self._kubelets = Kubelets(self._store, runner)
@@ -79,15 +77,24 @@ class KubernetesWorld:
         self._pools = NodePools(
             self._store, self._kubelets, pools, pattern=pattern, lost_node_s=lost_node_s, backoff_s=backoff_s
         )
-        self._directory = Path(tempfile.mkdtemp(prefix="iris-ray-kubernetes-"))
         permissions = AUTOSCALER_ROLE | frozenset(_permissions(file.others))
-        self._server = ApiServer(self._store, Api(self._store, permissions), self._directory, port)
+        self._api, self._port = Api(self._store, permissions), port
+        self._open = ExitStack()
+        self._server: ApiServer | None = None
+        self._directory = Path()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         """Start the API server. Nothing else happens before the first `step` or `run`."""
-        self._server.start()
+        self._directory = Path(self._open.enter_context(TemporaryDirectory(prefix="iris-ray-kubernetes-")))
+        self._server = ApiServer(self._store, self._api, self._port)
+        self._open.callback(self._server.close)
+        try:
+            self._server.start(self._directory)
+        except BaseException:
+            self._open.close()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -95,11 +102,10 @@ class KubernetesWorld:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        self._server.close()
+        self._open.close()
         with self._store.lock:
             for pod in self._kubelets.pods():
                 self._runner.kill(pod)
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -142,21 +148,22 @@ class KubernetesWorld:
     @property
     def service_account(self) -> Path:
         """A directory with ``token``, ``ca.crt`` and ``namespace``, as pods have one of their service account."""
-        return self._server.credentials.directory
+        return self._directory
 
     def client_environment(self) -> dict[str, str]:
         """Return the variables with which Ray's autoscaler, or any pod, finds and trusts the API server.
 
         The world does not put them into the containers' environment.
         """
-        credentials = self._server.credentials
+        if self._server is None:
+            raise InvalidRequestError("This world has not begun: use it in a with statement.")
         return {
             "KUBERNETES_SERVICE_HOST": ADDRESS,
             "KUBERNETES_SERVICE_PORT": str(self._server.port),
             "KUBERNETES_SERVICE_PORT_HTTPS": str(self._server.port),
-            "RAY_KUBERAY_CA_CERT_PATH": str(credentials.ca),
-            "RAY_KUBERAY_CLIENT_CERT_PATH": str(credentials.client_certificate),
-            "RAY_KUBERAY_CLIENT_KEY_PATH": str(credentials.client_key),
+            "RAY_KUBERAY_CA_CERT_PATH": str(self._directory / "ca.crt"),
+            "RAY_KUBERAY_CLIENT_CERT_PATH": str(self._directory / "tls.crt"),
+            "RAY_KUBERAY_CLIENT_KEY_PATH": str(self._directory / "tls.key"),
         }
 
     def pods(self, group: str | None = None) -> list[Pod]:
@@ -222,10 +229,11 @@ class KubernetesWorld:
         with self._store.lock:
             before = self._raycluster()
             if file.raycluster["metadata"]["name"] != self._name:
-                raise InvalidRequestError(f"This world runs the RayCluster {self._name}; the file has another one.")
+                raise InvalidClusterFileError(f"This world runs the RayCluster {self._name}; the file has another one.")
             spec = copy.deepcopy(file.raycluster["spec"])
             metadata = {**before["metadata"], "generation": before["metadata"]["generation"] + (spec != before["spec"])}
             self._store.put(RAYCLUSTERS, {**before, "metadata": metadata, "spec": spec})
+            self._add_claims(file.others)
 
     def delete_pod(self, name: str, grace_s: float | None = None) -> None:
         """Delete a pod, as ``kubectl delete pod`` does; without a grace, its terminationGracePeriodSeconds hold."""
@@ -263,6 +271,11 @@ class KubernetesWorld:
         """Set the project's quota of chips of this accelerator; None is no limit. What runs stays."""
         with self._store.lock:
             self._pools.set_quota(accelerator, chips)
+
+    def _add_claims(self, others: Iterable[Manifest]) -> None:
+        for other in others:
+            if other.get("kind") == "PersistentVolumeClaim" and not self._store.get(CLAIMS, other["metadata"]["name"]):
+                self._store.add(CLAIMS, copy.deepcopy(other))
 
     def _raycluster(self) -> Manifest:
         found = self._store.get(RAYCLUSTERS, self._name)

@@ -1,15 +1,22 @@
 """Files of RayClusters: what is refused, with the line and the field."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from iris_ray.errors import InvalidClusterFileError
-from iris_ray.testing.kubernetes.raycluster_file import read_cluster_file
+from iris_ray.testing.kubernetes.raycluster_file import read_cluster_file, with_defaults
+from tests.docs.pages import REPOSITORY
 from tests.support.kubernetes import EMBEDDED_STORAGE, GKE_FILE
 
-TEXT = GKE_FILE.read_text()
+TEXT = GKE_FILE.read_text().split("---\n")[-1]
+
+
+def line_of(text: str, part: str) -> int:
+    return text[: text.index(part)].count("\n") + 1
 
 
 def refusal(tmp_path: Path, text: str, *gates: str) -> str:
@@ -20,10 +27,6 @@ def refusal(tmp_path: Path, text: str, *gates: str) -> str:
     return str(caught.value)
 
 
-def line_of(text: str, part: str) -> int:
-    return text[: text.index(part)].count("\n") + 1
-
-
 def test_shipped_file_is_taken_with_the_defaults_of_the_crd() -> None:
     read = read_cluster_file(GKE_FILE, [EMBEDDED_STORAGE])
     groups = read.raycluster["spec"]["workerGroupSpecs"]
@@ -32,6 +35,13 @@ def test_shipped_file_is_taken_with_the_defaults_of_the_crd() -> None:
         ("v6e-8", 1, 0),
     ]
     assert groups == read_cluster_file(read.raycluster, [EMBEDDED_STORAGE]).raycluster["spec"]["workerGroupSpecs"]
+
+
+def test_defaults_of_groups_are_those_of_kuberays_crd() -> None:
+    schema = json.loads(gzip.decompress((REPOSITORY / "tests" / "data" / "raycluster-schema.json.gz").read_bytes()))
+    group = schema["properties"]["spec"]["properties"]["workerGroupSpecs"]["items"]["properties"]
+    filled = with_defaults({"spec": {"workerGroupSpecs": [{}]}})["spec"]["workerGroupSpecs"][0]
+    assert {name: group[name]["default"] for name in filled} == filled
 
 
 @pytest.mark.parametrize(
@@ -46,7 +56,12 @@ def test_shipped_file_is_taken_with_the_defaults_of_the_crd() -> None:
         ("groupName: v6e-8", "groupName: v6e-16", "groupName: v6e-16", "two groups are called v6e-16"),
         ('google.com/tpu: "4"}', "google.com/tpu: four}", "google.com/tpu: four", "no quantity of Kubernetes"),
         ('rayVersion: "2.60.0"', 'rayVersion: "2.51.0"', "    mode: token", "from 2.52.0 on"),
-        ("            cloud.google.com/gke-tpu-topology: 4x4\n", "", "template:\n        spec:\n          terminationG", "-topology"),
+        (
+            "            cloud.google.com/gke-tpu-topology: 4x4\n",
+            "",
+            "template:\n        spec:\n          terminationG",
+            "-topology",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, old: str, new: str, at: str, words: str) -> None:
@@ -57,8 +72,9 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, old: str, new: str
 
 
 def test_alpha_feature_is_refused_without_its_gate(tmp_path: Path) -> None:
-    said = refusal(tmp_path, TEXT, "RayMultiHostIndexing")
-    line = line_of(TEXT, "backend: rocksdb")
+    text = TEXT.replace("  headGroupSpec:", "  gcsFaultToleranceOptions:\n    backend: rocksdb\n  headGroupSpec:")
+    said = refusal(tmp_path, text, "RayMultiHostIndexing")
+    line = line_of(text, "backend: rocksdb")
     assert f"line {line}, spec.gcsFaultToleranceOptions.backend" in said
     assert "GCSFaultToleranceEmbeddedStorage" in said
 
@@ -66,8 +82,8 @@ def test_alpha_feature_is_refused_without_its_gate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (TEXT.replace("kind: RayCluster", "kind: RayJob"), "holds 0 (RayJob in line 3)"),
-        (f"{TEXT}---\n{TEXT}", "holds 2"),
+        (TEXT.replace("kind: RayCluster", "kind: RayJob"), f"holds 0 (RayJob in line {line_of(TEXT, 'apiVersion')})"),
+        (f"{TEXT}\n---\n{TEXT}", "holds 2"),
         ("a: [", "is no YAML"),
         ("", "holds 0"),
     ],
@@ -84,5 +100,5 @@ def test_missing_file_is_refused_by_its_name() -> None:
 def test_other_objects_in_the_file_are_kept(tmp_path: Path) -> None:
     role = {"apiVersion": "v1", "kind": "Role", "metadata": {"name": "more"}, "rules": []}
     path = tmp_path / "mine.yaml"
-    path.write_text(f"{TEXT}---\n{yaml.safe_dump(role)}")
+    path.write_text(f"{TEXT}\n---\n{yaml.safe_dump(role)}")
     assert read_cluster_file(path, [EMBEDDED_STORAGE]).others == (role,)

@@ -1,8 +1,8 @@
 """The emulated TPU webhook gives the values that the webhook's own tests expect.
 
 Carried over from webhook_main_test.go of github.com/ai-on-gke/kuberay-tpu-webhook, tag v1.3.1: Test_GetReplicaIndex,
-Test_GetNextWorkerID, Test_GetNumTPUHostsFromTopology, Test_GenDNSHostnames, Test_InjectAffinity,
-Test_CheckWorkersMatchTopology, Test_getSliceToTPUHosts, Test_MutatePod, Test_GetTPUProcessAddresses, Test_MutatePod_V7x.
+Test_GetNextWorkerID, Test_GetNumTPUHostsFromTopology, Test_GenDNSHostnames, Test_InjectAffinity, Test_MutatePod,
+Test_CheckWorkersMatchTopology, Test_getSliceToTPUHosts, Test_GetTPUProcessAddresses, Test_MutatePod_V7x.
 """
 
 from collections.abc import Mapping
@@ -255,9 +255,7 @@ def test_process_addresses_are_those_of_their_test(replica: int, hosts: int, exp
         ),
     ],
 )
-def test_second_container_of_v7x_gets_the_values_of_their_test(
-    given: dict[str, str], expected: dict[str, str]
-) -> None:
+def test_second_container_of_v7x_gets_the_values_of_their_test(given: dict[str, str], expected: dict[str, str]) -> None:
     pod = worker(accelerator="tpu7x-standard-4t", topology="2x2x2", chips="2")
     first = pod["spec"]["containers"][0]
     first["env"] = [{"name": name, "value": value} for name, value in given.items()]

@@ -28,11 +28,15 @@ def environment(world: PlayedWorld, group: str) -> list[tuple[str, str]]:
     return [(variables["TPU_NAME"], variables["TPU_WORKER_ID"]) for variables in found]
 
 
-# -- the head ------------------------------------------------------------------------------------------------------------
+# -- the head ----------------------------------------------------------------------------------------------------------
+
+
+def embedded_storage(spec: Any, **storage: str) -> None:
+    spec["gcsFaultToleranceOptions"] = {"backend": "rocksdb", "storage": storage or {"size": "10Gi"}}
 
 
 def test_new_cluster_gets_its_head_and_nothing_else() -> None:
-    with played_world() as played:
+    with played_world(changed(embedded_storage)) as played:
         (head,) = played.world.pods()
         assert head.is_head
         assert [container.name for container in head.containers] == ["ray-head", "autoscaler"]
@@ -40,6 +44,7 @@ def test_new_cluster_gets_its_head_and_nothing_else() -> None:
         assert head.ray_start_params["no-monitor"] == "true"
         assert head.ray_container.environment["RAY_enable_autoscaler_v2"] == "true"
         assert head.ray_container.claims == {"/data/gcs": "tpus-gcs-pvc"}
+        assert head.ray_container.environment["RAY_gcs_storage_path"] == "/data/gcs"
         autoscaler = head.containers[1]
         assert autoscaler.args == ("ray kuberay-autoscaler --cluster-name tpus --cluster-namespace default",)
         assert autoscaler.environment["RAY_HEAD_POD_NAME"] == head.name
@@ -50,7 +55,7 @@ def test_new_cluster_gets_its_head_and_nothing_else() -> None:
 
 
 def test_head_whose_ray_container_ends_is_replaced_with_its_claim() -> None:
-    with played_world() as played:
+    with played_world(changed(embedded_storage)) as played:
         (head,) = played.world.pods()
         played.runner.ended[head.name] = {"ray-head": 1}
         played.play(5)
@@ -61,15 +66,12 @@ def test_head_whose_ray_container_ends_is_replaced_with_its_claim() -> None:
 
 
 def test_head_without_its_volume_claim_waits() -> None:
-    def own_claim(spec: Any) -> None:
-        spec["gcsFaultToleranceOptions"]["storage"] = {"claimName": "mine"}
-
-    with played_world(changed(own_claim)) as played:
+    with played_world(changed(lambda spec: embedded_storage(spec, claimName="mine"))) as played:
         assert played.world.pods() == []
         assert played.messages("FailedScheduling") == {'persistentvolumeclaim "mine" not found'}
 
 
-# -- slices of several hosts ---------------------------------------------------------------------------------------------
+# -- slices of several hosts -------------------------------------------------------------------------------------------
 
 
 def test_replica_is_one_slice_with_numbered_hosts() -> None:
@@ -160,7 +162,7 @@ def test_slice_pool_has_none_of_its_nodes_or_all() -> None:
         assert [node.pool for node in played.world.nodes()] == ["default"]
 
 
-# -- slices of one host --------------------------------------------------------------------------------------------------
+# -- slices of one host ------------------------------------------------------------------------------------------------
 
 
 def test_webhook_numbers_pods_of_single_hosts_itself_and_wrongly() -> None:
@@ -174,7 +176,7 @@ def test_webhook_numbers_pods_of_single_hosts_itself_and_wrongly() -> None:
         assert len(pools_of(played, "v6e-8")) == 1
 
 
-# -- capacity ------------------------------------------------------------------------------------------------------------
+# -- capacity ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,8 +190,9 @@ def test_missing_capacity_shows_in_events_until_it_is_there(limit: str, words: s
         pending = played.world.pod_manifests("v6e-16")[0]
         (scheduled,) = (c for c in pending["status"]["conditions"] if c["type"] == "PodScheduled")
         assert (scheduled["status"], scheduled["reason"]) == ("False", "Unschedulable")
-        (failure,) = played.messages("FailedScaleUp")
-        assert words in failure
+        failures = [event for event in played.world.events() if event["reason"] == "FailedScaleUp"]
+        assert [event["involvedObject"]["name"] for event in failures] == played.names("v6e-16")
+        assert all(words in event["message"] for event in failures)
         assert "in backoff after failed scale-up" in next(iter(played.messages("NotTriggerScaleUp")))
         getattr(played.world, limit)(V6E, None)
         played.play(5)
@@ -201,12 +204,14 @@ def test_stock_that_comes_back_is_asked_for_after_a_while() -> None:
         played.world.set_stock(V6E, 0)
         slices(played, 1)
         played.play(40)
-        assert len([e for e in played.world.events() if e["reason"] == "FailedScaleUp"]) == 1
+        failures = [event["count"] for event in played.world.events() if event["reason"] == "FailedScaleUp"]
+        assert failures == [1] * 4
         played.play(60)
-        assert sum(e["count"] for e in played.world.events() if e["reason"] == "FailedScaleUp") == 2
+        failures = [event["count"] for event in played.world.events() if event["reason"] == "FailedScaleUp"]
+        assert failures == [2] * 4
 
 
-# -- losses --------------------------------------------------------------------------------------------------------------
+# -- losses ------------------------------------------------------------------------------------------------------------
 
 
 def test_preempted_slice_is_warned_ended_and_replaced() -> None:
@@ -249,7 +254,7 @@ def test_unknown_names_are_refused_with_those_that_exist() -> None:
             played.world.delete_pod("nothing")
 
 
-# -- upgrades ------------------------------------------------------------------------------------------------------------
+# -- upgrades ----------------------------------------------------------------------------------------------------------
 
 
 def other_image(spec: Any) -> None:
