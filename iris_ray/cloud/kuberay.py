@@ -181,7 +181,7 @@ def pod_troubles(
 
     Args:
         pods: of the Ray cluster.
-        events: about pods.
+        events: `SCALE_UP_EVENTS` about pods.
     """
     said = _last_words(events)
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -216,8 +216,7 @@ def _trouble(status: Mapping[str, Any]) -> str | None:
 
 def _last_words(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return what the cluster's autoscaler said last about each pod."""
-    told = [event for event in events if event.get("reason") in SCALE_UP_EVENTS]
-    told.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+    told = sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
     return {event["involvedObject"]["name"]: _words(event) for event in told}
 
 

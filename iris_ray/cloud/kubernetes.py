@@ -79,9 +79,9 @@ class KubernetesApi:
         """Return the pods of the Ray cluster."""
         return self._list("pods", {"labelSelector": f"ray.io/cluster={self.cluster}"})
 
-    def pod_events(self) -> list[dict[str, Any]]:
-        """Return the recent events about pods of the namespace. KubeRay's own role doesn't allow it."""
-        return self._list("events", {"fieldSelector": "involvedObject.kind=Pod"})
+    def pod_events(self, reason: str) -> list[dict[str, Any]]:
+        """Return the recent events of a reason about pods of the namespace. KubeRay's own role doesn't allow it."""
+        return self._list("events", {"fieldSelector": f"involvedObject.kind=Pod,reason={reason}"})
 
     # -- its parts -------------------------------------------------------------------------------------------------
 

@@ -186,7 +186,7 @@ class OurApi(KubernetesApi):
     def pods(self) -> list[dict[str, Any]]:
         return []
 
-    def pod_events(self) -> list[dict[str, Any]]:
+    def pod_events(self, reason: str) -> list[dict[str, Any]]:
         return []
 
 

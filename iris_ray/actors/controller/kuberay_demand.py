@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from iris_ray.actors.calls.ray_internals import counts_hosts, runs_autoscaler
 from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand, Demand, Slices, since_words
 from iris_ray.cloud.demand import ARRIVAL_S
-from iris_ray.cloud.kuberay import WorkerGroup, obstacles, pod_troubles, raises, worker_groups
+from iris_ray.cloud.kuberay import SCALE_UP_EVENTS, WorkerGroup, obstacles, pod_troubles, raises, worker_groups
 from iris_ray.cloud.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderDeniedError, ProviderError
 from iris_ray.model.topology import get_tpu_config
@@ -124,7 +124,7 @@ class KubeRayDemand(Demand):
     def _events(self) -> list[dict[str, object]]:
         if self._may_read_events:
             try:
-                return self._api.pod_events()
+                return [event for reason in SCALE_UP_EVENTS for event in self._api.pod_events(reason)]
             except ProviderDeniedError as error:
                 logger.info("what Kubernetes' autoscaler says about pods stays unknown: %s", error)
                 self._may_read_events = False
