@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from psutil import pid_exists
+
 from iris_ray.actors.protocol.messages import TaskLaunch
 from iris_ray.actors.protocol.task_files import TaskFiles
 
@@ -45,6 +47,24 @@ class StartedTask:
             return StartedTask(**json.loads(files.started.read_text()))
         except (OSError, ValueError):
             return None
+
+
+def started_tasks(directory: Path) -> dict[int, StartedTask]:
+    """Return the tasks that run on a host, by the pid of their process.
+
+    Args:
+        directory: iris_ray's directory there.
+
+    Raises:
+        PermissionError: it belongs to another user.
+    """
+    try:
+        marks = [name for name in os.listdir(directory / "tasks") if name.endswith(".started")]
+    except FileNotFoundError:  # no task has ever run there
+        return {}
+    pids = [int(pid) for name in marks if (pid := name.removesuffix(".started")).isdecimal() and pid_exists(int(pid))]
+    found = {pid: StartedTask.read(TaskFiles.of_process(directory, pid)) for pid in pids}
+    return {pid: task for pid, task in found.items() if task is not None}
 
 
 def redirect_output(directory: Path, launch: TaskLaunch) -> int | None:
