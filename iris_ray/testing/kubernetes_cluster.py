@@ -16,6 +16,8 @@ from iris_ray.testing.tpu_host import NoticeChannel, RunningHost, checked_second
 
 UPDATE_S = 1
 """Seconds between two looks of the autoscaler; it takes whole ones. Ray's default is 5."""
+IDLE_NODES_S = 5.0
+"""Empty nodes of auto-provisioned pools go after so many seconds; GKE's after ten minutes."""
 _LOOK_S = 0.1
 
 
@@ -126,7 +128,13 @@ class KubernetesCluster(SimulatedCluster):
         )
         self._machines = PodMachines(place)
         self.kubernetes = self._open.enter_context(
-            KubernetesWorld(self._raycluster, self._machines, pools=self._pools, feature_gates=self._gates)
+            KubernetesWorld(
+                self._raycluster,
+                self._machines,
+                pools=self._pools,
+                feature_gates=self._gates,
+                new_pools=NodePool("new", idle_s=IDLE_NODES_S),
+            )
         )
         if self._idle_timeout_s is not None:
             self.kubernetes.apply(_with_idle_timeout(self.kubernetes.raycluster(), self._idle_timeout_s))
