@@ -28,7 +28,7 @@ _LOOK_S = 0.1
 _KILLED = 137
 _EXIT_CODE = re.compile(r"ended with exit code (-?\d+)")
 _EXPECTED_CODES = (0, 15, -15, 143)
-"""Codes with which a raylet ends when it is drained or told to. ``ray start --block`` then goes on, so that the pod stays
+"""Codes with which a raylet ends when it is drained or told to. ``ray start --block`` then goes on, and the pod stays
 until KubeRay deletes it; after other codes it ends with 1 (ray/scripts/scripts.py of Ray 2.60)."""
 
 
