@@ -33,8 +33,8 @@ GENERATIONS = {
 """The generation of each value of `ACCELERATOR`: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus."""
 CHIPS = "google.com/tpu"
 MESSAGE_LENGTH = 300
-SCALE_UP_EVENTS = "FailedScaleUp", "NotTriggerScaleUp"
-"""Events in which the autoscaler of a Kubernetes cluster says why it makes no node for a pod."""
+SCALE_UP_EVENTS = "FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp"
+"""Events in which the autoscaler of a Kubernetes cluster says whether it makes a node for a pod, and why not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,10 @@ class WorkerGroup:
 
 
 def worker_groups(ray_cluster: Mapping[str, Any]) -> list[WorkerGroup]:
-    """Return the groups of a RayCluster whose pods ask for TPU nodes of a type that iris_ray knows."""
+    """Return the groups of a RayCluster whose pods ask for TPU nodes of a type that iris_ray knows.
+
+    The node selector says the type. If it names no accelerator, the name of the group does.
+    """
     specs = enumerate(ray_cluster["spec"].get("workerGroupSpecs") or ())
     return [group for index, spec in specs if (group := _worker_group(index, spec)) is not None]
 
@@ -71,11 +74,14 @@ def worker_groups(ray_cluster: Mapping[str, Any]) -> list[WorkerGroup]:
 def _worker_group(index: int, spec: Mapping[str, Any]) -> WorkerGroup | None:
     pod = spec["template"]["spec"]
     selector = pod.get("nodeSelector") or {}
-    config = _tpu_config(selector.get(ACCELERATOR), selector.get(TOPOLOGY))
-    if config is None:
-        return None
     replicas, most, name = spec.get("replicas"), spec.get("maxReplicas"), spec["groupName"]
     chips = _chips(pod)
+    if ACCELERATOR in selector:
+        config = _tpu_config(selector[ACCELERATOR], selector.get(TOPOLOGY))
+    else:
+        config = _named(name) if chips else None  # a ComputeClass may say what the nodes are
+    if config is None:
+        return None
     hosts, problem = spec.get("numOfHosts") or 1, None
     if chips and hosts * chips != config.chip_count:
         problem = (
@@ -90,19 +96,23 @@ def _chips(pod: Mapping[str, Any]) -> int:
     return int((resources.get("limits") or {}).get(CHIPS) or (resources.get("requests") or {}).get(CHIPS) or 0)
 
 
-def _tpu_config(accelerator: str | None, topology: str | None) -> TPUConfig | None:
+def _named(group: str) -> TPUConfig | None:
+    try:
+        return get_tpu_config(group)
+    except UnknownTPUTypeError:
+        return None
+
+
+def _tpu_config(accelerator: str, topology: str | None) -> TPUConfig | None:
     """Return the type of the slices on nodes with these labels, or None if it is none that iris_ray knows."""
-    generation = GENERATIONS.get(accelerator or "")
+    generation = GENERATIONS.get(accelerator)
     sides = (topology or "").split("x")
     if generation is None or not all(side.isdecimal() for side in sides):
         return None
     chips = prod(map(int, sides))
     for cores_per_chip in (1, 2):
-        try:
-            config = get_tpu_config(f"{generation}-{chips * cores_per_chip}")
-        except UnknownTPUTypeError:
-            continue
-        if config.chip_count == chips:
+        config = _named(f"{generation}-{chips * cores_per_chip}")
+        if config is not None and config.chip_count == chips:
             return config
     return None
 
@@ -188,9 +198,10 @@ def pod_troubles(
     examples: dict[tuple[str, str], str] = {}
     for pod in pods:
         meta = pod["metadata"]
-        if (why := _trouble(pod.get("status") or {})) and "deletionTimestamp" not in meta:
+        status = pod.get("status") or {}
+        why = _unscheduled(status, said.get(meta["name"])) or _not_starting(status)
+        if why and "deletionTimestamp" not in meta:
             group = (meta.get("labels") or {}).get("ray.io/group", "")
-            why = said.get(meta["name"]) or why
             found[group][why] += 1
             examples.setdefault((group, why), meta["name"])
     return {
@@ -202,11 +213,16 @@ def pod_troubles(
     }
 
 
-def _trouble(status: Mapping[str, Any]) -> str | None:
-    """Return why a pod does not run, from its status; None if it runs, or waits for nothing that it names."""
+def _unscheduled(status: Mapping[str, Any], said: str | None) -> str | None:
+    """Return why a pod has no node: what was said of it last, else what its status says; None if it has one."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _words(condition)
+            return said or _words(condition)
+    return None
+
+
+def _not_starting(status: Mapping[str, Any]) -> str | None:
+    """Return why a container of a pod does not start; None if it does, or is about to."""
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):

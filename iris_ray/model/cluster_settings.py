@@ -112,7 +112,7 @@ AUTOSCALER_DEMAND = ClusterSetting(
     "autoscaler_demand",
     "auto",
     ", ".join(_DEMAND),
-    "Whether the Controller shows missing slices to Ray's autoscaler; auto: if one runs.",
+    "Whether the Controller asks Ray's autoscaler or KubeRay for missing slices; auto: if an autoscaler runs.",
     _demand,
 )
 

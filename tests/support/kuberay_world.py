@@ -29,6 +29,12 @@ GKE = Path(__file__).parents[2] / "examples" / "clusters" / "gke.yaml"
 SLICE_LABEL = "ray.io/tpu-slice-name"
 
 
+def shipped() -> dict[str, Any]:
+    """The RayCluster of the file for GKE."""
+    objects: list[dict[str, Any]] = list(yaml.safe_load_all(GKE.read_text()))
+    return next(each for each in objects if each["kind"] == "RayCluster")
+
+
 @dataclass
 class Pod:
     """A pod of a worker group; ``joined`` once it is a node of Ray, ``drained`` when that has ended."""
@@ -56,7 +62,7 @@ class KubeRayWorld:
         gangs: the bundles of each placement group that waits, and the slices that their selectors exclude.
     """
 
-    cluster: dict[str, Any] = field(default_factory=lambda: {**yaml.safe_load(GKE.read_text())})
+    cluster: dict[str, Any] = field(default_factory=shipped)
     pods: list[Pod] = field(default_factory=list)
     gangs: list[tuple[Sequence[Mapping[str, float]], frozenset[str]]] = field(default_factory=list)
     patches: int = 0

@@ -116,9 +116,10 @@ def _own_slice(node_id: str, labels: Mapping[str, str], chips: float) -> dict[st
         return {}
     if config.vm_count > 1:
         return {}
-    name, number = labels.get(SLICE_NAME_LABEL), labels.get(WORKER_ID_LABEL, "0")
-    is_plain = name and number == "0"
-    return {SLICE_NAME_LABEL: name if is_plain else own_name(name or config.name, node_id), WORKER_ID_LABEL: "0"}
+    name = labels.get(SLICE_NAME_LABEL)
+    if not name or labels.get(WORKER_ID_LABEL, "0") != "0":
+        name = own_name(name or config.name, node_id)
+    return {SLICE_NAME_LABEL: name, WORKER_ID_LABEL: "0"}
 
 
 def own_name(name: str, node_id: str) -> str:

@@ -46,6 +46,16 @@ def test_generations_are_rays() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "chips", "tpu_type"), [("v6e-16", 4, "v6e-16"), ("v6e-16", 0, None), ("mine", 4, None)]
+)
+def test_group_of_a_compute_class_is_of_the_type_in_its_name(name: str, chips: int, tpu_type: str | None) -> None:
+    spec = group("", "4x4", chips, 4, groupName=name)
+    del spec["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"]
+    found = worker_groups({"spec": {"workerGroupSpecs": [spec]}})
+    assert [each.tpu_type for each in found] == ([] if tpu_type is None else [tpu_type])
+
+
+@pytest.mark.parametrize(
     "spec", [group("nvidia-l4", "2x4", 8), group("tpu-v6e-slice", "3x5", 4), group("tpu-v6e-slice", "", 4)]
 )
 def test_group_of_other_nodes_makes_no_slices(spec: dict[str, Any]) -> None:
@@ -135,6 +145,12 @@ def test_last_word_of_the_clusters_autoscaler_goes_first() -> None:
     events = [event("p", "GCE out of resources", "2026-01-01T00:01:00Z"), event("p", "old", "2026-01-01T00:00:00Z")]
     pods = [pod("p", conditions=[unscheduled("0/3 nodes")])]
     assert pod_troubles(pods, events) == {"g": ("pod p: FailedScaleUp: GCE out of resources",)}
+
+
+def test_old_word_about_a_pod_that_has_its_node_is_over() -> None:
+    starting = pod("p", containerStatuses=[waiting("ErrImagePull")])
+    events = [event("p", "GCE out of resources", "2026-01-01T00:00:00Z")]
+    assert pod_troubles([starting], events) == {"g": ("pod p: ErrImagePull: so it is",)}
 
 
 @pytest.mark.parametrize(
