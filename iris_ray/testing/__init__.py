@@ -3,7 +3,6 @@
 May import: `model`, `terminal`, `errors`.
 Start with `cluster.py`, the public `SimulatedCluster`: it starts a `HeadMachine` and, by `HostStarter`, the hosts;
 `HostFaults` takes them away. Each node is a `Machine`, whose processes a supervisor owns (`process_supervisor.py`).
-In a `KubernetesCluster` the head and the hosts are pods (`pod_machines.py`) of an emulated GKE (`kubernetes/`).
 """
 
 from iris_ray.testing.cluster import SimulatedCluster
