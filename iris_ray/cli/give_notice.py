@@ -22,7 +22,6 @@ from iris_ray.model.lifecycle import job_of
 from iris_ray.terminal import live_line
 
 if TYPE_CHECKING:
-    from iris_ray.actors.host.announced_end import LocalNode
     from iris_ray.actors.protocol.status import WorkerStatus
 
 NOTICE_S = 30
@@ -71,33 +70,30 @@ def _tell_here(seconds: int, why: str, deadline: float) -> bool:
     where = node.directory
     if where is not None:
         try:
-            announce(where, node.node_id, why, deadline)  # at once: Ray takes a second to import
+            announce(where, node.node_id, why, deadline)
         except OSError:
             where = None
+
+    def drain() -> None:
+        try:
+            from iris_ray.actors.calls.ray_internals import announce_end  # it takes a second to import
+
+            refusals.append(announce_end(node.node_id, why, deadline, node.gcs_address))
+        except Exception as error:  # such as a token that is missing
+            refusals.append(f"{type(error).__name__}: {error}")
+
     refusals: list[str | None] = []
-    drain = threading.Thread(target=lambda: refusals.append(_drain(node, why, deadline)), daemon=True)
-    drain.start()
-    drain.join(max(0.0, deadline - time.time()))  # a GCS that is gone may hold it up for longer
-    for refusal in refusals or ["Ray does not answer"]:
-        if refusal is not None:
-            click.echo(f"this machine can't be drained: {refusal}", err=True)
+    draining = threading.Thread(target=drain, daemon=True)  # a GCS that is gone may hold it up for longer than we have
+    draining.start()
     if where is None:
         click.echo(f"the tasks here can't be seen: Ray is another user's; waiting for {seconds} s", err=True)
         time.sleep(max(0.0, deadline - time.time()))
-        return False
-    return not _wait(partial(_jobs_here, where), deadline, seconds) and refusals == [None]
-
-
-def _drain(node: "LocalNode", why: str, deadline: float) -> str | None:
-    """Return None, or why Ray does not drain the node."""
-    try:
-        from iris_ray.actors.calls.ray_internals import announce_end
-
-        return announce_end(node.node_id, why, deadline, node.gcs_address)
-    except Exception as error:  # such as a token that is missing
-        from iris_ray.cli.printing import one_line
-
-        return f"{type(error).__name__}: {one_line(error)}"
+    left = [] if where is None else _wait(partial(_jobs_here, where), deadline, seconds)
+    draining.join(max(0.0, deadline - time.time()))
+    for refusal in refusals or ["Ray does not answer"]:
+        if refusal is not None:
+            click.echo(f"this machine can't be drained: {' '.join(refusal.split())}", err=True)
+    return not left and where is not None and refusals == [None]
 
 
 def _jobs_here(directory: Path) -> list[str]:
@@ -150,11 +146,14 @@ def _wait(jobs: Callable[[], list[str]], deadline: float, seconds: int) -> list[
     else:
         click.echo("no job has tasks there; no new ones will start")
         return []
+    pause = _LOOK_S
     with live_line("iris-ray") as line:
-        while left and time.time() < deadline:
-            line.show(f"waiting for {', '.join(left)} to leave; {deadline - time.time():.0f} s are left")
-            time.sleep(_LOOK_S)
+        while left and (seconds_left := deadline - time.time()) > 0:
+            line.show(f"waiting for {', '.join(left)} to leave; {seconds_left:.0f} s are left")
+            time.sleep(min(pause, seconds_left))
+            asked = time.monotonic()
             left = jobs()
+            pause = max(_LOOK_S, 5 * (time.monotonic() - asked))  # a large cluster answers slowly: ask it less often
     click.echo(f"still there: {', '.join(left)}" if left else "all tasks have left")
     return left
 

@@ -10,11 +10,14 @@ import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from psutil import pid_exists
 
-from iris_ray.actors.protocol.messages import TaskLaunch
 from iris_ray.actors.protocol.task_files import TaskFiles
+
+if TYPE_CHECKING:  # it imports Ray, and a pod that ends looks for tasks without
+    from iris_ray.actors.protocol.messages import TaskLaunch
 
 DRAINED_S = 2.0
 DRAINED_POLL_S = 0.001
@@ -67,7 +70,7 @@ def started_tasks(directory: Path) -> dict[int, StartedTask]:
     return {pid: task for pid, task in found.items() if task is not None}
 
 
-def redirect_output(directory: Path, launch: TaskLaunch) -> int | None:
+def redirect_output(directory: Path, launch: "TaskLaunch") -> int | None:
     """Write the mark of the task's start, and redirect stdout and stderr of this process and its children.
 
     Returns:
