@@ -37,8 +37,6 @@ def box(clusters: Clusters) -> Iterator[KubernetesCluster]:
 def empty_box(box: KubernetesCluster) -> Iterator[KubernetesCluster]:
     """The same without slices, pods and nodes for them."""
     yield box
-    box.kubernetes.set_quota(V6E, None)
-    box.kubernetes.set_stock(V6E, None)
     wait_until(lambda: all(job.state.finished for job in all_jobs()))
     wait_until(lambda: is_empty(box), 90)
 
@@ -57,6 +55,16 @@ def workers(box: KubernetesCluster) -> list[dict[str, Any]]:
 def is_empty(box: KubernetesCluster) -> bool:
     nodes = len(box.kubernetes.nodes())
     return not workers(box) and nodes == 1 and replicas(box) == replicas(box, "v6e-8") == 0
+
+
+def want_no_slices(box: KubernetesCluster) -> None:
+    """Do what an operator does about pods that nobody needs and that no node comes for."""
+    raycluster = box.kubernetes.raycluster()
+    for group in raycluster["spec"]["workerGroupSpecs"]:
+        group["replicas"] = 0
+    box.kubernetes.apply(raycluster)
+    for pod in workers(box):
+        box.kubernetes.delete_pod(pod["metadata"]["name"])
 
 
 def explanation(job_id: str) -> str:
@@ -114,10 +122,12 @@ def test_missing_slices_are_as_many_replicas_and_why_tells(empty_box: Kubernetes
             wait_until(lambda: (replicas(empty_box), len(workers(empty_box))) == (missing, 4 * missing))  # noqa: B023
         wait_until(lambda: "GCE out of resources" in explanation(jobs[0].job_id))
         empty_box.kubernetes.set_quota(V6E, 8)
-        empty_box.kubernetes.set_stock(V6E, None)
+        empty_box.kubernetes.set_stock(V6E, None)  # and Kubernetes asks again
         wait_until(lambda: "GCE quota exceeded" in explanation(jobs[0].job_id))
         for job in jobs:
             job.cancel()
+    want_no_slices(empty_box)
+    empty_box.kubernetes.set_quota(V6E, None)
 
 
 def test_preempted_spot_slice_gives_notice_and_another_comes(empty_box: KubernetesCluster, trace: Trace) -> None:
