@@ -11,6 +11,7 @@ from iris_ray.testing.cluster import SimulatedCluster
 from iris_ray.testing.faults import Preemption
 from iris_ray.testing.head_machine import JOIN_TIMEOUT_S
 from iris_ray.testing.kubernetes import KubernetesWorld, NodePool, Pod
+from iris_ray.testing.kubernetes.raycluster_file import ON_BY_DEFAULT, read_cluster_file
 from iris_ray.testing.pod_machines import PodMachines, PodPlace
 from iris_ray.testing.tpu_host import NoticeChannel, RunningHost, checked_seconds
 
@@ -48,6 +49,7 @@ class KubernetesCluster(SimulatedCluster):
         super().__init__(connect=connect, dashboard=dashboard, quiet=quiet, networks=networks)
         self._idle_timeout_s = None if idle_timeout_s is None else checked_seconds("idle_timeout_s", idle_timeout_s)
         self._machines: PodMachines | None = None
+        read_cluster_file(raycluster, ON_BY_DEFAULT | frozenset(feature_gates))  # before anything is started
         self._raycluster, self._pools, self._gates = raycluster, pools, feature_gates
 
     # -- what can happen -------------------------------------------------------------------------------------------
