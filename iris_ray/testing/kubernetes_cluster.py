@@ -108,7 +108,6 @@ class KubernetesCluster(SimulatedCluster):
         before = next(pod for pod in self.kubernetes.pods() if pod.is_head)
         machines = self._machines
         assert machines is not None
-        machines.head_ready.clear()
         self.kubernetes.lose_node(before.node)
         self._wait_for_head(machines)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ray.exceptions import RpcError
+
 from iris_ray.settings import TEST_METADATA_HOST
 from iris_ray.testing.console import ConsoleOutput
 from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, HeadMachine
@@ -93,6 +95,7 @@ class PodMachines:
         """Start the head, or start it again. Raises RuntimeError if it does not come up."""
         if self.head is not None:
             self.head.require_persistence()
+            self.head.kill()  # what is left of it
             self.head.start_again(variables)
             return self.head
         self.head = HeadMachine(
@@ -119,7 +122,10 @@ class PodMachines:
                 return False
             seen_at, living = self._living
             if time.monotonic() - seen_at > _LOOK_S:
-                living = frozenset(self.head.ray.living_nodes())
+                try:
+                    living = frozenset(self.head.ray.living_nodes())
+                except RpcError:  # the GCS is just going
+                    living = frozenset()
                 self._living = time.monotonic(), living
         return node_id in living
 
@@ -206,6 +212,12 @@ class _PodRun(ABC):
                 self._place.console.say(f"pod {self._pod.name} does not start: {error}")
             self.kill()
 
+    def _has_launched(self, main: Machine | HeadMachine) -> None:
+        with self._lock:
+            self._main = main
+            if self._ended:  # meanwhile
+                main.begin_kill()
+
     def _wait_until_joined(self, node_id: str) -> None:
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         while not self._runner.is_alive(node_id):
@@ -251,12 +263,14 @@ class _HeadRun(_PodRun):
         variables = {**runner.place.api_variables(), **_for_this_machine(given)}
         super().__init__(runner, pod, runner.place.head_address, variables)
 
+    def kill(self) -> None:
+        if not self._ended:
+            self._runner.head_ready.clear()
+        super().kill()
+
     def _run(self) -> None:
         head = self._runner.start_head(self._pod, self._variables)
-        with self._lock:
-            self._main = head
-            if self._ended:
-                head.begin_kill()
+        self._has_launched(head)
         self._wait_until_joined(head.ray.node_id)
         for container in self._pod.containers:
             if container.name == AUTOSCALER:
@@ -296,13 +310,12 @@ class _HostRun(_PodRun):
         while not self._runner.head_ready.wait(_LOOK_S):  # as the init container does that KubeRay adds
             if self._is_going():
                 return
+        if self._is_going():
+            return
         host = self._host()
-        with self._lock:
-            if self._is_going():
-                return
-            running = self._runner.start_host(host)
-            self._variables = host.environment([]) | {TEST_METADATA_HOST: running.metadata.address}
-            self._main = running.machine
+        running = self._runner.start_host(host)
+        self._variables = host.environment([]) | {TEST_METADATA_HOST: running.metadata.address}
+        self._has_launched(running.machine)
         self._wait_until_joined(host.node_id)
         self._place.joined(running)
         self._ready = True
