@@ -33,7 +33,8 @@ GENERATIONS = {
 """The generation of each value of `ACCELERATOR`: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus."""
 CHIPS = "google.com/tpu"
 MESSAGE_LENGTH = 300
-SCALE_UP_EVENTS = "FailedScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp"
+NO_SCALE_UP = "NotTriggerScaleUp"
+SCALE_UP_EVENTS = "FailedScaleUp", NO_SCALE_UP, "TriggeredScaleUp"
 """Events in which the autoscaler of a Kubernetes cluster says whether it makes a node for a pod, and why not."""
 
 
@@ -231,9 +232,15 @@ def _not_starting(status: Mapping[str, Any]) -> str | None:
 
 
 def _last_words(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what the cluster's autoscaler said last about each pod."""
-    told = sorted(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    return {event["involvedObject"]["name"]: _words(event) for event in told}
+    """Return what the cluster's autoscaler said last about each pod.
+
+    After a failure it says NotTriggerScaleUp for a while, which counts only if it has said nothing else.
+    """
+
+    def rank(event: Mapping[str, Any]) -> tuple[bool, str]:
+        return event.get("reason") != NO_SCALE_UP, str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+    return {event["involvedObject"]["name"]: _words(event) for event in sorted(events, key=rank)}
 
 
 def _words(said: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ and older ones know no other certificates than the pod's. Calls block.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class KubernetesApi:
     cluster: str
     certificate: str | None = None
     client: tuple[str, str] | None = None
-    _session: requests.Session = field(default_factory=requests.Session, repr=False)
 
     @staticmethod
     def of_this_pod(environ: Mapping[str, str] | None = None) -> "KubernetesApi | None":
@@ -105,7 +104,7 @@ class KubernetesApi:
         headers = {**(headers or {}), **({"Authorization": f"Bearer {token}"} if token else {})}
         proof = self.certificate or str(ACCOUNT / "ca.crt")
         try:
-            answer = self._session.request(
+            answer = requests.request(
                 method,
                 self.address + path,
                 headers=headers,

@@ -68,9 +68,9 @@ class KubeRayDemand(Demand):
             return
         if self._before == (settled, missing) and now - self._looked_at < LOOK_S:
             return
+        self._looked_at, self._before = now, (settled, missing)
         try:
             self._look(missing, there, settled, now)
-            self._looked_at, self._before = now, (settled, missing)
         except ProviderError as error:
             self._words = dict.fromkeys(missing, (str(error),))
             raise

@@ -122,9 +122,9 @@ def unscheduled(message: str) -> dict[str, Any]:
     return {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
 
 
-def event(name: str, message: str, at: str) -> dict[str, Any]:
+def event(name: str, message: str, at: str, reason: str = "FailedScaleUp") -> dict[str, Any]:
     return {
-        "reason": "FailedScaleUp",
+        "reason": reason,
         "message": message,
         "involvedObject": {"kind": "Pod", "name": name},
         "lastTimestamp": at,
@@ -142,9 +142,13 @@ def test_alike_pods_are_told_together() -> None:
 
 
 def test_last_word_of_the_clusters_autoscaler_goes_first() -> None:
-    events = [event("p", "GCE out of resources", "2026-01-01T00:01:00Z"), event("p", "old", "2026-01-01T00:00:00Z")]
+    """While it pauses after a failure, it says so, which tells nobody why."""
     pods = [pod("p", conditions=[unscheduled("0/3 nodes")])]
-    assert pod_troubles(pods, events) == {"g": ("pod p: FailedScaleUp: GCE out of resources",)}
+    pause = event("p", "1 in backoff after failed scale-up", "2026-01-01T00:02:00Z", "NotTriggerScaleUp")
+    assert pod_troubles(pods, [pause]) == {"g": ("pod p: NotTriggerScaleUp: 1 in backoff after failed scale-up",)}
+    failed = event("p", "GCE out of resources", "2026-01-01T00:01:00Z")
+    old = event("p", "old", "2026-01-01T00:00:00Z", "TriggeredScaleUp")
+    assert pod_troubles(pods, [pause, failed, old]) == {"g": ("pod p: FailedScaleUp: GCE out of resources",)}
 
 
 def test_old_word_about_a_pod_that_has_its_node_is_over() -> None:

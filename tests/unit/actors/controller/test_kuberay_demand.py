@@ -12,6 +12,7 @@ from iris_ray.cloud.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderDeniedError, ProviderError
 from tests.support.kuberay_scenarios import STORIES
 from tests.support.kuberay_world import KubeRayWorld, OurApi
+from tests.support.kubernetes import changed, played_world
 
 
 @pytest.fixture
@@ -102,8 +103,11 @@ def test_failing_api_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     ticking.update({})
     with monkeypatch.context() as patch:
         patch.setattr(ticking.world, "patch", fails_with(ProviderError("no answer")))
+        for _ in range(6):
+            ticking.update({"v6e-8": [1]}, 0.5)
         with pytest.raises(ProviderError):
-            ticking.update({"v6e-8": [1]})
+            ticking.update({"v6e-8": [1]}, 0.5)
+        ticking.update({"v6e-8": [1]}, 4.5)  # the next look is later
         assert ticking.demand.words("v6e-8") == ("no answer",)
     ticking.update({"v6e-8": [1]})
     assert ticking.world.replicas("v6e-8") == 1
@@ -157,6 +161,25 @@ def test_kuberay_is_asked_unless_it_denies(
     demand = find_demand()
     assert isinstance(demand, kind)
     assert demand.is_shown(None)
+
+
+@pytest.mark.parametrize("reads_events", [True, False])
+def test_emulated_gke_makes_pods_and_says_why_they_wait(reads_events: bool) -> None:
+    """Over HTTPS, from the shipped file, which lets the head's account read events."""
+    with played_world() if reads_events else played_world(changed()) as played:
+        api = KubernetesApi.of_this_pod({**POD, **played.world.client_environment()})
+        assert api is not None
+        demand = KubeRayDemand(api, clock=lambda: played.runner.now)
+        played.world.set_stock("tpu-v6e-slice", 0)
+        for missing in ({}, {"v6e-16": [2]}):
+            for _ in range(30):
+                demand.update(missing, {})
+                played.play(1)
+        assert len(played.names("v6e-16")) == 8
+        asked, why = demand.words("v6e-16")
+    assert asked == "KubeRay is asked for 2 more"
+    assert why.startswith("8 pods wait, such as tpus-v6e-16-worker-")
+    assert ("FailedScaleUp" in why and "out of resources" in why) if reads_events else "Unschedulable" in why
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(59.0, ""), (60.0, ", for 1 min"), (7320.0, ", for 2 h 2 min")])
