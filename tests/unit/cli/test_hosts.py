@@ -119,6 +119,17 @@ def test_notice_waits_for_tasks_and_names_staying_jobs(
     assert told[2:] == [world.node_id("v4-16-1", 1)]
 
 
+def test_only_operators_give_notice_to_other_hosts(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(ray_internals, "announce_end", lambda node_id, *_: told.append(node_id))
+    world.iris("cluster", "settings", "set", "operators=olga", user="olga")
+    refused = world.iris("host", "give-notice", "v4-16-1/1", user="bob", code=FAILED)
+    assert "only operators may give notice to hosts, and bob is none" in refused.stderr
+    assert told == []
+    world.iris("host", "give-notice", "v4-16-1/1", user="olga")
+    assert told == [world.node_id("v4-16-1", 1)]
+
+
 def test_notice_refused_by_ray_is_a_failure(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_internals, "announce_end", lambda *_: "it hangs")
     refused = world.iris("host", "give-notice", "v4-16-1/1", code=FAILED)
