@@ -1,8 +1,6 @@
 """examples/clusters/gke.yaml in an emulated GKE, where Ray's own autoscaler runs, and pods are hosts."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -163,44 +161,3 @@ def test_new_image_reaches_slices_whose_pods_are_deleted(empty_box: KubernetesCl
     trace.finish()
     assert result_of(ref)[0]["attempt"] == 2
     assert job_view(first["job"]).failures == 0
-
-
-SUBMIT = """
-import sys, time
-from pathlib import Path
-from iris_ray import IrisClient, ResourceSpec, get_job_info, tpu_device
-
-directory = Path(sys.argv[2])
-
-def work():
-    (directory / f"attempt-{get_job_info().attempt}").touch()
-    while not (directory / "finish").exists():
-        time.sleep(0.1)
-
-with IrisClient.remote(sys.argv[1]) as client:
-    print(client.submit(work, resources=ResourceSpec(device=tpu_device("v6e-8")), detached=True).job_id)
-"""
-
-
-@pytest.mark.long
-def test_detached_job_survives_loss_of_heads_node(clusters: Clusters, tmp_path: Path) -> None:
-    """KubeRay makes another head pod with the same volume; Ray's autoscaler there takes the slice for its own."""
-    clusters.give_back_and_end()
-    with SimulatedCluster.from_raycluster(GKE, idle_timeout_s=5, quiet=True, connect=False) as box:
-
-        def listed() -> str:
-            listing = [sys.executable, "-m", "iris_ray", "ls", "--all", "--address", box.address]
-            return subprocess.run(listing, capture_output=True, text=True, timeout=120).stdout
-
-        command = [sys.executable, "-c", SUBMIT, box.address, str(tmp_path)]
-        subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        wait_until(lambda: (tmp_path / "attempt-1").exists(), 120)
-        wait_until(lambda: "running" in listed(), 60)
-        (before,) = box.kubernetes.pods("headgroup")
-        box.restart_head()
-        (head,) = box.kubernetes.pods("headgroup")
-        assert head.name != before.name
-        wait_until(lambda: (tmp_path / "attempt-2").exists(), 120)
-        (tmp_path / "finish").touch()
-        wait_until(lambda: "succeeded" in listed(), 60)
-        wait_until(lambda: not workers(box), 120)
