@@ -12,6 +12,7 @@ from typing import Any
 import iris_ray
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.autoscaler_demand import Demand
+from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.actors.controller.journal import Journal
@@ -95,11 +96,12 @@ class ControllerProcess:
         self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()
         self._progress = ProgressBoard()
+        self._capacity = CapacityBoard(self._clock)
         self._dispatcher = Dispatcher(
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
         self._nodes = NodeDiff(self._state, self._clock)
-        self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._clock)
+        self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._capacity, self._clock)
         self._permissions = Permissions(self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
         self._provider = ProviderWords()
@@ -188,6 +190,7 @@ class ControllerProcess:
             await asyncio.sleep(MEASURE_S)
             try:
                 measurements.look(self._clock.now())
+                measurements.look_at_capacity(self._capacity)
             except Exception:
                 logger.exception("measuring failed; trying again")
 
@@ -217,6 +220,7 @@ class ControllerProcess:
     def _waiting(self, job: Job) -> PendingReason | None:
         """Return why a job waits by the latest plan, if it does, and what is known of slices that are asked for."""
         waiting = self._planner.pending_reasons.get(job.spec.job_id)
-        if waiting is None or self._demand is None or job.spec.device is None:
+        if waiting is None or job.spec.device is None:
             return waiting
-        return replace(waiting, asked=self._demand.words(job.spec.device))
+        of_autoscaler = self._demand.words(job.spec.device) if self._demand is not None else ()
+        return replace(waiting, asked=(*of_autoscaler, *self._capacity.words(job.spec.device)))
