@@ -5,14 +5,17 @@ from pathlib import Path
 
 import ray
 
-from iris_ray import get_job_info, run_on_pod_ray
+from iris_ray import get_job_info, preemption_notice, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 
 FILE = Path(__file__).parent / "clusters" / "gke.yaml"
 
 
 def train():
-    time.sleep(15)  # your training loop, with checkpoints
+    for _ in range(20):  # your training loop
+        time.sleep(1)
+        if notice := preemption_notice():  # save a checkpoint here
+            notice.saved()
     return get_job_info().attempt
 
 
