@@ -78,7 +78,7 @@ class Dispatcher:
         return AttemptOrder(
             job.current_attempt(gang),
             slices,
-            job.requirement.demand(workers[0]),
+            workers[0].as_ray_counts(job.requirement.demand(workers[0])),
             self._journal.epoch,
             self._pools.incarnation(job.spec.owner),
             job.spec.spare_for.job_id if job.spec.spare_for else None,

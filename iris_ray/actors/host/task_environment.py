@@ -3,7 +3,7 @@
 import errno
 import random
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 
 import psutil
 
@@ -21,6 +21,10 @@ _IMPORT_PREFIXES = ("JAX_",)
 
 # A task without GPUs must see none. Ray sets these for a task that has some.
 _GPU_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+# A task with chips gets this, unless the host or the user says otherwise. Without it, JAX runs on the CPU, and says so
+# in a warning only, if libtpu is missing or broken; with it, JAX raises (checked with 0.10.2).
+_ON_TPU = {"JAX_PLATFORMS": "tpu,cpu"}
 
 # A task owns all chips that its raylet has. Ray sets these for processes that hold some of the chips, or none.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
@@ -76,7 +80,9 @@ def task_environment(
         changes["OMP_NUM_THREADS"] = str(max(1, int(num_cpus)))
     elif inherited.get("OMP_NUM_THREADS") == "1":
         changes["OMP_NUM_THREADS"] = None
-    if not info.slice_name:
+    if info.slice_name:
+        changes |= {name: value for name, value in _ON_TPU.items() if name not in inherited}
+    else:
         changes |= _NO_CHIPS
     if not num_gpus:
         changes |= dict.fromkeys(_GPU_VISIBILITY, "")
@@ -89,6 +95,12 @@ def task_environment(
         if name.startswith(MEGASCALE_PREFIX) and not (megascale and name in user_env):
             changes[name] = None  # set by a provider or an earlier attempt; a user may tune a multislice run
     return changes | megascale | info.to_env()
+
+
+def expect_chips(environ: MutableMapping[str, str]) -> None:
+    """Have JAX raise if it finds no chips, in a process that imports JAX before it knows its task."""
+    for name, value in _ON_TPU.items():
+        environ.setdefault(name, value)
 
 
 RAYLET = "raylet"

@@ -20,7 +20,7 @@ from iris_ray.actors.host.directories import LocalDirectories, can_not_start, ho
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_tree import mark_forks, stat_of
-from iris_ray.actors.host.task_environment import hold_ports, raylet_environment, task_environment
+from iris_ray.actors.host.task_environment import expect_chips, hold_ports, raylet_environment, task_environment
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
@@ -43,6 +43,8 @@ class TaskProcess:
     def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
         self._token = secrets.token_hex(8)
         self._mark = mark_forks(self._token)
+        if preload:  # only for tasks with chips, and JAX reads its options when it is imported
+            expect_chips(os.environ)
         self._error = import_all(preload)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
         self._of_the_raylet = raylet_environment()  # read now, so that the launch does not wait for it

@@ -165,11 +165,11 @@ def _launches(request: RunRequest, place: AttemptPlace) -> dict[TaskKey, TaskLau
 
 
 def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict[str, str]:
-    user = request.process.runtime_env.get("env_vars", {}) | launch.env
-    changes = task_environment(os.environ, {}, user, launch.info, launch.multislice, launch.num_cpus)
+    user, inherited = request.process.runtime_env.get("env_vars", {}) | launch.env, ON_CPU | os.environ
+    changes = task_environment(inherited, {}, user, launch.info, launch.multislice, launch.num_cpus)
     files = run.files(launch.info.task_index)
     ours = {LocalRun.VARIABLE: str(run.directory), TaskFiles.VARIABLE: files.prefix, MODE.name: ModeKind.SIMPLE.value}
-    environ = ON_CPU | os.environ | changes | ours
+    environ = inherited | changes | ours
     return {name: value for name, value in environ.items() if value is not None}
 
 

@@ -11,6 +11,7 @@ import pytest
 from iris_ray.actors.host.task_environment import split_by_start, task_environment
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
+from tests.support.chip_holders import libtpu_library
 
 SINGLE = MultisliceInfo("10.0.0.1", 0, 1, 20_000, 20_001)
 SECOND_OF_TWO = MultisliceInfo("10.0.0.1", 1, 2, 20_000, 20_001)
@@ -106,9 +107,32 @@ def test_user_may_set_jax_platform_without_accelerators(source: str) -> None:
     assert environment(**variables, host_env={"JAX_PLATFORMS": "tpu,cpu"}, slice_name="")["JAX_PLATFORMS"] == "tpu"
 
 
-@pytest.mark.parametrize("of_task", [{"num_gpus": 1.0, "slice_name": ""}, {"slice_name": "slice-a"}])
-def test_task_with_accelerators_leaves_platform_to_jax(of_task: dict[str, Any]) -> None:
-    assert not {"JAX_PLATFORMS", "PJRT_DEVICE"} & environment(**of_task).keys()
+def test_task_with_gpus_leaves_platform_to_jax() -> None:
+    assert not {"JAX_PLATFORMS", "PJRT_DEVICE"} & environment(num_gpus=1.0, slice_name="").keys()
+
+
+@pytest.mark.parametrize(
+    ("variables", "platforms"),
+    [
+        ({}, "tpu,cpu"),
+        ({"user_env": {"JAX_PLATFORMS": "cpu"}}, "cpu"),
+        ({"inherited": {"JAX_PLATFORMS": "cpu"}}, "cpu"),  # a simulated host, or the user's Ray job
+        ({"inherited": {"JAX_PLATFORMS": ""}}, ""),
+    ],
+    ids=str,
+)
+def test_task_with_chips_expects_them_unless_told_otherwise(variables: dict[str, Any], platforms: str) -> None:
+    assert environment(**variables)["JAX_PLATFORMS"] == platforms
+
+
+@pytest.mark.skipif(libtpu_library() is None, reason="libtpu is not installed: pip install 'iris-ray[tpu-tests]'")
+def test_broken_libtpu_is_an_error_in_task_with_chips() -> None:
+    """Without the variable JAX warns, and computes on the CPU."""
+    environ = {**os.environ, "TPU_SKIP_MDS_QUERY": "1"} | environment({"PATH": os.environ["PATH"]})
+    command = [sys.executable, "-c", "import jax; print(jax.devices())"]
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "Unable to initialize backend 'tpu'" in found.stderr
 
 
 def test_unrelated_inherited_variable_is_kept() -> None:
