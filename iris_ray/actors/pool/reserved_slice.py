@@ -273,9 +273,10 @@ class ReservedSlice:
         return reserved
 
     def start_standbys(self, avoid_ports: Collection[int]) -> None:
-        """Start a fresh task process on every host, for one attempt. Return at once."""
+        """Start fresh task processes on every host, for one attempt. Return at once."""
         gpus = self.bundle.get(GPU, 0.0)
-        standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in self.hosts)
+        hosts = [host for host in self.hosts for _ in range(self.process.per_host)]
+        standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in hosts)
         self.generations += 1
         deadline_s, what = START_TIMEOUT_S + ANSWER_TIMEOUT_S, (self.generations, standbys, START_TIMEOUT_S)
         ready = asyncio.ensure_future(self.actor.ask_within(deadline_s, SliceActor.prepare, *what))
@@ -329,7 +330,7 @@ class ReservedSlice:
             ready = generation.ready
             started = ready.done() and not ready.cancelled() and ready.exception() is None
             if started and not isinstance(ready.result(), Unreachable):
-                return generation.standbys[host_index]
+                return generation.standbys[host_index * len(generation.standbys) // len(self.hosts)]
         return None
 
     def discard(self) -> None:

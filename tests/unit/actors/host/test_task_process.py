@@ -16,8 +16,8 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray.actors.host import task_environment, user_code
-from iris_ray.actors.host.task_environment import hold_ports
-from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess
+from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports
+from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.protocol.messages import TaskLaunch
 from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.job_info import JobInfo

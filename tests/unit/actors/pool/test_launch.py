@@ -11,7 +11,7 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import TaskKey
 from tests.support.worlds import gang_spec, tasks_spec
 
-PORTS = (1001, 1002, 1003)
+PORTS = {name: [(1001, 1002, 1003, 1004)] for name in ("a", "job/task-0", "job/task-3")}
 
 
 def request(spec: JobSpec) -> RunRequest:
