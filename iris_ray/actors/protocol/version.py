@@ -2,7 +2,7 @@
 
 from iris_ray.errors import VersionMismatchError
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Raise this number when a Controller and a client of the version before could misunderstand each other: when a method
 that one calls on the other changes its signature or meaning, or a message its fields or its module."""
 
