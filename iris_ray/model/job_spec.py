@@ -93,7 +93,7 @@ class JobSpec:
         preferences: what workers should satisfy; the more the better.
         tolerations: names of taints that the job tolerates.
         resources: what one task takes of its worker, by Ray's resource names. A task that takes chips, or whose job
-            names a device, takes all chips of its host, since libtpu allows one process a host.
+            names a device, takes all chips of its host, since libtpu allows one gang a host.
         max_retries_failure: further attempts of a gang after failures of its own.
         max_retries_preemption: further attempts of a gang after lost hosts.
         max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a

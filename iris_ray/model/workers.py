@@ -20,6 +20,9 @@ TPU_VM_COUNT = "tpu-vm-count"
 TPU_PER_CHIP = "tpu-per-chip"
 """How often Ray counts each chip of a host, if not once: on TPU7x it may count the two devices of a chip."""
 
+SUB_SLICE = "ray.io/tpu-subslice-"
+"""Prefix of the labels by which Ray 2.60 numbers the parts of a slice: its shape follows, the number is the value."""
+
 UNITS = 10_000
 """In one of any resource: Ray counts ten-thousandths."""
 
