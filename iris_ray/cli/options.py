@@ -146,7 +146,7 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
             numbers = click.FLOAT if least is None else click.FloatRange(least, min_open=above)
             how = {"type": numbers, "metavar": "SECONDS"}
         case OneOf(choices):
-            how = {"type": click.Choice(choices), "metavar": "N"}
+            how = {"type": click.IntRange(min(choices), max(choices)), "metavar": "N"}
         case Band():
             bands = click.Choice([band.name.lower() for band in PriorityBand])
             how, default = {"type": bands, "callback": priority_band}, default.name.lower()

@@ -86,7 +86,7 @@ def local_place(request: RunRequest) -> AttemptPlace:
     fitting = [count for count in counts if count * per_slice <= MOST_TASKS]
     if not fitting:
         raise InvalidJobError(
-            f"{min(counts)} slices of {spec.device} have {min(counts) * per_slice} processes, and a local run has"
+            f"{min(counts)} slices of {spec.device} have {min(counts) * spec.replicas} hosts, and a local run has"
             f" {MOST_TASKS} processes at most; try a smaller type, or fewer slices"
         )
     slices = tuple(

@@ -174,7 +174,7 @@ def test_processes_of_a_host_share_claimed_cpus() -> None:
 @pytest.mark.skipif(libtpu_library() is None, reason="libtpu is not installed: pip install 'iris-ray[tpu-tests]'")
 @pytest.mark.parametrize(("variables", "second"), [({}, False), (SECOND.to_env(), True)], ids=["whole host", "share"])
 def test_libtpu_lets_processes_share_a_host_by_bounds(tmp_path: Path, variables: dict[str, str], second: bool) -> None:
-    holders = [ChipHolder(tmp_path, real=True, **variables) for _ in range(2)]
+    holders = [ChipHolder(tmp_path, real=True, launcher=(), **variables) for _ in range(2)]
     try:
         assert [holder.said == "holds" for holder in holders] == [True, second]
     finally:

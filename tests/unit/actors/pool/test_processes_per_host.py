@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
+from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, TOPOLOGY_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.protocol.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError
 from iris_ray.model.lifecycle import TaskState
@@ -74,3 +75,26 @@ async def rank_after_a_loss(task: Task) -> int:
     if task.info.attempt == 1:
         await asyncio.Event().wait()
     return task.info.task_index
+
+
+@played(slices=1)
+async def test_all_of_rays_units_are_reserved_where_it_counts_devices(cluster: VirtualCluster) -> None:
+    """A host of TPU7x with TPU: 8 has four chips, which two processes share."""
+    for number in range(2):
+        labels = {
+            SLICE_NAME_LABEL: "x",
+            WORKER_ID_LABEL: str(number),
+            POD_TYPE_LABEL: "v7x-16",
+            TOPOLOGY_LABEL: "2x2x2",
+        }
+        shape = {TOPOLOGY_LABEL: "2x2x2"}
+        cluster.add_node(f"x-{number}", f"10.7.0.{number}", {"TPU": 8.0, "CPU": 8.0}, labels | shape)
+
+    async def seen(task: Task) -> tuple[int, str]:
+        (reserved,) = cluster.bundles_of({"x-0", "x-1"})
+        return task.info.task_index, str(reserved)
+
+    gang = cluster.run("job", (1,), seen, tpu_type="v7x-16", **TWO)
+    assert await gang == [(rank, str([{"TPU": 8.0}] * 2)) for rank in range(4)]
+    workers = {worker.node_id: worker for worker in await cluster.workers()}
+    assert workers["x-1"].resources["TPU"] == 4.0
