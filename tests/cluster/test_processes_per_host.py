@@ -58,8 +58,12 @@ def test_two_processes_a_host_form_one_jax_program(cluster: SimulatedCluster) ->
 
 
 def test_gang_starts_again_when_one_of_a_hosts_processes_crashes(cluster: SimulatedCluster, trace: Trace) -> None:
+    directory = trace.directory
+
     def crash_once(facts: dict[str, Any]) -> tuple[int, int]:
         if (facts["attempt"], facts["index"]) == (1, 3):
+            while len(list(directory.glob("start-1-*"))) < 8:
+                time.sleep(0.02)
             os._exit(3)
         while facts["attempt"] == 1:
             time.sleep(0.02)
