@@ -1,7 +1,6 @@
 """Jobs of Ray's job API on the command line: ``submit --ray-job``, and other commands with a dashboard's address."""
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -11,7 +10,7 @@ from click.core import ParameterSource
 
 from iris_ray.cli.address import address_for_ray_jobs
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, confirm, on_a_terminal, really_cancel, say_error
-from iris_ray.cli.printing import one_line, print_facts, print_json
+from iris_ray.cli.printing import one_line, print_facts, print_json, print_output
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import unknown
 
@@ -75,7 +74,7 @@ def submit_ray_job(
 def follow_ray_job(jobs: "RayJobs", run_id: str) -> None:
     """Print what a job prints until its end. End the command if it did not succeed, or at Ctrl-C."""
     try:
-        status = jobs.follow(run_id, lambda piece: click.echo(piece, nl=False))
+        status = jobs.follow(run_id, lambda piece: print_output(piece.encode(errors="backslashreplace")))
     except KeyboardInterrupt:
         _interrupted(jobs, run_id)
     if status.state != "succeeded":
@@ -89,7 +88,7 @@ def show_ray_job_logs(address: str, run_id: str, follow: bool) -> None:
     if follow:
         follow_ray_job(jobs, run_id)
     else:
-        sys.stdout.write(jobs.logs(run_id))
+        print_output(jobs.logs(run_id).encode(errors="backslashreplace"))
 
 
 def show_ray_job_status(address: str, run_id: str, as_json: bool) -> None:
