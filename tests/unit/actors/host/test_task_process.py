@@ -223,6 +223,21 @@ def test_standby_imports_requested_modules() -> None:
     let_go(process)
 
 
+@pytest.mark.parametrize(("of_user", "seen"), [(None, "tpu,cpu"), ("cpu", "cpu")])
+def test_preloaded_jax_expects_chips_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of_user: str | None, seen: str
+) -> None:
+    """JAX reads the variable when it is imported, before the process knows its task."""
+    (tmp_path / "reads_at_import.py").write_text("import os; platforms = os.environ['JAX_PLATFORMS']")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reads_at_import", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", of_user or "")  # restored at the end
+    if of_user is None:
+        del os.environ["JAX_PLATFORMS"]
+    let_go(TaskProcess(HERE, (), ("reads_at_import",)))
+    assert sys.modules["reads_at_import"].platforms == seen
+
+
 # -- its ports ------------------------------------------------------------------------------------------------------
 
 
