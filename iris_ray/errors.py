@@ -48,6 +48,7 @@
     ├── CorruptRecordError (RuntimeError)    a job record that no version can read
     ├── VersionMismatchError (RuntimeError)  the Controller is of another version, which speaks differently
     ├── ProviderError (RuntimeError)         the cloud provider's API refused, or could not be reached
+    │   └── ProviderDeniedError              this account may not do that
     ├── NotYetError (RuntimeError)           between processes: ask again in a moment
     ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
     ├── SupersededError (RuntimeError)       a call of a pool's process that a newer one has replaced
@@ -242,6 +243,10 @@ class VersionMismatchError(IrisError, RuntimeError):
 
 class ProviderError(IrisError, RuntimeError):
     """The cloud provider's API refused the request, or could not be reached."""
+
+
+class ProviderDeniedError(ProviderError):
+    """The cloud provider's API says that this account may not do that."""
 
 
 class NotYetError(IrisError, RuntimeError):

@@ -88,9 +88,9 @@ def test_notice_reaches_every_process_and_gang_moves_once_all_saved(cluster: Sim
     reference = run_on_pod_ray.remote(trace.gang(save), "v4-16", processes_per_host=2, max_retries_preemption=1)
     wait_until(lambda: len(trace.starts()) == 4)
     lost = trace.starts()[0]["slice"]
-    cluster.preempt_slice(lost, notice_s=60.0)
+    preemption = cluster.preempt_slice(lost, notice_s=60.0)
     found = result_of(reference)
-    cluster.add_slice("v4-16")
+    preemption.cancel()
     assert [rank for rank, _ in found] == [0, 1, 2, 3]
     assert lost not in {name for _, name in found}
 

@@ -31,6 +31,7 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.conventions import FAILED, OK
 from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from tests.support.cluster_in_process import ClusterInProcess, RecordedMeter
@@ -206,6 +207,10 @@ class ControllerInProcess(ClusterInProcess):
         first = self._latest(job_id)[0]
         first.heartbeat(step)
         first.report_status(status)
+
+    def provisioner_reports(self, report: CapacityReport) -> None:
+        """A provisioner says what it has asked for and holds."""
+        self._ask("report_capacity", report)
 
     def _latest(self, job_id: str) -> list[Task]:
         """Return the latest attempt of each task, by index."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ray.util import metrics
 
+from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.views import worker_status
 from iris_ray.actors.protocol.status import HostCondition, condition_of
 from iris_ray.model.goodput import Totals, measure
@@ -79,6 +80,27 @@ USER_CHIP_SECONDS = Metric(
 FINISHED_CHIP_SECONDS = Metric(
     "iris_finished_chip_seconds_total", _C, ("user", "kind"), "chip-seconds of gangs that have ended, by their use"
 )
+PROVISIONED_CHIPS = Metric(
+    "iris_provisioned_chips",
+    _G,
+    ("tpu_type", "source", "market", "state"),
+    "chips that provisioners have asked for and hold",
+)
+PROVISIONING_WAIT = Metric(
+    "iris_provisioning_oldest_request",
+    _G,
+    ("tpu_type", "source"),
+    "seconds since the oldest request of a provisioner that still waits",
+)
+HOURLY_COST = Metric(
+    "iris_provisioned_cost_per_hour",
+    _G,
+    ("tpu_type", "source", "market", "currency"),
+    "price of the slices that provisioners hold, as far as it is known",
+)
+PROVISIONER_FAILURES = Metric(
+    "iris_provisioner_failures", _G, ("provisioner", "source"), "failures in a row at a source of slices"
+)
 
 METRICS = (
     PENDING_JOBS,
@@ -92,6 +114,10 @@ METRICS = (
     USER_CHIPS,
     USER_CHIP_SECONDS,
     FINISHED_CHIP_SECONDS,
+    PROVISIONED_CHIPS,
+    PROVISIONING_WAIT,
+    HOURLY_COST,
+    PROVISIONER_FAILURES,
 )
 
 
@@ -162,7 +188,8 @@ class Measurements:
         self._state = state
         self._unusable = unusable
         self._meter = meter
-        self._names: dict[str, dict[str, None]] = {"tpu_type": {}, "user": {}}
+        names = "tpu_type", "user", "source", "market", "currency", "provisioner"
+        self._names: dict[str, dict[str, None]] = {name: {} for name in names}
         self._shown: dict[Metric, set[Values]] = {}  # the label values for which each gauge has been set
         self._jobs_read = state.job_changes.version
         self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
@@ -289,6 +316,35 @@ class Measurements:
         for (user,), chips in held.items() if passed else ():
             self._meter.add(USER_CHIP_SECONDS, chips * passed, {"user": user})
         self._set(USER_CHIPS, held)
+
+    # -- provisioners ----------------------------------------------------------------------------------------------
+
+    def look_at_capacity(self, board: CapacityBoard) -> None:
+        """Set the gauges of what provisioners have asked for and hold."""
+        chips: Counter[Values] = Counter()
+        waits: dict[Values, float] = {}
+        costs: dict[Values, float] = {}
+        failures: dict[Values, float] = {}
+        for report in board.reports():
+            for lot in report.lots:
+                kind = self._named("tpu_type", lot.tpu_type), self._named("source", lot.source)
+                market = self._named("market", lot.market)
+                chips[*kind, market, "held" if lot.joined else "asked"] += lot.chips
+                if not lot.joined and lot.since:
+                    waits[kind] = max(waits.get(kind, 0.0), board.waited_s(lot))
+                if lot.joined and lot.hourly is not None:
+                    priced = *kind, market, self._named("currency", report.currency)
+                    costs[priced] = costs.get(priced, 0.0) + lot.hourly
+            for trouble in report.troubles:
+                who = self._named("provisioner", report.owner)
+                failures[who, self._named("source", trouble.source)] = trouble.failures
+        for metric, amounts in (
+            (PROVISIONED_CHIPS, chips),
+            (PROVISIONING_WAIT, waits),
+            (HOURLY_COST, costs),
+            (PROVISIONER_FAILURES, failures),
+        ):
+            self._set(metric, amounts)
 
     # -- labels ----------------------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
 def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
     """Return the attributes of a live node, for constraints: its labels, and a TPU host's slice, number and type.
 
-    A label can't override the slice, number and type.
+    A label can't override the slice, number and type. A host of a single-host type is host 0 of a slice of its own.
 
     Raises:
         InvalidRequestError: it has chips or labels of a TPU host, but lacks some, or they contradict each other. The
@@ -98,6 +98,7 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
     attributes.pop(TPU_PER_CHIP, None)
     if not chips and SLICE_NAME_LABEL not in labels:
         return attributes
+    labels = {**labels, **_own_slice(node["NodeID"], labels, chips)}
     if SLICE_NAME_LABEL not in labels:
         raise InvalidRequestError(f"host {node['NodeManagerAddress']} has TPU chips and no label {SLICE_NAME_LABEL}")
     slice_name = labels[SLICE_NAME_LABEL]
@@ -131,6 +132,53 @@ def _require_whole(config: TPUConfig, shape: str) -> None:
             f"{TOPOLOGY_LABEL} is {shape}, which are {chips} chips, and {config.name} has {config.chip_count}. If this"
             f" is a sub-slice, give its nodes its own TPU_NAME, TPU_ACCELERATOR_TYPE, TPU_TOPOLOGY and TPU_WORKER_ID"
         )
+
+
+def _own_slice(node_id: str, labels: Mapping[str, str], chips: float) -> dict[str, str]:
+    """Return the labels by which a host of a single-host type is host 0 of its own slice; nothing for other hosts.
+
+    GKE's webhook numbers single hosts as if they were one slice's (1.3.1, `mutatePod`): once ``v6e-8-0`` is lost, its
+    successor may become host 1 of ``v6e-8-2``. Such a host's slice has a part of its node's id in its name.
+    """
+    try:
+        config = live_config(labels.get(POD_TYPE_LABEL, ""), chips)
+    except InvalidRequestError:
+        return {}
+    if config.vm_count > 1:
+        return {}
+    name = labels.get(SLICE_NAME_LABEL)
+    if not name or labels.get(WORKER_ID_LABEL, "0") != "0":
+        name = own_name(name or config.name, node_id)
+    return {SLICE_NAME_LABEL: name, WORKER_ID_LABEL: "0"}
+
+
+def own_name(name: str, node_id: str) -> str:
+    """Return a name of one host's slice that no other host's has."""
+    return f"{name}-{node_id[:8]}"
+
+
+class OwnSlices:
+    """Tells the slices of single hosts apart whose labels name the same slice. The first host keeps the name."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # node id → the name of its slice
+        self._taken: set[str] = set()
+
+    def named(self, host: WorkerRegisteredEvent) -> WorkerRegisteredEvent:
+        """Return a host with the name that its slice keeps as long as the host lives."""
+        count = host.attributes.get(TPU_VM_COUNT)
+        if count is None or count.value != 1:
+            return host
+        name = self._names.get(host.node_id)
+        if name is None:
+            name = str(host.attributes[TPU_NAME].value)
+            name = own_name(name, host.node_id) if name in self._taken else name
+            self._names[host.node_id] = name
+            self._taken.add(name)
+        return replace(host, attributes={**host.attributes, TPU_NAME: AttributeValue(name)})
+
+    def forget(self, node_id: str) -> None:
+        self._taken.discard(self._names.pop(node_id, ""))
 
 
 @cache
@@ -297,6 +345,7 @@ class NodeDiff:
         self._clock = clock
         self._readings: dict[str, object] = {}  # node id → its last reading
         self._elsewhere = UseElsewhere(state)
+        self._own_slices = OwnSlices()
         self._missing: set[str] = set()  # live hosts that were not in the last reading
         self._gone: dict[str, str] = {}  # node id → how it was lost
         self._notices: dict[str, str] = {}  # node id → the notice that it had when it was lost
@@ -357,6 +406,7 @@ class NodeDiff:
         self._readings.pop(node_id, None)
         self.unusable.pop(node_id, None)
         self._elsewhere.forget(node_id)
+        self._own_slices.forget(node_id)
         if worker is None:
             return []
         notice = self._notices.get(node_id)
@@ -364,7 +414,9 @@ class NodeDiff:
 
     def _alive(self, node: Mapping[str, Any], table: NodeTable) -> list[Event]:
         node_id = node["NodeID"]
-        held = node.get("Labels", {}).get(SLICE_NAME_LABEL) in self._state.holders
+        before = self._state.workers.get(node_id)
+        name = before.slice_name if before is not None else node.get("Labels", {}).get(SLICE_NAME_LABEL)
+        held = name in self._state.holders
         reading = node, table.draining.get(node_id), table.available.get(node_id), held
         if self._readings.get(node_id) == reading and self._elsewhere.is_judged(node_id):
             return []
@@ -378,6 +430,9 @@ class NodeDiff:
                 logger.warning("of no use: %s", worker)
             self.unusable[node_id] = UnusableHost.of(node, worker)
             return []
+        worker = self._own_slices.named(worker)
+        if (slice_name := worker.attributes.get(TPU_NAME)) is not None:
+            self._slices[node_id] = str(slice_name.value)
         worker = self._clock.heard(replace(worker, elsewhere=self._elsewhere.of(node, table, held)))
         return [] if self._state.knows(worker) else [worker]
 

@@ -37,6 +37,7 @@ from iris_ray.actors.protocol.status import (
 )
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
@@ -238,6 +239,11 @@ class UserCalls(ControllerProcess):
     async def demand(self) -> dict[str, list[int]]:
         await self.ping()
         return self._missing()
+
+    @checked
+    async def report_capacity(self, report: CapacityReport) -> None:
+        await self.ping()
+        self._capacity.take(report)
 
     async def about(self) -> dict[str, Any]:
         return {

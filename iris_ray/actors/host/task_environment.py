@@ -96,6 +96,9 @@ def task_environment(
         changes |= dict.fromkeys(_GPU_VISIBILITY, "")
         if not info.slice_name:
             changes |= {name: v for name, v in _ON_CPU.items() if inherited.get(name) == host_env.get(name)}
+    is_alone = info.num_tasks == info.num_slices and "," not in inherited.get("TPU_WORKER_HOSTNAMES", "")
+    if is_alone and inherited.get("TPU_WORKER_ID", "0") != "0":
+        changes["TPU_WORKER_ID"] = "0"  # GKE's webhook numbers single hosts as if they were one slice's
     if tpu_process is None:
         changes |= user_env
     else:

@@ -18,6 +18,7 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
 )
 from iris_ray.actors.protocol.task_log import LastLines, LogPlace, LogPosition, TaskLog
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.job_spec import JobSpec
@@ -232,6 +233,9 @@ class ForPeople(Protocol):
 
     async def demand(self) -> dict[str, list[int]]:
         """Return how many more slices of each type each waiting gang needs to run; see `missing_slices`."""
+
+    async def report_capacity(self, report: CapacityReport) -> None:
+        """Remember what a provisioner has asked for and holds, for `why`, the dashboard and metrics."""
 
     async def about(self) -> dict[str, Any]:
         """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside."""

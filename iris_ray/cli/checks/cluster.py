@@ -27,12 +27,13 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         table: a snapshot of Ray's tables.
         reserved: how many chips of each node iris_ray has reserved, by node id.
     """
-    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, registration
+    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, OwnSlices, registration
 
     slices: dict[str, list[Worker]] = {}
     refused: list[str] = []
     unlabelled: list[str] = []
     foreign = []
+    own_slices = OwnSlices()
     for node in table.nodes:
         if not node["Alive"]:
             continue
@@ -40,7 +41,7 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         if isinstance(event, str):
             (refused if SLICE_NAME_LABEL in node.get("Labels", {}) else unlabelled).append(event)
         elif TPU_NAME in event.attributes:
-            worker = _worker(event)
+            worker = _worker(own_slices.named(event))
             slices.setdefault(string_attribute(worker.attributes, TPU_NAME) or "", []).append(worker)
             if worker.foreign:
                 foreign.append(f"{string_attribute(worker.attributes, TPU_NAME)}: {worker.foreign}")

@@ -88,7 +88,7 @@ def test_unusable_hosts_are_shown_with_reason(world: ControllerInProcess) -> Non
     for number, (what, labels, resources) in enumerate(
         (
             ("unlabelled", {}, {"TPU": 4.0}),
-            ("without a number", {SLICE_NAME_LABEL: "odd", POD_TYPE_LABEL: "v4-8"}, {"TPU": 4.0}),
+            ("without a number", {SLICE_NAME_LABEL: "odd", POD_TYPE_LABEL: "v4-16"}, {"TPU": 4.0}),
             ("of no type", {SLICE_NAME_LABEL: "odder", WORKER_ID_LABEL: "0", POD_TYPE_LABEL: "v99"}, {"TPU": 4.0}),
             ("without chips", {SLICE_NAME_LABEL: "oddest", WORKER_ID_LABEL: "0", POD_TYPE_LABEL: "v4-8"}, {"CPU": 8.0}),
         )

@@ -312,6 +312,62 @@ def test_notices_of_hosts_that_never_join_are_forgotten(looks: Looks, monkeypatc
     assert [node_id for node_id, evidence in known.items() if evidence.draining] == [f"odd-{n}" for n in range(90, 100)]
 
 
+# -- hosts that are a slice each --------------------------------------------------------------------------------------
+
+
+def single_host(node_id: str, slice_name: str | None, number: str | None, alive: bool = True) -> dict[str, Any]:
+    """A host as Ray shows it on GKE: the webhook has set its slice's name and its number."""
+    labels = {"ray.io/tpu-pod-type": "v6e-8"}
+    labels |= {"ray.io/tpu-slice-name": slice_name} if slice_name is not None else {}
+    labels |= {"ray.io/tpu-worker-id": number} if number is not None else {}
+    one = node({}, chips=8.0)
+    return {**one, "NodeID": node_id, "Alive": alive, "Labels": labels}
+
+
+def slices_of(looks: Looks) -> dict[str, str | None]:
+    """The slice of each host; each is whole, and its host is number 0."""
+    grouping = looks.state.fleet.grouping(TPU_NAME)
+    assert not [group.defect for group in grouping.groups() if group.defect]
+    assert {worker.host_index for worker in looks.state.workers.values()} == {0}
+    assert not looks.nodes.unusable
+    return {node_id: worker.slice_name for node_id, worker in looks.state.workers.items()}
+
+
+def test_single_host_that_the_webhook_counts_to_another_is_its_own_slice() -> None:
+    """Three replicas; the first one is lost, and the webhook gives its successor the place after the last one."""
+    looks = Looks()
+    hosts = [single_host(f"host-{i}", f"v6e-8-{i}", "0") for i in range(3)]
+    looks.look(*hosts)
+    looks.look(single_host("host-0", "v6e-8-0", "0", alive=False), *hosts[1:])
+    looks.look(*hosts[1:], single_host("successor", "v6e-8-2", "1"))
+    assert slices_of(looks) == {"host-1": "v6e-8-1", "host-2": "v6e-8-2", "successor": "v6e-8-2-successo"}
+    assert looks.nodes.slices_of(["host-0", "successor"]) == {"host-0": "v6e-8-0", "successor": "v6e-8-2-successo"}
+
+
+def test_single_hosts_of_one_name_and_number_keep_their_own_slices() -> None:
+    looks = Looks()
+    looks.look(single_host("a", "my-tpu", "0"), single_host("b", "my-tpu", "0"))
+    assert slices_of(looks) == {"a": "my-tpu", "b": "my-tpu-b"}
+    looks.look(
+        single_host("a", "my-tpu", "0", alive=False), {**single_host("b", "my-tpu", "0"), "Resources": {"TPU": 8}}
+    )
+    assert slices_of(looks) == {"b": "my-tpu-b"}  # though the name is free
+    looks.look({**single_host("b", "my-tpu", "0")}, single_host("c", "my-tpu", "0"))
+    assert slices_of(looks) == {"b": "my-tpu-b", "c": "my-tpu"}
+
+
+@pytest.mark.parametrize("number", [None, "0", "odd"])
+def test_single_host_without_slice_name_is_its_own_slice(number: str | None) -> None:
+    looks = Looks()
+    looks.look(single_host("a", None, number))
+    assert slices_of(looks) == {"a": "v6e-8-a"}
+
+
+def test_host_of_several_without_slice_name_stays_refused() -> None:
+    labels = {"ray.io/tpu-pod-type": "v6e-8"}  # of four chips: one of two hosts
+    assert "no label ray.io/tpu-slice-name" in str(register({**node(chips=4.0), "Labels": labels}))
+
+
 # -- CPUs and memory in foreign use -----------------------------------------------------------------------------------
 
 

@@ -19,8 +19,8 @@ SINGLE = MultisliceInfo("10.0.0.1", 0, 1, 20_000, 20_001)
 SECOND_OF_TWO = MultisliceInfo("10.0.0.1", 1, 2, 20_000, 20_001)
 
 
-def info(slice_id: int = 0, num_slices: int = 1, slice_name: str = "slice-a") -> JobInfo:
-    return JobInfo("j", "j/task-0", 0, 4, 1, slice_id, num_slices, slice_name, 0, "10.0.0.1:20002")
+def info(slice_id: int = 0, num_slices: int = 1, slice_name: str = "slice-a", tasks: int = 4) -> JobInfo:
+    return JobInfo("j", "j/task-0", 0, tasks, 1, slice_id, num_slices, slice_name, 0, "10.0.0.1:20002")
 
 
 def environment(
@@ -32,10 +32,11 @@ def environment(
     num_gpus: float = 0.0,
     slice_name: str = "slice-a",
     tpu_process: TpuProcess | None = None,
+    tasks: int = 4,
 ) -> dict[str, str]:
     """The task's whole environment, after the changes."""
     inherited, user_env = inherited or {}, user_env or {}
-    place = info(multislice.slice_id, multislice.num_slices, slice_name)
+    place = info(multislice.slice_id, multislice.num_slices, slice_name, tasks)
     place = replace(place, processes_per_host=tpu_process.per_host if tpu_process else 1)
     changes = task_environment(inherited, host_env or {}, user_env, place, multislice, num_cpus, num_gpus, tpu_process)
     result = inherited | changes
@@ -201,6 +202,17 @@ def test_processes_are_bound_to_their_numa_nodes(
         (tmp_path / f"node{number}").mkdir()
         (tmp_path / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
     assert [cpus_of(i, per_host, range(8), tmp_path) for i in range(per_host)] == expected
+
+
+@pytest.mark.parametrize(
+    ("tasks", "hostnames", "number"),
+    [(1, "localhost", "0"), (1, "a-0,a-1", "1"), (2, "localhost", "1")],
+    ids=["single host", "one host of two", "two hosts"],
+)
+def test_single_host_is_host_0_whatever_the_webhook_says(tasks: int, hostnames: str, number: str) -> None:
+    """JAX takes it for the number of the process among those of the slice (0.10.2, cloud_tpu_cluster.py)."""
+    webhook = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": hostnames}
+    assert environment(webhook, tasks=tasks)["TPU_WORKER_ID"] == number
 
 
 def test_unrelated_inherited_variable_is_kept() -> None:
