@@ -13,6 +13,7 @@ import ray
 
 from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_directory
+from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady, TaskLaunch
@@ -144,8 +145,7 @@ class Process:
 
     async def ready(self) -> StandbyReady:
         await asyncio.sleep(self._born + self._cluster.process_start_s - asyncio.get_running_loop().time())
-        first = 20_000 + 3 * (self.pid % 4000)
-        ports = first, first + 1, first + 2
+        ports = tuple(20_000 + PORTS_HELD * (self.pid % 3000) + port for port in range(PORTS_HELD))
         cores, free_bytes, error = self._cluster.cores, self._cluster.free_bytes, self._host.setup_error
         return StandbyReady(self.pid, 1, f"token {self.pid}", ports, cores, free_bytes, error)
 

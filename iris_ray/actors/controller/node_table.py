@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import prod
 from typing import Any
 
 import ray
@@ -15,13 +16,24 @@ from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.model.topology import TPUConfig, get_tpu_config
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, Resources, Worker, rounded
+from iris_ray.model.workers import (
+    TPU,
+    TPU_NAME,
+    TPU_PER_CHIP,
+    TPU_TOPOLOGY,
+    TPU_VM_COUNT,
+    TPU_WORKER_ID,
+    Resources,
+    Worker,
+    rounded,
+)
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent, WorkerRegisteredEvent
 
 SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
 WORKER_ID_LABEL = "ray.io/tpu-worker-id"
 POD_TYPE_LABEL = "ray.io/tpu-pod-type"
+TOPOLOGY_LABEL = "ray.io/tpu-topology"
 OPERATOR_PREFIX = "iris/"
 TAINT_LABEL = "taint."
 NODE_POLL_S = 0.5
@@ -48,7 +60,7 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
     Args:
         node: an entry of ``ray.nodes()``.
         table: the reading of the entry.
-        ours: how many of its chips iris_ray has reserved.
+        ours: how many of its chips iris_ray has reserved, as Ray counts them.
     """
     try:
         attributes = attributes_of(node)
@@ -61,6 +73,9 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         deadline = table.draining[node_id] / 1000 or None  # 0: none
     unclaimed = table.available.get(node_id)  # Ray leaves out a resource that is fully claimed
     taken = 0.0 if unclaimed is None else resources.get(TPU, 0.0) - unclaimed.get(TPU, 0.0) - ours
+    if (per_chip := attributes.get(TPU_PER_CHIP)) is not None:
+        times = float(per_chip.value)
+        taken, resources = taken / times, {**resources, TPU: resources[TPU] / times}
     foreign = None
     if taken > 0:
         foreign = f"{taken:g} chips of host {attributes[TPU_WORKER_ID].value} are in use outside iris_ray"
@@ -75,10 +90,12 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
     A label can't override the slice, number and type. A host of a single-host type is host 0 of a slice of its own.
 
     Raises:
-        InvalidRequestError: it has chips or labels of a TPU host, but lacks some. The message says which.
+        InvalidRequestError: it has chips or labels of a TPU host, but lacks some, or they contradict each other. The
+            message says which.
     """
     labels, chips = node.get("Labels", {}), node.get("Resources", {}).get(TPU, 0.0)
     attributes = operator_attributes(labels)
+    attributes.pop(TPU_PER_CHIP, None)
     if not chips and SLICE_NAME_LABEL not in labels:
         return attributes
     labels = {**labels, **_own_slice(node["NodeID"], labels, chips)}
@@ -93,15 +110,28 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
         raise InvalidRequestError(f"{host} has no usable {WORKER_ID_LABEL} ({host_index!r})")
     try:
         config = live_config(labels.get(POD_TYPE_LABEL, ""), chips)
+        _require_whole(config, labels.get(TOPOLOGY_LABEL, ""))
     except InvalidRequestError as error:
         raise InvalidRequestError(f"host {host_index} of {slice_name}: {error}") from error
+    per_chip = int(chips) // config.chips_per_vm
     return {
         **attributes,
         TPU_NAME: AttributeValue(slice_name),
         TPU_WORKER_ID: AttributeValue(int(host_index)),
         TPU_TOPOLOGY: AttributeValue(config.name),
         TPU_VM_COUNT: AttributeValue(config.vm_count),
+        **({TPU_PER_CHIP: AttributeValue(per_chip)} if per_chip > 1 else {}),
     }
+
+
+def _require_whole(config: TPUConfig, shape: str) -> None:
+    """Refuse a host whose shape has fewer chips than its type: a sub-slice must not be taken for its whole slice."""
+    sides = shape.split("x")
+    if all(map(str.isdecimal, sides)) and (chips := prod(map(int, sides))) < config.chip_count:
+        raise InvalidRequestError(
+            f"{TOPOLOGY_LABEL} is {shape}, which are {chips} chips, and {config.name} has {config.chip_count}. If this"
+            f" is a sub-slice, give its nodes its own TPU_NAME, TPU_ACCELERATOR_TYPE, TPU_TOPOLOGY and TPU_WORKER_ID"
+        )
 
 
 def _own_slice(node_id: str, labels: Mapping[str, str], chips: float) -> dict[str, str]:

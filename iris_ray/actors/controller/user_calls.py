@@ -128,7 +128,7 @@ class UserCalls(ControllerProcess):
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         await self.ping()
         job = self._job(job_id)
-        there = dict(islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS))
+        there = dict(islice(((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes), MOST_LOGS))
         calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
         return dict(zip(there, await asyncio.gather(*calls), strict=True))
 
@@ -136,7 +136,7 @@ class UserCalls(ControllerProcess):
     async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
         await self.ping()
         job = self._job(job_id)
-        there = islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS)
+        there = islice(((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes), MOST_LOGS)
         return {
             index: self._logs.locate(log_standing(self._state, job, index, at.attempt), self._state.workers)
             for index, at in there

@@ -70,6 +70,7 @@ def job_status(
         num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
         spare_for=spec.spare_for.job_id if spec.spare_for else None,
         yields=job.yields,
+        processes_per_host=spec.processes_per_host,
     )
 
 
@@ -105,6 +106,7 @@ def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> T
         host=worker.name if worker else None,
         error=task.error,
         evictions=gang.evictions,
+        processes=job.spec.processes_per_host,
     )
 
 

@@ -38,9 +38,9 @@ from iris_ray.model.outcomes import TaskEnd
 
 logger = logging.getLogger(__name__)
 
-ENDED_KEPT = 16
+ENDED_KEPT = 64
 """The actor remembers so many ended processes of a place, because a caller may still ask how they ended. Up to eight
-standbys start at once, are adopted in any order, and may all be killed while they wait."""
+standbys of four processes each start at once, are adopted in any order, and may all be killed while they wait."""
 
 
 class TPUHostActor:
@@ -126,7 +126,9 @@ class TPUHostActor:
             process.close()
             raise
         try:
-            self._watches[pid] = TaskWatch(standby, process, tree, self._ledger, self._devices, output)
+            self._watches[pid] = TaskWatch(
+                standby, process, tree, self._ledger, self._devices, output, lambda: self._others_with_chips(pid)
+            )
         except Exception:  # the disk may be full
             await asyncio.to_thread(output.close)
             raise
@@ -186,6 +188,9 @@ class TPUHostActor:
             HOST_UNASKED_S,
         )
         os._exit(1)
+
+    def _others_with_chips(self, pid: int) -> list[TaskWatch]:
+        return [watch for other, watch in self._watches.items() if other != pid and watch.has_chips]
 
     def _of_place(self, place: str) -> list[int]:
         return [pid for pid in self._watches if self._places[pid] == place]

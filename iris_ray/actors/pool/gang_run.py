@@ -89,7 +89,7 @@ class GangRun:
         self._background = BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
-        """Run the gang to its end. Return its results in (slice, worker) order, or the error that ends it for good."""
+        """Run the gang to its end. Return its results by rank, or the error that ends it for good."""
         while True:
             order = await self._next_order()
             if order is None:
@@ -101,8 +101,8 @@ class GangRun:
                 continue
             verdict, job = await self._run_attempt(order)
             if verdict is not None and verdict.succeeded:
-                ordered = sorted(verdict.results.items(), key=lambda r: (r[0].slice_id, r[0].host_index))
-                return [Pickled(result.result) for _, result in ordered if isinstance(result, TpuSuccess)]
+                ordered = (verdict.results[key] for key in sorted(verdict.results))
+                return [Pickled(result.result) for result in ordered if isinstance(result, TpuSuccess)]
             if job is not None and job.state.finished:
                 return self._final_error(verdict, job)
 
@@ -328,7 +328,7 @@ class GangRun:
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[TaskStateChangedEvent]:
         """Return one event per task of the attempt: the task has reached this state."""
-        return all_reached(attempt.id, range(self._first_task, self._first_task + attempt.place.num_tasks), state)
+        return all_reached(attempt.id, range(self._first_task, self._first_task + attempt.place.num_hosts), state)
 
     async def abandon(self, reason: str) -> list[ReportedEvent]:
         """Stop the running attempt. Return the events to report behind the job's cancellation."""

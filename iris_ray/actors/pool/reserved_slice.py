@@ -275,9 +275,10 @@ class ReservedSlice:
         return reserved
 
     def start_standbys(self, avoid_ports: Collection[int]) -> None:
-        """Start a fresh task process on every host, for one attempt. Return at once."""
+        """Start fresh task processes on every host, for one attempt. Return at once."""
         gpus = self.bundle.get(GPU, 0.0)
-        standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in self.hosts)
+        hosts = [host for host in self.hosts for _ in range(self.process.per_host)]
+        standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in hosts)
         self.generations += 1
         ready = asyncio.ensure_future(self._prepare(self.generations, standbys))
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
@@ -346,7 +347,7 @@ class ReservedSlice:
             ready = generation.ready
             started = ready.done() and not ready.cancelled() and ready.exception() is None
             if started and not isinstance(ready.result(), Unreachable):
-                return generation.standbys[host_index]
+                return generation.standbys[host_index * len(generation.standbys) // len(self.hosts)]
         return None
 
     def discard(self) -> None:

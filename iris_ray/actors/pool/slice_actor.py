@@ -41,13 +41,14 @@ FETCH_S = 2.0
 TEARDOWN_TIMEOUT_S = 20.0
 
 Standbys: TypeAlias = list[tuple[ActorHandle, int]]
-"""The standbys of a generation by host index, with their pids."""
+"""The standbys of a generation by process of the slice, with their pids. Each host has as many as the others."""
 
 
 @dataclass(slots=True)
 class HostTask:
-    """One host's task of the current attempt."""
+    """One process of the current attempt: a host's task, or a part of it."""
 
+    host: int
     pid: int
     end: "asyncio.Task[TaskEnd | None]"
 
@@ -128,7 +129,7 @@ class SliceActor:
         self._standbys: dict[int, Standbys] = {}  # by generation
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
-        self._tasks: dict[int, HostTask] = {}
+        self._tasks: dict[int, HostTask] = {}  # by process of the slice
         self._stopping: dict[AttemptId, dict[int, HostTask]] = {}
         self._silence_s = HOST_SILENCE_S
         self._silent: dict[int, str] = {}  # for how long a host has been silent
@@ -159,19 +160,22 @@ class SliceActor:
     async def prepare(
         self, generation: int, standbys: Sequence[ActorHandle], timeout_s: float
     ) -> SliceReady | Unreachable:
-        """Take these standbys for a later attempt. Return once all have started."""
-        calls = (self._take_standby(i, standby, timeout_s) for i, standby in enumerate(standbys))
+        """Take these standbys for a later attempt, as many of each host, by host. Return once all have started."""
+        per_host = len(standbys) // len(self._hosts)
+        calls = (self._take_standby(i // per_host, standby, timeout_s) for i, standby in enumerate(standbys))
         answers = await asyncio.gather(*calls)
-        failed = {i: reply for i, reply in enumerate(answers) if isinstance(reply, SetupFailed)}
+        failed = [reply for reply in answers if isinstance(reply, SetupFailed)]
         ready = [reply for reply in answers if isinstance(reply, StandbyReady)]
         if len(failed) + len(ready) < len(answers):
             return next(a for a in answers if isinstance(a, Unreachable) and not isinstance(a, SetupFailed))
         if failed:
-            reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed.values()))
-            kind = OtherVersion if all(isinstance(reply, OtherVersion) for reply in failed.values()) else SetupFailed
-            return kind(reasons, tuple(failed), works_elsewhere=len(failed) < len(answers))
+            reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed))
+            hosts = tuple(dict.fromkeys(host for reply in failed for host in reply.hosts))
+            kind = OtherVersion if all(isinstance(reply, OtherVersion) for reply in failed) else SetupFailed
+            return kind(reasons, hosts, works_elsewhere=len(hosts) < len(self._hosts))
         self._standbys[generation] = [(standby, one.pid) for standby, one in zip(standbys, ready, strict=True)]
-        return SliceReady(ready[0].ports, ready[0].cores, ready[0].free_bytes)
+        ports = tuple(one.ports for one in (ready if per_host > 1 else ready[:1]))
+        return SliceReady(ports, ready[0].cores, ready[0].free_bytes)
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
         behind, name, who = (
@@ -202,16 +206,16 @@ class SliceActor:
     async def run_remote_fn(
         self, attempt: AttemptId, generation: int, launches: Sequence[TaskLaunch], silence_s: float
     ) -> dict[int, TaskEnd | None]:
-        """Start one task on every host. Return when all have returned, one ends otherwise, or a host falls silent.
+        """Start the task of every host. Return when all have returned, one ends otherwise, or a host falls silent.
 
         Args:
             attempt: the tasks' attempt.
             generation: the standbys that run them. Earlier generations are dropped.
-            launches: by host index.
+            launches: by process of the slice.
             silence_s: a host that has not answered for so long counts as lost; seconds.
 
         Returns:
-            The ends known by then; None for a host that no longer answers.
+            The ends known by then, by process of the slice; None on a host that no longer answers.
         """
         standbys = self._standbys.pop(generation)
         self._standbys = {number: later for number, later in self._standbys.items() if number > generation}
@@ -221,8 +225,9 @@ class SliceActor:
         self._silence_s = silence_s
         self._tasks = {}
         for i, (launch, (standby, pid)) in enumerate(zip(launches, standbys, strict=True)):
-            end = asyncio.ensure_future(self._run_task(i, standby, pid, launch))
-            self._tasks[i] = HostTask(pid, end)
+            host = self._host_of(i, standbys)
+            end = asyncio.ensure_future(self._run_task(host, standby, pid, launch))
+            self._tasks[i] = HostTask(host, pid, end)
         tasks = self._tasks
         watch = self._watch_hosts()
         silence = asyncio.ensure_future(watch.found())
@@ -236,7 +241,10 @@ class SliceActor:
                     break
         finally:
             silence.cancel()
-        return {i: task.known_end() for i, task in tasks.items() if task.end.done() or i in watch.silent}
+        return {i: task.known_end() for i, task in tasks.items() if task.end.done() or task.host in watch.silent}
+
+    def _host_of(self, process: int, standbys: Standbys) -> int:
+        return process * len(self._hosts) // len(standbys)
 
     def _watch_hosts(self) -> FailureDetector[int]:
         """Watch the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
@@ -251,8 +259,8 @@ class SliceActor:
 
     async def _refuse(self, standbys: Standbys, reason: str) -> dict[int, TaskEnd | None]:
         """End the standbys of an attempt that was stopped before it started."""
-        await self._stop_all({i: pid for i, (_, pid) in enumerate(standbys)}, reason, 0.0)
-        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in self._hosts}
+        await self._stop_all({i: (self._host_of(i, standbys), pid) for i, (_, pid) in enumerate(standbys)}, reason, 0.0)
+        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in range(len(standbys))}
 
     async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
         try:
@@ -308,7 +316,7 @@ class SliceActor:
             exit_grace: how long exit handlers may run; seconds.
 
         Returns:
-            How each task ended; None if its host can't say that it has. Empty if that attempt does not run here.
+            How each process ended; None if its host can't say that it has. Empty if that attempt does not run here.
         """
         if self._running == attempt:
             self._stopping[attempt], self._tasks, self._running = self._tasks, {}, None
@@ -318,7 +326,7 @@ class SliceActor:
             return {}
         tasks = self._stopping[attempt]
         raised = await _raised(tasks)
-        facts = await self._stop_all({i: task.pid for i, task in tasks.items()}, reason, exit_grace)
+        facts = await self._stop_all({i: (task.host, task.pid) for i, task in tasks.items()}, reason, exit_grace)
         self._stopping.pop(attempt, None)
         ends = {
             i: None if facts[i] is None else raised.get(i) or task.known_end() or facts[i] for i, task in tasks.items()
@@ -328,20 +336,21 @@ class SliceActor:
         return ends
 
     async def _stop_all(
-        self, pids: Mapping[int, int], reason: str | None, exit_grace: float
+        self, tasks: Mapping[int, tuple[int, int]], reason: str | None, exit_grace: float
     ) -> dict[int, TaskEnd | None]:
-        """End these tasks. Return how each ended; None if its host can't say that it has."""
+        """End these processes, by host and pid. Return how each ended; None if its host can't say that it has."""
+        hosts = {i: self._hosts[host] for i, (host, _) in tasks.items()}
         asked = {
-            i: self._hosts[i].ask_once(HostInterface.stop, pid, reason, exit_grace)
-            for i, pid in pids.items()
-            if i not in self._silent
+            i: hosts[i].ask_once(HostInterface.stop, pid, reason, exit_grace)
+            for i, (host, pid) in tasks.items()
+            if host not in self._silent
         }
         ping = HostInterface.healthy
-        answers = await answers_unless_silent(asked, lambda i: self._hosts[i].call(ping), self._silence_s)
+        answers = await answers_unless_silent(asked, lambda i: hosts[i].call(ping), self._silence_s)
         for i, why in answers.items():
             if isinstance(why, Exception):
-                logger.warning("%s: %s", self._hosts[i].name, why)
-        return {i: end if isinstance(end := answers.get(i), TaskEnd) else None for i in pids}
+                logger.warning("%s: %s", hosts[i].name, why)
+        return {i: end if isinstance(end := answers.get(i), TaskEnd) else None for i in tasks}
 
     async def notify(self, attempt: AttemptId, notice: Notice, sent_at: float) -> tuple[bool, bool]:
         """Tell every task of that attempt that it is to move. Return when all have answered, or at the deadline.
@@ -357,16 +366,17 @@ class SliceActor:
         if self._running != attempt or not self._tasks:
             return False, False
         notice = by_this_clock(notice, sent_at)
-        waits = [asyncio.ensure_future(self._notify(i, task, notice)) for i, task in self._tasks.items()]
+        waits = [asyncio.ensure_future(self._notify(task, notice)) for task in self._tasks.values()]
         done, late = await asyncio.wait(waits, timeout=max(ANSWER_S, notice.deadline - time.time()))
         for wait in late:
             wait.cancel()
         saved = [wait.result() for wait in done]
         return not late and None not in saved, True in saved
 
-    async def _notify(self, host: int, task: HostTask, notice: Notice) -> bool | None:
+    async def _notify(self, task: HostTask, notice: Notice) -> bool | None:
         """Return True once the task has saved its state, False once it has returned, None if it does neither."""
-        saved = asyncio.ensure_future(self._hosts[host].ask_once(HostInterface.notify, task.pid, notice, time.time()))
+        host = self._hosts[task.host]
+        saved = asyncio.ensure_future(host.ask_once(HostInterface.notify, task.pid, notice, time.time()))
         try:
             await asyncio.wait({saved, task.end}, return_when=asyncio.FIRST_COMPLETED)
             if saved.done() and saved.result() is True:
@@ -374,29 +384,30 @@ class SliceActor:
             end = task.known_end()
             return False if end is not None and end.kind is EndKind.RETURNED else None
         except Exception:
-            logger.exception("%s could not be told that it is to move", self._hosts[host].name)
+            logger.exception("%s could not be told that it is to move", host.name)
             return None
         finally:
             saved.cancel()
 
     async def progress(self, attempt: AttemptId) -> dict[int, Progress | Unreachable]:
-        """Return the progress of every task of that attempt that has not returned; none if it does not run here."""
+        """Return the progress of every process of that attempt that has not returned; none if it does not run here."""
         if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}
-        asks = (self._hosts[i].ask_once(HostInterface.progress, task.pid) for i, task in running.items())
+        asks = (self._hosts[task.host].ask_once(HostInterface.progress, task.pid) for task in running.values())
         replies = await asyncio.gather(*asks)
         return dict(zip(running, replies, strict=True))
 
-    async def last_progress(self, attempt: AttemptId, host: int) -> Progress | Unreachable | None:
-        """Return a task's progress, even if it has ended; None if that attempt does not run here."""
-        task = self._tasks.get(host) if self._running == attempt else None
-        return None if task is None else await self._hosts[host].ask_once(HostInterface.progress, task.pid)
+    async def last_progress(self, attempt: AttemptId, process: int) -> Progress | Unreachable | None:
+        """Return a process's progress, even if it has ended; None if that attempt does not run here."""
+        task = self._tasks.get(process) if self._running == attempt else None
+        return None if task is None else await self._hosts[task.host].ask_once(HostInterface.progress, task.pid)
 
     async def dump_stacks(self, attempt: AttemptId) -> None:
         """Have every task of that attempt print its stacks."""
         if self._running == attempt:
-            asks = (self._hosts[i].ask_once(HostInterface.dump_stacks, task.pid) for i, task in self._tasks.items())
+            tasks = self._tasks.values()
+            asks = (self._hosts[task.host].ask_once(HostInterface.dump_stacks, task.pid) for task in tasks)
             await asyncio.gather(*asks)
 
     @within(TEARDOWN_TIMEOUT_S)

@@ -16,7 +16,7 @@ from iris_ray.actors.controller.node_table import (
 )
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.notices import NoticeKind
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_PER_CHIP, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobRestoredEvent, WorkerDrainedEvent, WorkerFailedEvent, WorkerRegisteredEvent
@@ -103,12 +103,40 @@ def test_registration_of_an_unknown_type_is_refused(pod_type: str | None) -> Non
 
 
 def test_slice_size_comes_from_live_host() -> None:
-    assert worker(node({"ray.io/tpu-pod-type": "v5e-8"}, chips=8.0)).attributes[TPU_VM_COUNT] == AttributeValue(1)
-    assert worker(node({"ray.io/tpu-pod-type": "v5e-8"}, chips=4.0)).attributes[TPU_VM_COUNT] == AttributeValue(2)
+    labels = {"ray.io/tpu-pod-type": "v5e-8", "ray.io/tpu-topology": "2x4"}
+    assert worker(node(labels, chips=8.0)).attributes[TPU_VM_COUNT] == AttributeValue(1)
+    assert worker(node(labels, chips=4.0)).attributes[TPU_VM_COUNT] == AttributeValue(2)
 
 
 def test_host_with_impossible_chip_count_is_refused() -> None:
     assert isinstance(register(node(chips=16.0)), str)
+
+
+@pytest.mark.parametrize(("free", "in_use"), [({"TPU": 8.0}, None), ({"TPU": 4.0}, "2 chips of host 1 are in use")])
+def test_devices_counted_by_ray_are_registered_as_chips(free: dict[str, float], in_use: str | None) -> None:
+    """RAY_TPU_RESOURCE_PER_CHIP=2: a host of TPU7x has four chips of two devices each."""
+    labels = {"ray.io/tpu-pod-type": "v7x-16", "ray.io/tpu-topology": "2x2x2", "ray.io/tpu-worker-id": "1"}
+    event = worker(node({**labels, "iris/tpu-per-chip": "7"}, chips=8.0), free)
+    assert (event.resources["TPU"], event.attributes[TPU_VM_COUNT].value) == (4.0, 2)
+    assert event.attributes[TPU_PER_CHIP].value == 2
+    assert (event.foreign is None) if in_use is None else in_use in str(event.foreign)
+
+
+def test_label_does_not_change_how_chips_are_counted() -> None:
+    assert TPU_PER_CHIP not in worker(node({"iris/tpu-per-chip": "2"})).attributes
+
+
+def test_host_of_sub_slice_is_not_taken_for_whole_slice() -> None:
+    told = str(register(node({"ray.io/tpu-topology": "2x2x1"})))
+    assert "2x2x1, which are 4 chips, and v4-32 has 16" in told
+    assert "sub-slice" in told
+
+
+def test_labels_of_sub_slices_are_plain_attributes() -> None:
+    """Ray 2.60 numbers the parts of a slice, by their shape: this host is still one of the whole slice."""
+    event = worker(node({"ray.io/tpu-subslice-2x2x2": "1"}))
+    assert event.attributes["ray.io/tpu-subslice-2x2x2"] == AttributeValue("1")
+    assert (event.attributes[TPU_NAME].value, event.attributes[TPU_VM_COUNT].value) == ("slice-a", 4)
 
 
 def test_draining_host_registers_as_draining() -> None:
