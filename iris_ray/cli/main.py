@@ -45,7 +45,7 @@ HOST: Final[Mapping[str, Entry]] = {
     "drain": Entry("cli.hosts:drain", "Keep new jobs off a slice or host, or those that don't tolerate a taint."),
     "undrain": Entry("cli.hosts:undrain", "Let a drained slice or host take new jobs again, or lift a taint."),
     "give-notice": Entry(
-        "cli.hosts:give_notice", "Tell the tasks on a slice or host that it is about to end, and wait for them."
+        "cli.give_notice:give_notice", "Tell the tasks on a slice or host that it is about to end, and wait for them."
     ),
 }
 CLUSTER: Final[Mapping[str, Entry]] = {
@@ -53,7 +53,7 @@ CLUSTER: Final[Mapping[str, Entry]] = {
     "dashboard": Entry("cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."),
     "limits": Entry("cli.limits:limits", "How much each user has and may have, or set it."),
     "settings": Entry("cli.settings:settings", "What operators have decided for the whole cluster, or set it."),
-    "controller": Entry("cli.controller:controller", "The cluster's Controller: start, stop, upgrade, status."),
+    "controller": Entry("cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."),
     "provision": Entry(
         "cli.provision:provision", "Ask Google for slices that waiting jobs miss, and give unused ones back."
     ),

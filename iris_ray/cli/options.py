@@ -14,7 +14,7 @@ from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.options import Band, ListOf, Option, PriorityBand, Seconds, Whole, options_of
+from iris_ray.model.options import Band, ListOf, OneOf, Option, PriorityBand, Seconds, Whole, options_of
 
 
 def json_option(command: Command) -> Command:
@@ -27,6 +27,13 @@ def yes_option(command: Command) -> Command:
 
 def reason_option(command: Command) -> Command:
     return click.option("--reason", help="Why, for those who ask.")(command)
+
+
+TARGET_HELP = (
+    "SLICE|HOST is the name of a slice that `iris-ray host ls` shows, or a host as SLICE/NUMBER, by its IP address or"
+    " node id."
+)
+"""The epilog of commands for a slice or host."""
 
 
 class FiniteRange(click.FloatRange):
@@ -145,6 +152,8 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
         case Seconds(least, above):
             numbers = click.FLOAT if least is None else click.FloatRange(least, min_open=above)
             how = {"type": numbers, "metavar": "SECONDS"}
+        case OneOf(choices):
+            how = {"type": click.IntRange(min(choices), max(choices)), "metavar": "N"}
         case Band():
             bands = click.Choice([band.name.lower() for band in PriorityBand])
             how, default = {"type": bands, "callback": priority_band}, default.name.lower()
@@ -164,7 +173,7 @@ class ScriptCommand(click.Command):
     """Says where the script's own options go."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[__name__] = "--" in args
+        ctx.meta[__name__] = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -174,4 +183,10 @@ class ScriptCommand(click.Command):
 
 def marked_arguments() -> bool:
     """Return whether the script's arguments came after ``--``, so that they can't be meant for us."""
-    return bool(click.get_current_context().meta[__name__])
+    return "--" in typed()
+
+
+def typed() -> tuple[str, ...]:
+    """Return the words of this `ScriptCommand` as they were typed, after its name."""
+    words: tuple[str, ...] = click.get_current_context().meta[__name__]
+    return words

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.runtime_env import packaging
-from ray._raylet import PlacementGroupID
+from ray._raylet import GcsClient, PlacementGroupID  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RpcError
 from ray.experimental import internal_kv
@@ -36,22 +37,23 @@ def draining_nodes() -> dict[str, int]:
     return dict(ray._private.state.state.get_draining_nodes())
 
 
-def announce_end(node_id: str, message: str, deadline: float) -> str | None:
+def announce_end(node_id: str, message: str, deadline: float, gcs_address: str | None = None) -> str | None:
     """Have Ray drain a node that is about to be preempted: Ray accepts no other drain of a busy node. This blocks.
 
     Args:
         node_id: the node.
         message: why, for people.
         deadline: when the node ends, in Unix time. Ray does not end it.
+        gcs_address: the GCS of the node's cluster; None: that of the cluster to which this process is connected.
 
     Returns:
         None, or why Ray does not drain it.
     """
     reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
-    drain = internal_kv.global_gcs_client.drain_node
     limit = {} if RAY_VERSION < (2, 60) else {"timeout": STORE_TIMEOUT_S}
     try:
-        accepted, refusal = drain(node_id, reason, message, int(deadline * 1000), **limit)
+        client = internal_kv.global_gcs_client if gcs_address is None else GcsClient(address=gcs_address)
+        accepted, refusal = client.drain_node(node_id, reason, message, int(deadline * 1000), **limit)
     except RpcError as error:
         return f"Ray does not answer: {error}"
     return None if accepted else refusal
@@ -109,6 +111,23 @@ def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], 
         include_gitignore=with_gitignore,
         logger=quiet,
     )
+
+
+KEEP_PACKAGE_S = 600
+"""A package that was stored lives so long before a Ray job names it."""
+
+
+def fetch_package(uri: str) -> bytes | None:
+    """Return a package that Ray keeps for runtime environments, such as ``gcs://….zip``; None if it is gone."""
+    found: bytes | None = internal_kv._internal_kv_get(uri)
+    return found
+
+
+def store_package(uri: str, data: bytes) -> None:
+    """Have Ray keep a package under a URI, as if a driver had sent its directory."""
+    internal_kv._pin_runtime_env_uri(uri, expiration_s=KEEP_PACKAGE_S)
+    if internal_kv._internal_kv_get(uri) is None:
+        packaging.upload_package_to_gcs(uri, data)
 
 
 def remote_function_parts(function: RemoteFunction) -> tuple[Any, dict[str, Any]]:
@@ -173,6 +192,16 @@ def has_autoscaler_v2() -> bool:
     return bool(is_autoscaler_v2(fetch_from_server=True, gcs_client=internal_kv.global_gcs_client))
 
 
+def counts_hosts() -> bool:
+    """Return whether Ray's autoscaler on KubeRay launches hosts, and rounds them down to whole slices.
+
+    That of Ray 2.49 makes a slice for each host that it launches.
+    """
+    from ray.autoscaler._private.kuberay import node_provider
+
+    return hasattr(node_provider, "_worker_group_num_of_hosts")
+
+
 def pending_gang_demand() -> list[dict[str, float]]:
     """Return the bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler. This blocks."""
     from ray.autoscaler.v2.sdk import get_cluster_resource_state
@@ -181,6 +210,29 @@ def pending_gang_demand() -> list[dict[str, float]]:
     return [
         dict(request.resources_bundle) for gang in state.pending_gang_resource_requests for request in gang.requests
     ]
+
+
+def autoscaler_launches() -> tuple[str, ...]:
+    """Return what version 2 of the autoscaler says about nodes that it launches, in words. This blocks.
+
+    It names node types as the cluster's configuration does. Of version 1 nothing is known.
+    """
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    status = get_cluster_status(ray.get_runtime_context().gcs_address, timeout=int(STORE_TIMEOUT_S))
+    launching = Counter[str]()
+    for launch in status.pending_launches:
+        launching[launch.ray_node_type_name] += launch.count
+    launching.update(node.ray_node_type_name for node in status.pending_nodes)
+    failed = {launch.ray_node_type_name: launch for launch in sorted(status.failed_launches, key=_failed_at)}
+    return (
+        *(f"it is launching {count} of {name}" for name, count in sorted(launching.items())),
+        *(f"its last launch of {name} failed: {launch.details}" for name, launch in sorted(failed.items())),
+    )
+
+
+def _failed_at(launch: Any) -> int:
+    return launch.failed_ts_s or 0
 
 
 class ClusterStore:

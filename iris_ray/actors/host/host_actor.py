@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
+from typing import Any
 
 from ray.actor import ActorHandle
 
@@ -17,6 +18,7 @@ from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.liveness import HOST_UNASKED_S, Contact, HostWatch
+from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
@@ -30,14 +32,15 @@ from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
 logger = logging.getLogger(__name__)
 
-ENDED_KEPT = 16
+ENDED_KEPT = 64
 """The actor remembers so many ended processes of a place, because a caller may still ask how they ended. Up to eight
-standbys start at once, are adopted in any order, and may all be killed while they wait."""
+standbys of four processes each start at once, are adopted in any order, and may all be killed while they wait."""
 
 
 class TPUHostActor:
@@ -61,6 +64,7 @@ class TPUHostActor:
         self._watches: dict[int, TaskWatch] = {}
         self._places: dict[int, str] = {}  # the place of each process
         self._metadata: asyncio.Task[None] | None = None
+        self._announcement: asyncio.Task[None] | None = None
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
         self._peers: dict[str, tuple[str, HostWatch]] = {}  # by place
@@ -73,6 +77,9 @@ class TPUHostActor:
     @cached_property
     def _preparation(self) -> HostPreparation:
         return HostPreparation(self._name, self._ledger, self._devices, self._background)
+
+    async def versions(self) -> dict[str, Any]:
+        return versions_here()
 
     async def healthy(self) -> bool:
         self._contact.asked()
@@ -107,6 +114,8 @@ class TPUHostActor:
     async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:
             self._metadata = self._background.start(self._watch_metadata(), "watching the metadata server")
+        if self._announcement is None:
+            self._announcement = self._background.start(self._watch_announcement(), "looking for an announced end")
         if self._fence is None:
             self._fence = self._background.start(self._end_when_cut_off(), "waiting for the loss of contact")
         await self._forget([pid for pid in self._of_place(place) if self._watches[pid].ended][:-ENDED_KEPT])
@@ -117,7 +126,9 @@ class TPUHostActor:
             process.close()
             raise
         try:
-            self._watches[pid] = TaskWatch(standby, process, tree, self._ledger, self._devices, output)
+            self._watches[pid] = TaskWatch(
+                standby, process, tree, self._ledger, self._devices, output, lambda: self._others_with_chips(pid)
+            )
         except Exception:  # the disk may be full
             await asyncio.to_thread(output.close)
             raise
@@ -147,7 +158,7 @@ class TPUHostActor:
         await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)
 
     async def teardown(self, place: str) -> None:
-        for watching in (self._metadata, self._fence) if self._exclusive else ():
+        for watching in (self._metadata, self._announcement, self._fence) if self._exclusive else ():
             if watching is not None:
                 watching.cancel()
         self._unwatch_peers(place)
@@ -177,6 +188,9 @@ class TPUHostActor:
             HOST_UNASKED_S,
         )
         os._exit(1)
+
+    def _others_with_chips(self, pid: int) -> list[TaskWatch]:
+        return [watch for other, watch in self._watches.items() if other != pid and watch.has_chips]
 
     def _of_place(self, place: str) -> list[int]:
         return [pid for pid in self._watches if self._places[pid] == place]
@@ -209,3 +223,13 @@ class TPUHostActor:
             tell=lambda notice: self._pool.call(PoolInterface.take_notice, node_id, notice, time.time()),
             call_off=lambda: self._pool.call(PoolInterface.maintenance_called_off, node_id),
         ).run()
+
+    async def _watch_announcement(self) -> None:
+        """Tell the pool when somebody on this machine announces its end, such as the hook of a pod."""
+        told, node_id = None, self._place.node_id
+        while True:
+            notice = announced(host_directory(), node_id)
+            if notice is not None and notice != told:
+                told = notice
+                self._pool.call(PoolInterface.take_notice, node_id, notice, time.time())
+            await asyncio.sleep(LOOK_S)

@@ -16,7 +16,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest
 from iris_ray.errors import InvalidRequestError, JobCancelledError, LimitReachedError, ResultsLostError
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.notices import Notice
+from iris_ray.model.notices import HostNotice, Notice
 from iris_ray.state.events import JobCancelledEvent
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,9 @@ class JobRun:
         request: the job.
         accepted: set to True when the Controller has the job.
         incarnation: the number of this process among those of the pool.
+
+    Attributes:
+        request: the same.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class JobRun:
     ) -> None:
         self.job_id = request.spec.job_id
         self._controller = controller
-        self._request = request
+        self.request = request
         self._spec = replace(request.spec, owner=slices.owner)
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
         self._accepted = accepted
@@ -84,6 +87,11 @@ class JobRun:
         """Take a notice that a gang is to move."""
         self._gangs[attempt.gang].notify(attempt.number, notice)
 
+    def host_goes(self, node_id: str, notice: HostNotice) -> None:
+        """Take the notice of a host. It concerns the gangs that have tasks there."""
+        for gang in self._gangs:
+            gang.host_goes(node_id, notice)
+
     def hold_spare(self, order: AttemptOrder) -> None:
         """Hold spare slices ready for the job's gang. Return at once."""
         self._background.start(self._gangs[0].hold_spare(order), f"holding the spare {order.attempt.job_id}")
@@ -95,7 +103,7 @@ class JobRun:
 
     def is_warm_for(self, request: RunRequest) -> bool:
         """Return whether the slices that this job leaves will be warm for that request."""
-        mine, spec = self._request, self._spec
+        mine, spec = self.request, self._spec
         is_alike = (spec.device, mine.process) == (request.spec.device, request.process)
         return is_alike and mine.keep_warm > 0 and spec.requirement.chips > 0
 

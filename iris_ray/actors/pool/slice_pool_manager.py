@@ -21,6 +21,7 @@ from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.export_file import environment_line, run_line
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
 from iris_ray.actors.protocol.task_log import LastLines, LogId
 from iris_ray.errors import DeposedError, NotYetError
@@ -128,6 +129,16 @@ class SlicePoolManager:
     async def accepted(self, job_id: str) -> bool:
         return await asyncio.shield(self._acceptance(job_id))
 
+    async def what_it_runs(self) -> dict[str, Any] | None:
+        run = next(iter(self._runs.values()), None)
+        if self._alone is None or run is None:
+            return None
+        function = run.request.pickled_function
+        return {
+            "run": run_line(run.request, function if isinstance(function, bytes) else await function),
+            "ray_job": environment_line(ray.get_runtime_context().runtime_env or {}),
+        }
+
     async def release(self) -> None:
         await self.tasks_ended()
         await self._give_back(self._unused)
@@ -155,6 +166,8 @@ class SlicePoolManager:
         notice = by_this_clock(notice, sent_at)
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
+        for run in self._runs.values():  # at once: the Controller may be gone, and tells them again later
+            run.host_goes(node_id, notice)
         async with self._passing_on:
             await self._controller.report(None, [drained(node_id, notice)])
 
