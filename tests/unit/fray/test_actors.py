@@ -1,6 +1,8 @@
 """Calls of an actor's methods, over a real connection in one process: results, errors, threads, strangers."""
 
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import ray
 
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
 from iris_ray.fray import actor_handle
-from iris_ray.fray.actor_handle import ActorAddress, ActorHandle, InProcess, require_no_tls
+from iris_ray.fray.actor_handle import END, ActorAddress, ActorHandle, InProcess, Way, require_no_tls
 from iris_ray.fray.actor_server import ActorServer
 from tests.support.waiting import wait_until
 
@@ -121,6 +123,50 @@ def test_concurrent_methods_are_limited_as_configured(server: ActorServer) -> No
         calls[0].result(0.1)
     counter.go.set()
     assert max(call.result(10) for call in calls) == 2
+
+
+def test_calls_run_although_their_futures_are_dropped(server: ActorServer) -> None:
+    counter = Counter()
+    server.serve(counter)
+    for _ in range(50):
+        ActorHandle(InProcess("counter", server.address)).add.remote(1)
+    wait_until(lambda: counter.count == 50)
+
+
+def test_last_call_of_process_that_ends_arrives(server: ActorServer) -> None:
+    counter = Counter()
+    server.serve(counter)
+    script = (
+        "from iris_ray.fray.actor_handle import ActorAddress, ActorHandle, InProcess\n"
+        f"ActorHandle(InProcess('counter', ActorAddress.parse({str(server.address)!r}))).add.remote(1)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert counter.count == 1
+
+
+def test_submit_that_times_out_does_not_begin(server: ActorServer) -> None:
+    counter = Counter()
+    server.serve(counter)
+    handle = ActorHandle(InProcess("counter", server.address))
+    busy = [handle.together.remote() for _ in range(2)]
+    wait_until(lambda: counter.inside == 2)
+    with pytest.raises(TimeoutError, match=r"still runs after 0\.1 s, and is cancelled"):
+        handle.add.submit(1).result(0.1)
+    with pytest.raises(TimeoutError, match=r"still runs after 0\.1 s$"):
+        handle.add.remote(10).result(0.1)
+    counter.go.set()
+    assert [call.result(10) for call in busy] == [2, 2]
+    assert handle.add(100) in (100, 110)
+    wait_until(lambda: counter.count == 110)
+
+
+def test_only_who_has_the_token_ends_an_actor(server: ActorServer) -> None:
+    server.serve(Counter())
+    with pytest.raises(grpc.RpcError):
+        Way.to(ActorAddress(server.address.target, "guess")).send(END, b"").result(10)
+    assert not server.end.is_set()
+    Way.to(server.address).send(END, b"").result(10)
+    assert server.end.is_set()
 
 
 def test_private_methods_are_not_served(handle: ActorHandle) -> None:
