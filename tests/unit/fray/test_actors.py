@@ -1,5 +1,6 @@
 """Calls of an actor's methods, over a real connection in one process: results, errors, threads, strangers."""
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -13,10 +14,20 @@ import grpc
 import pytest
 import ray
 
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
 from iris_ray.fray import actor_handle
-from iris_ray.fray.actor_handle import END, ActorAddress, ActorHandle, InProcess, Way, require_no_tls
-from iris_ray.fray.actor_server import ActorServer
+from iris_ray.fray.actor_handle import (
+    END,
+    ActorAddress,
+    ActorGroup,
+    ActorHandle,
+    InProcess,
+    Way,
+    require_no_tls,
+)
+from iris_ray.fray.actor_server import ActorServer, actor_request
+from iris_ray.fray.client import Client
 from tests.support.waiting import wait_until
 
 
@@ -244,6 +255,28 @@ def test_actors_are_refused_with_encrypted_ray() -> None:
     with pytest.raises(UnsupportedOptionError, match="not encrypted"):
         require_no_tls({"RAY_USE_TLS": "1"})
     require_no_tls({"RAY_USE_TLS": "0"})
+
+
+def test_group_waits_as_long_as_frays_own() -> None:
+    theirs = pytest.importorskip("fray.iris_backend", reason="needs Fray: make marin").IrisActorGroup
+    ours, wanted = (inspect.signature(group.wait_ready).parameters["timeout"] for group in (ActorGroup, theirs))
+    assert ours.default == wanted.default
+
+
+def request_of(count: int, resources: Any = None, **config: Any) -> RunRequest:
+    types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
+    return actor_request(Client, Counter, (), {}, "eval", count, resources, types.ActorConfig(**config), None)
+
+
+def test_group_survives_as_many_failures_as_there_can_be() -> None:
+    assert request_of(3).spec.max_task_failures == 3
+    assert request_of(3, max_task_retries=2).spec.max_task_failures == 9
+
+
+def test_group_that_is_gang_fails_as_whole() -> None:
+    types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
+    asked = types.ResourceConfig.with_tpu("v4-16", cpu=1, ram="1g")
+    assert request_of(2, asked).spec.max_task_failures is None
 
 
 def test_other_endpoints_of_actor_group_are_no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
