@@ -190,9 +190,7 @@ class Way:
 
     def send(self, method: str, request: bytes) -> grpc.Future:
         """Send a message; the call goes on although the caller drops the future."""
-        call = self.channel.unary_unary(f"/{SERVICE}/{method}").future(
-            request, metadata=((TOKEN, self.address.token),)
-        )
+        call = self.channel.unary_unary(f"/{SERVICE}/{method}").future(request, metadata=((TOKEN, self.address.token),))
         _unanswered.add(call)
         call.add_done_callback(self._take)
         return call

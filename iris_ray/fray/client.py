@@ -155,7 +155,7 @@ class Client:
         self._jobs.clear()
 
     def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
-        request = actor_request(Client, actor_class, args, kwargs, *asked, region_of_this_task())
+        request = actor_request(Client, actor_class, args, kwargs, *(*asked, region_of_this_task()))
         name, count, *_ = asked
         self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
         return self._groups[-1]
@@ -165,7 +165,7 @@ def region_of_this_task() -> str | None:
     """Return the region of the host on which this task runs, by its labels; None outside a task, or without labels."""
     if get_job_info() is None or not ray.is_initialized():
         return None
-    labels = ray.get_runtime_context().get_node_labels()
+    labels: dict[str, str] = ray.get_runtime_context().get_node_labels()
     return labels.get("iris/region") or labels.get("region")
 
 

@@ -74,8 +74,8 @@ class JobHandle:
             raise_on_failure: whether to raise the errors below; if not, the returned state tells.
 
         Raises:
-            fray.client.JobFailed: the job has failed, or was stopped; a note says why, with the traceback of the first task
-                that failed while its log can be read.
+            fray.client.JobFailed: the job has failed, or was stopped; a note says why, with the traceback of the task
+                that failed first if its log can be read.
             TimeoutError: the job goes on; the message says what it does or waits for.
         """
         status = self._wait(math.inf if timeout is None else timeout)

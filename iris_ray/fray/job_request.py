@@ -172,9 +172,7 @@ def size_in_bytes(text: str) -> float:
     return float(found[1]) * _POWERS[found[2].lower()]
 
 
-def fray_placement(
-    resources: "ResourceConfig", replicas: int, tpu_gang: bool, region: str | None = None
-) -> Placement:
+def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool, region: str | None = None) -> Placement:
     """Return where a job's tasks go.
 
     Args:

@@ -1,4 +1,7 @@
-"""The main paths on ordinary Ray nodes, on every version of Ray that iris_ray takes: two hosts each, three slices."""
+"""The main paths on ordinary Ray nodes, on every version of Ray and Python that iris_ray takes.
+
+Two hosts each, three slices.
+"""
 
 import json
 import os
@@ -15,6 +18,7 @@ pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 
 OLDEST = "2.49.2"
 OLDER = (OLDEST, "2.55.1")
+OTHER_PYTHONS = ("3.12", "3.13")
 PATIENCE_S = 300.0
 EXPECTED = {
     "results come in the order of slices and hosts": True,
@@ -30,12 +34,13 @@ EXPECTED = {
 
 def pythons() -> list[object]:
     found: list[object] = [pytest.param(Path(sys.executable), id="newest", marks=pytest.mark.long)]
-    for version in OLDER:
-        python = REPOSITORY / f".venv-ray-{version}" / "bin" / "python"
-        ready = python.parents[1] / ".ready"
-        skip = pytest.mark.skipif(not ready.exists(), reason=f"needs Ray {version}: make ray-versions")
-        marks = [skip, pytest.mark.way_in if version == OLDEST else pytest.mark.long]
-        found.append(pytest.param(python, id=version, marks=marks))
+    environments = [(f".venv-ray-{ray}", ray, "make ray-versions", ray == OLDEST) for ray in OLDER]
+    environments += [(f".venv-python-{it}", f"python{it}", "make pythons", True) for it in OTHER_PYTHONS]
+    for folder, name, target, is_way_in in environments:
+        ready = (REPOSITORY / folder / ".ready").exists()
+        skip = pytest.mark.skipif(not ready, reason=f"needs {folder}: {target}")
+        marks = [skip, pytest.mark.way_in if is_way_in else pytest.mark.long]
+        found.append(pytest.param(REPOSITORY / folder / "bin" / "python", id=name, marks=marks))
     return found
 
 
