@@ -14,6 +14,7 @@
     │   ├── InvalidSlotError                 a model, a runner or a request that can't be served as written
     │   ├── SlotNameTakenError               somebody else serves models under that name; the message says who
     │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
+    │   ├── InvalidClusterFileError          no RayCluster, or one that KubeRay refuses; the message names the line
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
     ├── LimitReachedError (RuntimeError)     the job's user has too many waiting jobs, or too many tasks
@@ -102,6 +103,10 @@ class SlotNameTakenError(InvalidRequestError):
 
 class InvalidModeError(InvalidRequestError):
     """No such mode of a run, or a fault that can't be simulated; the message names the nearest."""
+
+
+class InvalidClusterFileError(InvalidRequestError):
+    """A file that is no RayCluster, or one that KubeRay or the TPU webhook refuses; the message names the line."""
 
 
 class InvalidFunctionError(InvalidRequestError):

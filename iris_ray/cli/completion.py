@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,11 +27,14 @@ def tpu_types(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 
 
 def _of_cluster(field: str, *command: str) -> Completion:
-    """Return a completion by one field of a listing command's result; it is empty if the command fails or is slow."""
+    """Return a completion by one field of a listing command's result; it is empty if the command fails or is slow.
+
+    Strangers choose these names. One that a shell would read as anything but a word is not offered.
+    """
 
     def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
         names = [str(found[field]) for found in _listed(context, command)]
-        return sorted({name for name in names if name.startswith(begun)})
+        return sorted({name for name in names if name.startswith(begun) and shlex.quote(name) == name})
 
     return complete
 

@@ -25,7 +25,9 @@ def exit_code(error: IrisError) -> int:
 
 
 def say_error(message: str) -> None:
-    click.echo(f"iris-ray: {message}", err=True)
+    """Print a message to stderr. It may quote strangers' text, so characters that control a terminal are escaped."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in message)
+    click.echo(f"iris-ray: {shown}", err=True)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing import print_json
+from iris_ray.cli.printing import print_json, print_output
 from iris_ray.cli.ray_job import show_ray_job_logs
 from iris_ray.client.log_stream import LogLine, stream_logs
 from iris_ray.model.lifecycle import JobState, TaskState
@@ -114,7 +114,7 @@ def _print_pieces(pieces: Iterable[TaskLog]) -> None:
     for piece in pieces:
         if piece.note:
             _say(piece.note)
-        _write(piece.data)
+        print_output(piece.data)
 
 
 def show(line: LogLine, prefixed: bool) -> None:
@@ -123,17 +123,9 @@ def show(line: LogLine, prefixed: bool) -> None:
         whose = f"task {line.task_index}: " if prefixed and line.task_index is not None else ""
         _say(whose + printable(line.data))
         return
-    _write((f"task-{line.task_index}| ".encode() if prefixed else b"") + line.data + b"\n")
+    print_output((f"task-{line.task_index}| ".encode() if prefixed else b"") + line.data + b"\n")
 
 
 def _say(note: str) -> None:
     sys.stdout.flush()
     click.echo(f"iris-ray: {note}", err=True)
-
-
-def _write(data: bytes) -> None:
-    """Write output unchanged; on a terminal, with control characters spelled out."""
-    if sys.stdout.isatty():
-        data = b"\n".join(printable(line.rstrip(b"\r")).encode() for line in data.split(b"\n"))
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()

@@ -45,7 +45,7 @@ HOST: Final[Mapping[str, Entry]] = {
     "drain": Entry("cli.hosts:drain", "Keep new jobs off a slice or host, or those that don't tolerate a taint."),
     "undrain": Entry("cli.hosts:undrain", "Let a drained slice or host take new jobs again, or lift a taint."),
     "give-notice": Entry(
-        "cli.hosts:give_notice", "Tell the tasks on a slice or host that it is about to end, and wait for them."
+        "cli.give_notice:give_notice", "Tell the tasks on a slice or host that it is about to end, and wait for them."
     ),
 }
 CLUSTER: Final[Mapping[str, Entry]] = {

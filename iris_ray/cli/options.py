@@ -29,6 +29,13 @@ def reason_option(command: Command) -> Command:
     return click.option("--reason", help="Why, for those who ask.")(command)
 
 
+TARGET_HELP = (
+    "SLICE|HOST is the name of a slice that `iris-ray host ls` shows, or a host as SLICE/NUMBER, by its IP address or"
+    " node id."
+)
+"""The epilog of commands for a slice or host."""
+
+
 class FiniteRange(click.FloatRange):
     """A range of numbers without infinity, and without NaN, which click finds in every range."""
 
@@ -164,7 +171,7 @@ class ScriptCommand(click.Command):
     """Says where the script's own options go."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[__name__] = "--" in args
+        ctx.meta[__name__] = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -174,4 +181,10 @@ class ScriptCommand(click.Command):
 
 def marked_arguments() -> bool:
     """Return whether the script's arguments came after ``--``, so that they can't be meant for us."""
-    return bool(click.get_current_context().meta[__name__])
+    return "--" in typed()
+
+
+def typed() -> tuple[str, ...]:
+    """Return the words of this `ScriptCommand` as they were typed, after its name."""
+    words: tuple[str, ...] = click.get_current_context().meta[__name__]
+    return words

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from iris_ray.actors.protocol.overview import as_json
+from iris_ray.actors.protocol.task_log import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,6 +45,17 @@ def counted(number: int, noun: str) -> str:
 
 def state_in_words(job: "JobStatus") -> str:
     return "starting" if job.starting else job.state.value
+
+
+# -- output of tasks ---------------------------------------------------------------------------------------------------
+
+
+def print_output(data: bytes) -> None:
+    """Print what a task has printed, unchanged; on a terminal, colours stay and control characters are escaped."""
+    if sys.stdout.isatty():
+        data = b"\n".join(printable(line.rstrip(b"\r")).encode() for line in data.split(b"\n"))
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Jobs of Ray's job API on the command line: ``submit --ray-job``, and other commands with a dashboard's address."""
 
 import logging
-import sys
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 from click.core import ParameterSource
 
-from iris_ray.cli.address import address_for_ray_jobs
+from iris_ray.cli.address import address_for_ray_jobs, dashboard_address
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, confirm, on_a_terminal, really_cancel, say_error
-from iris_ray.cli.printing import one_line, print_facts, print_json
+from iris_ray.cli.options import typed
+from iris_ray.cli.printing import one_line, print_facts, print_json, print_output
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import unknown
+from iris_ray.settings import USER
 
 if TYPE_CHECKING:  # imported when it is used: `iris-ray --help` is to be quick
     from iris_ray.client.ray_jobs import RayJobs, RayJobStatus
@@ -24,10 +26,16 @@ _CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk
 OWN = ("run_id", "excludes", "env_file")
 """Options of ``submit`` that only a job of Ray's job API takes."""
 SHARED = ("address", "target", "arguments", "ray_job", "env", "working_dir", "follow", "as_json")
+_STAYS_HERE = {"--address": 1, "--working-dir": 1, "--exclude": 1, "--env-file": 1, "--run-id": 1, "--json": 0}
+"""Options of ``submit`` that the cluster's ``submit`` does not get, and how many words follow each."""
+_JOB_ID = re.compile(r'"job_id": "([^"]+)"')
 
 
 def require_fitting_options(ray_job: bool) -> None:
     """Refuse options that were given and say nothing to this kind of job.
+
+    Args:
+        ray_job: whether it runs the script itself.
 
     Raises:
         InvalidRequestError: the first of them.
@@ -37,8 +45,8 @@ def require_fitting_options(ray_job: bool) -> None:
         name = parameter.name or ""
         if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
-        if not ray_job and name in OWN:
-            raise InvalidRequestError(f"{parameter.opts[0]} is for --ray-job")
+        if not ray_job and name in OWN and dashboard_address() is None:
+            raise InvalidRequestError(f"{parameter.opts[0]} is for --ray-job, and for the address of a dashboard")
         if ray_job and name not in (*OWN, *SHARED):
             raise InvalidRequestError(
                 f"{parameter.opts[0]} is not for --ray-job: the script says it itself, where it calls run_on_pod"
@@ -72,10 +80,68 @@ def submit_ray_job(
         follow_ray_job(jobs, submitted)
 
 
+def submit_through_dashboard(
+    target: str,
+    working_dir: str | None,
+    excludes: Sequence[str],
+    env: Mapping[str, str],
+    env_file: str | None,
+    run_id: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Send a directory to a cluster, and have ``iris-ray submit`` run there as it was typed; print the job's id.
+
+    That job needs no driver. The job of Ray's job API only submits it.
+    """
+    from iris_ray.client.connection import current_user
+    from iris_ray.client.ray_jobs import RayJobConfig
+    from iris_ray.errors import RayJobError
+
+    directory = Path(working_dir or ".")
+    there = _program(target, directory)[-1]
+    words = [there if word == target else word for word in _words_for_the_cluster(typed())]
+    command = ["env", f"{USER.name}={current_user()}", "python", "-m", "iris_ray", "submit"]
+    config = RayJobConfig(
+        [*command, *(() if follow else ("--json",)), *words], directory, list(excludes), dict(env), env_file
+    )
+    jobs = _jobs(address_for_ray_jobs())
+    submitted = jobs.submit(config, run_id)
+    if follow:
+        follow_ray_job(jobs, submitted)
+        return
+    printed: list[str] = []
+    status = jobs.follow(submitted, printed.append)
+    found = _JOB_ID.search("".join(printed))
+    if found is None:
+        last = ("".join(printed).strip().splitlines() or [status.message])[-1]
+        raise RayJobError(f"the cluster did not take the job: {one_line(last.removeprefix('iris-ray: '))}")
+    if as_json:
+        print_json({"job_id": found[1]})
+    else:
+        click.echo(found[1])
+
+
+def _words_for_the_cluster(words: Sequence[str]) -> list[str]:
+    """Return what was typed without what concerns only the way to the cluster."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            return [*kept, word, *rest]
+        if name not in _STAYS_HERE:
+            kept.append(word)
+        elif not equals:
+            for _ in range(_STAYS_HERE[name]):
+                next(rest, None)
+    return kept
+
+
 def follow_ray_job(jobs: "RayJobs", run_id: str) -> None:
     """Print what a job prints until its end. End the command if it did not succeed, or at Ctrl-C."""
     try:
-        status = jobs.follow(run_id, lambda piece: click.echo(piece, nl=False))
+        status = jobs.follow(run_id, lambda piece: print_output(piece.encode(errors="backslashreplace")))
     except KeyboardInterrupt:
         _interrupted(jobs, run_id)
     if status.state != "succeeded":
@@ -89,7 +155,7 @@ def show_ray_job_logs(address: str, run_id: str, follow: bool) -> None:
     if follow:
         follow_ray_job(jobs, run_id)
     else:
-        sys.stdout.write(jobs.logs(run_id))
+        print_output(jobs.logs(run_id).encode(errors="backslashreplace"))
 
 
 def show_ray_job_status(address: str, run_id: str, as_json: bool) -> None:

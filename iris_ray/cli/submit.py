@@ -7,12 +7,12 @@ import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.logs import show
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
 from iris_ray.cli.printing import one_line, print_json
-from iris_ray.cli.ray_job import require_fitting_options, submit_ray_job
+from iris_ray.cli.ray_job import require_fitting_options, submit_ray_job, submit_through_dashboard
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.client.connection import current_user
@@ -72,6 +72,7 @@ def submit(
       iris-ray submit train.py --tpu v4-32 --num-slices 2,4 -- --steps 1000
       iris-ray submit prepare.py --cpu 4 --replicas 8
       iris-ray submit train.py --cpu 4 --replicas 8 --group-by rack
+      iris-ray submit --address http://10.0.0.2:8265 train.py --tpu v4-32     from a laptop
       iris-ray submit --ray-job --address http://10.0.0.2:8265 train.py -- --steps 1000
 
     This prints the job's id and ends; the job goes on. If the cluster as it is can't run the job, a line on stderr says
@@ -84,9 +85,9 @@ def submit(
     with all its chips, and --cpu and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for
     the function.
 
-    With --ray-job the script runs once, on the cluster, and calls run_on_pod itself: so a laptop that can reach nothing
-    but the dashboard can submit. The current directory, or --working-dir, is sent; its size is shown before. Logs,
-    status and cancel take the id that is printed, with the same --address.
+    A laptop that can reach nothing but the dashboard gives the dashboard's address. The current directory, or
+    --working-dir, is sent; its size is shown before. With --ray-job the script runs once, on the cluster, and calls
+    run_on_pod itself. Then logs, status and cancel take the id that is printed, with the same --address.
     """
     require_fitting_options(ray_job)
     if as_json and follow:
@@ -96,6 +97,9 @@ def submit(
         )
     if ray_job:
         submit_ray_job(target, arguments, flags.working_dir, excludes, flags.env, env_file, run_id, follow, as_json)
+        return
+    if dashboard_address() is not None:
+        submit_through_dashboard(target, flags.working_dir, excludes, flags.env, env_file, run_id, follow, as_json)
         return
     from iris_ray.client.client import IrisClient
     from iris_ray.model.requirement import ResourceSpec, tpu_device

@@ -193,17 +193,29 @@ def without_ray_address() -> Iterator[None]:
 
 
 def current_user() -> str:
-    """Return the user of this process: ``$IRIS_USER``, or the name of the operating system's account."""
+    """Return the user of this process: ``$IRIS_USER``, or the name of the operating system's account.
+
+    Raises:
+        InvalidRequestError: ``IRIS_USER`` has characters that a name can't have.
+    """
+    from iris_ray.model.checks import as_user, is_user, require  # late: help and completion do without the model
+
+    named = settings.USER.read()
+    if named:
+        wanted = "a name of letters, digits, '.', '_', '-', '@' and '+' that begins with a letter or digit"
+        require(is_user(named), settings.USER.name, named, wanted)
+        return named
     try:
-        return settings.USER.read() or getpass.getuser()
+        return as_user(getpass.getuser())
     except (KeyError, OSError):  # an account without a name, as containers have them
         return str(os.getuid())
 
 
 def new_job_id(name: str) -> str:
     """Return a new job id. The id of a job that a task submits begins with the id of the task's job and "/"."""
-    from iris_ray.task.job_info import get_job_info  # late, because help and completion do without the model
+    from iris_ray.model.checks import part_of_id
+    from iris_ray.task.job_info import get_job_info
 
     parent = get_job_info()
-    own = f"{name.replace('/', '-')}-{secrets.token_hex(4)}"
+    own = f"{part_of_id(name)}-{secrets.token_hex(4)}"
     return f"{parent.job_id}/{own}" if parent else own

@@ -289,7 +289,10 @@ class RayJobs:
             ) from None
         except RuntimeError as error:  # Ray raises it for everything else
             if "does not exist" in str(error):
-                raise UnknownNameError(f"the cluster at {self._address} has no job {run_id!r}") from None
+                raise UnknownNameError(
+                    f"the cluster at {self._address} has no job {run_id!r} of Ray's API. A command about a job that was"
+                    " submitted with --tpu runs on the cluster: iris-ray submit --ray-job --follow iris-ray -- logs ID"
+                ) from None
             why = (str(error).strip().splitlines() or [""])[-1]  # the last line of a traceback is the error
             raise RayJobError(f"the cluster at {self._address} refused: {why[:500]}") from None
 
@@ -332,8 +335,9 @@ def _require_version(address: str, theirs: str) -> None:
 
     if theirs.split(".")[:2] != ray.__version__.split(".")[:2]:
         raise VersionMismatchError(
-            f"the cluster at {address} runs Ray {theirs}, and this iris_ray works with Ray {ray.__version__}; use a"
-            " cluster with that version, or the iris_ray that is made for its version"
+            f"the cluster at {address} runs Ray {theirs}, and Ray {ray.__version__} is installed here, which does not"
+            f" understand it: pip install 'ray[default]=={theirs}' here, or build the cluster's image with"
+            f" {ray.__version__}"
         )
 
 

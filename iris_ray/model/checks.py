@@ -7,6 +7,7 @@ names the value and says what to give: "spares is -1; give an int of 0 or more".
 import difflib
 import ipaddress
 import math
+import re
 import sys
 from bisect import bisect
 from collections.abc import Iterable, Mapping
@@ -103,6 +104,35 @@ def is_timeout(value: object) -> TypeGuard[float]:
 def is_name(value: object) -> TypeGuard[str]:
     """A str that is not empty."""
     return isinstance(value, str) and len(value) > 0
+
+
+_PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_JOB_ID, _USER = re.compile(rf"{_PART}(?:/{_PART})*"), re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
+_NOT_IN_IDS, _NOT_IN_USERS = re.compile(r"[^A-Za-z0-9._-]+"), re.compile(r"[^A-Za-z0-9._@+-]+")
+# Shells, terminals, spreadsheets and file systems give these characters no meaning of their own.
+
+
+def is_job_id(value: object) -> TypeGuard[str]:
+    """Parts of ASCII letters, digits, ``.``, ``_`` and ``-``, with ``/`` between them. Each begins with none of these.
+
+    So nobody's id is a command to another's shell or terminal, a formula, or a path out of a directory.
+    """
+    return isinstance(value, str) and _JOB_ID.fullmatch(value) is not None
+
+
+def is_user(value: object) -> TypeGuard[str]:
+    """A user's name: ASCII letters, digits, ``.``, ``_``, ``-``, ``@`` and ``+``, the first a letter or digit."""
+    return isinstance(value, str) and _USER.fullmatch(value) is not None
+
+
+def part_of_id(text: str) -> str:
+    """Return any text as a part of a job's id: other characters become ``-``."""
+    return _NOT_IN_IDS.sub("-", text).strip("._-") or "job"
+
+
+def as_user(text: str) -> str:
+    """Return any text as a user's name: other characters become ``-``."""
+    return _NOT_IN_USERS.sub("-", text).strip("._@+-") or "unnamed"
 
 
 def is_unicode(text: str) -> bool:

@@ -7,7 +7,17 @@ from enum import Enum
 from typing import Any
 
 from iris_ray.errors import InvalidJobError, InvalidMessageError, InvalidRequestError
-from iris_ray.model.checks import is_amount, is_name, is_positive_int, require, require_texts, require_variables, shown
+from iris_ray.model.checks import (
+    is_amount,
+    is_job_id,
+    is_name,
+    is_positive_int,
+    is_user,
+    require,
+    require_texts,
+    require_variables,
+    shown,
+)
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
@@ -179,10 +189,14 @@ def _is_a(kind: Any) -> Callable[[object], bool]:
 
 
 _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
-    "job_id": (is_name, "a name", str),
+    "job_id": (is_job_id, "a name of letters, digits, '.', '_' and '-' that begins with a letter or digit", str),
     "owner": (is_name, "the id of the pool that runs it", str),
     "name": (_is_a(str), "a str", str),
-    "user": (_is_a(str), "a str", str),
+    "user": (
+        lambda user: user == "" or is_user(user),
+        "a name of letters, digits, '.', '_', '-', '@' and '+' that begins with a letter or digit (IRIS_USER sets it)",
+        str,
+    ),
     "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None', str | None),
     "replicas": (is_positive_int, "an int of 1 or more", int),
     "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None", None),
@@ -265,8 +279,14 @@ def _require_gang(who: str, spec: JobSpec) -> None:
 
 # -- container ---------------------------------------------------------------------------------------------------------
 
-OURS = frozenset({"--name", "--rm", "-d", "--detach", "--restart", "--cidfile", "-i", "--interactive", "-t", "--tty"})
-"""Options of the engine that would take a container out of iris_ray's control."""
+CONTAINER_LABEL = "iris-ray.container"
+"""The label with a container's name, by which iris_ray finds it: engines match labels exactly, names by patterns."""
+OURS = frozenset({
+    *("--name", "--rm", "--detach", "--restart", "--cidfile", "--interactive", "--tty", "--label-file", "--replace"),
+})  # fmt: skip
+"""Options of the engine that would take a container out of iris_ray's control. Its label is another."""
+_OUR_LETTERS = re.compile(r"-[Pq]*[dit]")
+"""``-d``, ``-i`` and ``-t``, alone or together. ``-P`` and ``-q`` are the other letters without a value."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]*")
@@ -298,7 +318,7 @@ class ContainerSpec:
         _require_arguments("command", self.command, '["python", "train.py"]')
         _require_arguments("container_options", self.options, '["--volume=/data:/data"]')
         for option in self.options:
-            if option.partition("=")[0] in OURS:
+            if option.partition("=")[0] in OURS or _OUR_LETTERS.match(option) or CONTAINER_LABEL in option:
                 raise InvalidRequestError(
                     f"container_options holds {option!r}, which is iris_ray's to choose; leave it out"
                 )

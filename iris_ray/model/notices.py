@@ -59,3 +59,8 @@ SAME_DEADLINE_S = 1.0
 def is_as_urgent(known: Notice, deadline: float | None) -> bool:
     """Return whether a known notice is at least as urgent as one with this deadline; None: the deadline is unknown."""
     return deadline is None or known.deadline <= deadline + SAME_DEADLINE_S
+
+
+def is_same(known: Notice, notice: Notice) -> bool:
+    """Return whether two notices say the same, perhaps in other words: a host's own and the Controller's."""
+    return known.kind is notice.kind and abs(known.deadline - notice.deadline) <= SAME_DEADLINE_S

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from iris_ray.errors import InvalidStudyError
+from iris_ray.model.checks import as_user, part_of_id
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -81,16 +82,17 @@ def arrivals(jobs: Iterable[TracedJob], rules: TraceRules) -> list[Arrival]:
 
 
 def _with_own_ids(jobs: Iterable[TracedJob]) -> Iterator[TracedJob]:
-    """Yield the jobs. Repeated ids, as of requeued jobs, get a number at their end."""
+    """Yield the jobs with ids that a job of ours can have. Repeated ids, as of requeued jobs, get a number."""
     seen: Counter[str] = Counter()
     for job in jobs:
-        seen[job.job_id] += 1
-        times = seen[job.job_id]
-        yield job if times == 1 else replace(job, job_id=f"{job.job_id}-{times}")
+        job_id = part_of_id(job.job_id)
+        seen[job_id] += 1
+        times = seen[job_id]
+        yield replace(job, job_id=job_id if times == 1 else f"{job_id}-{times}")
 
 
 def _spec(job: TracedJob, rules: TraceRules) -> JobSpec | None:
-    job_id, more = f"{rules.name}-{job.job_id}", {"user": job.user, "priority": rules.band}
+    job_id, more = f"{part_of_id(rules.name)}-{job.job_id}", {"user": as_user(job.user), "priority": rules.band}
     if job.accelerators:
         slices = -(-job.accelerators // get_tpu_config(rules.tpu_type).chip_count)
         return slice_spec(job_id, rules.tpu_type, slices, **more) if slices <= rules.max_slices else None

@@ -2,6 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import ray
@@ -76,3 +80,43 @@ def test_host_lost_without_gcs_restarts_gang(cluster: SimulatedCluster, trace: T
     trace.wait_for_tasks(4, attempt=2, timeout_s=90)
     trace.finish()
     assert len(result_of(job)) == 4
+
+
+@pytest.mark.long
+def test_cluster_that_waits_for_its_head_outlives_minutes_without_gcs(
+    no_shared_cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the file for GKE has it, where a volume takes minutes to move; without the variable Ray waits 60 s."""
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
+    with SimulatedCluster({"v4-16": 1}, connect=False, persistent=True, quiet=True) as running:
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, running.address, str(tmp_path)], text=True)
+        try:
+            wait_until(lambda: len(list(tmp_path.glob("started-*"))) == 2, 120)
+            running.kill_gcs()
+            time.sleep(90)  # longer than Ray waits by default
+            running.restart_gcs()
+            (tmp_path / "finish").touch()
+            assert driver.wait(120) == 0
+        finally:
+            driver.kill()
+    assert len(list(tmp_path.glob("started-*"))) == 2, "no second attempt"
+
+
+DRIVER = """
+import sys, time
+from pathlib import Path
+import ray
+from iris_ray import get_job_info, run_on_pod
+
+directory = Path(sys.argv[2])
+
+def work():
+    me = get_job_info()
+    (directory / f"started-{me.attempt}-{me.task_index}").touch()
+    while not (directory / "finish").exists():
+        time.sleep(0.1)
+    return me.attempt
+
+ray.init(address=sys.argv[1])
+assert run_on_pod(work, "v4-16", keep_warm=0) == [1, 1]
+"""

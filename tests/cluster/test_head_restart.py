@@ -29,6 +29,18 @@ with IrisClient.remote(sys.argv[1]) as client:
         print(client.submit(work, resources=need, detached=True).job_id)
 """
 
+TRAIN = """
+import sys, time
+from pathlib import Path
+from beside import WORD
+from iris_ray import get_job_info
+
+directory, me = Path(sys.argv[1]), get_job_info()
+(directory / f"{me.job_id}-{me.attempt}-{me.task_index}-{WORD}").touch()
+while not (directory / "finish").exists():
+    time.sleep(0.1)
+"""
+
 
 @pytest.fixture
 def headless(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
@@ -61,3 +73,24 @@ def test_detached_jobs_survive_head_restart(headless: SimulatedCluster, tmp_path
     wait_until(lambda: starts(second) >= {"1-0", "1-1"}, 120)
 
     wait_until(lambda: "succeeded" in listed(first) and "succeeded" in listed(second), 60)
+
+
+@pytest.mark.long
+def test_job_of_a_laptop_survives_head_restart(no_shared_cluster: None, tmp_path: Path) -> None:
+    """It reaches nothing but the dashboard, and the job that submitted its job ran on the head."""
+    workspace, trace = tmp_path / "workspace", tmp_path / "trace"
+    workspace.mkdir()
+    trace.mkdir()
+    (workspace / "beside.py").write_text("WORD = 'blue'")
+    (workspace / "train.py").write_text(TRAIN)
+    with SimulatedCluster({"v4-16": 1}, connect=False, dashboard=True, persistent=True, quiet=True) as running:
+        submit = [sys.executable, "-m", "iris_ray", "submit", "--address", str(running.dashboard_url), "--tpu", "v4-16"]
+        command = [*submit, "train.py", "--", str(trace)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=workspace)
+        assert done.returncode == 0, done.stdout + done.stderr
+        job_id = done.stdout.strip()
+        wait_until(lambda: {path.name for path in trace.iterdir()} == {f"{job_id}-1-0-blue", f"{job_id}-1-1-blue"}, 120)
+        running.restart_head()
+        again = {f"{job_id}-2-0-blue", f"{job_id}-2-1-blue"}
+        wait_until(lambda: {path.name for path in trace.iterdir()} >= again, 180)
+        (trace / "finish").touch()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
+from iris_ray.settings import HOST_DIR
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, all_jobs, job_view, slice_of_this_task
+from tests.support.command_line import command_line
+from tests.support.gangs import Trace, all_jobs, controller_pid, job_view, slice_of_this_task
 from tests.support.waiting import wait_until
 
 
@@ -75,6 +78,39 @@ def test_noticed_gang_saves_moves_and_repeats_no_step(cluster: SimulatedCluster,
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1)
     preemption.cancel()
+
+
+def test_hook_of_ending_pod_tells_tasks_while_controller_hangs(cluster: SimulatedCluster, trace: Trace) -> None:
+    """The hook runs with the environment of its pod, as Kubernetes starts it."""
+    directory = trace.directory
+
+    def save(notice: Any, facts: dict[str, Any], step: int) -> None:
+        (directory / f"told-{facts['index']}").write_text(f"{time.time()} {notice.reason}")
+        (directory / f"saved-{facts['index']}").write_text(str(step + 1))
+        notice.saved()
+
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", max_retries_failure=0)
+    first = trace.wait_for_tasks(2)
+    slice_name, controller = first[0]["slice"], controller_pid()
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        began = time.time()
+        hook = command_line("host", "give-notice", "here", "--seconds", "12", "--reason", "the pod ends")
+        pod = {**os.environ, HOST_DIR.name: str(cluster.host_dir(slice_name, 1))}
+        told = subprocess.Popen(hook, env=pod, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        wait_until(lambda: len(list(directory.glob("told-*"))) == 2, 10)
+        print("told after", *(float(p.read_text().split()[0]) - began for p in directory.glob("told-*")), "s")
+        assert f"{slice_name} host 1: the pod ends" in (directory / "told-0").read_text()
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    second = trace.wait_for_tasks(2, attempt=2, timeout_s=40)
+    assert second[0]["slice"] != slice_name
+    said, _ = told.communicate(timeout=30)
+    left = ("all tasks have left", "no job has tasks there; no new ones will start")  # before Ray drained the node
+    assert (told.returncode, said.splitlines()[-1] in left) == (0, True), said
+    trace.finish()
+    assert [attempt for attempt, _ in ray.get(ref)] == [2, 2]
+    assert (job_view(first[0]["job"]).failures, job_view(first[0]["job"]).preemptions) == (0, 1)
 
 
 @pytest.mark.proof

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from click import Context
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from iris_ray.cli.hosts import give_notice
+from iris_ray.cli.give_notice import give_notice
 from iris_ray.model.topology import get_tpu_config
 from tests.docs.pages import REPOSITORY
 
@@ -43,9 +44,35 @@ def strict(schema: Any) -> Any:
     return closed
 
 
-def load(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((CLUSTERS / name).read_text())
-    return loaded
+def load(name: str, kind: str | None = None) -> dict[str, Any]:
+    """The only object of a file, or its only one of a kind."""
+    loaded = yaml.safe_load_all((CLUSTERS / name).read_text())
+    (found,) = (one for one in loaded if kind in (None, one.get("kind")))
+    return found
+
+
+def raycluster() -> dict[str, Any]:
+    return load("gke.yaml", "RayCluster")
+
+
+def gated_raycluster() -> dict[str, Any]:
+    """The RayCluster that ``kubectl kustomize`` makes of it, for an operator with the feature gate."""
+    (operations,) = (
+        yaml.safe_load(patch["patch"])
+        for patch in load("kustomization.yaml")["patches"]
+        if patch["target"]["kind"] == "RayCluster"
+    )
+    changed: Any = raycluster()
+    for operation in operations:
+        *way, last = operation["path"].strip("/").split("/")
+        place = changed
+        for step in way:
+            place = place[int(step)] if isinstance(place, list) else place[step]
+        if operation["op"] != "add":
+            del place[last]
+        if operation["op"] != "remove":
+            place[last] = operation["value"]
+    return changed
 
 
 @pytest.fixture(scope="module")
@@ -56,19 +83,67 @@ def schema() -> Any:
     return {**found, "properties": {"spec": spec}}
 
 
-def test_cluster_for_gke_is_what_kuberay_takes(schema: Any) -> None:
-    jsonschema.validate(load("gke.yaml"), schema)
+@pytest.mark.parametrize("described", [raycluster, gated_raycluster])
+def test_cluster_for_gke_is_what_kuberay_takes(schema: Any, described: Callable[[], dict[str, Any]]) -> None:
+    jsonschema.validate(described(), schema)
+
+
+def test_cluster_for_gke_needs_no_feature_gate_and_keeps_its_records() -> None:
+    """Its gates: ray-operator/pkg/features/features.go of KubeRay 1.7. The add-on has none of the alpha ones."""
+    spec = raycluster()["spec"]
+    assert spec.keys().isdisjoint({"gcsFaultToleranceOptions", "networkPolicy", "tlsOptions", "historyServerOptions"})
+    head = spec["headGroupSpec"]["template"]["spec"]
+    (container,) = head["containers"]
+    environment = {variable["name"]: variable["value"] for variable in container["env"]}
+    (mount,), (volume,) = container["volumeMounts"], head["volumes"]
+    assert environment["RAY_gcs_storage"] == "rocksdb"
+    assert environment["RAY_gcs_storage_path"] == mount["mountPath"]
+    assert mount["name"] == volume["name"]
+    claim = load("gke.yaml", "PersistentVolumeClaim")["metadata"]["name"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim
+    assert head["securityContext"]["fsGroup"], "KubeRay sets none, and a new volume is root's"
+
+
+def test_gated_cluster_for_gke_leaves_the_volume_to_kuberay() -> None:
+    """KubeRay refuses the variables of its own embedded storage: ray-operator/controllers/ray/utils/validation.go."""
+    spec = gated_raycluster()["spec"]
+    assert spec["gcsFaultToleranceOptions"]["storage"]["deletionPolicy"] == "Retain"
+    head = spec["headGroupSpec"]["template"]["spec"]
+    assert not any(variable["name"].startswith("RAY_gcs_storage") for variable in head["containers"][0]["env"])
+    assert "volumes" not in head
+    assert "volumeMounts" not in head["containers"][0]
+    assert head["securityContext"]["fsGroup"]
+
+
+def test_everything_in_gke_waits_as_long_for_a_lost_head() -> None:
+    """Kubernetes takes six minutes to give up a volume at a node that is gone (kube-controller-manager)."""
+    spec = raycluster()["spec"]
+    pods = [spec["headGroupSpec"]["template"], *(group["template"] for group in spec["workerGroupSpecs"])]
+    variables = [v for pod in pods for container in pod["spec"]["containers"] for v in container["env"]]
+    waits = [int(v["value"]) for v in variables if v["name"] == "RAY_gcs_rpc_server_reconnect_timeout_s"]
+    assert len(waits) == len(pods)
+    assert min(waits) > 6 * 60
+
+
+def test_budget_and_network_policy_for_gke_are_about_its_pods() -> None:
+    """With `minAvailable`: Kubernetes knows no scale of a RayCluster, which `maxUnavailable` would need."""
+    cluster = {"ray.io/cluster": raycluster()["metadata"]["name"]}
+    budget, policy = (load("gke.yaml", kind)["spec"] for kind in ("PodDisruptionBudget", "NetworkPolicy"))
+    assert budget["selector"]["matchLabels"] == {**cluster, "ray.io/node-type": "head"}
+    assert budget["minAvailable"] == 1
+    assert policy["podSelector"]["matchLabels"] == cluster
+    assert {"from": [{"podSelector": {"matchLabels": cluster}}]} in policy["ingress"]
 
 
 def test_wrong_name_in_a_cluster_for_gke_would_be_seen(schema: Any) -> None:
-    cluster = load("gke.yaml")
+    cluster = raycluster()
     cluster["spec"]["workerGroupSpecs"][0]["numOfHost"] = 4
     with pytest.raises(jsonschema.ValidationError, match="numOfHost"):
         jsonschema.validate(cluster, schema)
 
 
 def test_every_group_with_chips_gives_notice_in_time_before_its_pods_end() -> None:
-    groups = load("gke.yaml")["spec"]["workerGroupSpecs"]
+    groups = raycluster()["spec"]["workerGroupSpecs"]
     assert groups
     for group in groups:
         pod = group["template"]["spec"]
@@ -83,7 +158,7 @@ def test_every_group_with_chips_gives_notice_in_time_before_its_pods_end() -> No
 
 
 def test_groups_for_gke_are_slices_of_the_type_that_they_are_called_by() -> None:
-    for group in load("gke.yaml")["spec"]["workerGroupSpecs"]:
+    for group in raycluster()["spec"]["workerGroupSpecs"]:
         config = get_tpu_config(group["groupName"])
         pod = group["template"]["spec"]
         sides = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
@@ -107,7 +182,7 @@ def test_cluster_for_gce_is_what_rays_launcher_takes() -> None:
 def test_all_have_the_newest_ray_that_iris_ray_takes() -> None:
     dockerfile = RAY.search((CLUSTERS / "Dockerfile").read_text())
     assert dockerfile is not None
-    version = load("gke.yaml")["spec"]["rayVersion"]
+    version = raycluster()["spec"]["rayVersion"]
     assert version == dockerfile["version"]
     major, minor, _ = version.split(".")
     assert re.search(

@@ -82,7 +82,7 @@ class SmallWorld(World):
         self.jobs = [self.state.jobs[f"job-{number}"] for number in range(len(shapes))]
 
     def use(self, node_id: str) -> None:
-        spec = JobSpec(job_id=f"on {node_id}", owner="pool-a", resources={TPU: 4.0})
+        spec = JobSpec(job_id=f"on-{node_id}", owner="pool-a", resources={TPU: 4.0})
         self.do(JobSubmittedEvent(spec, self.now))
         self.do(TaskAssignedEvent(spec.job_id, 0, node_id))
 

@@ -184,7 +184,7 @@ class World:
 
     def keep_warm(self, owner: str) -> None:
         """Have this owner hold both slices "a" and "b" after a job that is over."""
-        job = self.start(f"warm-up of {owner}", owner=owner, slices=(2,))
+        job = self.start(f"warm-up-of-{owner}", owner=owner, slices=(2,))
         self.report_all(job, S.SUCCEEDED)
         self.confirm(job)
         assert self.state.holders == {"a": owner, "b": owner}

@@ -11,7 +11,7 @@ import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.runtime_env import packaging
-from ray._raylet import PlacementGroupID
+from ray._raylet import GcsClient, PlacementGroupID  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RpcError
 from ray.experimental import internal_kv
@@ -36,22 +36,23 @@ def draining_nodes() -> dict[str, int]:
     return dict(ray._private.state.state.get_draining_nodes())
 
 
-def announce_end(node_id: str, message: str, deadline: float) -> str | None:
+def announce_end(node_id: str, message: str, deadline: float, gcs_address: str | None = None) -> str | None:
     """Have Ray drain a node that is about to be preempted: Ray accepts no other drain of a busy node. This blocks.
 
     Args:
         node_id: the node.
         message: why, for people.
         deadline: when the node ends, in Unix time. Ray does not end it.
+        gcs_address: the GCS of the node's cluster; None: that of the cluster to which this process is connected.
 
     Returns:
         None, or why Ray does not drain it.
     """
     reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
-    drain = internal_kv.global_gcs_client.drain_node
     limit = {} if RAY_VERSION < (2, 60) else {"timeout": STORE_TIMEOUT_S}
     try:
-        accepted, refusal = drain(node_id, reason, message, int(deadline * 1000), **limit)
+        client = internal_kv.global_gcs_client if gcs_address is None else GcsClient(address=gcs_address)
+        accepted, refusal = client.drain_node(node_id, reason, message, int(deadline * 1000), **limit)
     except RpcError as error:
         return f"Ray does not answer: {error}"
     return None if accepted else refusal

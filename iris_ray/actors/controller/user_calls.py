@@ -170,6 +170,11 @@ class UserCalls(ControllerProcess):
         await self._events.recorded([JobYieldsEvent(job_id, yielding[job_id]) for job_id in known])
 
     @checked
+    async def require_operator(self, user: str, what: Words) -> None:
+        await self.ping()
+        self._permissions.require_operator(user, what)
+
+    @checked
     async def taint(self, target: str, taint: str, reason: Words, user: str) -> list[str]:
         await self.ping()
         self._permissions.require_operator(user, "drain and taint hosts")

@@ -17,13 +17,10 @@ from iris_ray.actors.host.exit_status import ProgramExit, in_words
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, write_whole
 from iris_ray.errors import ContainerEngineError
 from iris_ray.model.job_info import JobInfo, job_info_of
-from iris_ray.model.job_spec import ContainerSpec, container_name
+from iris_ray.model.job_spec import CONTAINER_LABEL, ContainerSpec, container_name
 from iris_ray.model.multislice import MEGASCALE_PREFIX
 from iris_ray.model.outcomes import EndKind
 from iris_ray.settings import CONTAINER_ENGINE
-
-LABEL = "iris-ray.container"
-"""The label with a container's name. Engines match labels exactly, but names by patterns."""
 
 _OF_THE_HOST = ("TPU_", MEGASCALE_PREFIX)
 _OF_THE_HOST_TOO = ("JAX_PLATFORMS", "PJRT_DEVICE")
@@ -65,7 +62,7 @@ def run_arguments(name: str, spec: ContainerSpec, variables: Mapping[str, str], 
 
     The user's options come after ours, and so override them.
     """
-    ours = ["--privileged", "--net=host", "--ipc=host", f"--name={name}", f"--label={LABEL}={name}"]
+    ours = ["--privileged", "--net=host", "--ipc=host", f"--name={name}", f"--label={CONTAINER_LABEL}={name}"]
     mounts = [f"--volume={path}:{path}" for path in _directories(variables, task)]
     env = [f"--env={n}={v}" if changes_the_client(n) else f"--env={n}" for n, v in sorted(variables.items())]
     return ["run", *ours, *mounts, *env, *spec.options, spec.image, *spec.command]
@@ -161,7 +158,7 @@ class ContainerEngine:
         return None
 
     def _removed_now(self, name: str) -> str | None:
-        code, found = self._ask("ps", "--all", "--quiet", f"--filter=label={LABEL}={name}")
+        code, found = self._ask("ps", "--all", "--quiet", f"--filter=label={CONTAINER_LABEL}={name}")
         if code != 0:
             return found or f"{self.name} does not answer"
         if not found:

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from iris_ray.actors.calls.ray_internals import temp_dir
+from iris_ray.actors.host.announced_end import in_rays_directory
 from iris_ray.settings import HOST_DIR
 
 # -- host directory ----------------------------------------------------------------------------------------------------
@@ -26,7 +27,7 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
         OSError: another user owns the directory or may write to it, or it can't be created.
     """
     configured = HOST_DIR.read(environ)
-    path = configured or _in_rays_directory()
+    path = configured or in_rays_directory(temp_dir(), os.getuid())
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat() if configured else path.lstat()  # an operator's path may be a link; a path in /tmp must not
     if reason := _why_unsafe(found):
@@ -39,10 +40,6 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
 def can_not_start(error: OSError) -> str:
     """Return in words that this error keeps tasks from starting on a host, as part of a sentence about the host."""
     return f"no task can start there: {error}"
-
-
-def _in_rays_directory() -> Path:
-    return Path(temp_dir()) / f"iris_ray-{os.getuid()}"
 
 
 def _why_unsafe(found: os.stat_result) -> str | None:

@@ -17,6 +17,7 @@ from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.liveness import HOST_UNASKED_S, Contact, HostWatch
+from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
@@ -61,6 +62,7 @@ class TPUHostActor:
         self._watches: dict[int, TaskWatch] = {}
         self._places: dict[int, str] = {}  # the place of each process
         self._metadata: asyncio.Task[None] | None = None
+        self._announcement: asyncio.Task[None] | None = None
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
         self._peers: dict[str, tuple[str, HostWatch]] = {}  # by place
@@ -107,6 +109,8 @@ class TPUHostActor:
     async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:
             self._metadata = self._background.start(self._watch_metadata(), "watching the metadata server")
+        if self._announcement is None:
+            self._announcement = self._background.start(self._watch_announcement(), "looking for an announced end")
         if self._fence is None:
             self._fence = self._background.start(self._end_when_cut_off(), "waiting for the loss of contact")
         await self._forget([pid for pid in self._of_place(place) if self._watches[pid].ended][:-ENDED_KEPT])
@@ -147,7 +151,7 @@ class TPUHostActor:
         await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)
 
     async def teardown(self, place: str) -> None:
-        for watching in (self._metadata, self._fence) if self._exclusive else ():
+        for watching in (self._metadata, self._announcement, self._fence) if self._exclusive else ():
             if watching is not None:
                 watching.cancel()
         self._unwatch_peers(place)
@@ -209,3 +213,13 @@ class TPUHostActor:
             tell=lambda notice: self._pool.call(PoolInterface.take_notice, node_id, notice, time.time()),
             call_off=lambda: self._pool.call(PoolInterface.maintenance_called_off, node_id),
         ).run()
+
+    async def _watch_announcement(self) -> None:
+        """Tell the pool when somebody on this machine announces its end, such as the hook of a pod."""
+        told, node_id = None, self._place.node_id
+        while True:
+            notice = announced(host_directory(), node_id)
+            if notice is not None and notice != told:
+                told = notice
+                self._pool.call(PoolInterface.take_notice, node_id, notice, time.time())
+            await asyncio.sleep(LOOK_S)

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import ray
 
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
-from iris_ray.actors.host.output.redirect import StartedTask
-from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.actors.host.output.redirect import started_tasks
 from iris_ray.errors import InspectionFailedError
 
 DUMP_S = 20.0
@@ -76,13 +74,9 @@ def ask_host(function: object, node_id: str, address: str, *arguments: object) -
 
 def _pid_of(task: InspectedTask) -> int:
     """Return the pid of the process in which a task runs on this host."""
-    for path in (host_directory() / "tasks").glob("*.started"):
-        pid = path.name.removesuffix(".started")
-        found = StartedTask.read(TaskFiles(str(path).removesuffix(".started")))
-        if found is None or not pid.isdecimal() or not psutil.pid_exists(int(pid)):
-            continue
+    for pid, found in started_tasks(host_directory()).items():
         if (found.job_id, found.task_index, found.attempt) == task:
-            return int(pid)
+            return pid
     raise InspectionFailedError(f"task {task.task_index} of {task.job_id} has no process there: it has just ended")
 
 

@@ -32,7 +32,7 @@ from iris_ray.errors import (
     TaskSetupError,
 )
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.notices import OUR_MOVES, Notice
+from iris_ray.model.notices import OUR_MOVES, HostNotice, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
@@ -124,6 +124,11 @@ class GangRun:
             self._told = attempt, notice
         if self._attempt is not None and self._attempt.id.number == attempt:
             self._attempt.notify(notice)
+
+    def host_goes(self, node_id: str, notice: HostNotice) -> None:
+        """Take the notice of a host, on which the gang may have a task."""
+        if self._attempt is not None:
+            self._attempt.host_goes(node_id, notice)
 
     async def hold_spare(self, order: AttemptOrder) -> None:
         """Hold slices ready for this gang, as the Controller orders. Report whether they are."""

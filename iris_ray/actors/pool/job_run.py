@@ -16,7 +16,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest
 from iris_ray.errors import InvalidRequestError, JobCancelledError, LimitReachedError, ResultsLostError
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.notices import Notice
+from iris_ray.model.notices import HostNotice, Notice
 from iris_ray.state.events import JobCancelledEvent
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,11 @@ class JobRun:
     def notify(self, attempt: AttemptId, notice: Notice) -> None:
         """Take a notice that a gang is to move."""
         self._gangs[attempt.gang].notify(attempt.number, notice)
+
+    def host_goes(self, node_id: str, notice: HostNotice) -> None:
+        """Take the notice of a host. It concerns the gangs that have tasks there."""
+        for gang in self._gangs:
+            gang.host_goes(node_id, notice)
 
     def hold_spare(self, order: AttemptOrder) -> None:
         """Hold spare slices ready for the job's gang. Return at once."""

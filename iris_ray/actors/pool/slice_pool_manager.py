@@ -155,6 +155,8 @@ class SlicePoolManager:
         notice = by_this_clock(notice, sent_at)
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
+        for run in self._runs.values():  # at once: the Controller may be gone, and tells them again later
+            run.host_goes(node_id, notice)
         async with self._passing_on:
             await self._controller.report(None, [drained(node_id, notice)])
 

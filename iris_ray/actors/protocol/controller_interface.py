@@ -164,6 +164,17 @@ class ForPeople(Protocol):
             NotPermittedError: one is another user's job, and the user is no operator.
         """
 
+    async def require_operator(self, user: str, what: str) -> None:
+        """Refuse a user who is no operator, before a command acts outside of the Controller.
+
+        Args:
+            user: who wants to act.
+            what: names the action, such as "give notice to hosts".
+
+        Raises:
+            NotPermittedError: the user is no operator.
+        """
+
     async def taint(self, target: str, taint: str, reason: str, user: str) -> list[str]:
         """Keep jobs that don't tolerate the taint off a host or slice. Return the ids of the tainted hosts.
 

@@ -1,5 +1,6 @@
 """Pieces of task logs on their way to a reader, and positions in a log."""
 
+import re
 from codecs import getincrementaldecoder
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,10 +14,20 @@ class LogId(NamedTuple):
     attempt: int
 
 
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+
+
 def printable(data: bytes) -> str:
-    """Return any bytes as text for a terminal: tabs and colours stay, other control characters are escaped."""
-    text = data.decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() or c in "\t\x1b" else repr(c)[1:-1] for c in text)
+    """Return any bytes as text for a terminal: tabs and colours stay, all else that controls a terminal is escaped.
+
+    Other sequences move the cursor, write the reader's clipboard, or make a terminal answer as if a person typed.
+    """
+    pieces = _COLOUR.split(data.decode(errors="backslashreplace"))
+    pieces[::2] = (
+        piece if piece.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in piece)
+        for piece in pieces[::2]
+    )
+    return "".join(pieces)
 
 
 @dataclass(frozen=True, slots=True)

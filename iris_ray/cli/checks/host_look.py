@@ -10,6 +10,7 @@ import os
 import platform
 import pwd
 import queue
+import resource
 import threading
 import time
 import urllib.error
@@ -46,8 +47,15 @@ def look_around() -> dict[str, Any]:
         "foreign_lock": foreign_lock(lock),
         "disks": [trouble for path in kept_in(os.environ) if (trouble := disk_trouble(path))],
         "metadata": metadata_tells(os.environ),
+        "lockable": lockable_bytes(),
         "versions": versions(),
     }
+
+
+def lockable_bytes() -> int | None:
+    """Return how much memory a process here may lock, in bytes; None: as much as it likes."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def kept_in(environ: Mapping[str, str]) -> list[Path]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LOOK_TIMEOUT_S = 30.0
 """How long all hosts together may take to start a process and look around."""
+LOCKED_BYTES = 64 << 30
+"""What Google's documentation for v5e on Vertex AI has one set (ulimit -l 68719476736)."""
 _NAMED = 4
 _INSTALL = "install the same in the cluster's image and here"
 _JAX = "jax"
@@ -26,10 +28,12 @@ class Host:
     Attributes:
         name: for people: ``v4-16-0 host 1 (10.0.0.2)``.
         node_id: Ray's node id.
+        type: the TPU type that its label names, or "".
     """
 
     name: str
     node_id: str
+    type: str = ""
 
 
 Answer = Mapping[str, Any] | str
@@ -38,14 +42,14 @@ Answer = Mapping[str, Any] | str
 
 def tpu_hosts(table: "NodeTable") -> list[Host]:
     """Return the hosts to check: all that have chips and are not draining."""
-    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, WORKER_ID_LABEL
+    from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 
     found = []
     for node in table.nodes:
         if node["Alive"] and node.get("Resources", {}).get(TPU) and node["NodeID"] not in table.draining:
             labels, address = node.get("Labels", {}), node["NodeManagerAddress"]
             parts = (labels.get(SLICE_NAME_LABEL, ""), f"host {labels.get(WORKER_ID_LABEL, '?')}", f"({address})")
-            found.append(Host(" ".join(filter(None, parts)), node["NodeID"]))
+            found.append(Host(" ".join(filter(None, parts)), node["NodeID"], labels.get(POD_TYPE_LABEL, "")))
     return sorted(found, key=lambda host: host.name)
 
 
@@ -117,6 +121,7 @@ def check_answers(
     if looks:
         yield from _chips(looks, claimed)
         yield from _disks(looks)
+        yield from _locked_memory(looks)
         yield _metadata(looks)
         yield from _versions(looks, here)
 
@@ -151,6 +156,19 @@ def _disks(looks: Mapping[Host, Mapping[str, Any]]) -> Iterator[Finding]:
         yield Finding(Level.WARNING, check, f"{host.name}: {'; '.join(troubles)}", advice)
     if not full:
         yield Finding(Level.OK, check, "there is room on all")
+
+
+def _locked_memory(looks: Mapping[Host, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield a finding if libtpu may lock too little memory on hosts of v5litepod, the type that needs much."""
+    limits = {host: look["lockable"] for host, look in looks.items() if host.type.startswith("v5litepod-")}
+    short = [host for host, limit in limits.items() if limit is not None and limit < LOCKED_BYTES]
+    if short:
+        least = min(limits[host] for host in short)
+        found = f"only {least >> 10} kB may be locked on {named(short, looks)}, and v5litepod takes up to 64 GiB"
+        advice = "raise it before `ray start`: ulimit -l unlimited; on GKE see docs/gke-operating.md"
+        yield Finding(Level.WARNING, "locked memory", found, advice)
+    elif limits:
+        yield Finding(Level.OK, "locked memory", f"enough on {counted(len(limits), 'host')} of v5litepod")
 
 
 def _metadata(looks: Mapping[Host, Mapping[str, Any]]) -> Finding:

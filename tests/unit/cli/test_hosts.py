@@ -1,10 +1,24 @@
 """``iris-ray host ls``, ``drain``, ``taint``, ``give-notice`` and others: what they do to the real Controller."""
 
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
 import pytest
 
 from iris_ray.actors.calls import ray_internals
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
+from iris_ray.actors.host import announced_end
+from iris_ray.actors.host.announced_end import LocalNode
+from iris_ray.actors.host.output.redirect import StartedTask
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.conventions import FAILED, USAGE
+from iris_ray.model.notices import HostNotice, NoticeKind
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -105,10 +119,119 @@ def test_notice_waits_for_tasks_and_names_staying_jobs(
     assert told[2:] == [world.node_id("v4-16-1", 1)]
 
 
+def test_only_operators_give_notice_to_other_hosts(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(ray_internals, "announce_end", lambda node_id, *_: told.append(node_id))
+    world.iris("cluster", "settings", "set", "operators=olga", user="olga")
+    refused = world.iris("host", "give-notice", "v4-16-1/1", user="bob", code=FAILED)
+    assert "only operators may give notice to hosts, and bob is none" in refused.stderr
+    assert told == []
+    world.iris("host", "give-notice", "v4-16-1/1", user="olga")
+    assert told == [world.node_id("v4-16-1", 1)]
+
+
 def test_notice_refused_by_ray_is_a_failure(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_internals, "announce_end", lambda *_: "it hangs")
     refused = world.iris("host", "give-notice", "v4-16-1/1", code=FAILED)
     assert "v4-16-1, host 1 can't be drained: it hangs" in refused.stderr
+
+
+@pytest.fixture
+def this_machine(bare_cluster: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalNode:
+    """Host 0 of v4-16-0, as the machine that the command runs on. Ray takes every drain."""
+    node = LocalNode(bare_cluster.node_id("v4-16-0", 0), "10.0.0.1:6379", tmp_path / "here", takes_jobs=True)
+    (tmp_path / "here" / "tasks").mkdir(parents=True)
+    monkeypatch.setattr(announced_end, "local_nodes", lambda: iter([node]))
+    monkeypatch.setattr(ray_internals, "announce_end", lambda *_: None)
+    return node
+
+
+def begin_task(node: LocalNode) -> Path:
+    """Have a task run there, in this process; return its mark."""
+    assert node.directory is not None
+    files = TaskFiles.of_process(node.directory, os.getpid())
+    StartedTask("train", 0, 1, 2, "train").write(files)
+    return files.started
+
+
+def has_no_controller(_: ControllerInProcess) -> None:
+    pass
+
+
+def has_controller_of_another_protocol(cluster: ControllerInProcess) -> None:
+    cluster.makes_controller = lambda: cluster.controller_of("9.9.9", PROTOCOL_VERSION + 1)
+    cluster.start_controller()
+
+
+def has_frozen_controller(cluster: ControllerInProcess) -> None:
+    cluster.start_controller()
+    cluster.freeze_controller()
+
+
+@pytest.mark.parametrize("so", [has_no_controller, has_controller_of_another_protocol, has_frozen_controller])
+def test_notice_here_needs_no_controller(
+    bare_cluster: ControllerInProcess,
+    this_machine: LocalNode,
+    so: Callable[[ControllerInProcess], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drained: list[object] = []
+    monkeypatch.setattr(ray_internals, "announce_end", lambda *told: drained.append(told))
+    so(bare_cluster)
+    mark = begin_task(this_machine)
+    said = bare_cluster.iris("host", "give-notice", "here", "--seconds", "1", "--reason", "it ends", code=FAILED).stdout
+    assert said.splitlines() == ["1 job must leave within 1 s: train", "still there: train"]
+    (node_id, reason, deadline, gcs_address) = cast(tuple[str, str, float, str], drained.pop())
+    assert (node_id, reason, gcs_address) == (this_machine.node_id, "it ends", "10.0.0.1:6379")
+    assert this_machine.directory is not None
+    heard = announced_end.announced(this_machine.directory, this_machine.node_id)
+    assert heard == HostNotice(NoticeKind.PREEMPTION, "it ends", deadline)
+
+    with bare_cluster.meanwhile(mark.unlink):
+        left = bare_cluster.iris("host", "give-notice", "here", "--seconds", "30").stdout
+    assert left.splitlines()[-1] in ("all tasks have left", "no job has tasks there; no new ones will start")
+
+
+def test_notice_here_asks_controller_of_large_fleet_nothing(
+    bare_cluster: ControllerInProcess, this_machine: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its 4,000 hosts would be 1.4 MB an answer, and each host of a slice that ends would ask twice a second."""
+    asked: list[str] = []
+    bare_cluster.start_controller()
+    monkeypatch.setattr(ControllerConnection, "ask", lambda _, question, *__: asked.append(question.__name__))
+    begin_task(this_machine)
+    bare_cluster.iris("host", "give-notice", "here", "--seconds", "2", code=FAILED)
+    assert asked == []
+
+
+def test_notice_here_tells_tasks_even_if_ray_does_not_answer(
+    bare_cluster: ControllerInProcess, this_machine: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_internals, "announce_end", lambda *_: time.sleep(60.0))
+    failed = bare_cluster.iris("host", "give-notice", "here", "--seconds", "1", code=FAILED)
+    assert "this machine can't be drained: Ray does not answer" in failed.stderr
+    assert this_machine.directory is not None
+    assert announced_end.announced(this_machine.directory, this_machine.node_id) is not None
+
+
+def test_notice_here_where_ray_is_another_users_waits(
+    bare_cluster: ControllerInProcess, this_machine: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announced_end, "local_nodes", lambda: iter([replace(this_machine, directory=None)]))
+    began = time.monotonic()
+    done = bare_cluster.iris("host", "give-notice", "here", "--seconds", "1", code=FAILED)
+    assert "the tasks here can't be seen" in done.stderr
+    assert time.monotonic() - began > 0.9
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"), [(0, "no Ray node runs on this machine"), (2, "2 Ray nodes run on this machine")]
+)
+def test_notice_here_needs_one_node_of_ray(
+    bare_cluster: ControllerInProcess, this_machine: LocalNode, nodes: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announced_end, "local_nodes", lambda: iter([this_machine] * nodes))
+    assert said in bare_cluster.iris("host", "give-notice", "here", code=USAGE).stderr
 
 
 @pytest.mark.parametrize(

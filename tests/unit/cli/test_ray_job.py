@@ -1,12 +1,13 @@
 """``iris-ray submit --ray-job``, and status, logs and cancel with the address of a dashboard."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.conventions import OK, USAGE
+from iris_ray.cli.conventions import FAILED, OK, USAGE
+from iris_ray.client.ray_jobs import RayJobs, RayJobStatus
 from tests.support.command_line import invoke
 from tests.support.dashboard import Dashboard, served
 
@@ -40,6 +41,36 @@ def test_script_and_programs_are_submitted_with_arguments(dashboard: Dashboard, 
     )
     assert json.loads(done.stdout) == {"run_id": "other"}
     assert dashboard.jobs["other"]["entrypoint"] == "bash x.sh"
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        ('iris_ray: hello\n{"job_id": "train-1a2b3c4d"}\n', OK, "train-1a2b3c4d\n"),
+        (
+            "iris-ray: there is no TPU type v9-8\n",
+            FAILED,
+            "the cluster did not take the job: there is no TPU type v9-8",
+        ),
+    ],
+)
+def test_job_through_dashboard_is_submitted_there_as_typed(
+    dashboard: Dashboard, url: str, monkeypatch: pytest.MonkeyPatch, output: str, code: int, said: str
+) -> None:
+    def follow(_: RayJobs, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
+        show(output)
+        return RayJobStatus(run_id, "succeeded", "", ())
+
+    monkeypatch.setattr(RayJobs, "follow", follow)
+    words = ["--address", url, "--run-id=mine", "--tpu", "v4-8", "--working-dir", ".", "-e", "A", "./train.py"]
+    done = invoke("submit", *words, "--", "--address", "x y", A="of here", IRIS_USER="ann")
+    assert done.exit_code == code, done.output
+    assert said in done.stdout + done.stderr
+    sent = dashboard.jobs["mine"]
+    assert sent["entrypoint"] == (
+        "env IRIS_USER=ann python -m iris_ray submit --json --tpu v4-8 -e A train.py -- --address 'x y'"
+    )
+    assert sent["runtime_env"]["env_vars"] == {"A": "of here"}
 
 
 def test_variables_come_from_names_or_file(dashboard: Dashboard, url: str) -> None:

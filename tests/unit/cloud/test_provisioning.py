@@ -98,7 +98,7 @@ def test_missing_separates_types_and_counts_single_tasks_by_hosts() -> None:
 def test_missing_omits_job_that_new_slice_would_not_help(constraint: Constraint) -> None:
     world = World()
     world.submit("picky", constraints=(constraint,))
-    world.submit_tasks("no chips", 1, resources={"CPU": 1000.0})
+    world.submit_tasks("no-chips", 1, resources={"CPU": 1000.0})
     assert missing(world) == {}
 
 

@@ -145,18 +145,18 @@ def test_logs_stream_and_are_shown_as_text(chromium: Browser, world: ControllerI
     assert chromium.see(story) == "train-llama · iris_ray"
 
 
-@pytest.mark.parametrize("address", ["lr={1e-3}%2050%25", "lr={1e-3} 50%"], ids=["linked", "typed"])
-def test_job_page_of_a_job_with_an_odd_name(
+@pytest.mark.parametrize("address", ["driver-1%2Flr_1e-3", "driver-1/lr_1e-3"], ids=["linked", "typed"])
+def test_job_page_of_a_job_with_an_odd_id(
     chromium: Browser, world: ControllerInProcess, url: str, address: str
 ) -> None:
-    world.start("lr={1e-3} 50%", slices=(1,), tpu_type="v4-32")
-    world.prints("lr={1e-3} 50%", 0, "step 1\n")
+    world.start("driver-1/lr_1e-3", slices=(1,), tpu_type="v4-32")
+    world.prints("driver-1/lr_1e-3", 0, "step 1\n")
 
     def story(page: "Page") -> None:
         page.goto(f"{url}/#/jobs/{address}")
         waits_for(page, "step 1")
         page.get_by_role("link", name="Jobs").first.click()
-        page.get_by_role("link", name="lr={1e-3} 50%").click()
+        page.get_by_role("link", name="driver-1/lr_1e-3").click()
         waits_for(page, "step 1")
 
     chromium.see(story)

@@ -9,7 +9,19 @@ import pytest
 
 from iris_ray.errors import InvalidRequestError, InvalidSlotError, UnknownNameError
 from iris_ray.model import checks
-from iris_ray.model.checks import MOST_COMPARED, nearest, require, require_int, require_variables, shown, unknown
+from iris_ray.model.checks import (
+    MOST_COMPARED,
+    as_user,
+    is_job_id,
+    is_user,
+    nearest,
+    part_of_id,
+    require,
+    require_int,
+    require_variables,
+    shown,
+    unknown,
+)
 
 HUGE = 10**400
 
@@ -82,3 +94,28 @@ def test_nearest_names_come_first_among_many() -> None:
     assert "job-00123" in nearest("job-00123x", many)
     assert nearest("nothing", ["v4-8"]) == []
     assert isinstance(unknown("job", "job-0012", many), UnknownNameError)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("train.py", "train.py"),
+        ("my run", "my-run"),
+        ("$(rm -rf ~)", "rm--rf"),
+        ("../..", "job"),
+        ("größe", "gr-e"),
+        ("a/b", "a-b"),
+    ],
+)
+def test_any_name_makes_a_part_of_a_job_id(text: str, part: str) -> None:
+    assert part_of_id(text) == part
+    assert is_job_id(part_of_id(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "user"),
+    [("ann@example.com", "ann@example.com"), ("CORP\\ann", "CORP-ann"), ("=1", "1"), ("$$", "unnamed")],
+)
+def test_any_account_makes_a_user(text: str, user: str) -> None:
+    assert as_user(text) == user
+    assert is_user(as_user(text))

@@ -127,6 +127,20 @@ def test_job_with_malformed_resources_is_refused(resources: Any) -> None:
         tasks_spec(resources=resources)
 
 
+@pytest.mark.parametrize(
+    "job_id", ["$(touch PWNED)-1", "a b", "-rf", "../up", "a/../b", "=HYPERLINK(1)", "a\x1b[2J", "a\n"], ids=repr
+)
+def test_job_whose_id_would_act_on_its_reader_is_refused(job_id: str) -> None:
+    with pytest.raises(InvalidJobError, match=r"job_id.*give a name of letters, digits"):
+        tasks_spec(job_id)
+
+
+@pytest.mark.parametrize("user", ["$(id)", "=1+1", "-u", "ann lee", "a\x1b[2J"], ids=repr)
+def test_job_whose_user_would_act_on_its_reader_is_refused(user: str) -> None:
+    with pytest.raises(InvalidJobError, match=r"user.*give a name of letters, digits"):
+        tasks_spec(user=user)
+
+
 @pytest.mark.parametrize("job_id", ["", None, 7, b"job", ["job"]], ids=repr)
 def test_job_without_a_usable_id_is_refused(job_id: Any) -> None:
     with pytest.raises(InvalidJobError, match=r"job_id.*give a name"):

@@ -77,7 +77,7 @@ def test_eviction_takes_the_youngest_of_equal_gangs(world: World) -> None:
     for name in "abc":
         world.add_slice(name)
     world.now = 10_000.0
-    for job_id, ran_s in (("old", 5000.0), ("young", 200.0), ("too young", 100.0)):
+    for job_id, ran_s in (("old", 5000.0), ("young", 200.0), ("too-young", 100.0)):
         run(world, job_id, ran_s=ran_s)
     world.submit(priority=PRODUCTION)
     assert evicted(world) == {"young"}

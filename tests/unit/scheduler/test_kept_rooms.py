@@ -227,7 +227,7 @@ def test_gang_does_not_return_to_a_slice_that_is_kept_for_another_job(world: Wor
     world.add_slice("d")
     busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
     other = world.start("other", user="other")
-    world.start("one more", user="other")
+    world.start("one-more", user="other")
     large = world.submit("large", user="me", constraints=(Constraint("tpu-name", ConstraintOp.EQ, "c"),))
     world.now += LATE
     world.schedule()

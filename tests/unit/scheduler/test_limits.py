@@ -72,12 +72,12 @@ def test_gpus_count_as_chips(world: World) -> None:
         world.do(cpu_host(f"gpu-{number}", gpus=4.0))
     limit(world, chips=6)
     world.submit_tasks("many", 3, user="ann", resources={"GPU": 2.0})
-    world.submit_tasks("one more", 1, user="ann", resources={"GPU": 1.0})
+    world.submit_tasks("one-more", 1, user="ann", resources={"GPU": 1.0})
     world.submit_tasks("none", 1, user="ann", resources={"CPU": 1.0})
-    world.submit_tasks("of bob", 1, user="bob", resources={"GPU": 2.0})
-    assert set(placed(world)) == {"many", "of bob", "none"}
+    world.submit_tasks("of-bob", 1, user="bob", resources={"GPU": 2.0})
+    assert set(placed(world)) == {"many", "of-bob", "none"}
     assert chips(world) == 6
-    assert world.why("one more").startswith("waiting for the limit of ann in band interactive: 6 chips, of which 6")
+    assert world.why("one-more").startswith("waiting for the limit of ann in band interactive: 6 chips, of which 6")
 
 
 def test_limit_of_everybody_holds_for_users_without_their_own(world: World) -> None:
@@ -146,9 +146,9 @@ def test_limit_on_running_jobs_counts_jobs_not_their_tasks_or_spares(world: Worl
     world.report_all(job, S.RUNNING)
     world.submit("last", user="ann")
     world.finish(job)
-    world.start("last with a spare", user="bob", spares=1)
+    world.start("last-with-a-spare", user="bob", spares=1)
     limit(world, "bob", running_jobs=1)
-    assert "last with a spare/spare-1" in placed(world)
+    assert "last-with-a-spare/spare-1" in placed(world)
 
 
 @pytest.mark.parametrize("spare", [True, False])
@@ -226,15 +226,15 @@ def test_later_jobs_of_a_user_do_not_pass_one_that_waits_for_the_limit_past_the_
     assert "the rest is kept for large" in str(plan.pending_reasons["later"])
     summaries = {job_id: reason.summary.split(" more. ")[1] for job_id, reason in plan.pending_reasons.items()}
     assert summaries == {"large": "The rest is kept for it.", "later": "The rest is kept for large."}
-    world.submit("of bob", user="bob")
-    assert placed(world) == ["of bob"]
+    world.submit("of-bob", user="bob")
+    assert placed(world) == ["of-bob"]
     world.finish(small)
     assert placed(world) == ["large"]
 
 
 def test_nothing_is_kept_for_a_job_that_is_larger_than_the_limit(world: World) -> None:
     limit(world, chips=8)
-    world.submit("too large", user="ann", slices=(2,))
+    world.submit("too-large", user="ann", slices=(2,))
     world.now += LONG
     world.submit("small", user="ann")
     assert placed(world) == ["small"]

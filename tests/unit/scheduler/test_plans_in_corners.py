@@ -92,8 +92,8 @@ def test_plan_larger_slice_kept_for_another_does_not_stop_a_job_that_would_not_u
     world = World()
     world.add_slice("large", "v4-32")
     world.add_slice("small")
-    world.start("on large", tpu_type="v4-32")
-    world.start("on small")
+    world.start("on-large", tpu_type="v4-32")
+    world.start("on-small")
     submit_gang(world, "first", LONG, tpu_type="v4-32")
     submit_gang(world, "second", LONG)
     assert {i: w.kept for i, w in world.plan().pending_reasons.items()} == {"first": ("large",), "second": ("small",)}
@@ -153,7 +153,7 @@ def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of
         world.add_slice(name, "v4-8")
     for name in "abc":
         world.add_slice(name)
-        world.start(f"on {name}")
+        world.start(f"on-{name}")
     submit_gang(world, "whole", LONG, whole_groups=True, slices=(3,))
     assert world.plan().pending_reasons["whole"].kept == ("a", "b", "c")
 

@@ -77,8 +77,8 @@ def test_job_over_a_limit_takes_no_spare_that_leaves_it_over_the_limit(world: Wo
     """Otherwise the next spare took the slice, and gave it back again, plan after plan."""
     world.add_slice("large", "v4-32")
     limit(world, 24)
-    world.submit("too large", tpu_type="v4-32")
-    assert "waiting for the limit" in world.why("too large")
+    world.submit("too-large", tpu_type="v4-32")
+    assert "waiting for the limit" in world.why("too-large")
     assert given_back(world) == []
     limit(world, 16)
     world.submit("other")
@@ -88,7 +88,7 @@ def test_job_over_a_limit_takes_no_spare_that_leaves_it_over_the_limit(world: Wo
 def test_limit_of_one_user_takes_no_spares_of_others(world: World) -> None:
     world.add_slice("d")
     limit(world, 8, "ann")
-    world.start("of ann", user="ann")
+    world.start("of-ann", user="ann")
     world.submit("next", user="ann")
     assert "waiting for the limit" in world.why("next")
     assert given_back(world) == []
@@ -119,7 +119,7 @@ def test_spares_give_back_as_many_slices_as_the_waiting_job_needs(world: World) 
 
 
 def test_spare_stays_if_the_waiting_job_could_not_run_anyway(world: World) -> None:
-    world.submit("too large", slices=(3,))
+    world.submit("too-large", slices=(3,))
     world.submit("elsewhere", tpu_type="v4-32")
     assert given_back(world) == []
     assert plan(world)[0] == []

@@ -47,7 +47,7 @@ def test_running_gang_of_dead_pool_is_charged_and_requeued(world: World) -> None
 
 
 def test_gang_with_one_running_or_returned_task_has_started(world: World) -> None:
-    for name, state in (("runs", S.RUNNING), ("has returned", S.SUCCEEDED)):
+    for name, state in (("runs", S.RUNNING), ("has-returned", S.SUCCEEDED)):
         job = world.submit(name, max_retries_preemption=1)
         world.schedule()
         world.report(job, state, 1)
@@ -317,7 +317,7 @@ def test_slice_promised_to_another_pool_goes_to_it(world: World) -> None:
 def test_other_pools_are_not_touched(world: World) -> None:
     job = world.start("mine", max_retries_preemption=1)
     other = world.start("theirs", owner="pool-b", spares=1)
-    tasks = world.start_tasks("their tasks", owner="pool-b", replicas=2)
+    tasks = world.start_tasks("their-tasks", owner="pool-b", replicas=2)
     world.report(tasks, S.SUCCEEDED, 0)
     world.schedule()
     (spare,) = spares_of(world)

@@ -42,7 +42,7 @@ def avoided(world: World) -> dict[str, tuple[str, ...]]:
 
 def placed(world: World, user: str) -> tuple[str, ...]:
     """The slices that a new job of the user gets."""
-    job = world.submit(f"new of {user}", user=user)
+    job = world.submit(f"new-of-{user}", user=user)
     world.schedule()
     return job.gang.groups
 

@@ -62,12 +62,12 @@ def test_lost_host_and_dead_pool_appear_in_affected_stories(world: World) -> Non
 
 
 def test_story_contains_no_user_text(world: World) -> None:
-    job = world.submit(user="TOKEN=secret", name="TOKEN=secret", max_retries_failure=2)
+    job = world.submit(user="TOKEN-secret", name="TOKEN-secret", max_retries_failure=2)
     world.schedule()
     world.report(job, S.FAILED, error="KeyError: TOKEN=secret")
     world.confirm(job, 1)
     world.dispatch_fails(job)
-    world.do(JobCancelledEvent("job", "TOKEN=secret"))
+    world.do(JobCancelledEvent("job", "TOKEN-secret"))
     story = world.state.story("job")
     assert [line.split()[1].strip(",") for line in story] == [
         "JobSubmittedEvent",

@@ -148,7 +148,7 @@ def test_past_usage_is_independent_of_update_frequency() -> None:
 
 def test_user_with_much_past_usage_comes_last(world: World) -> None:
     for user, hours in (("hog", 3), ("modest", 1)):
-        job = world.start(f"of {user}", user=user)
+        job = world.start(f"of-{user}", user=user)
         world.now += hours * HOUR
         world.do(TimePassedEvent(world.now))
         world.finish(job)

@@ -74,8 +74,8 @@ def test_eviction_is_called_off_when_other_room_appears() -> None:
 def test_fewest_and_cheapest_victims_are_chosen() -> None:
     """Two slices are needed: one gang of two slices goes rather than two of one, and the younger gang of two."""
     simulation = slices(6)
-    simulation.submit(gang("old pair", 2, priority=BATCH, run_s=9 * HOUR))
-    simulation.submit(gang("young pair", 2, priority=BATCH, run_s=9 * HOUR), at=HOUR)
+    simulation.submit(gang("old-pair", 2, priority=BATCH, run_s=9 * HOUR))
+    simulation.submit(gang("young-pair", 2, priority=BATCH, run_s=9 * HOUR), at=HOUR)
     for name in ("one", "two"):
         simulation.submit(gang(name, priority=BATCH, run_s=9 * HOUR), at=HOUR)
     simulation.submit(gang("prod", 2, priority=PRODUCTION), at=2 * HOUR)

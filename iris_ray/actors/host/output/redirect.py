@@ -10,9 +10,14 @@ import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from iris_ray.actors.protocol.messages import TaskLaunch
+from psutil import pid_exists
+
 from iris_ray.actors.protocol.task_files import TaskFiles
+
+if TYPE_CHECKING:  # it imports Ray, and a pod that ends looks for tasks without
+    from iris_ray.actors.protocol.messages import TaskLaunch
 
 DRAINED_S = 2.0
 DRAINED_POLL_S = 0.001
@@ -47,7 +52,25 @@ class StartedTask:
             return None
 
 
-def redirect_output(directory: Path, launch: TaskLaunch) -> int | None:
+def started_tasks(directory: Path) -> dict[int, StartedTask]:
+    """Return the tasks that run on a host, by the pid of their process.
+
+    Args:
+        directory: iris_ray's directory there.
+
+    Raises:
+        PermissionError: it belongs to another user.
+    """
+    try:
+        marks = [name for name in os.listdir(directory / "tasks") if name.endswith(".started")]
+    except FileNotFoundError:  # no task has ever run there
+        return {}
+    pids = [int(pid) for name in marks if (pid := name.removesuffix(".started")).isdecimal() and pid_exists(int(pid))]
+    found = {pid: StartedTask.read(TaskFiles.of_process(directory, pid)) for pid in pids}
+    return {pid: task for pid, task in found.items() if task is not None}
+
+
+def redirect_output(directory: Path, launch: "TaskLaunch") -> int | None:
     """Write the mark of the task's start, and redirect stdout and stderr of this process and its children.
 
     Returns:

@@ -168,7 +168,7 @@ def test_endpoints_of_forgotten_jobs_are_deleted_in_batches(monkeypatch: pytest.
 def test_endpoints_of_jobs_forgotten_earlier_are_deleted_by_successor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 1)
     store, world = SharedStore(), World()
-    names = "there", "there: too"
+    names = "there", "there-too"
     for name in names:
         world.submit(name)
     asyncio.run(begun_on(store, monkeypatch).write(world.state))

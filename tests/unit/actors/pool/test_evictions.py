@@ -33,7 +33,7 @@ async def serves(task: Task) -> str:
 
 
 @played(slices=1)
-@pytest.mark.parametrize("job_id", ["saves", "does not save"])
+@pytest.mark.parametrize("job_id", ["saves", "does-not-save"])
 async def test_lower_band_gang_is_told_and_moves_or_stops(cluster: VirtualCluster, job_id: str) -> None:
     results = cluster.run(job_id, work=trains, priority=PriorityBand.BATCH)
     first = await cluster.runs(job_id, 2)

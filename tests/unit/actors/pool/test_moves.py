@@ -11,7 +11,7 @@ from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.model.lifecycle import JobState
-from iris_ray.model.notices import NoticeKind
+from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from tests.support import virtual_time
 from tests.support.hosts_in_process import Crash, Task
 from tests.support.virtual_cluster import Stage, VirtualCluster, played
@@ -56,6 +56,49 @@ async def test_gang_with_notice_moves_once_all_have_saved(
     assert set(names) - {names[doomed]} <= slices_of(second)
     assert await results == [2] * (2 * slices)
     assert await cluster.charged("job") == (0, 1)
+
+
+@played()
+async def test_notice_of_host_reaches_tasks_without_controller(cluster: VirtualCluster) -> None:
+    results = cluster.run("job", (2,), saves_when_told, max_retries_preemption=1)
+    first = await cluster.runs("job", 4)
+    doomed = first[0].info.slice_name
+    cluster.ray.freeze(cluster.controller())
+    deadline = time.time() + 12.0
+    told = HostNotice(NoticeKind.PREEMPTION, "the pod ends", deadline)
+    cluster.pool.take_notice.remote(cluster.node_id(doomed, 1), told, time.time())
+    for task in first:
+        await asyncio.wait_for(task.told.wait(), 1.0)
+        assert task.notice == Notice(NoticeKind.PREEMPTION, f"{doomed} host 1: the pod ends", deadline)
+    cluster.ray.thaw(cluster.controller())
+    await cluster.started("job", 4, attempt=2)
+    assert await results == [2, 2, 2, 2]
+    assert await cluster.charged("job") == (0, 1)
+
+
+@played()
+async def test_tasks_hear_a_hosts_notice_once_though_controller_repeats_it(
+    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[float] = []
+    tell = Task.tell
+
+    def heard_by(task: Task, notice: Notice) -> None:
+        heard.append(notice.deadline)
+        tell(task, notice)
+
+    monkeypatch.setattr(Task, "tell", heard_by)
+    results = cluster.run("job", (1,))
+    first = await cluster.runs("job", 2)
+    deadline = time.time() + 12.0
+    for until in (deadline, deadline + 60.0, deadline - 6.0):  # the second one is less urgent
+        notice = HostNotice(NoticeKind.PREEMPTION, "the pod ends", until)
+        await cluster.pool.take_notice.remote(cluster.node_id(first[0].info.slice_name, 0), notice, time.time())
+        await asyncio.sleep(1.0)
+    assert heard == [deadline] * 2 + [deadline - 6.0] * 2
+    for task in first:
+        task.end.set_result(None)
+    await results
 
 
 @played()

@@ -240,6 +240,7 @@ def look(**changes: Any) -> dict[str, Any]:
         "foreign_lock": None,
         "disks": [],
         "metadata": "preemptions",
+        "lockable": None,
         "versions": HERE | {"jax": "0.10.2"},
     }
     return fine | changes
@@ -283,6 +284,19 @@ def test_doctor_names_hosts_with_full_disks() -> None:
     found = findings(look(), look(disks=["0 MB are left in /tmp/ray", "/mnt/iris is read-only"]), look())
     said = "s-0 host 1 (10.0.0.1): 0 MB are left in /tmp/ray; /mnt/iris is read-only"
     assert [one for one in found if one[1] == "disks of hosts"] == [(Level.WARNING, "disks of hosts", said)]
+
+
+def test_doctor_names_hosts_of_v5e_that_lock_too_little_memory() -> None:
+    """Others need little."""
+    answers = {
+        replace(HOSTS[0], type="v5litepod-16"): look(lockable=64 << 10),
+        replace(HOSTS[1], type="v5litepod-16"): look(lockable=64 << 30),
+        replace(HOSTS[2], type="v6e-16"): look(lockable=64 << 10),
+    }
+    found = [f for f in check_answers(answers, set(), HERE) if f.check == "locked memory"]
+    assert [(f.level, f.found.partition(",")[0]) for f in found] == [
+        (Level.WARNING, "only 64 kB may be locked on s-0 host 0 (10.0.0.0)")
+    ]
 
 
 def test_full_disk_is_distinguished_from_one_with_room(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Which lines of a task reach the driver's terminal."""
 
+import pytest
+
 from iris_ray.actors.host.output.line_throttle import LONGEST_LINE, LineThrottle
 from iris_ray.actors.protocol.task_log import printable
 
@@ -146,6 +148,25 @@ def test_binary_output_is_escaped() -> None:
     assert shown == "\\x00\\xff\\xfe \\x07café \x1b[31mred"
     assert all(c.isprintable() or c == "\x1b" for c in shown)
     assert "\n" not in printable(bytes(range(256)))
+
+
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        b"\x1b]52;c;cm0gLXJm\x07",
+        b"\x1b]0;title\x07",
+        b"\x1b[2J",
+        b"\x1b[3A",
+        b"\x1bc",
+        b"\x1b[6n",
+        b"\x9b2J",
+        b"\x1b[31",
+    ],
+)
+def test_sequence_that_controls_terminal_is_shown_but_not_sent(sequence: bytes) -> None:
+    shown = printable(b"\x1b[1;31mred\x1b[0m " + sequence)
+    assert shown.startswith("\x1b[1;31mred\x1b[0m ")
+    assert shown.removeprefix("\x1b[1;31mred\x1b[0m ").isprintable()
 
 
 def test_progress_bar_shows_its_last_state() -> None:
