@@ -62,8 +62,8 @@ def test_held_slice_is_left_alone_and_used_afterwards(cluster: SimulatedCluster)
     with held_slice() as actors:
         (taken,) = where(actors)
         assert set(run_on_pod(slice_name, "v4-16", num_slices=2)) == set(cluster.slice_names) - {taken}
-        ref = run_on_pod_ray.remote(slice_name, "v4-16", num_slices=3, name="wants_all")
-        wait_until(lambda: "in use outside iris_ray" in why_waits("wants_all"))
+        ref = run_on_pod_ray.remote(slice_name, "v4-16", num_slices=3)
+        wait_until(lambda: "in use outside iris_ray" in why_waits("slice_name"))
         time.sleep(3)  # some cycles of the Controller
         assert where(actors) == {taken}
     assert set(ray.get(ref, timeout=90)) == set(cluster.slice_names)
@@ -84,6 +84,7 @@ def train(config: dict[str, str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of Ray Data itself
 def test_job_waits_for_jax_trainer_and_does_not_disturb_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
     for package in ("pandas", "pyarrow"):
         pytest.importorskip(package, reason="Ray Train needs it: make marin has it")
@@ -106,8 +107,8 @@ def test_job_waits_for_jax_trainer_and_does_not_disturb_it(cluster: SimulatedClu
         taken = {(tmp_path / rank).read_text() for rank in "01"}
         assert len(taken) == 1
         assert set(run_on_pod(slice_name, "v4-16", num_slices=2)) == set(cluster.slice_names) - taken
-        ref = run_on_pod_ray.remote(slice_name, "v4-16", num_slices=3, name="wants_all")
-        wait_until(lambda: "in use outside iris_ray" in why_waits("wants_all"))
+        ref = run_on_pod_ray.remote(slice_name, "v4-16", num_slices=3)
+        wait_until(lambda: "in use outside iris_ray" in why_waits("slice_name"))
     finally:
         (tmp_path / "finish").touch()
         thread.join(120)
