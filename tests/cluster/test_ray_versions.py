@@ -1,6 +1,6 @@
-"""The main paths on ordinary Ray nodes, on every version of Ray and Python that iris_ray takes.
+"""The main paths on ordinary Ray nodes, two hosts each, three slices, on every Ray and Python that iris_ray takes.
 
-Two hosts each, three slices.
+And KubeRay, on every Ray.
 """
 
 import json
@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -47,16 +48,27 @@ def pythons() -> list[object]:
 
 @pytest.mark.parametrize("python", pythons())
 def test_main_paths_work_on_plain_nodes(python: Path, tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
+    assert found_by(python, tmp_path, "tests.support.main_paths", str(tmp_path)) == EXPECTED
+
+
+@pytest.mark.parametrize("python", pythons()[: 1 + len(OLDER)])  # every Ray
+def test_rays_autoscaler_makes_missing_slices_on_kuberay(python: Path, tmp_path: Path) -> None:
+    for story, found, wanted in found_by(python, tmp_path, "tests.support.kuberay_scenarios"):
+        assert found == wanted, story
+
+
+def found_by(python: Path, directory: Path, module: str, *arguments: str) -> Any:
+    """What a module writes into the file that is its last argument."""
+    found = directory / "found.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "RAY_"))}
-    command = [str(python), "-m", "tests.support.main_paths", str(tmp_path), str(found)]
+    command = [str(python), "-m", module, *arguments, str(found)]
     with subprocess.Popen(command, cwd=REPOSITORY, env={**environment, "PYTHONPATH": str(REPOSITORY)}) as driver:
         try:
             assert driver.wait(PATIENCE_S) == 0
         finally:
             if driver.poll() is None:
                 end_tree(driver)
-    assert json.loads(found.read_text()) == EXPECTED
+    return json.loads(found.read_text())
 
 
 def end_tree(driver: "subprocess.Popen[bytes]") -> None:
