@@ -304,7 +304,7 @@ XPK = [
     for generation, rows in FACTS["xpk"]["generations"].items()
     for size, *counts in rows
 ]
-RAY = [(kind, shape) for kind, shapes in VALID_TPU_TOPOLOGY.items() for shape in shapes]
+RAY = [(kind, shape) for kind, shapes in VALID_TPU_TOPOLOGY.items() for shape in sorted(shapes)]
 
 
 @pytest.mark.parametrize(("name", "chips", "vms"), [*XPK, *((n, *c) for n, c in FACTS["iris"]["types"].items())])
