@@ -114,6 +114,12 @@ class MadeUpHosts:
         await self._saves.wait()
         return True
 
+    async def meet_gang(self, pid: int, attempt: AttemptId, peers: Sequence[tuple[ActorHandle, str]]) -> None:
+        self._calls["meet_gang"] += 1
+
+    async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None:
+        self._calls["hear_notice"] += 1
+
     async def progress(self, pid: int) -> Progress:
         self._calls["progress"] += 1
         return Progress(None, None)
