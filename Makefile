@@ -3,9 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.toml allows, but in CI
-# The packages of Marin, Levanter and Fray among them, have one of their own, because they want other versions.
+# The packages of Marin, Levanter and Fray among them, have one of their own, because they want other versions. It is
+# always pinned: pip would look through hundreds of daily releases. The newest need Python 3.12.
 MARIN := .venv-marin
-PINNED_MARIN := $(if $(CI),requirements/marin.txt)
+MARINS_PYTHON := 3.12
+PINNED_MARIN := requirements/marin.txt
+# So has each other version of Python. Its own are the tests of what an interpreter changes: processes, pickling, event
+# loops, annotations, interfaces. The scheduler and the state are plain Python.
+OTHER_PYTHONS := 3.12 3.13
+ON_EVERY_PYTHON ?= $(addprefix tests/unit/,model client task slots/front actors/calls actors/protocol actors/host test_*.py)
+PINNED_PYTHONS := $(if $(CI),requirements/pythons.txt)
 # So has each older version of Ray, the oldest first.
 OLDER_RAYS := 2.49.2 2.55.1
 QUIETLY := --quiet --disable-pip-version-check
@@ -13,7 +20,8 @@ QUIETLY := --quiet --disable-pip-version-check
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard bench-slots chaos marin ray-versions clean
+.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
+.SECONDARY:  # environments stay
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
@@ -75,8 +83,18 @@ marin: $(MARIN)/.ready  ## Levanter trains, and jobs of Fray's run, on simulated
 	$(MARIN)/bin/python -m pytest --profile=all tests/unit/levanter tests/unit/fray tests/cluster/marin $(ARGS)
 
 $(MARIN)/.ready: pyproject.toml $(PINNED_MARIN)
-	$(PYTHON) -m venv $(MARIN)
+	python=$$(tools/find_python $(MARINS_PYTHON)) && $$python -m venv $(MARIN)
 	$(MARIN)/bin/python -m pip install $(QUIETLY) $(addprefix --constraint ,$(PINNED_MARIN)) --editable '.[test,levanter,fray]' marin-zephyr
+	touch $@
+
+pythons: $(OTHER_PYTHONS:%=quick-on-%)  ## the tests of what an interpreter changes, on the other Pythons; two minutes
+
+quick-on-%: .venv-python-%/.ready
+	$(<D)/bin/python -m pytest $(TWO_PROCESSES) $(ON_EVERY_PYTHON) -q $(ARGS)
+
+.venv-python-%/.ready: pyproject.toml $(PINNED_PYTHONS)
+	python=$$(tools/find_python $*) && $$python -m venv $(@D)
+	$(@D)/bin/python -m pip install $(QUIETLY) $(addprefix --constraint ,$(PINNED_PYTHONS)) --editable '.[bench,examples,test]'
 	touch $@
 
 ray-versions: $(READY) $(OLDER_RAYS:%=.venv-ray-%/.ready)  ## the main paths on the oldest Ray that iris_ray takes, on one between, and on the newest; five minutes
@@ -99,4 +117,4 @@ site: $(READY)  ## the documentation as a site, in build/site; a warning fails i
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/zensical build --strict
 
 clean:
-	rm -rf .venv .venv-ray-* $(MARIN) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv .venv-ray-* .venv-python-* $(MARIN) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -46,6 +46,7 @@ from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
 
 HOSTS = 1024
 WATCH_S = 20.0
+PORTS = 20_000, 20_001, 20_002, 20_003
 
 
 class MadeUpHosts:
@@ -129,7 +130,7 @@ class MadeUpHosts:
     async def ready(self) -> StandbyReady:
         self._calls["ready"] += 1
         self._pids += 1
-        return StandbyReady(self._pids, 1, f"token {self._pids}", (20_000, 20_001, 20_002), 200, 100 << 30)
+        return StandbyReady(self._pids, 1, f"token {self._pids}", PORTS, 200, 100 << 30)
 
     async def run(self, launch: TaskLaunch) -> TaskEnd:
         self._calls["run"] += 1
@@ -167,6 +168,9 @@ class Slices:
 
     def actor(self, name: str) -> Actor[SliceActor]:
         return Actor(self.actors[name], f"slice {name}")
+
+    def host_actors(self, name: str) -> list[Actor[Any]]:
+        return [Actor(self._hosts, f"{name} host {i}") for i in range(self._count)]
 
     def __contains__(self, name: str) -> bool:
         return name in self.actors
@@ -241,9 +245,9 @@ async def bench(slices: int) -> None:
 
     async def start(number: int) -> tuple[Attempt, "asyncio.Task[Any]"]:
         order = AttemptOrder(AttemptId("gang", number), places, {"TPU": 4.0}, 1, 1)
-        attempt = Attempt(held, NoController(), request, order)  # type: ignore[arg-type]
+        attempt, place = Attempt(held, NoController(), request, order), AttemptPlace(order)  # type: ignore[arg-type]
         running = asyncio.ensure_future(
-            attempt.run(Launch(launch_plan(request, AttemptPlace(order), (20_000, 20_001, 20_002))), lambda: None)
+            attempt.run(Launch(launch_plan(request, place, {place.names[0]: [PORTS]})), lambda: None)
         )
         await hosts.all_started.remote(HOSTS)
         return attempt, running

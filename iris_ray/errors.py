@@ -46,8 +46,9 @@
     ├── ModelUnavailableError (RuntimeError) a model could not be loaded, again and again
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
     ├── CorruptRecordError (RuntimeError)    a job record that no version can read
-    ├── VersionMismatchError (RuntimeError)  the Controller is of another version, which speaks differently
+    ├── VersionMismatchError (RuntimeError)  versions that do not go together; the message says which, where, what to do
     ├── ProviderError (RuntimeError)         the cloud provider's API refused, or could not be reached
+    │   └── ProviderDeniedError              this account may not do that
     ├── NotYetError (RuntimeError)           between processes: ask again in a moment
     ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
     ├── SupersededError (RuntimeError)       a call of a pool's process that a newer one has replaced
@@ -237,11 +238,15 @@ class CorruptRecordError(IrisError, RuntimeError):
 
 
 class VersionMismatchError(IrisError, RuntimeError):
-    """The cluster's Controller is of another version of iris_ray, and the two can't talk to each other."""
+    """Two processes have versions of iris_ray, Ray or Python that do not go together; the message says where."""
 
 
 class ProviderError(IrisError, RuntimeError):
     """The cloud provider's API refused the request, or could not be reached."""
+
+
+class ProviderDeniedError(ProviderError):
+    """The cloud provider's API says that this account may not do that."""
 
 
 class NotYetError(IrisError, RuntimeError):

@@ -11,9 +11,11 @@ import iris_ray
 from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.slices import slices_of
-from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION, versions_here
+from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import NO_CLUSTER, SuggestingGroup, confirm, say_error
+from iris_ray.cli.handover import export, import_
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
 from iris_ray.cli.settings import read_assignments
@@ -28,7 +30,7 @@ STOPPED = (
 
 @click.group("controller", cls=SuggestingGroup)
 def controller() -> None:
-    """The cluster's Controller: start, stop, upgrade, status.
+    """The cluster's Controller: start, stop, upgrade, status, export, import.
 
     The Controller decides which job runs where. The first job starts it, Ray restarts it, and running jobs do not
     notice when it ends. So you need this command only after an update of iris_ray.
@@ -37,6 +39,10 @@ def controller() -> None:
       iris-ray cluster controller status
       iris-ray cluster controller upgrade
     """
+
+
+controller.add_command(export)
+controller.add_command(import_)
 
 
 @controller.command()
@@ -95,22 +101,29 @@ def stop(yes: bool, as_json: bool) -> None:
 
 
 @controller.command()
+@click.option("--dry-run", is_flag=True, help="Only say whether the version of here could replace it.")
 @json_option
 @address_option
-def upgrade(as_json: bool) -> None:
-    """Replace it by the version installed here.
+def upgrade(dry_run: bool, as_json: bool) -> None:
+    """Replace it by the version installed here and on the head.
 
-    Running jobs do not notice. Nothing changes if the new one could not read the records of the old one.
+    Running jobs do not notice. Nothing changes if the new one could not read the records of the old one, or if another
+    version is installed on the head.
     """
     with cluster():
         old = ControllerConnection(any_version=True)
-        protocol, version = old.versions()
+        before = old.versions()
+        protocol, version = before["protocol"], before["version"]
         _require_successor(protocol, version)
+        if dry_run:
+            _say_dry_run(version, as_json)
+            return
+        _require_installed(version)
         with live_line("iris-ray") as line:
             line.show("replacing the Controller; jobs that run go on")
             old.end()
             _start_in_place_of(version)
-        _, found = ControllerConnection(any_version=True).versions()
+        found = ControllerConnection(any_version=True).versions()["version"]
         if found != iris_ray.__version__:
             raise ControllerUnavailableError(
                 f"a job of iris_ray {found} was faster and has started a Controller of that version; jobs go on, and"
@@ -124,6 +137,34 @@ def upgrade(as_json: bool) -> None:
         return
     click.echo(f"the Controller is now {in_words(about)}; it was iris_ray {version}")
     click.echo(f"it has taken over {counted(left.total(), 'job')}{f': {_counts(left)}' if left else ''}")
+
+
+def _say_dry_run(version: str, as_json: bool) -> None:
+    """Print that the Controller could be replaced."""
+    if as_json:
+        print_json({"version_before": version, "version": iris_ray.__version__, "dry_run": True})
+        return
+    click.echo(
+        f"iris_ray {iris_ray.__version__} can replace the Controller of iris_ray {version}: it reads all of its"
+        " records, and understands the processes of all jobs; nothing was changed"
+    )
+
+
+def _require_installed(version: str) -> None:
+    """Refuse the upgrade if another version than that of here is installed on the head, which would then run.
+
+    Raises:
+        VersionMismatchError: it is; the message has both versions.
+    """
+    from iris_ray.actors.controller.bootstrap import installed_on_head
+
+    installed = installed_on_head()
+    if installed is not None and installed["version"] != iris_ray.__version__:
+        raise VersionMismatchError(
+            f"the Controller stays as it is, of iris_ray {version}: it runs what is installed on the head, which is"
+            f" {versions_in_words(installed)}, and this is {versions_in_words(versions_here())}: install"
+            f" iris_ray {iris_ray.__version__} on the head, then upgrade"
+        )
 
 
 def _start() -> None:
@@ -201,6 +242,7 @@ def status(as_json: bool) -> None:
     print_facts(
         {
             "controller": in_words(about),
+            "code": about.get("package"),
             "node": about.get("node_id"),
             "jobs": _counts(by_state) or "none",
             "slices": _counts(slice_states) or "none",

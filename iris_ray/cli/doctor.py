@@ -10,7 +10,14 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection, fi
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, chosen_address, cluster
-from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
+from iris_ray.cli.checks.cluster import (
+    check_clock,
+    check_controller,
+    check_controllers_code,
+    check_hosts,
+    check_quarantine,
+    check_set_aside,
+)
 from iris_ray.cli.checks.google import check_chips, check_credentials
 from iris_ray.cli.checks.host_look import versions
 from iris_ray.cli.checks.hosts import ask_hosts, check_answers, claimed_nodes, tpu_hosts
@@ -99,6 +106,8 @@ def _examine_cluster() -> Iterator[Finding]:
 
 
 def _examine_controller() -> Iterator[Finding]:
+    from iris_ray.actors.controller import bootstrap  # imports Ray
+
     if find_controller() is None:
         yield check_controller(None, "", 0)
         return
@@ -106,6 +115,7 @@ def _examine_controller() -> Iterator[Finding]:
     about = controller.ask(ControllerInterface.about)
     workers = controller.ask_all(ControllerInterface.list_workers)
     yield check_controller(about, in_words(about), len(workers))
+    yield check_controllers_code(about, bootstrap.installed_on_head())
     yield from check_quarantine(workers)
     yield from check_set_aside(about)
     yield from check_clock(about)

@@ -50,8 +50,8 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
       iris-ray host give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
 
     Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
-    until Ray starts there anew. The command ends nothing, and `here` needs no Controller. The exit code is 1 if tasks
-    are still there at the end.
+    until Ray starts there anew. Only operators may do so, but for `here`. The command ends nothing, and `here` needs no
+    Controller. The exit code is 1 if tasks are still there at the end.
     """
     deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
     tell = _tell_here if target == HERE else partial(_tell_others, target)
@@ -108,9 +108,11 @@ def _tell_others(target: str, seconds: int, why: str, deadline: float) -> bool:
     from iris_ray.actors.calls.controller_connection import ControllerConnection
     from iris_ray.actors.calls.ray_internals import announce_end
     from iris_ray.actors.protocol.controller_interface import ControllerInterface
+    from iris_ray.client.connection import current_user
 
     with cluster():
         controller = ControllerConnection()
+        controller.ask(ControllerInterface.require_operator, current_user(), "give notice to hosts")
         hosts = _hosts_of(target, controller.ask_all(ControllerInterface.list_workers))
         told = set()
         for host in hosts:

@@ -16,7 +16,7 @@ from iris_ray.cli.printing import counted, print_json, print_table
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.checks import unknown
 from iris_ray.model.lifecycle import job_of
-from iris_ray.model.workers import GPU, TPU
+from iris_ray.model.workers import GPU, SUB_SLICE, TPU
 
 NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"
 
@@ -81,7 +81,14 @@ def _host_row(view: SliceView, host: WorkerStatus) -> tuple[object, ...]:
     chips, gpus = (f"{host.free.get(what, 0):g}/{host.resources.get(what, 0):g} free" for what in (TPU, GPU))
     jobs = ", ".join(dict.fromkeys(map(job_of, host.tasks))) or "-"
     number = "-" if host.host_index is None else host.host_index
-    return view.slice, number, host.address, host.node_id[:12], chips, gpus, jobs, reason_of(host) or ""
+    note = reason_of(host) or _sub_slices(host)
+    return view.slice, number, host.address, host.node_id[:12], chips, gpus, jobs, note
+
+
+def _sub_slices(host: WorkerStatus) -> str:
+    """Return in words the sub-slices that Ray knows the host to be in; "" if none. iris_ray hands out whole slices."""
+    found = {name.removeprefix(SUB_SLICE): n for name, n in host.attributes.items() if name.startswith(SUB_SLICE)}
+    return f"in Ray's sub-slices {', '.join(f'{shape} #{n}' for shape, n in found.items())}" if found else ""
 
 
 # -- drain -------------------------------------------------------------------------------------------------------------

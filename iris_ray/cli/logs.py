@@ -64,7 +64,7 @@ def logs(
         controller = ControllerConnection()
         status = controller.ask(ControllerInterface.job_status, job)
         if task is None and not all_tasks:
-            several = sum(status.tasks.values()) > 1
+            several = sum(status.tasks.values()) * status.processes_per_host > 1
             task = None if follow and several else _most_telling(controller, status)
         if as_json:
             _print_as_json(list(_pieces(controller, job, task or 0, attempt, tail)))
@@ -81,7 +81,7 @@ def logs(
 def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
     if status.state in (JobState.FAILED, JobState.WORKER_FAILED):
         tasks = controller.ask_all(ControllerInterface.list_tasks, status.job_id)
-        return next((task.task_index for task in tasks if task.state in _FIRST_CAUSES), 0)
+        return next((task.task_index * task.processes for task in tasks if task.state in _FIRST_CAUSES), 0)
     return 0
 
 

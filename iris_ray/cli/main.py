@@ -53,7 +53,7 @@ CLUSTER: Final[Mapping[str, Entry]] = {
     "dashboard": Entry("cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."),
     "limits": Entry("cli.limits:limits", "How much each user has and may have, or set it."),
     "settings": Entry("cli.settings:settings", "What operators have decided for the whole cluster, or set it."),
-    "controller": Entry("cli.controller:controller", "The cluster's Controller: start, stop, upgrade, status."),
+    "controller": Entry("cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."),
     "provision": Entry(
         "cli.provision:provision", "Ask Google for slices that waiting jobs miss, and give unused ones back."
     ),

@@ -22,8 +22,6 @@ from iris_ray.task import selftest as on_host
 
 KEEP_WARM_S = 120.0
 """Slices stay reserved from one step to the next."""
-DEVICES_PER_CHIP = {"v2": 2, "v3": 2}
-"""What JAX calls a device is a core there, and elsewhere a chip."""
 _SIMULATE = "gcloud compute tpus tpu-vm simulate-maintenance-event NODE --zone ZONE"
 
 
@@ -143,8 +141,7 @@ class SelfTest:
         if first["platform"] != "tpu":
             advice = "on TPU hosts: pip install 'jax[tpu]', and leave JAX_PLATFORMS unset"
             return Finding(Level.WARNING, "", f"{found}, but JAX runs on {first['platform']}", advice)
-        each = DEVICES_PER_CHIP.get(self._config.generation, 1)
-        _expect("devices", first["devices"], slices * self._config.chip_count * each)
+        _expect("devices", first["devices"], slices * self._config.chip_count * self._config.devices_per_chip)
         _expect("MEGASCALE_NUM_SLICES", first["megascale_slices"], slices)
         return Finding(Level.OK, "", found)
 

@@ -14,7 +14,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.calls.asking import Actor
-from iris_ray.actors.calls.names import NAMESPACE
+from iris_ray.actors.calls.names import NAMESPACE, detached_pool
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import RunRequest, with_stored_function
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
@@ -174,7 +174,7 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Ac
         max_restarts=0 if large else -1,
         resources=head,
         lifetime="detached",
-        name=f"pool/{spec.job_id}",
+        name=detached_pool(spec.job_id),
         namespace=NAMESPACE,
     ).remote(None if large else request)
     pool = Actor[PoolInterface](actor)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray import settings
-from iris_ray.errors import InvalidRequestError, NoClusterError
+from iris_ray.errors import InvalidRequestError, NoClusterError, VersionMismatchError
 
 AUTO = "auto"
 _PROBE_S = 3.0
@@ -31,6 +31,7 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
 
     Raises:
         NoClusterError: there is no cluster, or it can't be reached from here.
+        VersionMismatchError: the cluster runs on another Ray, or another Python.
         InvalidRequestError: the address makes no sense, or the working directory can't travel.
     """
     if address != AUTO:
@@ -53,6 +54,7 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
                 f"the working directory {directory} can't travel to the hosts: {why}; files that its .gitignore or"
                 " .rayignore names stay here"
             ) from None
+        _require_same_ray(error)
         where = "on this machine" if address == AUTO else f"at {address}"
         why = " ".join(str(error).split())[:300]
         if isinstance(error, ConnectionError) and address == AUTO:
@@ -114,12 +116,28 @@ def require_cluster() -> None:
             _require_answer(given)
         try:
             ray.init(address=AUTO)
+        except RuntimeError as error:
+            _require_same_ray(error)
+            raise
         except ConnectionError as error:
             raise NoClusterError(
                 "Ray is not initialised in this process and no running cluster was found. Call"
                 " ray.init(address=...), submit the script with `ray job submit`, or try it on a simulated cluster:"
                 " iris_ray.testing.SimulatedCluster"
             ) from error
+
+
+def _require_same_ray(error: BaseException) -> None:
+    """Raise VersionMismatchError if Ray has refused to join a cluster of another Ray or Python."""
+    what, _, versions = str(error).partition("Version mismatch: ")
+    if versions and not what:
+        import ray
+
+        ray.shutdown()  # the process is half connected
+        raise VersionMismatchError(
+            f"{' '.join(versions.split())}: use the Ray and the Python of the cluster's image here, in a virtual"
+            " environment of their own"
+        ) from None
 
 
 def this_connection() -> str | None:

@@ -62,7 +62,7 @@ def place_of(task: TaskStatus) -> tuple[str, str]:
 
 
 def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
-    """Return a profile of a task; see `profile_of`.
+    """Return a profile of a task, or of the first of its processes; see `profile_of`.
 
     Raises:
         InvalidRequestError: the task does not run.
@@ -74,15 +74,16 @@ def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
 
 
 def _all_stacks(tasks: list[TaskStatus]) -> Iterator[tuple[int, str, bool]]:
-    """Yield the index of each task, its stacks or an error message, and whether it is an error."""
+    """Yield the index of each process, its stacks or an error message, and whether it is an error."""
     for first in range(0, len(tasks), AT_ONCE):
         some = tasks[first : first + AT_ONCE]
-        calls = [ask_host(stacks_of, task.node_id or "", task.address or "", _inspected(task)) for task in some]
-        for task, call in zip(some, calls, strict=True):
+        asked = [(task, _inspected(task, process)) for task in some for process in range(task.processes)]
+        calls = [ask_host(stacks_of, task.node_id or "", task.address or "", wanted) for task, wanted in asked]
+        for (_, wanted), call in zip(asked, calls, strict=True):
             try:
-                yield task.task_index, str(_answer(call, DUMP_S + START_S)), False
+                yield wanted.task_index, str(_answer(call, DUMP_S + START_S)), False
             except InspectionFailedError as error:
-                yield task.task_index, str(error), True
+                yield wanted.task_index, str(error), True
 
 
 def _answer(call: ray.ObjectRef, timeout_s: float) -> Any:
@@ -103,8 +104,8 @@ def _answer(call: ray.ObjectRef, timeout_s: float) -> Any:
         ) from None
 
 
-def _inspected(task: TaskStatus) -> InspectedTask:
-    return InspectedTask(job_of(task.task_id), task.task_index, task.attempt)
+def _inspected(task: TaskStatus, process: int = 0) -> InspectedTask:
+    return InspectedTask(job_of(task.task_id), task.task_index * task.processes + process, task.attempt)
 
 
 def _comparable(text: str) -> str:

@@ -73,7 +73,7 @@ def make_request(
         spec=spec,
         pickled_function=pickle_function(function, own_name),
         env=at_run,
-        process=ProcessSpec(runtime_env, preload),
+        process=ProcessSpec(runtime_env, preload, spec.processes_per_host),
         **_options_that_travel(options),
     )
 

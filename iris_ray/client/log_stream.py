@@ -103,7 +103,7 @@ def stream_logs(
         if follow and word.is_due(waits_unseen):
             yield LogLine(None, status.attempt, str(status.waiting).encode(), True)
         came = False
-        for line in reader.read(sum(status.tasks.values())):
+        for line in reader.read(sum(status.tasks.values()) * status.processes_per_host):
             came = True
             yield line
         if not reader.left and (status.state.finished or not follow or attempt is not None):

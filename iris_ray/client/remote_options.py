@@ -107,7 +107,7 @@ def _require_all_chips(chips: float | None, config: TPUConfig | None) -> None:
     if chips is not None and config is not None and chips != config.chips_per_vm:
         raise UnsupportedOptionError(
             f'resources={{"TPU": {chips:g}}}: a task gets all {config.chips_per_vm} chips of its {config.name} host,'
-            " because libtpu allows one process a host; leave TPU out"
+            " because libtpu allows one gang a host; leave TPU out. processes_per_host shares them among processes"
         )
 
 

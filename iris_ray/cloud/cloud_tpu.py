@@ -8,43 +8,30 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
-
-from iris_ray.cloud.provisioning import NewSlice, QueuedSlice, QueuedState
+from iris_ray.cloud.google_api import CLOUD_PLATFORM, FOR_CHANGES, GoogleApi, Patience, Reply, refusal
+from iris_ray.cloud.provider import Market, NewSlice, QueuedSlice, QueuedState, request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
-from iris_ray.model.cluster_settings import LOCATION
 from iris_ray.model.outcomes import ProviderState, ProviderWord
+from iris_ray.model.topology import TPUConfig
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 
 if TYPE_CHECKING:
     from google.cloud import tpu_v2
 
 
-_ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
-
-Reply = TypeVar("Reply")
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """The time limits of one try, and of all tries of a call together, in seconds."""
-
-    try_s: float
-    total_s: float
-
-
 FOR_A_WORD = Patience(0.8, 1.6)
-FOR_CHANGES = Patience(20.0, 60.0)
+NO_NODE = ProviderWord(ProviderState.PREEMPTED, "the provider has no such node any more")
+
+NOT_SERVED = ("v7x",)
+"""Generations that this API does not serve (https://docs.cloud.google.com/tpu/docs/tpu7x). Compute Engine does."""
 
 
-class CloudTpu:
+class CloudTpu(GoogleApi):
     """One zone of the Cloud TPU API.
 
     Args:
@@ -56,14 +43,7 @@ class CloudTpu:
     """
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
-        if not LOCATION.fullmatch(location):
-            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/PROJECT/locations/ZONE")
-        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
-            raise InvalidRequestError(
-                f"{TEST_CLOUD_TPU_ENDPOINT} is {endpoint!r}; it names an emulator on this machine, such as 127.0.0.1:80"
-            )
-        self.location = location
-        self._endpoint = endpoint
+        super().__init__("the Cloud TPU API", "roles/tpu.admin", location, endpoint, TEST_CLOUD_TPU_ENDPOINT)
         self._made: Any = None
         self._making = threading.Lock()
 
@@ -98,6 +78,23 @@ class CloudTpu:
         )
         return [queued_slice(resource) for resource in found or () if len(resource.tpu.node_spec) == 1]
 
+    def require_type(self, config: TPUConfig, patience: Patience = FOR_CHANGES) -> None:
+        """Refuse a type that the zone does not have.
+
+        Raises:
+            InvalidRequestError: the zone has other types only.
+            ProviderError: the API can't be reached, or refuses.
+        """
+        kinds = self._call(
+            lambda client, timeout: list(client.list_accelerator_types(parent=self.location, timeout=timeout)), patience
+        )
+        there = {kind.type_ for kind in kinds or ()}
+        if config.accelerator_type not in there:
+            alike = sorted(one for one in there if one.startswith(config.generation)) or sorted(there)
+            raise InvalidRequestError(
+                f"--location {self.location} has no {config.name} (--type); it has {', '.join(alike[:12]) or 'no TPUs'}"
+            )
+
     def create(self, wanted: NewSlice, patience: Patience = FOR_CHANGES) -> str | None:
         """Request a slice. A repetition with the same `NewSlice` changes nothing: Google knows the request id.
 
@@ -110,21 +107,10 @@ class CloudTpu:
         from google.api_core import exceptions
         from google.cloud import tpu_v2
 
-        node = tpu_v2.Node(
-            accelerator_type=wanted.accelerator_type,
-            runtime_version=wanted.runtime_version,
-            labels=dict(wanted.labels),
-            metadata={"startup-script": wanted.startup_script},
-            network_config=tpu_v2.NetworkConfig(enable_external_ips=wanted.external_ips),
-        )
-        spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=self.location, node_id=wanted.name, node=node)
-        resource = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
-        if wanted.spot:
-            resource.spot = tpu_v2.QueuedResource.Spot()
         request = tpu_v2.CreateQueuedResourceRequest(
             parent=self.location,
             queued_resource_id=wanted.name,
-            queued_resource=resource,
+            queued_resource=_resource(wanted),
             request_id=wanted.request_id,
         )
         try:
@@ -132,10 +118,10 @@ class CloudTpu:
         except ProviderError as error:
             if isinstance(error.__cause__, exceptions.AlreadyExists):
                 return None  # it is an earlier request of ours, since names are used once
-            return _refusal(error)
+            return refusal(error)
         return None
 
-    def delete(self, name: str, request_id: str, patience: Patience = FOR_CHANGES) -> str | None:
+    def delete(self, name: str, patience: Patience = FOR_CHANGES) -> str | None:
         """Delete a queued resource with its node, which frees its quota. Nothing happens if it is gone already.
 
         Returns:
@@ -147,13 +133,15 @@ class CloudTpu:
         from google.api_core.exceptions import InternalServerError, Unknown
         from google.cloud import tpu_v2
 
-        request = tpu_v2.DeleteQueuedResourceRequest(name=self._queued(name), request_id=request_id, force=True)
+        request = tpu_v2.DeleteQueuedResourceRequest(
+            name=self._queued(name), request_id=request_id("delete", name), force=True
+        )
         try:
             self._call(lambda client, timeout: client.delete_queued_resource(request, timeout=timeout), patience, True)
         except ProviderError as error:
             if isinstance(error.__cause__, (InternalServerError, Unknown)):
                 return str(error)  # it may fail for this resource alone
-            return _refusal(error)
+            return refusal(error)
         return None
 
     # -- its parts -------------------------------------------------------------------------------------------------
@@ -162,7 +150,7 @@ class CloudTpu:
         node_name = f"{self.location}/nodes/{slice_name}"
         node = self._call(lambda client, timeout: client.get_node(name=node_name, timeout=timeout), patience, True)
         if node is None:
-            return ProviderWord(ProviderState.PREEMPTED, "the provider has no such node any more")
+            return NO_NODE
         word = word_of_node(node)
         if word.state is ProviderState.PREEMPTED:
             return word
@@ -180,59 +168,47 @@ class CloudTpu:
             if self._made is None:
                 from google.cloud import tpu_v2
 
-                if self._endpoint is None:
+                if self.endpoint is None:
                     self._made = tpu_v2.TpuClient()
                 else:
                     import grpc
                     from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 
-                    channel = grpc.insecure_channel(self._endpoint)
+                    channel = grpc.insecure_channel(self.endpoint)
                     self._made = tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=channel))
             return self._made
 
     def _call(
         self, call: Callable[[Any, float], Reply], patience: Patience, may_be_missing: bool = False
     ) -> Reply | None:
-        """Return the reply, or None if the resource is missing and may be.
-
-        Every call here may be repeated: it reads, or it has a request id.
-        """
-        from google.api_core import exceptions
-        from google.auth.exceptions import GoogleAuthError
-
-        passing = (exceptions.ServiceUnavailable, exceptions.DeadlineExceeded, exceptions.InternalServerError)
-        retrying = Retrying(
-            retry=retry_if_exception_type(passing),
-            wait=wait_random_exponential(multiplier=0.1, max=5.0),
-            stop=stop_after_delay(patience.total_s - patience.try_s),
-            reraise=True,
-        )
-        try:
-            client = self._client()
-            return retrying(call, client, patience.try_s)
-        except exceptions.NotFound as error:
-            if may_be_missing:
-                return None
-            raise ProviderError(_in_words(error)) from error
-        except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
-            raise ProviderError(_in_words(error)) from error
+        return self.call(lambda timeout: call(self._client(), timeout), patience, may_be_missing)
 
 
-def _refusal(error: ProviderError) -> str:
-    """Return the API's refusal as a sentence; raise the error if it is not a refusal."""
-    from google.api_core.exceptions import ClientError
+def _resource(wanted: NewSlice) -> "tpu_v2.QueuedResource":
+    from google.cloud import tpu_v2
 
-    if isinstance(error.__cause__, ClientError):
-        return str(error)
-    raise error
-
-
-def _in_words(error: Exception) -> str:
-    from google.api_core.exceptions import ClientError
-
-    what = "refuses" if isinstance(error, ClientError) else "can't be asked"
-    first_line = (str(error).strip().splitlines() or ["no message"])[0][:300]
-    return f"the Cloud TPU API {what}: {type(error).__name__}: {first_line}"
+    hosts = wanted.hosts
+    node = tpu_v2.Node(
+        accelerator_type=wanted.config.accelerator_type,
+        runtime_version=hosts.image,
+        labels=dict(hosts.labels),
+        metadata={"startup-script": hosts.startup_script},
+        network_config=tpu_v2.NetworkConfig(
+            enable_external_ips=hosts.external_ips, network=hosts.network, subnetwork=hosts.subnetwork
+        ),
+        tags=list(hosts.tags),
+    )
+    if hosts.service_account:
+        node.service_account = tpu_v2.ServiceAccount(email=hosts.service_account, scope=[CLOUD_PLATFORM])
+    spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=wanted.source.location, node_id=wanted.name, node=node)
+    resource = tpu_v2.QueuedResource(tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]))
+    match wanted.source.market:
+        case Market.SPOT:
+            resource.spot = tpu_v2.QueuedResource.Spot()
+        case Market.RESERVED:
+            resource.guaranteed = tpu_v2.QueuedResource.Guaranteed()
+            resource.reservation_name = wanted.source.reservation
+    return resource
 
 
 # -- replies of the API ------------------------------------------------------------------------------------------------
@@ -267,6 +243,8 @@ def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
     """Return a queued resource of one node in the provisioner's form."""
     spec, state = resource.tpu.node_spec[0], resource.state
     error = state.failed_data.error.message if state.state.name == "FAILED" else ""
+    unreserved = Market.SPOT if "spot" in resource else Market.ON_DEMAND
+    market = Market.RESERVED if resource.reservation_name else unreserved
     return QueuedSlice(
         name=resource.name.rpartition("/")[2],
         accelerator_type=spec.node.accelerator_type,
@@ -274,6 +252,10 @@ def queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
         labels=dict(spec.node.labels),
         by_service=state.state_initiator.name == "SERVICE",
         error=error,
+        location=resource.name.partition("/queuedResources/")[0],
+        market=market,
+        reservation=resource.reservation_name,
+        asked_at=resource.create_time.timestamp() if resource.create_time else 0.0,
     )
 
 
@@ -291,35 +273,35 @@ class ProviderWords:
     """Asks the provider about several slices at once. It takes `WORD_TIMEOUT_S` at most, whatever the API does.
 
     Args:
-        cloud: the zone whose API it asks; None: it asks nobody.
+        clouds: the zones whose API it asks; none: it asks nobody.
     """
 
-    def __init__(self, cloud: CloudTpu | None = None) -> None:
+    def __init__(self, *clouds: CloudTpu) -> None:
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="cloud-tpu")
         self._asked: dict[str, asyncio.Future[ProviderWord]] = {}
-        self._ask_of(cloud)
+        self._ask_of(clouds)
 
-    def ask_at(self, location: str | None) -> None:
-        """Ask the API of this zone from now on; None: ask nobody."""
-        if location == (None if self._cloud is None else self._cloud.location):
+    def ask_at(self, locations: tuple[str, ...]) -> None:
+        """Ask the API of these zones from now on; none: ask nobody."""
+        if locations == tuple(cloud.location for cloud in self._clouds):
             return
         self._asked.clear()
         try:
-            self._ask_of(None if location is None else CloudTpu.at(location))
+            self._ask_of([CloudTpu.at(location) for location in locations])
         except InvalidRequestError as error:
             logger.error("the provider is not asked about lost slices: %s", error)
-            self._ask_of(None)
+            self._ask_of(())
 
-    def _ask_of(self, cloud: CloudTpu | None) -> None:
-        self._cloud = cloud
-        if cloud is not None:
+    def _ask_of(self, clouds: Sequence[CloudTpu]) -> None:
+        self._clouds = tuple(clouds)
+        for cloud in clouds:
             self._threads.submit(cloud.prepare)
 
     async def about(self, slice_names: Iterable[str]) -> dict[str, ProviderWord]:
         """Return the provider's word about each slice; nothing if no zone is configured."""
-        if self._cloud is None:
+        if not self._clouds:
             return {}
-        asked = {name: self._ask(self._cloud, name) for name in slice_names}
+        asked = {name: self._ask(name) for name in slice_names}
         if asked:
             await asyncio.wait(asked.values(), timeout=WORD_TIMEOUT_S)
         late = ProviderWord(ProviderState.UNKNOWN, f"the provider did not answer within {WORD_TIMEOUT_S:g} s")
@@ -328,18 +310,25 @@ class ProviderWords:
             logger.info("the provider says about %s: %s (%s)", name, word.state.value, word.reason)
         return words
 
-    def _ask(self, cloud: CloudTpu, name: str) -> "asyncio.Future[ProviderWord]":
+    def _ask(self, name: str) -> "asyncio.Future[ProviderWord]":
         """Return the future answer. The hosts of a slice are lost at about the same time, and share one answer."""
         if name not in self._asked:
             loop = asyncio.get_running_loop()
-            self._asked[name] = answer = loop.run_in_executor(self._threads, _word_or_defect, cloud, name)
+            self._asked[name] = answer = loop.run_in_executor(self._threads, _word_or_defect, self._clouds, name)
             answer.add_done_callback(lambda _: loop.call_later(WORD_KEPT_S, self._asked.pop, name, None))
         return self._asked[name]
 
 
-def _word_or_defect(cloud: CloudTpu, name: str) -> ProviderWord:
+def _word_or_defect(clouds: Sequence[CloudTpu], name: str) -> ProviderWord:
+    """Return the word of the zone that has the slice. If one zone can't be asked, nobody knows that it has gone."""
     try:
-        return cloud.slice_word(name)
+        words = [NO_NODE]
+        for cloud in clouds:
+            word = cloud.slice_word(name)
+            if word.state is not ProviderState.UNKNOWN and word != NO_NODE:
+                return word
+            words.append(word)
+        return next((word for word in words if word.state is ProviderState.UNKNOWN), NO_NODE)
     except Exception as error:  # a bug here must not prevent a verdict
         logger.exception("asking the provider about %s failed", name)
         return ProviderWord(ProviderState.UNKNOWN, repr(error))

@@ -80,10 +80,19 @@ def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resou
 
 
 def slices_in(fleet: Fleet) -> dict[str, tuple[str, bool]]:
-    """Return the type of each slice with hosts in the cluster, and whether every host is there exactly once."""
+    """Return the type of each slice with hosts in the cluster, and whether it is whole.
+
+    It is if every host is there exactly once, and none of them is about to go.
+    """
     grouping = fleet.grouping(TPU_NAME)
     groups = filter(None, map(grouping.get, grouping))
-    return {g.name: (string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "", g.defect is None) for g in groups}
+    return {
+        g.name: (
+            string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "",
+            g.defect is None and not any(worker.draining for worker in g.workers),
+        )
+        for g in groups
+    }
 
 
 @dataclass(slots=True)

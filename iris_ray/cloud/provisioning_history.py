@@ -1,5 +1,6 @@
 """The memory of a provisioner: failures and backoff, unconfirmed requests, how long conditions have held. Pure."""
 
+from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -7,51 +8,68 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
 
 
 @dataclass(slots=True)
-class ProvisioningHistory:
-    """The memory of a provisioner from one plan to the next. If it is lost, timers begin anew.
+class SourceHistory:
+    """The failures of one source in a row; a slice from it that joins the cluster ends the row.
 
     Attributes:
-        failures: failures in a row; a slice that joins the cluster ends the row.
-        not_before: when the next slice may be requested; times are of the clock of `plan`.
+        failures: how many.
+        pause_s: how long the last pause is.
+        not_before: when the next slice may be requested there; times are of the clock of `plan`.
         last_failure: a sentence.
-        unconfirmed: names of requested slices that are not listed yet, and the times of the first requests.
     """
 
     failures: int = 0
+    pause_s: float = 0.0
     not_before: float = 0.0
     last_failure: str = ""
-    unconfirmed: dict[str, float] = field(default_factory=dict)
+
+    def failed(self, now: float, why: str, at_least_s: float = 0.0) -> None:
+        """Record a failure, and pause: 30 s after the first one, then 60, 120, … up to half an hour."""
+        pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self.failures, 20))
+        self.failures += 1
+        self.last_failure = why
+        self.pause_s = max(pause_s, at_least_s)
+        self.not_before = now + self.pause_s
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """A slice that was requested and is not listed yet: the key of its source, and when it was first requested."""
+
+    source: str
+    asked_at: float
+
+
+@dataclass(slots=True)
+class ProvisioningHistory:
+    """The memory of a provisioner from one plan to the next. If it is lost, timers begin anew."""
+
+    unconfirmed: dict[str, Unconfirmed] = field(default_factory=dict)
+    _sources: defaultdict[str, SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     _counted: set[str] = field(default_factory=set)
     _joined: set[str] = field(default_factory=set)
 
-    def failed(self, now: float, why: str) -> None:
-        """Record a failure: the next request waits for `pause_s`."""
-        self.failures += 1
-        self.last_failure = why
-        self.not_before = now + self.pause_s
+    def at(self, source: str) -> SourceHistory:
+        """Return the failures of a source."""
+        return self._sources[source]
 
-    @property
-    def pause_s(self) -> float:
-        """The pause in seconds: 30 after the first failure, then 60, 120, … up to half an hour."""
-        return float(min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(max(0, self.failures - 1), 20)))
-
-    def refused(self, name: str, now: float, why: str) -> None:
+    def refused(self, name: str, source: str, now: float, why: str) -> None:
         """Record that the provider refuses the slice of that name; it is not requested again."""
         self.unconfirmed.pop(name, None)
-        self.failed(now, why)
+        self.at(source).failed(now, why)
 
-    def failed_once(self, name: str, now: float, why: str) -> None:
+    def failed_once(self, name: str, source: str, now: float, why: str, at_least_s: float = 0.0) -> None:
         """Record the failure of a slice, unless it is recorded already."""
         if name not in self._counted:
             self._counted.add(name)
-            self.failed(now, why)
+            self.at(source).failed(now, why, at_least_s)
 
-    def has_joined(self, name: str) -> None:
-        """Record that all hosts of a slice are in the cluster. The first such record ends the row of failures."""
+    def has_joined(self, name: str, source: str) -> None:
+        """Record that all hosts of a slice are in the cluster. The first such record ends its source's failures."""
         if name not in self._joined:
             self._joined.add(name)
-            self.failures, self.not_before = 0, 0.0
+            self._sources.pop(source, None)
 
     def once_joined(self, name: str) -> bool:
         """Return whether all hosts of a slice were in the cluster at some time."""

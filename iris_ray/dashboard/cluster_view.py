@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from iris_ray.actors.protocol.overview import Changes
 from iris_ray.actors.protocol.status import PAGE, HostCondition, JobStatus, WorkerStatus, condition_of
 from iris_ray.dashboard.happenings import Happening, as_row, of_job, of_slice
-from iris_ray.dashboard.rows import Diff, Row, Table, job_row, queue_row, slice_row, user_rows
+from iris_ray.dashboard.rows import Diff, Row, Table, capacity_rows, job_row, queue_row, slice_row, user_rows
 
 HAPPENINGS_KEPT = 500
-TABLES = "cluster", "slices", "jobs", "queue", "users", "events"
+TABLES = "cluster", "slices", "jobs", "queue", "users", "capacity", "events"
 
 
 class ClusterView:
-    """Six tables: ``cluster`` (one row, "now"), ``slices``, ``jobs``, ``queue``, ``users`` and ``events``.
+    """Tables: ``cluster`` (one row, "now"), ``slices``, ``jobs``, ``queue``, ``users``, ``capacity`` and ``events``.
 
     ``clock`` returns seconds since the epoch.
     """
@@ -46,6 +46,7 @@ class ClusterView:
         self._take_hosts(changes.workers, [*changes.lost, *gone])
         self.tables["queue"].replace({one.job_id: queue_row(one) for one in changes.queue})
         self.tables["users"].replace(user_rows(changes.limits, changes.shares))
+        self.tables["capacity"].replace(capacity_rows(changes.capacity))
         self._order, self._waiting = [one.job_id for one in changes.queue], changes.waiting
 
     def take_changes(self, about: Row) -> Diff:

@@ -7,6 +7,7 @@ from typing import Any
 from iris_ray.actors.protocol.overview import UserShare, WaitingJob
 from iris_ray.actors.protocol.slices import SliceView, reason_of, slices_of
 from iris_ray.actors.protocol.status import HostCondition, JobStatus, LimitStatus, WorkerStatus, condition_of
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.limits import EVERYBODY
 from iris_ray.model.workers import GPU, TPU
@@ -173,3 +174,39 @@ def _band(limit: LimitStatus) -> Row:
         "queued": limit.queued_jobs,
         "limits": {name: value for name, value in limit.set_here.items() if value is not None},
     }
+
+
+def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:
+    """Return a row for the slices of a type and source that a provisioner has asked for, and one for those it holds."""
+    rows: dict[str, Row] = {}
+    for report in reports:
+        last = {trouble.source: trouble.last for trouble in report.troubles}
+        for lot in report.lots:
+            rows[f"{report.owner}/{lot.tpu_type}/{lot.source}/{lot.market}/{lot.joined}"] = {
+                "provisioner": report.owner,
+                "type": lot.tpu_type,
+                "source": lot.source,
+                "market": lot.market,
+                "joined": lot.joined,
+                "slices": lot.slices,
+                "chips": lot.chips,
+                "since": lot.since or None,
+                "hourly": lot.hourly,
+                "currency": report.currency,
+                "note": "" if lot.joined else last.get(lot.source, ""),
+            }
+        for tpu_type, why in report.waits:
+            rows[f"{report.owner}/{tpu_type}/waits"] = {
+                "provisioner": report.owner,
+                "type": tpu_type,
+                "source": "",
+                "market": "",
+                "joined": False,
+                "slices": 0,
+                "chips": 0,
+                "since": None,
+                "hourly": None,
+                "currency": report.currency,
+                "note": why,
+            }
+    return rows

@@ -1,5 +1,6 @@
 """The caller's side of an actor: Fray's handles, methods, futures and groups. Handles can be pickled."""
 
+import atexit
 import importlib
 import os
 import pickle
@@ -8,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +18,19 @@ from ray import cloudpickle
 
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
 from iris_ray.fray.job_handle import JobHandle
+from iris_ray.model.lifecycle import ACTIVE, TaskState
 from iris_ray.task.endpoints import endpoints_of
 
 if TYPE_CHECKING:
     from fray.actor import ActorHandle as FraysHandle
 
-    from iris_ray.actors.protocol.status import JobStatus
+UNFINISHED = ACTIVE | {TaskState.PENDING}
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 # A call of a method, and its result or error, travel as bytes over gRPC.
 
-SERVICE, METHOD = "iris_ray.fray.Actor", "Call"
-PATH = f"/{SERVICE}/{METHOD}"
+SERVICE, CALL, END = "iris_ray.fray.Actor", "Call", "End"
 TOKEN = "iris-ray-token"
 """The key of the token in the call's metadata."""
 
@@ -169,12 +171,48 @@ class InProcess:
         return self.name
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Way:
-    """A connection to an actor's address."""
+    """A connection to an actor's address.
+
+    Attributes:
+        channel, address: the connection.
+        lost: whether a call on it has failed; the next call needs another one.
+    """
 
     channel: grpc.Channel
     address: ActorAddress
+    lost: bool = False
+
+    @classmethod
+    def to(cls, address: ActorAddress) -> "Way":
+        return cls(grpc.insecure_channel(address.target, options=OPTIONS), address)
+
+    def send(self, method: str, request: bytes) -> grpc.Future:
+        """Send a message; the call goes on although the caller drops the future."""
+        call = self.channel.unary_unary(f"/{SERVICE}/{method}").future(request, metadata=((TOKEN, self.address.token),))
+        _unanswered.add(call)
+        call.add_done_callback(self._take)
+        return call
+
+    def _take(self, call: grpc.Future) -> None:
+        _unanswered.discard(call)
+        self.lost |= not call.cancelled() and call.exception() is not None
+
+
+_unanswered: set[grpc.Future] = set()
+"""The calls without an answer. gRPC cancels a call when nothing refers to it any more."""
+
+AT_EXIT_S = 2.0
+"""How long a process that ends waits for its calls, so that those sent at last, such as a shutdown, arrive."""
+
+
+@atexit.register
+def _send_the_last_calls() -> None:
+    deadline = time.monotonic() + AT_EXIT_S
+    for call in tuple(_unanswered):
+        with suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError, grpc.RpcError):
+            call.result(max(0.0, deadline - time.monotonic()))
 
 
 class ActorHandle:
@@ -199,19 +237,12 @@ class ActorHandle:
     def _call(self, request: bytes) -> tuple[grpc.Future, Way]:
         """Send a call; return it with its connection. Blocks to look up the actor, at first and after its loss."""
         with self._lock:
+            if self._way is not None and self._way.lost:
+                self._way.channel.close()
+                self._way = None
             if self._way is None:
-                address = self._place.find()
-                self._way = Way(grpc.insecure_channel(address.target, options=OPTIONS), address)
-            way = self._way  # `_forget` can't close it before the call is sent
-            return way.channel.unary_unary(PATH).future(request, metadata=((TOKEN, way.address.token),)), way
-
-    def _forget(self, way: Way) -> None:
-        """Drop a connection, so that the next call looks for the actor again."""
-        with self._lock:
-            if self._way is not way:
-                return  # calls of the actor's next attempt may use the new connection
-            self._way = None
-        way.channel.close()
+                self._way = Way.to(self._place.find())
+            return self._way.send(CALL, request), self._way
 
 
 class ActorMethod:
@@ -233,17 +264,24 @@ class ActorMethod:
             return ActorFuture(self._handle, self._name, error)
 
     def submit(self, *args: Any, **kwargs: Any) -> "ActorFuture":
-        """The same as `remote`: calls have no time limit."""
-        return self.remote(*args, **kwargs)
+        """Call the method like `remote`, which has no time limit either; a `result` that times out cancels the call."""
+        future = self.remote(*args, **kwargs)
+        future.ends_with_patience = True
+        return future
 
 
 class ActorFuture:
-    """The result of a call that may still run."""
+    """The result of a call that may still run, and goes on although the future is dropped.
+
+    Attributes:
+        ends_with_patience: whether a `result` that times out cancels the call: it does not run if it has not begun.
+    """
 
     def __init__(
         self, handle: ActorHandle, method: str, call: grpc.Future | RuntimeError, way: Way | None = None
     ) -> None:
         self._handle, self._method, self._running, self._way = handle, method, call, way
+        self.ends_with_patience = False
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the call's end, and return the method's result or raise its error.
@@ -252,7 +290,7 @@ class ActorFuture:
             timeout: seconds; None waits for ever.
 
         Raises:
-            TimeoutError: the call still runs, and goes on.
+            TimeoutError: the call still runs, and goes on; if `submit` returned this future, the call is cancelled.
             fray.actor.ActorUnavailableError: the actor is lost or not there. It may have run the call. The next call
                 goes to the actor's next attempt.
         """
@@ -261,10 +299,15 @@ class ActorFuture:
         try:
             answer = self._running.result(timeout)
         except grpc.FutureTimeoutError:
-            raise TimeoutError(f"{self._method} of {self._handle!r} still runs after {timeout:g} s") from None
+            late = f"{self._method} of {self._handle!r} still runs after {timeout:g} s"
+            if self.ends_with_patience:
+                self._running.cancel()
+                late += ", and is cancelled"
+                self._running = RuntimeError(late)
+            raise TimeoutError(late) from None
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
             if self._way is not None:
-                self._handle._forget(self._way)
+                self._way.lost = True
             why = error.details() if isinstance(error, grpc.Call) else "the connection was closed"
             raise unavailable(f"{self._method} of {self._handle!r} has no answer: {why}") from None
         return unpack_answer(answer)
@@ -272,13 +315,18 @@ class ActorFuture:
 
 # -- actor group -------------------------------------------------------------------------------------------------------
 
-POLL_S = 0.2
+FIRST_POLL_S, LAST_POLL_S = 0.1, 1.0
+READY_S = 900.0
+"""Seconds that `ActorGroup.wait_ready` waits unless it is told otherwise, as long as Fray's client for Iris waits."""
+CLEAN_END_S = 3.0
+"""Seconds that actors have to end by themselves before `ActorGroup.shutdown` ends them."""
 
 
 class ActorGroup:
     """The actors of one job, numbered, one in each of ``count`` tasks. It can be pickled.
 
-    An actor that is preempted or fails comes back while its job has retries: a new object with the old handle.
+    An actor that is preempted or fails comes back while it has retries: a new object with the old handle. The others go
+    on when it has none left, unless they are a gang on slices of several VMs.
     """
 
     def __init__(self, job_id: str, name: str, count: int) -> None:
@@ -298,7 +346,7 @@ class ActorGroup:
         """The number of actors that take calls now."""
         return len(self._ready())
 
-    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> "list[FraysHandle]":
+    def wait_ready(self, count: int | None = None, timeout: float = READY_S) -> "list[FraysHandle]":
         """Wait until so many actors take calls, and return their handles by number.
 
         Args:
@@ -307,20 +355,28 @@ class ActorGroup:
 
         Raises:
             TimeoutError: some actors are not ready in time; the message says what their job waits for. They go on.
-            fray.actor.ActorUnavailableError: the job has ended; a RuntimeError in all versions of Fray.
+            fray.actor.ActorUnavailableError: so many actors have ended, or their whole job, that fewer than ``count``
+                are left; a RuntimeError in all versions of Fray.
         """
         wanted = self._count if count is None else min(count, self._count)
-        deadline = time.monotonic() + timeout
+        deadline, pause = time.monotonic() + timeout, FIRST_POLL_S
         while len(ready := self._ready()) < wanted:
             status = self._job.look()
             if status.state.finished:
-                raise self._gone(status)
+                raise unavailable(f"the actors of {self.job_id} have ended: {status.state.value}: {status.error}")
+            ended = [task for task in self._job.tasks() if task.state not in UNFINISHED]
+            if self._count - len(ended) < wanted:
+                raise unavailable(
+                    f"{len(ended)} of {self._count} actors of {self.job_id} have ended, so {wanted} can't be ready;"
+                    f" {ended[0].task_id}: {ended[0].state.value}: {ended[0].error}"
+                )
             if time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"{len(ready)} of {wanted} actors of {self.job_id} are ready after {timeout:g} s:"
                     f" {status.explanation}"
                 )
-            time.sleep(POLL_S)
+            time.sleep(pause)
+            pause = min(pause * 1.2, LAST_POLL_S)
         return self._hand_out(ready[:wanted])
 
     def discover_new(self) -> "list[FraysHandle]":
@@ -332,17 +388,35 @@ class ActorGroup:
         return self._job.look().state.finished
 
     def shutdown(self) -> None:
-        """End all actors."""
-        self._job.terminate()
+        """End all actors. If they end by themselves within 3 s, their job has succeeded; if not, it is stopped.
+
+        An actor in the middle of its methods, as many as it may run at a time, does not hear of it, and is stopped.
+        """
+        if not self._ends_cleanly():
+            self._job.terminate()
+
+    def _ends_cleanly(self) -> bool:
+        addresses = self._addresses()
+        ended = sum(task.state not in UNFINISHED for task in self._job.tasks())
+        if len(addresses) + ended < self._count:
+            return False  # one that does not take calls yet has to be stopped
+        ways = [Way.to(ActorAddress.parse(address)) for address in addresses.values()]
+        for way in ways:
+            way.send(END, b"")
+        self._job.wait(CLEAN_END_S, raise_on_failure=False)
+        for way in ways:
+            way.channel.close()
+        return self._job.look().state.finished
 
     def _ready(self) -> list[int]:
+        return sorted(self._addresses())
+
+    def _addresses(self) -> dict[int, str]:
+        """Return the addresses of the actors that take calls, by number."""
         prefix = f"{self._name}-"
-        found = (name.removeprefix(prefix) for name in endpoints_of(self.job_id, prefix))
-        return sorted(int(number) for number in found if number.isdecimal())  # others are the user's own
+        found = {name.removeprefix(prefix): at for name, at in endpoints_of(self.job_id, prefix).items()}
+        return {int(number): at for number, at in found.items() if number.isdecimal()}  # others are the user's own
 
     def _hand_out(self, indexes: list[int]) -> "list[FraysHandle]":
         self._handed_out.update(indexes)
         return [ActorHandle(InTaskOf(self.job_id, f"{self._name}-{index}")) for index in indexes]
-
-    def _gone(self, status: "JobStatus") -> RuntimeError:
-        return unavailable(f"the actors of {self.job_id} have ended: {status.state.value}: {status.error}")

@@ -14,7 +14,8 @@ from ray import cloudpickle
 
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.fray.actor_handle import (
-    METHOD,
+    CALL,
+    END,
     OPTIONS,
     SERVICE,
     TOKEN,
@@ -46,12 +47,18 @@ class ActorServer:
 
     Args:
         max_concurrency: how many methods may run at a time; further calls wait.
+
+    Attributes:
+        address: where it listens.
+        end: set when the actor is to end, by the actor itself or by its group.
     """
 
     def __init__(self, max_concurrency: int) -> None:
         threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
         self._server = grpc.server(threads, options=OPTIONS)
-        handlers = {METHOD: grpc.unary_unary_rpc_method_handler(self._call)}
+        self.end = threading.Event()
+        messages = {CALL: self._call, END: self._end}
+        handlers = {name: grpc.unary_unary_rpc_method_handler(take) for name, take in messages.items()}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         host = ray.util.get_node_ip_address()
         port = self._server.add_insecure_port(str(ActorAddress.of_port(host, 0).target))
@@ -71,13 +78,21 @@ class ActorServer:
         self._server.stop(grace_s).wait()
 
     def _call(self, request: bytes, about: grpc.ServicerContext) -> bytes:
-        told = dict(about.invocation_metadata()).get(TOKEN, "")
-        if not hmac.compare_digest(str(told), self.address.token):
-            about.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this actor's")
+        self._require_token(about)
         try:
             return self._context.copy().run(self._answer, request)
         except BaseException as error:  # the method may even raise SystemExit
             return pack_error(error)
+
+    def _end(self, request: bytes, about: grpc.ServicerContext) -> bytes:
+        self._require_token(about)
+        self.end.set()
+        return b""
+
+    def _require_token(self, about: grpc.ServicerContext) -> None:
+        told = dict(about.invocation_metadata()).get(TOKEN, "")
+        if not hmac.compare_digest(str(told), self.address.token):
+            about.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this actor's")
 
     def _answer(self, request: bytes) -> bytes:
         method, args, kwargs = cloudpickle.loads(request)
@@ -99,7 +114,7 @@ def make_instance(context: "ActorContext", actor_class: type, args: tuple[Any, .
 def serve_actor(
     actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], group: str, max_concurrency: int
 ) -> None:
-    """Serve one actor of a group, in a task, until the actor ends itself.
+    """Serve one actor of a group, in a task, until the actor ends itself or its group ends it.
 
     Raises:
         BaseException: the exception of the class's constructor, or the error with which the actor ended itself.
@@ -109,12 +124,11 @@ def serve_actor(
     me = get_job_info()
     assert me is not None
     endpoint = f"{group}-{me.task_index}"
-    end = threading.Event()
-    context = ActorContext(ActorHandle(InTaskOf(me.job_id, endpoint)), me.task_index, group, end)
     server = ActorServer(max_concurrency)
+    context = ActorContext(ActorHandle(InTaskOf(me.job_id, endpoint)), me.task_index, group, server.end)
     server.serve(make_instance(context, actor_class, args, kwargs))
     register_endpoint(endpoint, str(server.address))
-    end.wait()
+    server.end.wait()
     server.stop(GRACE_S)
     if context._errors:
         raise context._errors[0]
@@ -130,10 +144,15 @@ def actor_request(
     resources: "ResourceConfig | None",
     actor_config: "ActorConfig | None",
     environment: "EnvironmentConfig | None",
+    region: str | None = None,
 ) -> RunRequest:
     """Return the request of a job with an actor in each task; arguments as for `Client.create_actor_group`.
 
-    Actors on slices of one VM are placed, lost and restarted one by one, on larger slices as one gang.
+    Actors on slices of one VM are placed, lost and restarted one by one, on larger slices as one gang. Of the former,
+    one that fails for good does not end the others.
+
+    Args:
+        region: as for `fray_placement`.
 
     Raises:
         InvalidRequestError: an option can't work; nothing was acquired.
@@ -145,15 +164,19 @@ def actor_request(
     resources = ResourceConfig() if resources is None else resources
     config = ActorConfig() if actor_config is None else actor_config
     serve = functools.partial(serve_actor, actor_class, args, kwargs, name, config.max_concurrency)
+    placed = fray_placement(resources, count, tpu_gang=False, region=region)
+    retries = _given(config.max_task_retries, "max_retries_failure")
+    require_int("max_task_retries", retries, 0)
     return task_request(
         InTask.of(serve, client),
         name,
         resources,
-        fray_placement(resources, count, tpu_gang=False),
+        placed,
         environment,
         priority=band_of(config.priority),
         max_retries_preemption=_given(config.max_restarts, "max_retries_preemption"),
-        max_retries_failure=_given(config.max_task_retries, "max_retries_failure"),
+        max_retries_failure=retries,
+        max_task_failures=None if placed.coscheduling else count * (retries + 1),  # as many as there can be
     )
 
 

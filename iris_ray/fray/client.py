@@ -4,6 +4,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import ray
+
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection, find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.client import IrisClient, launch, require_may_detach
@@ -63,7 +65,7 @@ class Client:
             InvalidRequestError: an option can't work; nothing was acquired.
             UnsupportedOptionError: iris_ray does not support an option; an InvalidRequestError, too.
         """
-        made = fray_request(request, Client)
+        made = fray_request(request, Client, region_of_this_task())
         with _submitting:
             if (job_id := unfinished_job(request.name)) is None:
                 self._jobs.append(JobHandle(launch(made, self._detached).job_id))
@@ -153,10 +155,18 @@ class Client:
         self._jobs.clear()
 
     def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
-        request = actor_request(Client, actor_class, args, kwargs, *asked)
+        request = actor_request(Client, actor_class, args, kwargs, *(*asked, region_of_this_task()))
         name, count, *_ = asked
         self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
         return self._groups[-1]
+
+
+def region_of_this_task() -> str | None:
+    """Return the region of the host on which this task runs, by its labels; None outside a task, or without labels."""
+    if get_job_info() is None or not ray.is_initialized():
+        return None
+    labels: dict[str, str] = ray.get_runtime_context().get_node_labels()
+    return labels.get("iris/region") or labels.get("region")
 
 
 def unfinished_job(name: str) -> str | None:

@@ -2,14 +2,16 @@
 
 import math
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.actors.protocol.status import JobStatus, TaskStatus
 from iris_ray.actors.protocol.task_log import LogPosition
 from iris_ray.client.connection import current_user
-from iris_ray.model.lifecycle import JobState
+from iris_ray.errors import IrisError
+from iris_ray.model.lifecycle import JobState, TaskState
 
 if TYPE_CHECKING:
     from fray.types import JobStatus as FrayStatus
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 FIRST_POLL_S, LAST_POLL_S = 0.05, 1.0
 MOST_LOG_BYTES = 1 << 20
 """Bytes of one task's log that `JobHandle.logs` reads."""
+TRACEBACK_LINES = 200
+"""Lines at the end of a failed task's log among which its traceback is looked for."""
+_TRACEBACK, _CHAINED = "Traceback (most recent call last):", (" exception occurred:", " of the following exception:")
 
 _NAMES = {
     JobState.PENDING: "PENDING",
@@ -35,6 +40,14 @@ def fray_status(state: JobState) -> "FrayStatus":
     from fray.types import JobStatus as FrayStatus
 
     return FrayStatus[_NAMES[state]]
+
+
+def last_traceback(lines: Sequence[str]) -> list[str]:
+    """Return the lines from the last traceback on, its causes included; none if there is no traceback."""
+    starts = [number for number, line in enumerate(lines) if _TRACEBACK in line]
+    while len(starts) > 1 and any(line.endswith(_CHAINED) for line in lines[starts[-1] - 2 : starts[-1]]):
+        starts.pop()
+    return list(lines[starts[-1] :]) if starts else []
 
 
 class JobHandle:
@@ -61,7 +74,8 @@ class JobHandle:
             raise_on_failure: whether to raise the errors below; if not, the returned state tells.
 
         Raises:
-            fray.client.JobFailed: the job has failed, or was stopped; a note says why.
+            fray.client.JobFailed: the job has failed, or was stopped; a note says why, with the traceback of the task
+                that failed first if its log can be read.
             TimeoutError: the job goes on; the message says what it does or waits for.
         """
         status = self._wait(math.inf if timeout is None else timeout)
@@ -77,14 +91,9 @@ class JobHandle:
         Args:
             max_lines: the number of lines in all, the last ones of each task; 0: all lines.
         """
-        controller = ControllerConnection(patience_s=RESTART_S)
-        tasks = [task.task_index for task in controller.ask_all(ControllerInterface.list_tasks, self._job_id)]
+        tasks = self.tasks()
         each = max(1, max_lines // len(tasks)) if max_lines else None
-        lines: list[str] = []
-        for index in tasks:
-            at = LogPosition(None, 0, each)
-            log = controller.ask(ControllerInterface.fetch_task_logs, self._job_id, index, at, MOST_LOG_BYTES)
-            lines += log.text.splitlines()
+        lines = [line for task in tasks for line in self._log(task.task_index, LogPosition(None, 0, each))]
         return tuple(lines[-max_lines:])
 
     def terminate(self) -> None:
@@ -92,6 +101,10 @@ class JobHandle:
         user = current_user()
         controller = ControllerConnection(patience_s=RESTART_S)
         controller.ask(ControllerInterface.cancel, self._job_id, f"terminated by {user}", user)
+
+    def tasks(self) -> list[TaskStatus]:
+        """Return the full status of all tasks."""
+        return ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_tasks, self._job_id)
 
     def look(self) -> JobStatus:
         """Return the job's full status."""
@@ -101,6 +114,11 @@ class JobHandle:
         if status.state.finished:
             self._end = status  # the Controller may forget it
         return status
+
+    def _log(self, task_index: int, at: LogPosition) -> list[str]:
+        controller = ControllerConnection(patience_s=RESTART_S)
+        log = controller.ask(ControllerInterface.fetch_task_logs, self._job_id, task_index, at, MOST_LOG_BYTES)
+        return log.text.splitlines()
 
     def _wait(self, timeout: float) -> JobStatus:
         deadline, pause = time.monotonic() + timeout, FIRST_POLL_S
@@ -113,8 +131,17 @@ class JobHandle:
         from fray.client import JobFailed
 
         failed = JobFailed(self._job_id, fray_status(status.state))
-        failed.add_note(status.error or status.state.value)
+        failed.add_note("\n".join((status.error or status.state.value, *self._traceback())))
         raise failed
+
+    def _traceback(self) -> list[str]:
+        """Return the traceback of the task that failed first, from its log; nothing without one."""
+        try:
+            failed = [task for task in self.tasks() if task.state is TaskState.FAILED]
+            first = min(failed, key=lambda task: task.ended_at or math.inf)
+            return last_traceback(self._log(first.task_index, LogPosition(first.attempt, 0, TRACEBACK_LINES)))
+        except (IrisError, ValueError):
+            return []  # the job is forgotten, or no task of it has failed
 
     def __repr__(self) -> str:
         return f"<JobHandle {self._job_id}>"

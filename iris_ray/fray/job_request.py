@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import subprocess
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -52,12 +53,13 @@ _IGNORED_ENVIRONMENT = {
 }
 
 
-def fray_request(request: "JobRequest", client: MakesClient) -> RunRequest:
+def fray_request(request: "JobRequest", client: MakesClient, region: str | None = None) -> RunRequest:
     """Check a job of Fray's and return it as a request of iris_ray.
 
     Args:
         request: the job.
         client: makes Fray's current client in each task.
+        region: as for `fray_placement`.
 
     Raises:
         InvalidRequestError: an option makes no sense; nothing was acquired.
@@ -74,7 +76,7 @@ def fray_request(request: "JobRequest", client: MakesClient) -> RunRequest:
         InTask.of(_function_of(request.entrypoint), client),
         request.name,
         request.resources,
-        fray_placement(request.resources, request.replicas or 1, tpu_gang=True),
+        fray_placement(request.resources, request.replicas or 1, tpu_gang=True, region=region),
         request.environment,
         priority=band_of(request.priority),
         max_retries_failure=request.max_retries_failure,
@@ -170,7 +172,7 @@ def size_in_bytes(text: str) -> float:
     return float(found[1]) * _POWERS[found[2].lower()]
 
 
-def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool) -> Placement:
+def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool, region: str | None = None) -> Placement:
     """Return where a job's tasks go.
 
     Args:
@@ -178,6 +180,7 @@ def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool) -
         replicas: the number of tasks; on TPUs, of all slices together, as Fray counts them.
         tpu_gang: whether tasks on TPUs are one gang even if each slice has a single VM. On larger slices they always
             are.
+        region: where the tasks go unless ``resources`` say otherwise: the region of the task that submits the job.
 
     Raises:
         InvalidRequestError: a value makes no sense, or two contradict each other.
@@ -193,7 +196,7 @@ def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool) -
     same = {constraint.key for constraint in of_device}
     kept = tuple(constraint for constraint in placed.constraints if constraint.key not in same)
     preferences = placed.preferences if resources.preemptible else (_NOT_PREEMPTIBLE, *placed.preferences)
-    return replace(placed, constraints=(*kept, *of_device, *_of_place(resources)), preferences=preferences)
+    return replace(placed, constraints=(*kept, *of_device, *_of_place(resources, region)), preferences=preferences)
 
 
 def _on_slices(tpu: TPUConfig, replicas: int, gang: bool, amounts: dict[str, Any]) -> Placement:
@@ -226,10 +229,12 @@ def _of_device(resources: "ResourceConfig") -> tuple[Constraint, ...]:
     return ()
 
 
-def _of_place(resources: "ResourceConfig") -> tuple[Constraint, ...]:
+def _of_place(resources: "ResourceConfig", region: str | None) -> tuple[Constraint, ...]:
     """Return constraints for region and zone, which operators give as labels."""
     found = []
     regions = list(resources.regions or ())
+    if not regions and not resources.zone and region is not None:
+        regions = [region]
     if ANY_REGION in regions and len(regions) > 1:
         raise InvalidRequestError(f"regions is {regions}: give regions, or {ANY_REGION!r} alone for any")
     if regions and ANY_REGION not in regions:
@@ -276,7 +281,13 @@ class InTask:
 
     def __call__(self) -> None:
         with as_current_client(self.client()):
-            cloudpickle.loads(self.pickled)()
+            function = cloudpickle.loads(self.pickled)
+            try:
+                function()
+            except Exception:
+                if not isinstance(function, Command):  # which prints its own
+                    traceback.print_exc()  # handles of the job read it in the log
+                raise
 
 
 def _function_of(entrypoint: "Entrypoint") -> Callable[[], Any]:

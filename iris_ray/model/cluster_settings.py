@@ -74,12 +74,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _location(text: str) -> str | None:
+def _locations(text: str) -> tuple[str, ...]:
     if text == OFF:
-        return None
-    if not LOCATION.fullmatch(text):
-        raise ValueError(f"give projects/PROJECT/locations/ZONE, or {OFF}")
-    return text
+        return ()
+    places = tuple(place.strip() for place in text.split(","))
+    if not all(map(LOCATION.fullmatch, places)):
+        raise ValueError(f"give projects/PROJECT/locations/ZONE, or several with commas, or {OFF}")
+    return places
 
 
 def _demand(text: str) -> bool | None:
@@ -104,15 +105,15 @@ EVICTION_GRACE_S = ClusterSetting(
 CLOUD_TPU = ClusterSetting(
     "cloud_tpu",
     OFF,
-    "projects/PROJECT/locations/ZONE",
-    "In which zone of Google's Cloud TPU API the Controller asks what became of lost slices.",
-    _location,
+    "projects/PROJECT/locations/ZONE, …",
+    "In which zones of Google's Cloud TPU API the Controller asks what became of lost slices.",
+    _locations,
 )
 AUTOSCALER_DEMAND = ClusterSetting(
     "autoscaler_demand",
     "auto",
     ", ".join(_DEMAND),
-    "Whether the Controller shows missing slices to Ray's autoscaler; auto: if one runs.",
+    "Whether the Controller asks Ray's autoscaler or KubeRay for missing slices; auto: if an autoscaler runs.",
     _demand,
 )
 

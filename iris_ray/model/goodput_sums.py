@@ -53,12 +53,18 @@ class UserTimes:
         self._days: dict[tuple[int, str], UserDay] = {}
 
     def add(self, job: ForgottenJob) -> None:
+        """Add one job."""
+        totals = job.totals
+        self.include(UserDay(int(job.ended_at // DAY_S), job.user, 1, totals.seconds, totals.chip_seconds))
+
+    def include(self, day: UserDay) -> None:
+        """Add the sums of a user and day from elsewhere."""
         self.version += 1
-        key = int(job.ended_at // DAY_S), job.user
+        key = day.day, day.user
         known = self._days.get(key, UserDay(*key))
         totals = Totals(dict(known.seconds), dict(known.chip_seconds))
-        totals.add(job.totals.seconds, job.totals.chip_seconds)
-        self._days[key] = UserDay(*key, known.jobs + 1, totals.seconds, totals.chip_seconds)
+        totals.add(day.seconds, day.chip_seconds)
+        self._days[key] = UserDay(*key, known.jobs + day.jobs, totals.seconds, totals.chip_seconds)
         while len(self._days) > ENTRIES_KEPT:
             del self._days[min(self._days)]
 

@@ -13,8 +13,8 @@ class JobInfo:
     Attributes:
         job_id: the job, the same for all its attempts.
         task_id: ``<job_id>/task-<task_index>``.
-        task_index: 0-based over the whole gang, ordered by slice id, then worker id.
-        num_tasks: tasks in the gang; one per host.
+        task_index: 0-based over the whole gang, ordered by slice id, then worker id, then local index.
+        num_tasks: tasks in the gang; one per host, or as many as the option ``processes_per_host`` says.
         attempt: 1 for the first incarnation of the gang, 2 for the next, …; never reused.
         slice_id: 0-based number of the task's slice, or other group, within the gang.
         num_slices: slices, or other groups, in the gang.
@@ -23,7 +23,10 @@ class JobInfo:
         coordinator_address: ``ip:port`` on the host of task 0, free when the attempt started and new for every
             attempt; ``iris_ray.jax.initialize()`` uses it. Empty for one of several tasks that are placed one by one.
         local_dir: a directory of the job on this host, in memory if there is room. It outlives the job's attempts on
-            the host, and is removed when the job ends or another job takes the host. Empty without chips.
+            the host, and is removed when the job ends or another job takes the host. Empty without chips. All tasks of
+            the job on the host have the same one.
+        local_index: 0-based number of the task on its host.
+        processes_per_host: how many tasks of the gang its host has.
     """
 
     job_id: str
@@ -37,6 +40,8 @@ class JobInfo:
     worker_id: int
     coordinator_address: str
     local_dir: str = ""
+    local_index: int = 0
+    processes_per_host: int = 1
 
     @property
     def namespace(self) -> str:

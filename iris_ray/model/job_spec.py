@@ -25,6 +25,7 @@ from iris_ray.model.options import OPTIONS, PriorityBand, default_of
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.tpu_processes import CHIPS_PER_HOST
 from iris_ray.model.workers import GPU, TPU, TPU_NAME
 
 
@@ -102,7 +103,7 @@ class JobSpec:
         preferences: what workers should satisfy; the more the better.
         tolerations: names of taints that the job tolerates.
         resources: what one task takes of its worker, by Ray's resource names. A task that takes chips, or whose job
-            names a device, takes all chips of its host, since libtpu allows one process a host.
+            names a device, takes all chips of its host, since libtpu allows one gang a host.
         max_retries_failure: further attempts of a gang after failures of its own.
         max_retries_preemption: further attempts of a gang after lost hosts.
         max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a
@@ -112,6 +113,7 @@ class JobSpec:
         spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
         grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
             free; None: it never does. After a loss it does not wait so long.
+        processes_per_host: how many processes each task of a gang on slices consists of.
         spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
         may_evict: whether it may take hosts from lower bands. If not, it only goes before them in the queue.
 
@@ -139,6 +141,7 @@ class JobSpec:
     scheduling_timeout: float | None = None
     spares: int = 0
     grow_after: float | None = default_of("grow_after")
+    processes_per_host: int = default_of("processes_per_host")
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -208,7 +211,7 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
 
 _PLAIN: Mapping[str, Any] = {
     **{name: kind for name, (_, _, kind) in _FIELDS.items() if kind is not None},
-    **dict.fromkeys(("max_retries_failure", "max_retries_preemption", "spares"), int),
+    **dict.fromkeys(("max_retries_failure", "max_retries_preemption", "spares", "processes_per_host"), int),
     "max_task_failures": int | None,
     **dict.fromkeys(("scheduling_timeout", "grow_after"), float | None),
     "tolerations": tuple[str, ...],
@@ -250,6 +253,16 @@ def _require_bounded(who: str, spec: JobSpec) -> None:
 
 def _require_gang(who: str, spec: JobSpec) -> None:
     config = None if spec.device is None else get_tpu_config(spec.device)
+    if spec.processes_per_host > 1:
+        if config is None or spec.coscheduling is None:
+            raise InvalidJobError(
+                f"{who}: processes_per_host={spec.processes_per_host} is for gangs on TPU slices only, and this is none"
+            )
+        if config.chips_per_vm != CHIPS_PER_HOST:
+            raise InvalidJobError(
+                f"{who}: processes_per_host={spec.processes_per_host} needs hosts of {CHIPS_PER_HOST} chips, and those"
+                f" of {config.name} have {config.chips_per_vm}"
+            )
     if spec.coscheduling is None:
         if spec.spares:
             raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")

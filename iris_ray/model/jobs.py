@@ -230,6 +230,15 @@ class Job:
         """How many tasks it has."""
         return len(self.gang.tasks) if self.spec.coscheduling else len(self.gangs)
 
+    @property
+    def num_processes(self) -> int:
+        """How many processes it has, which count as tasks to its user: one or more for each task."""
+        return self.size * self.spec.processes_per_host
+
+    def task_of(self, process: int) -> Task:
+        """Return the task that a process belongs to."""
+        return self.task(process // self.spec.processes_per_host)
+
     def task(self, index: int) -> Task:
         """Return a task by its index."""
         return self.gang.tasks[index] if self.spec.coscheduling else self.gangs[index].tasks[0]

@@ -31,6 +31,7 @@ class MultisliceInfo:
         port: the coordinator's port.
         debug_port: libtpu's debug port, which is 8081 unless set and must differ from ``port``; the port after
             ``port`` if left out.
+        own_port: the port of this process, where several share a host; None: ``port``.
     """
 
     coordinator_ip: str
@@ -38,6 +39,7 @@ class MultisliceInfo:
     num_slices: int
     port: int = 8081
     debug_port: int | None = None
+    own_port: int | None = None
 
     def to_env(self) -> dict[str, str]:
         """Return the variables for every process of this slice; none for a gang of one slice."""
@@ -48,7 +50,7 @@ class MultisliceInfo:
             "MEGASCALE_COORDINATOR_ADDRESS": f"{self.coordinator_ip}:{self.port}",
             "MEGASCALE_NUM_SLICES": str(self.num_slices),
             "MEGASCALE_SLICE_ID": str(self.slice_id),
-            "MEGASCALE_PORT": str(self.port),
+            "MEGASCALE_PORT": str(self.own_port or self.port),
             "MEGASCALE_DEBUG_PORT": str(debug_port),
         }
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Protocol, TypedDict, get_type_hints
 
 from iris_ray.model.checks import is_int, is_number, is_variables, shown
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
+from iris_ray.model.tpu_processes import PROCESS_COUNTS
 
 
 class PriorityBand(IntEnum):
@@ -126,6 +127,20 @@ def _no_taint(name: str) -> str:
 
 def _no_module(name: str) -> str:
     return "" if all(part.isidentifier() for part in name.split(".")) else ", which is not the name of a module"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of a few ints."""
+
+    choices: tuple[int, ...]
+
+    @property
+    def wanted(self) -> str:
+        return f"one of {', '.join(map(str, self.choices))}"
+
+    def problem(self, value: object) -> str | None:
+        return None if is_int(value, 1) and value in self.choices else f"is {shown(value)}; give {self.wanted}"
 
 
 class Band:
@@ -331,6 +346,18 @@ class GangOptions(ContainerOptions, total=False):
             help="Time for threads and exit handlers of a task after its function has returned, such as an upload.",
             more="The results are out by then; the hosts are busy until it is done, and so is a script that ends.",
             flag="--exit-grace",
+        ),
+    ]
+
+    processes_per_host: Annotated[
+        int,
+        Option(
+            default=1,
+            check=OneOf(PROCESS_COUNTS),
+            help="How many processes run the function on each host, and share its chips; 2 suits TPU7x.",
+            more="Each counts as a task: it has its own number, result and log. Only on hosts of four chips. See"
+            " docs/tpu-types.md.",
+            flag="--processes-per-host",
         ),
     ]
 

@@ -154,14 +154,16 @@ class HostEvidence:
     out_of_memory: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class TaskKey:
-    """A task's place in its gang.
+    """A task's place in its gang. Keys sort by slice, host, and process of the host.
 
     Attributes:
         slice_id: the number of the slice in the gang, from 0.
         host_index: the number of the host in the slice, from 0.
+        local_index: the number of the process on the host, from 0.
     """
 
     slice_id: int
     host_index: int
+    local_index: int = 0

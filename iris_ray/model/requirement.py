@@ -23,7 +23,7 @@ class Requirement:
         preferences: constraints that the scheduler satisfies if it can.
         tolerated: keys of the taints that don't keep the job away.
         resources: what one task needs of its worker; sorted pairs.
-        chips: whether tasks use chips. libtpu allows one process per host, so each task takes all chips of its host.
+        chips: whether tasks use chips. libtpu allows one gang per host, so each task takes all chips of its host.
     """
 
     group_by: str | None

@@ -11,8 +11,12 @@ Assumptions that no document states:
 - v4, v5p and v7x: every multiple of four chips up to the largest slice is accepted. Google documents shapes
   whose sides are all at most 4 or all multiples of 4, so a size between those, such as v4-40, is accepted
   although it may not be for rent. Refusing a size that does exist would be worse.
-- v7x-2 is one chip: Google's xpk has a machine type for it, ``tpu7x-standard-1t``; Ray has no such shape.
-- v5p ends at v5p-12288, the largest slice Google says it schedules, although a v5p pod has 8,960 chips.
+- v7x-2 is one chip: Google and xpk have a machine type for it, ``tpu7x-standard-1t``. Ray counts four, its default.
+- v5p ends at v5p-17920, the whole pod of 8,960 chips, as in xpk, although Google schedules no more than v5p-12288.
+- v7 is ``tpu7``, which xpk and JAX know beside TPU7x: up to 256 chips.
+- v5litepod-2 is one VM of two chips: Marin's Iris lists it, though Google does not offer it.
+- v8t and v8i are TPU8t and TPU8i. JAX knows their cores per chip, and Google has named the sizes of their pods, 9,600
+  and 1,152 chips. Nobody has published their hosts: VMs of four chips are a guess, and a live node's count wins.
 - v2-16 and v3-16 are refused: neither Google nor Ray lists that shape.
 - v2-64 is accepted: Ray lists its shape (4x8), though Google does not always offer it.
 """
@@ -40,7 +44,8 @@ class _Generation:
 
     ``single_vm_chips`` are the sizes in chips of the slices that one VM holds; all larger slices consist of VMs of four
     chips. ``dimensions`` is the number of dimensions of the torus: 2-D slices come in powers of two from 4x4 on, 3-D
-    slices in whole VMs.
+    slices in whole VMs. ``devices_per_chip`` is how often a host may count each chip: JAX and libtpu see two devices in
+    a chip whose cores do not join (``jax._src.tpu_info``), and ``RAY_TPU_RESOURCE_PER_CHIP=2`` has Ray count them.
     """
 
     name: str
@@ -49,6 +54,7 @@ class _Generation:
     chips_per_host: int = 4  # physical host
     single_vm_chips: tuple[int, ...] = (4,)
     dimensions: int = 3
+    devices_per_chip: int = 1
     spellings: tuple[str, ...] = ()
     google_name: str = ""
 
@@ -82,18 +88,22 @@ _V5E: Final = _Generation(
     max_chips=256,
     cores_per_chip=1,
     chips_per_host=8,
-    single_vm_chips=(1, 4, 8),
+    single_vm_chips=(1, 2, 4, 8),
     dimensions=2,
     spellings=("v5e", "v5lite"),
 )
+_V7X: Final = _Generation("v7x", max_chips=9216, single_vm_chips=(1, 4), devices_per_chip=2, google_name="tpu7x")
 _RULES: Final = (
-    _Generation("v2", max_chips=256, dimensions=2),
-    _Generation("v3", max_chips=1024, dimensions=2),
+    _Generation("v2", max_chips=256, dimensions=2, devices_per_chip=2),
+    _Generation("v3", max_chips=1024, dimensions=2, devices_per_chip=2),
     _Generation("v4", max_chips=4096),
     _V5E,
-    _Generation("v5p", max_chips=6144),
-    replace(_V5E, name="v6e", spellings=()),
-    _Generation("v7x", max_chips=9216, single_vm_chips=(1, 4), google_name="tpu7x"),
+    _Generation("v5p", max_chips=8960),
+    replace(_V5E, name="v6e", single_vm_chips=(1, 4, 8), spellings=()),
+    replace(_V7X, name="v7", max_chips=256, google_name="tpu7"),
+    _V7X,
+    _Generation("v8t", max_chips=9600, cores_per_chip=1, google_name="tpu8t"),
+    _Generation("v8i", max_chips=1152, devices_per_chip=2, google_name="tpu8i"),
 )
 _BY_NAME: Final = {name: rule for rule in _RULES for name in (rule.name, *rule.spellings)}
 
@@ -133,18 +143,24 @@ class TPUConfig:
 
     @property
     def accelerator_type(self) -> str:
-        """The type as Google Cloud's tools spell it. Only v7x differs from ``name``: ``"tpu7x-8"``."""
+        """The type as Google Cloud's tools spell it. From v7 on it differs from ``name``: ``"tpu7x-8"``."""
         google_name = _BY_NAME[self.generation].google_name or self.generation
         return self.name.replace(self.generation, google_name, 1)
+
+    @property
+    def devices_per_chip(self) -> int:
+        """What JAX calls devices in each chip: two on v2, v3, v7, v7x and v8i, whose cores do not join to one."""
+        return _BY_NAME[self.generation].devices_per_chip
 
     def with_live_hosts(self, chips_per_host: float) -> "TPUConfig":
         """Return this type with the hosts of a live slice, which may differ from the rule.
 
-        A v5litepod-8 is one VM of eight chips by rule, but GKE also makes it of two VMs of four chips.
+        A v5litepod-8 is one VM of eight chips by rule, but GKE also makes it of two VMs of four chips. A v7x-16 has two
+        VMs of four chips, whether a node counts its chips, or the two devices of each.
 
         Args:
             chips_per_host: Chips on one live node of the slice, a whole number: its ``TPU`` resource (a float
-                in Ray), divided by ``RAY_TPU_RESOURCE_PER_CHIP`` where that variable is set.
+                in Ray). More than a host can have are devices of chips, if the generation has several a chip.
 
         Returns:
             The same slice with ``vm_count`` and ``chips_per_vm`` as observed.
@@ -159,12 +175,14 @@ class TPUConfig:
         if not is_number(chips_per_host) or chips_per_host < 1 or chips_per_host % 1 != 0:
             given = shown(chips_per_host)
             raise InvalidRequestError(f"{self.name}: a host has a positive whole number of chips, not {given}.")
-        chips = int(chips_per_host)
-        most = _BY_NAME[self.generation].chips_per_host
+        chips, rule = int(chips_per_host), _BY_NAME[self.generation]
+        most = min(rule.chips_per_host, self.chip_count)
+        if chips > most and chips % rule.devices_per_chip == 0:
+            chips //= rule.devices_per_chip
         if chips > most:
             raise InvalidRequestError(
-                f"{self.name}: a host can't have {chips} chips, a {self.generation} machine has {most}. "
-                f"Does RAY_TPU_RESOURCE_PER_CHIP make Ray count each chip more than once?"
+                f"{self.name}: a host can't have {chips_per_host:g} chips, since it has {most} at most. "
+                f"Does RAY_TPU_RESOURCE_PER_CHIP make Ray count each chip more often than the type has devices?"
             )
         if self.chip_count % chips:
             raise InvalidRequestError(f"{self.name}: {self.chip_count} chips can't be hosts of {chips} chips each.")
@@ -175,11 +193,11 @@ def get_tpu_config(tpu_type: str) -> TPUConfig:
     """Return what a TPU type consists of.
 
     Case and surrounding blanks don't matter. The name may begin with ``TPU``. The size may follow a hyphen, an
-    underscore or a blank. v5e and v5lite mean v5litepod, and tpu7x means v7x.
+    underscore or a blank. v5e and v5lite mean v5litepod, and tpu7x means v7x; likewise tpu7, tpu8t and tpu8i.
 
     Args:
         tpu_type: Its name, as Google Cloud's ``--accelerator-type`` or Ray spells it. Its number counts
-            TensorCores for v2, v3, v4, v5p and v7x (two per chip), chips for v5litepod and v6e.
+            TensorCores for v2, v3, v4, v5p, v7, v7x and v8i (two per chip), chips for v5litepod, v6e and v8t.
 
     Returns:
         The configuration by rule. What a live node reports may differ: see ``TPUConfig.with_live_hosts``.

@@ -17,6 +17,11 @@ TPU_NAME = "tpu-name"
 TPU_WORKER_ID = "tpu-worker-id"
 TPU_TOPOLOGY = "tpu-topology"
 TPU_VM_COUNT = "tpu-vm-count"
+TPU_PER_CHIP = "tpu-per-chip"
+"""How often Ray counts each chip of a host, if not once: on TPU7x it may count the two devices of a chip."""
+
+SUB_SLICE = "ray.io/tpu-subslice-"
+"""Prefix of the labels by which Ray 2.60 numbers the parts of a slice: its shape follows, the number is the value."""
 
 UNITS = 10_000
 """In one of any resource: Ray counts ten-thousandths."""
@@ -34,7 +39,7 @@ class Worker:
         node_id: Ray's node id.
         address: the host's IP address.
         attributes: typed facts about the host and its slice, and the taints that were set on it.
-        resources: what the host has in all, by Ray's resource names.
+        resources: what the host has in all, by Ray's resource names; each chip counts once.
         draining: why the host takes no new tasks, or None.
         foreign: which process outside iris_ray uses the chips, or None.
         notice: what gangs on the host are told if it is about to go, or None.
@@ -122,6 +127,11 @@ class Worker:
         for resource, amount in self.elsewhere.items():
             free[resource] = max(0.0, rounded(free.get(resource, 0.0) - amount))
         return free
+
+    def as_ray_counts(self, demand: Resources) -> dict[str, float]:
+        """Return what a task takes of the host as Ray counts it, which may count a chip more than once."""
+        per_chip = self.attributes.get(TPU_PER_CHIP)
+        return {**demand} if per_chip is None else {**demand, TPU: demand.get(TPU, 0.0) * float(per_chip.value)}
 
     @property
     def held(self) -> Resources:

@@ -139,7 +139,7 @@ class PendingReason:
         protected: the hosts that it may take from lower bands later, or None.
         pause: for how many seconds the job is not tried, and why; None if it is tried.
         limit: the limit that its user has reached; None if the job waits for something else.
-        asked_for: how many slices of its type Ray's autoscaler is asked for.
+        asked: what is known of the slices of its type that are asked for: how many, for how long, why they don't come.
     """
 
     job_id: str
@@ -157,7 +157,7 @@ class PendingReason:
     protected: Protected | None = None
     pause: tuple[float, str] | None = None
     limit: ReachedLimit | None = None
-    asked_for: int = 0
+    asked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.pause is not None:
@@ -172,8 +172,7 @@ class PendingReason:
     def _parts(self, shortage: Shortage) -> Iterator[str]:
         """Yield what the job waits for, which job is before it, what is kept for it, and why other groups don't do."""
         yield f"waiting for {self._wish}; {self.free} free"
-        if self.asked_for:
-            yield f"Ray's autoscaler is asked for {self.asked_for} more"
+        yield from self.asked
         if self.ahead:
             jobs = "1 job" if self.ahead == 1 else f"{self.ahead} jobs"
             yield f"behind {jobs} with the same requirement, the first is {self.first_ahead}"
@@ -201,6 +200,10 @@ class PendingReason:
     @property
     def summary(self) -> str:
         """Why the job waits, in sentences for people who know no constraints and no taints. `str()` has the details."""
+        return f"{self._cause} {'; '.join(self.asked)}." if self.asked else self._cause
+
+    @property
+    def _cause(self) -> str:
         if self.pause is not None:
             return f"It pauses for {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}."
         if self.limit is not None:

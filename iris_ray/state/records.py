@@ -22,7 +22,7 @@ from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId
 
-RECORD_VERSION = 7
+RECORD_VERSION = 8
 """Raise it whenever the fields or the module of a class inside a record change; a test compares them with lists."""
 
 GANGS_PER_CHUNK = 256
@@ -121,8 +121,8 @@ def _unpacked(data: bytes) -> Any:
     if header != _HEADER:
         raise UnknownRecordError(
             f"the cluster's job records begin with {header[:40]!r}, this version of iris_ray writes {_HEADER!r}:"
-            " use the version that wrote them until its jobs have ended, or remove the records to go on without"
-            " those jobs"
+            " use the version that wrote them until its jobs have ended; or, with that version, `iris-ray cluster"
+            " controller export FILE`, and import the file on a new head with this one"
         )
     return pickle.loads(zlib.decompress(body))
 

@@ -35,8 +35,9 @@ def register_endpoint(name: str, address: str) -> None:
     """
     me, key = _task(name)
     require(is_name(address), "address", address, "a str, such as 10.0.0.2:8080")
-    record = pickle.dumps((me.task_index, me.attempt, plain(str, address, "address")))
-    if (run := LocalRun.of_this_task()) is not None:
+    run = LocalRun.of_this_task()
+    record = pickle.dumps((_index(me, run), me.attempt, plain(str, address, "address")))
+    if run is not None:
         run.put(key, record)
     else:
         _store().put(key, record)
@@ -93,7 +94,7 @@ def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
     if found is None:
         return None
     index, attempt, address = pickle.loads(found)
-    if (index, attempt) == (me.task_index, me.attempt):
+    if (index, attempt) == (_index(me, run), me.attempt):
         return str(address)
     if run is not None:
         return None if run.has_ended(index) else str(address)
@@ -102,6 +103,11 @@ def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
     controller = ControllerConnection(patience_s=max(left_s, RESTART_S))
     holder = controller.ask(ControllerInterface.task_status, me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
+
+
+def _index(me: JobInfo, run: LocalRun | None) -> int:
+    """Return this task's index as the Controller counts, to which a host's processes are one task."""
+    return me.task_index if run is not None else me.task_index // me.processes_per_host
 
 
 def _store() -> ClusterStore:

@@ -4,12 +4,12 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import ray
 
@@ -22,10 +22,10 @@ from iris_ray.testing.head_machine import HeadMachine
 from iris_ray.testing.host_starter import EndWatch, HostStarter, log_tail, loopback_addresses
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 from iris_ray.testing.network import Network, checked_direction
+from iris_ray.testing.ray_node.head import resources_of_head
 from iris_ray.testing.tpu_host import (
     NoticeChannel,
     RunningHost,
-    TPUHost,
     checked_count,
     checked_notice,
     checked_seconds,
@@ -33,6 +33,27 @@ from iris_ray.testing.tpu_host import (
     require_channel,
 )
 from iris_ray.testing.workspace import Workspace
+
+if TYPE_CHECKING:
+    from iris_ray.testing.kubernetes import NodePool
+    from iris_ray.testing.kubernetes_cluster import KubernetesCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a cluster stands on before it has a head: it ends with the cluster.
+
+    Attributes:
+        head_address: IP address of the head.
+        addresses: IP addresses for hosts.
+    """
+
+    workspace: Workspace
+    metadata: MetadataServers
+    end_watch: EndWatch
+    network: Network | None
+    head_address: str
+    addresses: Iterator[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +122,47 @@ class SimulatedCluster:
         self._workspace: Workspace | None = None
         self._parts: _Parts | None = None
         self._owner = 0
+
+    @staticmethod
+    def from_raycluster(
+        raycluster: str | Path | Mapping[str, Any],
+        *,
+        connect: bool = True,
+        dashboard: bool = False,
+        quiet: bool = False,
+        networks: bool = False,
+        idle_timeout_s: float | None = None,
+        pools: "Sequence[NodePool] | None" = None,
+        feature_gates: Collection[str] = (),
+    ) -> "KubernetesCluster":
+        """Return an emulated GKE that runs a RayCluster, and that Ray's own autoscaler drives.
+
+        Args:
+            raycluster: The path of its YAML file, or what such a file holds.
+            connect, dashboard, quiet, networks: As for `SimulatedCluster`.
+            idle_timeout_s: How long a slice is idle before it goes, in seconds; None: as the file says.
+            pools: The node pools; None: node auto-provisioning makes one for each slice.
+            feature_gates: KubeRay's alpha features that are switched on.
+
+        Raises:
+            InvalidClusterFileError: It is no RayCluster that KubeRay takes; the message names the line.
+
+        Example:
+            >>> with SimulatedCluster.from_raycluster("examples/clusters/gke.yaml") as cluster:
+            ...     run_on_pod(train, "v6e-16", num_slices=2)
+        """
+        from iris_ray.testing.kubernetes_cluster import KubernetesCluster  # it stands on this class
+
+        return KubernetesCluster(
+            raycluster,
+            connect=connect,
+            dashboard=dashboard,
+            quiet=quiet,
+            networks=networks,
+            idle_timeout_s=idle_timeout_s,
+            pools=pools,
+            feature_gates=feature_gates,
+        )
 
     # -- its life --------------------------------------------------------------------------------------------------
 
@@ -173,7 +235,7 @@ class SimulatedCluster:
     def slice_names(self) -> list[str]:
         """Names of the slices that have at least one host left, also a frozen one; oldest first."""
         with self._lock:
-            slices = {name: hosts for name, hosts in self._slices.items() if isinstance(hosts[0].host, TPUHost)}
+            slices = {name: hosts for name, hosts in self._slices.items() if hosts[0].host.chips}
             return [name for name, hosts in slices.items() if any(h.machine.running for h in hosts)]
 
     def worker_ids(self, slice_name: str) -> list[int]:
@@ -344,19 +406,28 @@ class SimulatedCluster:
         This kills everything on it: Ray's GCS and raylet, the Controller, the pools of detached jobs. Only in a
         ``persistent`` cluster, and not in a driver process, which would end with the raylet: use ``connect=False``.
         """
-        head = self._running().head
-        head.require_persistence()
-        if self._is_driver_here(head):
-            raise InvalidRequestError(
-                "This process is a driver on the head and would end with it: start the cluster with connect=False, and"
-                " drivers as processes of their own."
-            )
-        head.restart()
+        self._running().head.require_persistence()
+        self._require_no_driver_here()
+        self._running().head.restart()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         self._console.step("starting the head node")
+        ground = self._prepare()
+        head = HeadMachine(
+            ground.workspace,
+            address=ground.head_address,
+            resources=resources_of_head(ground.head_address, self._cpus),
+            dashboard=self._dashboard,
+            storage=ground.workspace.root / "gcs" if self._persistent else None,
+            console=self._console,
+        )
+        self._has_head(ground, head, self._starter_of(ground, head))
+        self._add_slices([config for config, number in self._initial for _ in range(number)])
+        self._console.say(f"ready at {self.address}")
+
+    def _prepare(self) -> Ground:
         metadata = MetadataServers()
         self._open.callback(metadata.close)
         self._workspace = workspace = Workspace()
@@ -365,22 +436,22 @@ class SimulatedCluster:
         self._open.callback(end_watch.close)
         network = Network(workspace.root / "networks") if self._networks else None
         addresses = loopback_addresses() if network is None else network.addresses()
-        head = HeadMachine(
-            workspace,
-            address=next(addresses) if network is None else network.head,
-            cpus=self._cpus,
-            dashboard=self._dashboard,
-            persistent=self._persistent,
-            console=self._console,
+        head_address = next(addresses) if network is None else network.head
+        return Ground(workspace, metadata, end_watch, network, head_address, addresses)
+
+    def _starter_of(self, ground: Ground, head: HeadMachine) -> HostStarter:
+        return HostStarter(
+            head.ray, ground.workspace, ground.metadata, ground.addresses, ground.network, self._cpus, self._console
         )
-        starter = HostStarter(head.ray, workspace, metadata, addresses, network, self._cpus, self._console)
-        self._parts = _Parts(head, network, starter, HostFaults(head.ray, end_watch, self._console), end_watch)
+
+    def _has_head(self, ground: Ground, head: HeadMachine, starter: HostStarter) -> None:
+        """Connect the driver to the head, before any host joins, lest it be attached to one."""
+        faults = HostFaults(head.ray, ground.end_watch, self._console)
+        self._parts = _Parts(head, ground.network, starter, faults, ground.end_watch)
         if self._connect:
-            self._console.step("connecting the driver")  # before any TPU host joins, lest it be attached to one
+            self._console.step("connecting the driver")
             with interrupt_held_back():
                 ray.init(self.address, logging_level="WARNING")
-        self._add_slices([config for config, number in self._initial for _ in range(number)])
-        self._console.say(f"ready at {self.address}")
 
     def _add_slices(self, configs: Sequence[TPUConfig], under: Sequence[str] = ()) -> list[str]:
         slices = self._running().starter.start_slices(configs, under)
@@ -401,6 +472,13 @@ class SimulatedCluster:
             if head.lacks_gcs:
                 head.restart_gcs()  # a driver can't leave without one
             ray.shutdown()
+
+    def _require_no_driver_here(self) -> None:
+        if self._is_driver_here(self._running().head):
+            raise InvalidRequestError(
+                "This process is a driver on the head and would end with it: start the cluster with connect=False, and"
+                " drivers as processes of their own."
+            )
 
     def _is_driver_here(self, head: HeadMachine) -> bool:
         return ray.is_initialized() and bool(ray.get_runtime_context().gcs_address == head.ray.gcs_address)
@@ -431,9 +509,9 @@ class SimulatedCluster:
             return self._slices[name]
 
     def _host(self, slice_name: str, worker_id: int) -> RunningHost:
-        hosts = self._slice(slice_name)
-        if not is_count(worker_id) or worker_id >= len(hosts):
-            ids = ", ".join(str(h.host.worker_id) for h in hosts)
+        hosts = {host.host.worker_id: host for host in self._slice(slice_name)}
+        if not is_count(worker_id) or worker_id not in hosts:
+            ids = ", ".join(map(str, hosts))
             raise InvalidRequestError(f"Slice {slice_name} has no worker {worker_id!r}; its worker ids are: {ids}.")
         return hosts[worker_id]
 

@@ -1,14 +1,14 @@
-"""The head of a simulated cluster: its start, the end and restart of its GCS, and its replacement."""
+"""The head of a simulated cluster: its start, the end and restart of its GCS, its end and replacement."""
 
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.testing.console import ConsoleOutput
 from iris_ray.testing.machine import Machine
-from iris_ray.testing.ray_node.head import RayHead
+from iris_ray.testing.ray_node.head import RayHead, Resources
 from iris_ray.testing.ray_node.launching import GCS, RAYLET, gcs_storage, ray_settings
 from iris_ray.testing.tpu_host import machine_environment
 from iris_ray.testing.workspace import Workspace
@@ -24,10 +24,11 @@ class HeadMachine:
     Args:
         workspace: where they run.
         address: IP address of the head.
-        cpus: logical CPUs of the head, as Ray counts them.
+        resources: of the head, as Ray counts them.
         dashboard: whether the head has Ray's dashboard.
-        persistent: whether the GCS stores its state on disk.
+        storage: the directory in which the GCS stores its state; None: in memory.
         console: told of every step.
+        variables: more variables of its processes.
 
     Raises:
         RuntimeError: the head did not start; the message has the end of its log.
@@ -38,14 +39,16 @@ class HeadMachine:
         workspace: Workspace,
         *,
         address: str,
-        cpus: int,
+        resources: Resources,
         dashboard: bool,
-        persistent: bool,
+        storage: Path | None,
         console: ConsoleOutput,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._workspace = workspace
-        self._persistent = persistent
+        self._storage = storage
         self._console = console
+        self._variables = variables or {}
         self._processes: dict[str, tuple[Machine, Sequence[str]]] = {}  # and their command lines, by purpose
         (workspace.root / "s").mkdir()
 
@@ -53,7 +56,7 @@ class HeadMachine:
             return self._launch(kind, command).process
 
         try:
-            self.ray = RayHead(workspace.root, address=address, cpus=cpus, dashboard=dashboard, launch=launch)
+            self.ray = RayHead(workspace.root, address=address, resources=resources, dashboard=dashboard, launch=launch)
         except Exception as error:
             logs = [*workspace.root.glob("head-*.log"), *workspace.root.glob("session_2*/logs/*.err")]
             raise RuntimeError(f"The head node did not start: {error}{workspace.tail(*logs)}") from error
@@ -61,11 +64,16 @@ class HeadMachine:
     @property
     def lacks_gcs(self) -> bool:
         """Whether `kill_gcs` has ended the GCS, and no other one runs."""
-        return self._persistent and not self._processes[GCS][0].running
+        return self._storage is not None and not self._processes[GCS][0].running
+
+    @property
+    def running(self) -> bool:
+        """Whether both the GCS and the raylet run."""
+        return all(self._processes[kind][0].running for kind in (GCS, RAYLET))
 
     def require_persistence(self) -> None:
         """Raise InvalidRequestError unless the cluster is persistent."""
-        if not self._persistent:
+        if self._storage is None:
             raise InvalidRequestError("This cluster does not outlive its GCS: start it with persistent=True.")
 
     def kill_gcs(self) -> None:
@@ -86,9 +94,24 @@ class HeadMachine:
             RuntimeError: it did not join; the message has the end of its log.
         """
         self._console.say("killing the head")
+        self.kill()
+        self._console.say("starting the head again")
+        self.start_again(self._variables)
+
+    def begin_kill(self) -> None:
+        """SIGKILL everything on the head, and return at once."""
+        for machine, _ in self._processes.values():
+            machine.begin_kill()
+
+    def kill(self) -> None:
+        """SIGKILL everything on the head; return when it is gone."""
+        self.begin_kill()
         for machine, _ in self._processes.values():
             machine.kill()
-        self._console.say("starting the head again")
+
+    def start_again(self, variables: Mapping[str, str]) -> None:
+        """Start the head again at the same address, with these variables. Raises like `restart`."""
+        self._variables = variables
         others = {kind: command for kind, (_, command) in self._processes.items() if kind not in (GCS, RAYLET)}
         raylet_command = self.ray.begin_anew()
         self._launch(GCS, self.ray.gcs_command)
@@ -110,9 +133,9 @@ class HeadMachine:
             time.sleep(LOOK_S)
 
     def _launch(self, kind: str, command: Sequence[str]) -> Machine:
-        environment = {**ray_settings(), **machine_environment()}
-        if kind == GCS and self._persistent:
-            environment |= gcs_storage(self._workspace.root / "gcs")
+        environment = {**ray_settings(), **machine_environment(), **self._variables}
+        if kind == GCS and self._storage is not None:
+            environment |= gcs_storage(self._storage)
         machine = self._workspace.launch(f"head-{kind}", command, env=environment, cwd=Path.cwd())
         self._processes[kind] = machine, command
         return machine

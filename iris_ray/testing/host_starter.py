@@ -14,11 +14,12 @@ from iris_ray.settings import TEST_METADATA_HOST
 from iris_ray.testing.console import ConsoleOutput
 from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, LOOK_S
 from iris_ray.testing.machine import Machine
-from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
+from iris_ray.testing.metadata_server import MetadataServers
 from iris_ray.testing.network import Network
-from iris_ray.testing.ray_node.head import HostSpec, RayHead, new_node_id
+from iris_ray.testing.ray_node.detection import detected
+from iris_ray.testing.ray_node.head import HostSpec, RayHead, ResolvedSpec, Resources, new_node_id
 from iris_ray.testing.ray_node.launching import ray_settings
-from iris_ray.testing.tpu_host import Host, PlainHost, RunningHost, TPUHost
+from iris_ray.testing.tpu_host import Host, PlainHost, PodHost, RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace
 
 
@@ -81,21 +82,18 @@ class HostStarter:
         return [running for (running,) in self._start(hosts)]
 
     def _start(self, slices: Sequence[Sequence[Host]], under: Sequence[str] = ()) -> list[list[RunningHost]]:
-        machines: dict[Host, Machine] = {}
-        metadata: dict[Host, HostMetadata] = {}
+        running: list[RunningHost] = []
         try:
             for hosts in slices:
                 addresses = [host.address for host in hosts]
-                for host in hosts:
-                    server = host.address if self._network is None else self._network.head
-                    metadata[host] = self._metadata.serve(server, host.metadata(addresses))
-                    self._start_host(host, addresses, metadata[host], machines, under)
-            self._wait_until_joined(machines)
+                running += [self.launch(host, addresses, under) for host in hosts]
+            self._wait_until_joined(running)
         except BaseException:
-            for machine in machines.values():
-                machine.begin_kill()
+            for started in running:
+                started.machine.begin_kill()
             raise
-        return [[RunningHost(host, machines[host], metadata[host]) for host in hosts] for hosts in slices]
+        by_host = {started.host: started for started in running}
+        return [[by_host[host] for host in hosts] for hosts in slices]
 
     def _plan_slice(self, config: TPUConfig) -> list[TPUHost]:
         name = f"{config.name}-{next(self._next_index.setdefault(config.name, count()))}"
@@ -115,53 +113,60 @@ class HostStarter:
         name = f"host-{next(self._next_index.setdefault('host', count()))}"
         return PlainHost(name, new_node_id(), next(self._addresses), self._workspace.root / name, gpus, dict(labels))
 
-    def _start_host(
-        self,
-        host: Host,
-        addresses: Sequence[str],
-        metadata: HostMetadata,
-        machines: dict[Host, Machine],
-        under: Sequence[str],
-    ) -> None:
-        environment = {**ray_settings(), **host.environment(addresses), TEST_METADATA_HOST: metadata.address}
+    def launch(self, host: Host, addresses: Sequence[str], under: Sequence[str] = ()) -> RunningHost:
+        """Start one host, and return before it has joined.
 
+        Args:
+            host: the host.
+            addresses: IP addresses of all hosts of its slice, by worker id.
+            under: as for `start_slices`.
+        """
+        machines: list[Machine] = []
+        metadata = self._metadata.serve(
+            host.address if self._network is None else self._network.head, host.metadata(addresses)
+        )
+        environment = {**ray_settings(), **host.environment(addresses), TEST_METADATA_HOST: metadata.address}
         prefix = [] if self._network is None else self._network.prefix(host.address)
 
         def launch(_kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-            directory = host.directory
-            machines[host] = self._workspace.launch(
-                host.name, [*under, *command], env=environment, cwd=directory, prefix=prefix
+            machine = self._workspace.launch(
+                host.name, [*under, *command], env=environment, cwd=host.directory, prefix=prefix
             )
-            return machines[host].process
+            machines.append(machine)
+            return machine.process
 
         host.make_directory()
         spec = HostSpec(
             node_id=host.node_id,
-            cpus=self._cpus,
-            gpus=host.gpus,
-            resources=host.resources(),
-            labels=host.labels(),
+            resources=self._resources(host, environment),
             directory=host.directory,
             socket_prefix=f"{self._workspace.root}/s/{host.name}-",
             address=host.address,
         )
         self._head.start_host(spec, launch)
+        return RunningHost(host, machines[0], metadata)
 
-    def _wait_until_joined(self, machines: Mapping[Host, Machine]) -> None:
-        missing = {host.node_id: host for host in machines}
+    def _resources(self, host: Host, environment: Mapping[str, str]) -> Resources:
+        if isinstance(host, PodHost):
+            return detected(environment, host.ray_start_params, host.address, is_head=False)
+        return ResolvedSpec(host.address, self._cpus, host.gpus, host.resources(), host.labels())
+
+    def _wait_until_joined(self, running: Sequence[RunningHost]) -> None:
+        missing = {started.host.node_id: started for started in running}
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         while missing:
             joined = self._head.living_nodes() & missing.keys()
             for node_id in joined:
                 del missing[node_id]
             if joined:
-                self._console.step(f"{len(machines) - len(missing)} of {len(machines)} hosts have joined")
+                self._console.step(f"{len(running) - len(missing)} of {len(running)} hosts have joined")
                 continue
-            for host in missing.values():
-                if not machines[host].running:
-                    raise RuntimeError(f"Host {host.name} ended while it started.{log_tail(self._workspace, host)}")
+            for started in missing.values():
+                if not started.machine.running:
+                    name, tail = started.host.name, log_tail(self._workspace, started.host)
+                    raise RuntimeError(f"Host {name} ended while it started.{tail}")
             if time.monotonic() > deadline:
-                names = ", ".join(host.name for host in missing.values())
+                names = ", ".join(started.host.name for started in missing.values())
                 raise RuntimeError(f"After {JOIN_TIMEOUT_S:g} s these hosts have not joined the cluster: {names}.")
             time.sleep(LOOK_S)
 

@@ -114,6 +114,11 @@ class Machine:
         for process in self._processes()[:1]:
             _send(process, signal.SIGKILL)
 
+    def terminate_command(self) -> None:
+        """SIGTERM the command alone. When it ends, the machine does."""
+        for process in self._processes()[:1]:
+            _send(process, signal.SIGTERM)
+
     def freeze(self) -> None:
         """SIGSTOP everything on the machine, including processes that start meanwhile."""
         # A stopped process cannot fork: as soon as one pass finds no running process, there is none.

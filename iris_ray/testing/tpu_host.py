@@ -52,6 +52,11 @@ class TPUHost:
         """The number of GPUs that it pretends to have."""
         return 0
 
+    @property
+    def chips(self) -> int:
+        """The number of its TPU chips."""
+        return self.config.chips_per_vm
+
     def resources(self) -> dict[str, float]:
         """Return the custom resources that a raylet on a TPU VM detects by itself."""
         resources = {
@@ -138,6 +143,10 @@ class PlainHost:
     node_labels: Mapping[str, str]
 
     @property
+    def chips(self) -> int:
+        return 0
+
+    @property
     def slice_name(self) -> str:
         return self.name
 
@@ -166,7 +175,50 @@ class PlainHost:
         _make_subdirectories(self.directory)
 
 
-Host = TPUHost | PlainHost
+@dataclass(frozen=True, slots=True, eq=False)
+class PodHost:
+    """A pod of an emulated Kubernetes that runs a Ray node.
+
+    Attributes:
+        name: the pod's.
+        slice_name: of the slice that its variables name; without chips its own name.
+        worker_id: its number within the slice.
+        node_id: hex id of its Ray node.
+        address: its IP address.
+        chips: the TPU chips that it is given.
+        variables: of its Ray container, without `OF_THIS_MACHINE`.
+        ray_start_params: options of ``ray start``, without dashes.
+    """
+
+    name: str
+    slice_name: str
+    worker_id: int
+    node_id: str
+    address: str
+    directory: Path
+    chips: int
+    variables: Mapping[str, str]
+    ray_start_params: Mapping[str, str]
+
+    def metadata(self, _addresses: Sequence[str]) -> dict[str, str]:
+        """Return the metadata of a node of GKE, by key."""
+        return {"project/project-id": "simulated", "instance/zone": "projects/1/zones/simulated-a"}
+
+    def environment(self, _addresses: Sequence[str]) -> dict[str, str]:
+        """Return the whole environment of the host's processes."""
+        return {**_host_environment(self.directory), **self.variables}
+
+    def make_directory(self) -> None:
+        """Create the private directory, with an empty file for every chip in ``dev/``."""
+        _make_subdirectories(self.directory)
+        for chip in range(self.chips):
+            (self.directory / "dev" / f"accel{chip}").touch()
+
+
+OF_THIS_MACHINE = frozenset({"PATH", "JAX_PLATFORMS", "TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"})
+"""Variables that a pod can't set here: where programs are, that there is no TPU, and the way to log in."""
+
+Host = TPUHost | PlainHost | PodHost
 
 
 @dataclass(frozen=True, slots=True)

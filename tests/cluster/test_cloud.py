@@ -128,7 +128,7 @@ def test_version_2_demand_is_served_by_no_present_slice(
 ) -> None:
     """The heads of slices in use are free, as jobs claim chips: without a selector Ray would give one of them."""
     monkeypatch.setattr(autoscaler_demand, "has_autoscaler_v2", lambda: True)
-    demand, missing = AutoscalerDemand(), {"v4-16": 1}
+    demand, missing = AutoscalerDemand(), {"v4-16": [1]}
     there = dict.fromkeys(cloud_cluster.slice_names, ("v4-16", True))
     demand.update(missing, there)
     wait_until(lambda: gang_demand() == [{HEAD: 1.0}])
@@ -185,6 +185,8 @@ def test_provision_requests_missing_slice_and_cancels_with_job(
     assert sorted(provider.queued_states().values()) == ["ACCEPTED"] * 3
     (spec,) = provider.queued(next(iter(provider.queued_states()))).tpu.node_spec
     assert f"ray start --address='{cloud_cluster.address}'" in spec.node.metadata["startup-script"]
+    why = iris_ray("why", all_jobs()[-1].job_id, "--address", cloud_cluster.address)
+    assert f"provisioner iris has asked for 3 in {provider.location.rpartition('/')[2]} (spot" in why
     assert "create" not in iris_ray(*command, "--once")
 
     (job,) = [job for job in all_jobs() if not job.state.finished]

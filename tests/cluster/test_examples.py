@@ -62,6 +62,7 @@ RUN = {
     "hello.py",
     "three_users.py",
     "preempt.py",
+    "gke_in_a_box.py",
     "demo.py",
     "train_digits.py",
     "serve_models.py",
@@ -87,3 +88,10 @@ def test_more_models_are_served_than_fit() -> None:
 @pytest.mark.long
 def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
     assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()
+
+
+@pytest.mark.long
+def test_job_in_the_box_moves_to_another_slice() -> None:
+    lines = run("gke_in_a_box.py").splitlines()
+    assert "[2]" in lines
+    assert sum(line.startswith("CreatedWorkerPod") for line in lines) >= 2

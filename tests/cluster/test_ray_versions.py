@@ -1,10 +1,14 @@
-"""The main paths on ordinary Ray nodes, on every version of Ray that iris_ray takes: two hosts each, three slices."""
+"""The main paths on ordinary Ray nodes, two hosts each, three slices, on every Ray and Python that iris_ray takes.
+
+And KubeRay, on every Ray.
+"""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +19,8 @@ pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 
 OLDEST = "2.49.2"
 OLDER = (OLDEST, "2.55.1")
+NEWEST = "3.13"
+OTHER_PYTHONS = ("3.12", NEWEST)  # on 3.12, CI runs what launches with Levanter and Fray
 PATIENCE_S = 300.0
 EXPECTED = {
     "results come in the order of slices and hosts": True,
@@ -30,27 +36,39 @@ EXPECTED = {
 
 def pythons() -> list[object]:
     found: list[object] = [pytest.param(Path(sys.executable), id="newest", marks=pytest.mark.long)]
-    for version in OLDER:
-        python = REPOSITORY / f".venv-ray-{version}" / "bin" / "python"
-        ready = python.parents[1] / ".ready"
-        skip = pytest.mark.skipif(not ready.exists(), reason=f"needs Ray {version}: make ray-versions")
-        marks = [skip, pytest.mark.way_in if version == OLDEST else pytest.mark.long]
-        found.append(pytest.param(python, id=version, marks=marks))
+    environments = [(f".venv-ray-{ray}", ray, "make ray-versions", ray == OLDEST) for ray in OLDER]
+    environments += [(f".venv-python-{it}", f"python{it}", "make pythons", it == NEWEST) for it in OTHER_PYTHONS]
+    for folder, name, target, is_way_in in environments:
+        ready = (REPOSITORY / folder / ".ready").exists()
+        skip = pytest.mark.skipif(not ready, reason=f"needs {folder}: {target}")
+        marks = [skip, pytest.mark.way_in if is_way_in else pytest.mark.long]
+        found.append(pytest.param(REPOSITORY / folder / "bin" / "python", id=name, marks=marks))
     return found
 
 
 @pytest.mark.parametrize("python", pythons())
 def test_main_paths_work_on_plain_nodes(python: Path, tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
+    assert found_by(python, tmp_path, "tests.support.main_paths", str(tmp_path)) == EXPECTED
+
+
+@pytest.mark.parametrize("python", pythons()[: 1 + len(OLDER)])  # every Ray
+def test_rays_autoscaler_makes_missing_slices_on_kuberay(python: Path, tmp_path: Path) -> None:
+    for story, found, wanted in found_by(python, tmp_path, "tests.support.kuberay_scenarios"):
+        assert found == wanted, story
+
+
+def found_by(python: Path, directory: Path, module: str, *arguments: str) -> Any:
+    """What a module writes into the file that is its last argument."""
+    found = directory / "found.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "RAY_"))}
-    command = [str(python), "-m", "tests.support.main_paths", str(tmp_path), str(found)]
+    command = [str(python), "-m", module, *arguments, str(found)]
     with subprocess.Popen(command, cwd=REPOSITORY, env={**environment, "PYTHONPATH": str(REPOSITORY)}) as driver:
         try:
             assert driver.wait(PATIENCE_S) == 0
         finally:
             if driver.poll() is None:
                 end_tree(driver)
-    assert json.loads(found.read_text()) == EXPECTED
+    return json.loads(found.read_text())
 
 
 def end_tree(driver: "subprocess.Popen[bytes]") -> None:

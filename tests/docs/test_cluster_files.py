@@ -1,12 +1,19 @@
 """The files of real clusters in examples/clusters: checked as far as that goes without a cloud."""
 
+import copy
 import gzip
+import importlib
 import json
+import os
 import re
 import shlex
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import jsonschema
 import pytest
@@ -169,14 +176,95 @@ def test_groups_for_gke_are_slices_of_the_type_that_they_are_called_by() -> None
 def test_cluster_for_gce_is_what_rays_launcher_takes() -> None:
     whole = prepare_config(load("gce.yaml"))
     validate_config(whole)
-    for name, kind in whole["available_node_types"].items():
-        if "acceleratorType" in kind["node_config"]:
-            config = get_tpu_config(kind["node_config"]["acceleratorType"])
-            assert (name, kind["resources"]["TPU"]) == (config.name, config.chips_per_vm)
     *_, start, start_controller = map(shlex.split, whole["head_start_ray_commands"])
     assert start_controller[:5] == ["iris-ray", "cluster", "controller", "start", "--setting"]
-    assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in start
     assert "RAY_gcs_storage=rocksdb" in start
+    assert not any("autoscaling" in word for word in start), "the provisioner brings slices"
+
+
+class Answers:
+    """A client of a Google API that answers each chain of calls with the same, and remembers what it was sent."""
+
+    def __init__(self, **replies: Any) -> None:
+        self.replies = replies
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def call(**arguments: Any) -> Any:
+            self.sent.append((name, arguments))
+            reply = self.replies.get(name)
+            return self if reply is None else SimpleNamespace(execute=lambda: copy.deepcopy(reply))
+
+        return call
+
+
+@pytest.fixture
+def rays_bootstrap(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The code with which ``ray up`` prepares a project, without Google's libraries, which it needs for calls only."""
+    for part in ("", ".discovery", ".errors", ".http"):
+        monkeypatch.setitem(sys.modules, f"googleapiclient{part}", MagicMock())
+    for name in ("google_auth_httplib2", "httplib2"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    before = set(sys.modules)
+    yield importlib.import_module("ray.autoscaler._private.gcp.config")
+    for name in set(sys.modules) - before:  # others shall not find the code with these stand-ins in it
+        if name.startswith("ray.autoscaler._private.gcp"):
+            del sys.modules[name]
+
+
+def test_ray_up_and_our_setup_give_the_head_all_it_needs(
+    rays_bootstrap: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cluster = prepare_config(load("gce.yaml"))
+    cluster["auth"]["ssh_private_key"] = "~/key"
+    account = f"ray-autoscaler-sa-v1@{PROJECT}.iam.gserviceaccount.com"
+    crm = Answers(
+        get={"projectId": PROJECT, "lifecycleState": "ACTIVE"}, getIamPolicy={"bindings": []}, setIamPolicy={}
+    )
+    iam = Answers(get={"email": account, "projectId": PROJECT})
+    compute = Answers()  # it has no subnets: the file names one
+    monkeypatch.setattr(rays_bootstrap, "construct_clients_from_provider_config", lambda _: (crm, iam, compute, None))
+    whole = rays_bootstrap.bootstrap_gcp(cluster)
+    (policy,) = [arguments["body"]["policy"] for name, arguments in crm.sent if name == "setIamPolicy"]
+    by_ray = {binding["role"] for binding in policy["bindings"]}
+    assert "roles/tpu.admin" not in by_ray, "Ray grants it only with a TPU type in the file"
+    calls = set_up(tmp_path, existing=False)
+    by_us = {shlex.split(line)[-2].removeprefix("--role=") for line in calls if account in line and "add-iam" in line}
+    assert {"roles/tpu.admin", "roles/iam.serviceAccountUser", "roles/compute.admin"} <= by_ray | by_us
+    assert whole["head_node"]["serviceAccounts"][0]["email"] == account
+    (interface,) = whole["available_node_types"]["head"]["node_config"]["networkInterfaces"]
+    assert any(f"subnets create {interface['subnetwork'].rpartition('/')[2]} " in line for line in calls)
+
+
+PROJECT = "my-project"
+
+
+def set_up(tmp_path: Path, existing: bool) -> list[str]:
+    """Run gce-setup.sh with a gcloud that notes its arguments, and finds what it is asked for if it exists already."""
+    (fake := tmp_path / "gcloud").write_text(
+        f'#!/bin/bash\necho "$*" >> {tmp_path}/calls\n[[ "$*" != *" describe "* ]] || exit {0 if existing else 1}\n'
+    )
+    fake.chmod(0o755)
+    command = ["bash", str(CLUSTERS / "gce-setup.sh"), PROJECT, "us-east5", "us-central1"]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=True)
+    assert f"us-east5-docker.pkg.dev/{PROJECT}/images" in done.stdout
+    calls = (tmp_path / "calls").read_text().splitlines()
+    (tmp_path / "calls").unlink()
+    return calls
+
+
+def test_setup_for_gce_makes_network_with_nat_in_each_region(tmp_path: Path) -> None:
+    calls = set_up(tmp_path, existing=False)
+    for region in ("us-east5", "us-central1"):
+        assert sum("nats create iris" in line and f"--region={region}" in line for line in calls) == 1
+        assert sum("--enable-private-ip-google-access" in line and f"--region={region}" in line for line in calls) == 1
+    ranges = [word for line in calls for word in line.split() if word.startswith("--range=")]
+    assert len(ranges) == len(set(ranges)) == 2
+
+
+def test_setup_for_gce_makes_nothing_twice(tmp_path: Path) -> None:
+    assert not [line for line in set_up(tmp_path, existing=True) if " create " in line]
 
 
 def test_all_have_the_newest_ray_that_iris_ray_takes() -> None:

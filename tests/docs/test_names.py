@@ -30,6 +30,7 @@ OBJECTS = {
     "job": "JobHandle",
     "client": "IrisClient",
     "cluster": "SimulatedCluster",
+    "kubernetes": "KubernetesWorld",
     "state": "ControllerState",
 }
 """Names of variables in examples, and their classes."""

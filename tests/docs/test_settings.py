@@ -3,10 +3,16 @@
 import re
 
 from iris_ray.model.cluster_settings import TABLE
-from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT, TEST_HOST_SILENCE_S, TEST_METADATA_HOST, VARIABLES
+from iris_ray.settings import (
+    TEST_CLOUD_TPU_ENDPOINT,
+    TEST_COMPUTE_ENDPOINT,
+    TEST_HOST_SILENCE_S,
+    TEST_METADATA_HOST,
+    VARIABLES,
+)
 from tests.docs.pages import REPOSITORY
 
-OF_TESTS = {TEST_CLOUD_TPU_ENDPOINT, TEST_HOST_SILENCE_S, TEST_METADATA_HOST}
+OF_TESTS = {TEST_CLOUD_TPU_ENDPOINT, TEST_COMPUTE_ENDPOINT, TEST_HOST_SILENCE_S, TEST_METADATA_HOST}
 
 
 def test_page_has_a_line_for_every_variable_and_no_other() -> None:

@@ -265,6 +265,10 @@ class ClusterInProcess:
         """Return the ids of the nodes of which a pool has reserved something."""
         return {node_id for group in self._groups.values() for node_id in group.node_ids}
 
+    def bundles_of(self, node_ids: set[str]) -> list[Sequence[Mapping[str, float]]]:
+        """Return the bundles of the reservations of exactly these nodes."""
+        return [group.bundles for group in self._groups.values() if {*group.node_ids} == node_ids]
+
     def _group_table(self, group: Reservation | None = None) -> dict[str, Any]:
         found = {
             number: {

@@ -31,6 +31,8 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.conventions import FAILED, OK
 from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.errors import IrisError
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from tests.support.cluster_in_process import ClusterInProcess, RecordedMeter
@@ -61,6 +63,7 @@ class ControllerInProcess(ClusterInProcess):
 
     Attributes:
         makes_controller: what the next bootstrap starts.
+        installed_on_head: the versions that are installed there, or None.
         before_bootstrap: called when a process that is to start a Controller begins.
     """
 
@@ -68,6 +71,7 @@ class ControllerInProcess(ClusterInProcess):
         super().__init__(directory, slices)
         self.makes_controller: Callable[[], Controller] = lambda: self.controller_of(iris_ray.__version__)
         self.before_bootstrap: Callable[[], None] = lambda: None
+        self.installed_on_head: dict[str, Any] | None = None
         self._controllers: list[Controller] = []
 
     @contextlib.contextmanager
@@ -75,6 +79,7 @@ class ControllerInProcess(ClusterInProcess):
         """Within, this process is a driver of the cluster. In the end the state's invariants must hold."""
         self.install(monkeypatch)
         monkeypatch.setattr(asyncio, "create_subprocess_exec", self._start_process)
+        monkeypatch.setattr(bootstrap, "installed_on_head", lambda: self.installed_on_head)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         try:
             yield self
@@ -115,8 +120,8 @@ class ControllerInProcess(ClusterInProcess):
         try:
             self.before_bootstrap()
             bootstrap.main(address)
-        except SystemExit as error:
-            return str(error), 1
+        except IrisError as error:
+            return str(error), bootstrap.exit_code(error)
         except Exception:
             return traceback.format_exc(), 1
         return "", 0
@@ -206,6 +211,10 @@ class ControllerInProcess(ClusterInProcess):
         first = self._latest(job_id)[0]
         first.heartbeat(step)
         first.report_status(status)
+
+    def provisioner_reports(self, report: CapacityReport) -> None:
+        """A provisioner says what it has asked for and holds."""
+        self._ask("report_capacity", report)
 
     def _latest(self, job_id: str) -> list[Task]:
         """Return the latest attempt of each task, by index."""

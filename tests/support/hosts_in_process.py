@@ -13,9 +13,11 @@ import ray
 
 from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_directory
+from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId
@@ -139,10 +141,12 @@ class Process:
         self._host = host
         host.processes[self.pid] = self
 
+    async def versions(self) -> dict[str, Any]:
+        return versions_here() | self._host.versions
+
     async def ready(self) -> StandbyReady:
         await asyncio.sleep(self._born + self._cluster.process_start_s - asyncio.get_running_loop().time())
-        first = 20_000 + 3 * (self.pid % 4000)
-        ports = first, first + 1, first + 2
+        ports = tuple(20_000 + PORTS_HELD * (self.pid % 3000) + port for port in range(PORTS_HELD))
         cores, free_bytes, error = self._cluster.cores, self._cluster.free_bytes, self._host.setup_error
         return StandbyReady(self.pid, 1, f"token {self.pid}", ports, cores, free_bytes, error)
 
@@ -212,6 +216,7 @@ class NodeProcesses:
         processes: task processes by pid.
         held_by: why it can't take a task, or None.
         setup_error: why it can't set up what a user asks for, or None.
+        versions: those in which it differs from this process.
     """
 
     node_id: str
@@ -219,6 +224,7 @@ class NodeProcesses:
     processes: dict[int, Process] = field(default_factory=dict)
     held_by: NotFree | None = None
     setup_error: str | None = None
+    versions: dict[str, Any] = field(default_factory=dict)
     logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
 
     def left(self) -> list[Process]:
@@ -241,6 +247,9 @@ class Host:
         self._node = node
         self._place = place
         self._exclusive = exclusive
+
+    async def versions(self) -> dict[str, Any]:
+        return versions_here() | self._node.versions
 
     async def healthy(self) -> bool:
         return True

@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+import iris_ray
 from iris_ray.actors.host.ledger import EXCLUSIVE
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION, package_directory
 
 CONTAINER = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]
 """Sees no process but its own, with pids of its own."""
@@ -42,6 +45,30 @@ def clock_off_by(seconds: float, directory: Path) -> list[str]:
     """
     directory.mkdir(exist_ok=True)
     (directory / "sitecustomize.py").write_text(_OTHER_CLOCK.format(seconds=seconds))
+    return _with_on_path(directory)
+
+
+def with_installed(package: Path) -> list[str]:
+    """Return a command under which every Python process finds a package's directory before what is installed."""
+    return _with_on_path(package.parent)
+
+
+def other_iris_ray(directory: Path, version: str, protocol: int = PROTOCOL_VERSION) -> Path:
+    """Write an iris_ray of another version, as if it were installed there. Return the directory of the package."""
+    copy = directory / "iris_ray"
+    ours = Path(package_directory())
+    shutil.copytree(ours, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, before, after in (
+        ("__init__.py", f'__version__ = "{iris_ray.__version__}"', f'__version__ = "{version}"'),
+        ("actors/protocol/version.py", f"PROTOCOL_VERSION = {PROTOCOL_VERSION}", f"PROTOCOL_VERSION = {protocol}"),
+    ):
+        text = (copy / name).read_text()
+        assert before in text
+        (copy / name).write_text(text.replace(before, after, 1))
+    return copy
+
+
+def _with_on_path(directory: Path) -> list[str]:
     path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
     return ["env", f"PYTHONPATH={path}"]
 

@@ -244,6 +244,7 @@ class RayInProcess:
             "get_actor": self.get_actor,
             "get_runtime_context": lambda: SimpleNamespace(
                 gcs_address="10.0.0.1:6379",
+                runtime_env={},
                 get_node_id=lambda: HEAD_NODE,
                 get_job_id=lambda: "01000000",
                 current_actor=self.current_actor(),

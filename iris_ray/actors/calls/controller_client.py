@@ -17,7 +17,7 @@ from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question, ReportedEvent
 from iris_ray.actors.protocol.messages import JobView, PoolProcess
-from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
+from iris_ray.actors.protocol.version import NO_VERSIONS, VERSIONS_DO_NOT_FIT, require_fitting_controller
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
 
 START_TIMEOUT_S = 120.0
@@ -72,11 +72,11 @@ class ControllerClient:
     async def _is_understood(self, controller: Actor[ControllerInterface]) -> bool:
         """Return False if it does not answer yet. Raise VersionMismatchError if it speaks another protocol."""
         if not hasattr(controller.handle, "versions"):
-            require_same_protocol(NO_PROTOCOL, SOME_OLDER_VERSION, iris_ray.__version__)
+            require_fitting_controller(NO_VERSIONS)
         reply = await controller.ask_once(ControllerInterface.versions)
         if isinstance(reply, Unreachable):
             return False
-        require_same_protocol(reply["protocol"], reply["version"], iris_ray.__version__)
+        require_fitting_controller(reply)
         return True
 
     async def ask(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -131,6 +131,7 @@ async def get_or_start_controller() -> ActorHandle:
 
     Raises:
         ControllerUnavailableError: it could not be started; the message has the end of its output.
+        VersionMismatchError: the iris_ray that is installed on the head does not go with this one.
     """
     try:
         return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)
@@ -152,5 +153,7 @@ async def get_or_start_controller() -> ActorHandle:
         ) from None
     if starter.returncode != 0:
         last = output.decode(errors="replace").strip()[-2000:]
+        if starter.returncode == VERSIONS_DO_NOT_FIT:
+            raise VersionMismatchError(last)
         raise ControllerUnavailableError(f"the cluster's Controller did not start:\n{last}")
     return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)

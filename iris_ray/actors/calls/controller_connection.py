@@ -3,14 +3,13 @@
 It imports Ray and tenacity when they are needed, so that the command line is quick.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-import iris_ray
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question
 from iris_ray.actors.protocol.marks import PAGES
 from iris_ray.actors.protocol.status import PAGE
-from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
+from iris_ray.actors.protocol.version import NO_VERSIONS, require_fitting_controller
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class ControllerConnection:
             before, self._handle = self._handle, handle
             try:
                 if not self._any_version:
-                    require_same_protocol(*self.versions(), iris_ray.__version__)
+                    require_fitting_controller(self.versions())
             except IrisError:
                 self._handle = before  # so that the next question checks its version again
                 raise
@@ -83,12 +82,9 @@ class ControllerConnection:
         if state.attempt_number > 1:
             self._look_up()
 
-    def versions(self) -> tuple[int, str]:
-        """Return the Controller's protocol and its version of iris_ray."""
-        if not hasattr(self._handle, "versions"):
-            return NO_PROTOCOL, SOME_OLDER_VERSION
-        versions = self.ask(ControllerInterface.versions)
-        return versions["protocol"], versions["version"]
+    def versions(self) -> Mapping[str, Any]:
+        """Return the Controller's versions; see `versions_here`."""
+        return self.ask(ControllerInterface.versions) if hasattr(self._handle, "versions") else NO_VERSIONS
 
     def ask(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the Controller's answer, or raise the Controller's error, as its interface says.

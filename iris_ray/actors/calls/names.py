@@ -9,6 +9,11 @@ NAMESPACE = "iris_ray"
 PLACEMENT_GROUP_PREFIX = "iris_ray/"
 
 
+def detached_pool(job_id: str) -> str:
+    """Return the name of the pool of a detached job."""
+    return f"pool/{job_id}"
+
+
 def reservations_of(owner: str) -> str:
     """Return the prefix of the names of all placement groups of a pool."""
     return f"{PLACEMENT_GROUP_PREFIX}{owner}/"

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,23 @@ def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], 
     )
 
 
+KEEP_PACKAGE_S = 600
+"""A package that was stored lives so long before a Ray job names it."""
+
+
+def fetch_package(uri: str) -> bytes | None:
+    """Return a package that Ray keeps for runtime environments, such as ``gcs://….zip``; None if it is gone."""
+    found: bytes | None = internal_kv._internal_kv_get(uri)
+    return found
+
+
+def store_package(uri: str, data: bytes) -> None:
+    """Have Ray keep a package under a URI, as if a driver had sent its directory."""
+    internal_kv._pin_runtime_env_uri(uri, expiration_s=KEEP_PACKAGE_S)
+    if internal_kv._internal_kv_get(uri) is None:
+        packaging.upload_package_to_gcs(uri, data)
+
+
 def remote_function_parts(function: RemoteFunction) -> tuple[Any, dict[str, Any]]:
     """Return the plain function behind a Ray remote function, and its options."""
     return function._function, dict(function._default_options)
@@ -174,6 +192,16 @@ def has_autoscaler_v2() -> bool:
     return bool(is_autoscaler_v2(fetch_from_server=True, gcs_client=internal_kv.global_gcs_client))
 
 
+def counts_hosts() -> bool:
+    """Return whether Ray's autoscaler on KubeRay launches hosts, and rounds them down to whole slices.
+
+    That of Ray 2.49 makes a slice for each host that it launches.
+    """
+    from ray.autoscaler._private.kuberay import node_provider
+
+    return hasattr(node_provider, "_worker_group_num_of_hosts")
+
+
 def pending_gang_demand() -> list[dict[str, float]]:
     """Return the bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler. This blocks."""
     from ray.autoscaler.v2.sdk import get_cluster_resource_state
@@ -182,6 +210,29 @@ def pending_gang_demand() -> list[dict[str, float]]:
     return [
         dict(request.resources_bundle) for gang in state.pending_gang_resource_requests for request in gang.requests
     ]
+
+
+def autoscaler_launches() -> tuple[str, ...]:
+    """Return what version 2 of the autoscaler says about nodes that it launches, in words. This blocks.
+
+    It names node types as the cluster's configuration does. Of version 1 nothing is known.
+    """
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    status = get_cluster_status(ray.get_runtime_context().gcs_address, timeout=int(STORE_TIMEOUT_S))
+    launching = Counter[str]()
+    for launch in status.pending_launches:
+        launching[launch.ray_node_type_name] += launch.count
+    launching.update(node.ray_node_type_name for node in status.pending_nodes)
+    failed = {launch.ray_node_type_name: launch for launch in sorted(status.failed_launches, key=_failed_at)}
+    return (
+        *(f"it is launching {count} of {name}" for name, count in sorted(launching.items())),
+        *(f"its last launch of {name} failed: {launch.details}" for name, launch in sorted(failed.items())),
+    )
+
+
+def _failed_at(launch: Any) -> int:
+    return launch.failed_ts_s or 0
 
 
 class ClusterStore:

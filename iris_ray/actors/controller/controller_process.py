@@ -11,23 +11,25 @@ from typing import Any
 
 import iris_ray
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
+from iris_ray.actors.controller.autoscaler_demand import Demand
+from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.kuberay_demand import find_demand as demand_of_this_cluster
 from iris_ray.actors.controller.log_service import LogService
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
-from iris_ray.actors.controller.metrics import Measurements, Meter, RayMeter
+from iris_ray.actors.controller.metrics import ControllerFacts, Measurements, Meter, RayMeter
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeDiff, NodeTable
 from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
-from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.cloud.cloud_tpu import ProviderWords
 from iris_ray.cloud.demand import missing_slices, slices_in
-from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError
+from iris_ray.errors import ControllerUnavailableError, DeposedError, ProviderError, UnknownRecordError
 from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, CLOUD_TPU, EVICTION_GRACE_S, EVICTIONS
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler import Scheduler
@@ -63,7 +65,7 @@ class ControllerProcess:
     Args:
         read_nodes: reads Ray's node table; blocks.
         end: ends this process, when only a new one helps.
-        find_demand: returns the object that shows missing slices to Ray's autoscaler, if any.
+        find_demand: returns the object that asks for missing slices, if any; blocks.
         meter: makes the meter for measurements.
     """
 
@@ -71,7 +73,7 @@ class ControllerProcess:
         self,
         read_nodes: Callable[[], NodeTable] = NodeTable.read,
         end: Callable[[], object] = end_process_soon,
-        find_demand: Callable[[], AutoscalerDemand | None] = AutoscalerDemand.of_this_cluster,
+        find_demand: Callable[[], Demand | None] = demand_of_this_cluster,
         meter: Callable[[], Meter] = RayMeter,
     ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -79,7 +81,7 @@ class ControllerProcess:
         self._read_nodes = read_nodes
         self._end = end
         self._find_demand = find_demand
-        self._demand: AutoscalerDemand | None = None
+        self._demand: Demand | None = None
         self._meter = meter
         self._measurements: Measurements | None = None
         self._state = ControllerState()
@@ -94,18 +96,19 @@ class ControllerProcess:
         self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()
         self._progress = ProgressBoard()
+        self._capacity = CapacityBoard(self._clock)
         self._dispatcher = Dispatcher(
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
         self._nodes = NodeDiff(self._state, self._clock)
-        self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._clock)
+        self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._capacity, self._clock)
         self._permissions = Permissions(self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
         self._provider = ProviderWords()
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     async def versions(self) -> dict[str, Any]:
-        return {"protocol": PROTOCOL_VERSION, "version": iris_ray.__version__}
+        return versions_here()
 
     async def ping(self) -> None:
         if self._events.deposed:
@@ -144,9 +147,7 @@ class ControllerProcess:
         gc.freeze()  # the hosts stay, and each collection that goes through them would stop the process for a while
         self._background.start(self._watch_nodes(), "watching Ray's node table")
         self._background.start(self._count_chips(), "counting what the chips are in")
-        self._demand = self._find_demand()
-        if self._demand is not None:
-            self._background.start(self._watch_demand(self._demand), "telling Ray's autoscaler what is missing")
+        self._background.start(self._watch_demand(), "asking for missing slices")
         self._measurements = Measurements(self._state, self._nodes.unusable, self._meter(), self._clock.now())
         self._background.start(self._watch_measurements(self._measurements), "measuring")
         self._events.begin(self._dispatcher)
@@ -189,18 +190,34 @@ class ControllerProcess:
             await asyncio.sleep(MEASURE_S)
             try:
                 measurements.look(self._clock.now())
+                measurements.look_at_controller(self._facts(), self._clock.now())
+                measurements.look_at_capacity(self._capacity)
             except Exception:
                 logger.exception("measuring failed; trying again")
 
-    async def _watch_demand(self, demand: AutoscalerDemand) -> None:
-        while not self._events.deposed:
+    def _facts(self) -> ControllerFacts:
+        contained = self._journal.contained
+        return ControllerFacts(
+            self._journal.epoch,
+            iris_ray.__version__,
+            time.time(),
+            *self._journal.take_writings(),
+            {"job": len({**contained.jobs, **self._planner.left_out}), "record": len(contained.records)},
+            {tpu_type: sum(gangs) for tpu_type, gangs in self._missing().items()},
+        )
+
+    async def _watch_demand(self) -> None:
+        demand = self._demand = await asyncio.to_thread(self._find_demand)
+        while demand is not None and not self._events.deposed:
             try:
                 is_shown = demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND))
                 if is_shown or not demand.is_gone:
-                    missing = {tpu_type: sum(gangs) for tpu_type, gangs in self._missing().items()} if is_shown else {}
+                    missing = self._missing() if is_shown else {}
                     await asyncio.to_thread(demand.update, missing, slices_in(self._state.fleet))
+            except ProviderError as error:
+                logger.warning("asking for missing slices failed; trying again: %s", error)
             except Exception:
-                logger.exception("telling Ray's autoscaler what is missing failed; trying again")
+                logger.exception("asking for missing slices failed; trying again")
             await asyncio.sleep(NODE_POLL_S)
 
     def _background_failed(self, error: BaseException) -> None:
@@ -213,8 +230,9 @@ class ControllerProcess:
         return missing_slices(waits, self._state.fleet)
 
     def _waiting(self, job: Job) -> PendingReason | None:
-        """Return why a job waits by the latest plan, if it does, and how many slices the autoscaler is asked for."""
+        """Return why a job waits by the latest plan, if it does, and what is known of slices that are asked for."""
         waiting = self._planner.pending_reasons.get(job.spec.job_id)
-        if waiting is None or self._demand is None or job.spec.device is None:
+        if waiting is None or job.spec.device is None:
             return waiting
-        return replace(waiting, asked_for=self._demand.asked_for(job.spec.device))
+        of_autoscaler = self._demand.words(job.spec.device) if self._demand is not None else ()
+        return replace(waiting, asked=(*of_autoscaler, *self._capacity.words(job.spec.device)))

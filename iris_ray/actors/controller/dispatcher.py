@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService
+from iris_ray.actors.controller.node_table import TOPOLOGY_LABEL
 from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
@@ -15,6 +16,7 @@ from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.errors import NotYetError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
+from iris_ray.model.workers import string_attribute
 from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
@@ -78,10 +80,12 @@ class Dispatcher:
         return AttemptOrder(
             job.current_attempt(gang),
             slices,
-            job.requirement.demand(workers[0]),
+            workers[0].as_ray_counts(job.requirement.demand(workers[0])),
             self._journal.epoch,
             self._pools.incarnation(job.spec.owner),
             job.spec.spare_for.job_id if job.spec.spare_for else None,
+            job.spec.processes_per_host,
+            tuple(string_attribute(worker.attributes, TOPOLOGY_LABEL) or "" for worker in workers[::size]),
         )
 
     def dispatch(self, order: AttemptOrder, placement: PlacedGang) -> None:

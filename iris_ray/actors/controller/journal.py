@@ -35,6 +35,7 @@ import json
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -65,6 +66,9 @@ logger = logging.getLogger(__name__)
 EPOCHS_KEPT = 1000
 """The logs of so many earlier Controllers stay closed, because a frozen Controller may thaw late."""
 
+WRITINGS_KEPT = 10_000
+"""The durations of so many writings are kept until they are measured."""
+
 
 class Journal:
     """Records decisions before the Controller acts on them, and reads the records of the Controller before.
@@ -86,6 +90,8 @@ class Journal:
         self.user_times = UserTimes()
         self._left = LeftBehind()
         self._log = WriteAheadLog(self._store, 0)
+        self._writings: deque[float] = deque(maxlen=WRITINGS_KEPT)
+        self._writing_since: float | None = None
         self._collector = self._new_collector()
 
     def _new_collector(self) -> "RecordCollector":
@@ -107,12 +113,21 @@ class Journal:
         self._collector = self._new_collector()
         for epoch in range(max(1, last_complete(self._store)), self.epoch):
             self._log.close(epoch)
+        left = self.look_back()
+        self.contained.keep_records()
+        return left
+
+    def look_back(self) -> tuple[list[JobRecord], list[Event]]:
+        """Read all records of the last Controller as `begin` does, with its clock and sums, but write nothing.
+
+        Raises:
+            UnknownRecordError: another version of iris_ray wrote the records.
+        """
         left = self.left_behind()
         self._left.hand_on("clock", "the clock", self.clock.go_on_from, self.contained)
         self._left.hand_on("fleet", "what the chips were in", self.fleet_times.restore, self.contained)
         if self._left.hand_on("users", "the time of forgotten jobs", self.user_times.restore, self.contained):
             self.user_times.version += 1  # so that it is recorded again
-        self.contained.keep_records()
         return left
 
     def left_behind(self) -> tuple[list[JobRecord], list[Event]]:
@@ -157,7 +172,22 @@ class Journal:
             DeposedError: another Controller has begun. Nothing was recorded.
         """
         if values := await self._collector.collect(state):
-            await self._log.append(values)
+            began = self._writing_since = time.monotonic()
+            try:
+                await self._log.append(values)
+                self._writings.append(time.monotonic() - began)
+            finally:
+                self._writing_since = None
+
+    def take_writings(self) -> tuple[list[float], float]:
+        """Return how long the writings since the last call took, and for how long the present one has waited."""
+        writings, since = list(self._writings), self._writing_since
+        self._writings.clear()
+        return writings, 0.0 if since is None else time.monotonic() - since
+
+    def record_sums(self) -> None:
+        """Record the sums with the next writing, and not only within a minute."""
+        self._collector.record_sums()
 
     def take_unrecordable(self) -> dict[str, Exception]:
         """Return the errors of jobs that could not be recorded since the last call, by job id."""
@@ -203,6 +233,10 @@ class SharedRecords:
         self._settings = 0  # and that of the cluster's settings
         self._users = 0  # the version of `user_times` that is recorded
         self._sums_at = -math.inf  # when the sums were recorded
+
+    def record_sums(self) -> None:
+        """Make the records of sums at the next call of `changed`."""
+        self._sums_at = -math.inf
 
     def changed(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
         """Yield the kind and the value of each record that has changed."""
@@ -279,6 +313,10 @@ class RecordCollector:
     def put_pool(self, owner: str, value: bytes | None) -> None:
         """Write the record of a pool with the next records; None: delete it."""
         self._pending[f"pool/{self._epoch}/{owner}"] = value
+
+    def record_sums(self) -> None:
+        """Make the records of sums with the next records."""
+        self._shared.record_sums()
 
     async def collect(self, state: ControllerState) -> dict[str, bytes | None]:
         """Return the values that have changed since the last call, by key; None: delete the key.

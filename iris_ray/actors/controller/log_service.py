@@ -62,7 +62,7 @@ class LogService:
 
     def placed(self, order: AttemptOrder) -> None:
         """Note that an attempt is about to run on these hosts."""
-        hosts = [host for hosts in order.slices for host in hosts]
+        hosts = [host for hosts in order.slices for host in hosts for _ in range(order.processes_per_host)]
         for index, host in enumerate(hosts, order.attempt.gang):
             self._memory.placed(LogId(order.attempt.job_id, index, order.attempt.number), host.node_id)
 
@@ -118,7 +118,8 @@ class LogService:
 
     async def _ask_hosts(self, key: LogId, job: Job, workers: Mapping[str, Worker]) -> str | None:
         need = job.requirement
-        number = key.task_index % need.replicas if need.whole_groups else None
+        task_index = job.task_of(key.task_index).index
+        number = task_index % need.replicas if need.whole_groups else None
         known = [c for c in need.constraints if not c.orders]
         asked = [worker for worker in workers.values() if all(c.matches(worker.attributes) for c in known)]
         asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
@@ -181,9 +182,10 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
         UnknownNameError: there is no such task or attempt.
     """
     job_id = job.spec.job_id
-    if task_index not in range(job.size):
-        raise unknown_number(f"task of {job_id}", task_index, range(job.size))
-    gang = job.gang_of(task_index)
+    if task_index not in range(job.num_processes):
+        raise unknown_number(f"task of {job_id}", task_index, range(job.num_processes))
+    task = job.task_of(task_index)
+    gang = job.gang_of(task.index)
     latest = gang.attempt
     if attempt is None:
         attempt = latest
@@ -198,7 +200,7 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
         latest_attempt=latest,
         job_finished=job.state.finished,
     )
-    return LogStanding(log, job.task(task_index).node_id if attempt == latest else None, job)
+    return LogStanding(log, task.node_id if attempt == latest else None, job)
 
 
 # -- log memory --------------------------------------------------------------------------------------------------------

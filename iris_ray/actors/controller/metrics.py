@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ray.util import metrics
 
+from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.views import worker_status
 from iris_ray.actors.protocol.status import HostCondition, condition_of
 from iris_ray.model.goodput import Totals, measure
@@ -26,6 +27,8 @@ WAIT_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 12 * 36
 """Bucket limits for waits in the queue and for recoveries, in seconds."""
 START_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 """Bucket limits for launches, in seconds."""
+STORE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+"""Bucket limits for writings into the cluster's store, in seconds."""
 
 
 class Kind(Enum):
@@ -76,8 +79,47 @@ USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the j
 USER_CHIP_SECONDS = Metric(
     "iris_user_chip_seconds_total", _C, ("user",), "chip-seconds that the jobs of a user have held"
 )
+CONTROLLER_EPOCH = Metric(
+    "iris_controller_epoch", _G, ("version",), "the Controller's number; each successor's is larger"
+)
+CONTROLLER_ALIVE = Metric(
+    "iris_controller_alive_timestamp_seconds",
+    _G,
+    ("version",),
+    "when the Controller last measured itself, in Unix time",
+)
+JOURNAL = Metric("iris_journal_seconds", _H, (), "how long the cluster's store took to write decisions", STORE_S)
+JOURNAL_WAITING = Metric("iris_journal_waiting_seconds", _G, (), "for how long the present writing has waited")
+SET_ASIDE = Metric(
+    "iris_set_aside", _G, ("kind",), "jobs that the Controller could not handle, and records it can't read"
+)
+MISSING_SLICES = Metric("iris_missing_slices", _G, ("tpu_type",), "further slices that waiting jobs need")
+MISSING_FOR = Metric(
+    "iris_missing_slices_seconds", _G, ("tpu_type",), "for how long such slices have been missing without a break"
+)
 FINISHED_CHIP_SECONDS = Metric(
     "iris_finished_chip_seconds_total", _C, ("user", "kind"), "chip-seconds of gangs that have ended, by their use"
+)
+PROVISIONED_CHIPS = Metric(
+    "iris_provisioned_chips",
+    _G,
+    ("tpu_type", "source", "market", "state"),
+    "chips that provisioners have asked for and hold",
+)
+PROVISIONING_WAIT = Metric(
+    "iris_provisioning_oldest_request",
+    _G,
+    ("tpu_type", "source"),
+    "seconds since the oldest request of a provisioner that still waits",
+)
+HOURLY_COST = Metric(
+    "iris_provisioned_cost_per_hour",
+    _G,
+    ("tpu_type", "source", "market", "currency"),
+    "price of the slices that provisioners hold, as far as it is known",
+)
+PROVISIONER_FAILURES = Metric(
+    "iris_provisioner_failures", _G, ("provisioner", "source"), "failures in a row at a source of slices"
 )
 
 METRICS = (
@@ -92,6 +134,17 @@ METRICS = (
     USER_CHIPS,
     USER_CHIP_SECONDS,
     FINISHED_CHIP_SECONDS,
+    CONTROLLER_EPOCH,
+    CONTROLLER_ALIVE,
+    JOURNAL,
+    JOURNAL_WAITING,
+    SET_ASIDE,
+    MISSING_SLICES,
+    MISSING_FOR,
+    PROVISIONED_CHIPS,
+    PROVISIONING_WAIT,
+    HOURLY_COST,
+    PROVISIONER_FAILURES,
 )
 
 
@@ -148,6 +201,28 @@ Values = tuple[str, ...]
 _CAUSES = {TaskState.FAILED: "failure", TaskState.WORKER_FAILED: "preemption", TaskState.KILLED: "eviction"}
 
 
+@dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """What is measured of the Controller itself.
+
+    Attributes:
+        epoch, version: its number, and its version of iris_ray.
+        wall: the time, in Unix time.
+        writings: how long the journal's latest writings took; seconds.
+        writing_for: for how long the present writing has waited; 0 if nothing is being written; seconds.
+        set_aside: how many jobs and records were set aside, by kind.
+        missing: how many more slices waiting jobs need, by type.
+    """
+
+    epoch: int
+    version: str
+    wall: float
+    writings: Sequence[float]
+    writing_for: float
+    set_aside: Mapping[str, int]
+    missing: Mapping[str, int]
+
+
 class Measurements:
     """Measures a state. Call `look` every few seconds; it reads only what has changed, so it costs next to nothing.
 
@@ -162,7 +237,8 @@ class Measurements:
         self._state = state
         self._unusable = unusable
         self._meter = meter
-        self._names: dict[str, dict[str, None]] = {"tpu_type": {}, "user": {}}
+        names = "tpu_type", "user", "source", "market", "currency", "provisioner"
+        self._names: dict[str, dict[str, None]] = {name: {} for name in names}
         self._shown: dict[Metric, set[Values]] = {}  # the label values for which each gauge has been set
         self._jobs_read = state.job_changes.version
         self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
@@ -170,6 +246,7 @@ class Measurements:
         self._hosts_read = -1
         self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
         self._looked_at = now
+        self._missing_since: dict[str, float] = {}
         for job in state.jobs.values():  # their earlier ends are not measured again
             self._ends[job.spec.job_id] = _ends_of(job)
 
@@ -190,6 +267,20 @@ class Measurements:
         self._look_at_hosts(now)
         self._count_jobs()
         self._count_chips(now)
+
+    def look_at_controller(self, facts: "ControllerFacts", now: float) -> None:
+        """Measure the Controller itself."""
+        version = (facts.version,)
+        self._set(CONTROLLER_EPOCH, {version: facts.epoch})
+        self._set(CONTROLLER_ALIVE, {version: facts.wall})
+        for seconds in facts.writings:
+            self._meter.observe(JOURNAL, seconds, {})
+        self._set(JOURNAL_WAITING, {(): facts.writing_for})
+        self._set(SET_ASIDE, {(kind,): count for kind, count in facts.set_aside.items()})
+        missing = Counter({self._named("tpu_type", tpu_type): count for tpu_type, count in facts.missing.items()})
+        self._missing_since = {tpu_type: self._missing_since.get(tpu_type, now) for tpu_type in +missing}
+        self._set(MISSING_SLICES, {(tpu_type,): count for tpu_type, count in missing.items()})
+        self._set(MISSING_FOR, {(tpu_type,): now - since for tpu_type, since in self._missing_since.items()})
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -289,6 +380,35 @@ class Measurements:
         for (user,), chips in held.items() if passed else ():
             self._meter.add(USER_CHIP_SECONDS, chips * passed, {"user": user})
         self._set(USER_CHIPS, held)
+
+    # -- provisioners ----------------------------------------------------------------------------------------------
+
+    def look_at_capacity(self, board: CapacityBoard) -> None:
+        """Set the gauges of what provisioners have asked for and hold."""
+        chips: Counter[Values] = Counter()
+        waits: dict[Values, float] = {}
+        costs: dict[Values, float] = {}
+        failures: dict[Values, float] = {}
+        for report in board.reports():
+            for lot in report.lots:
+                kind = self._named("tpu_type", lot.tpu_type), self._named("source", lot.source)
+                market = self._named("market", lot.market)
+                chips[*kind, market, "held" if lot.joined else "asked"] += lot.chips
+                if not lot.joined and lot.since:
+                    waits[kind] = max(waits.get(kind, 0.0), board.waited_s(lot))
+                if lot.joined and lot.hourly is not None:
+                    priced = *kind, market, self._named("currency", report.currency)
+                    costs[priced] = costs.get(priced, 0.0) + lot.hourly
+            for trouble in report.troubles:
+                who = self._named("provisioner", report.owner)
+                failures[who, self._named("source", trouble.source)] = trouble.failures
+        for metric, amounts in (
+            (PROVISIONED_CHIPS, chips),
+            (PROVISIONING_WAIT, waits),
+            (HOURLY_COST, costs),
+            (PROVISIONER_FAILURES, failures),
+        ):
+            self._set(metric, amounts)
 
     # -- labels ----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from math import prod
 from typing import Any
 
 import ray
@@ -15,13 +16,24 @@ from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.model.topology import TPUConfig, get_tpu_config
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, Resources, Worker, rounded
+from iris_ray.model.workers import (
+    TPU,
+    TPU_NAME,
+    TPU_PER_CHIP,
+    TPU_TOPOLOGY,
+    TPU_VM_COUNT,
+    TPU_WORKER_ID,
+    Resources,
+    Worker,
+    rounded,
+)
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent, WorkerRegisteredEvent
 
 SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
 WORKER_ID_LABEL = "ray.io/tpu-worker-id"
 POD_TYPE_LABEL = "ray.io/tpu-pod-type"
+TOPOLOGY_LABEL = "ray.io/tpu-topology"
 OPERATOR_PREFIX = "iris/"
 TAINT_LABEL = "taint."
 NODE_POLL_S = 0.5
@@ -48,7 +60,7 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
     Args:
         node: an entry of ``ray.nodes()``.
         table: the reading of the entry.
-        ours: how many of its chips iris_ray has reserved.
+        ours: how many of its chips iris_ray has reserved, as Ray counts them.
     """
     try:
         attributes = attributes_of(node)
@@ -61,6 +73,9 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         deadline = table.draining[node_id] / 1000 or None  # 0: none
     unclaimed = table.available.get(node_id)  # Ray leaves out a resource that is fully claimed
     taken = 0.0 if unclaimed is None else resources.get(TPU, 0.0) - unclaimed.get(TPU, 0.0) - ours
+    if (per_chip := attributes.get(TPU_PER_CHIP)) is not None:
+        times = float(per_chip.value)
+        taken, resources = taken / times, {**resources, TPU: resources[TPU] / times}
     foreign = None
     if taken > 0:
         foreign = f"{taken:g} chips of host {attributes[TPU_WORKER_ID].value} are in use outside iris_ray"
@@ -72,15 +87,18 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
 def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
     """Return the attributes of a live node, for constraints: its labels, and a TPU host's slice, number and type.
 
-    A label can't override the slice, number and type.
+    A label can't override the slice, number and type. A host of a single-host type is host 0 of a slice of its own.
 
     Raises:
-        InvalidRequestError: it has chips or labels of a TPU host, but lacks some. The message says which.
+        InvalidRequestError: it has chips or labels of a TPU host, but lacks some, or they contradict each other. The
+            message says which.
     """
     labels, chips = node.get("Labels", {}), node.get("Resources", {}).get(TPU, 0.0)
     attributes = operator_attributes(labels)
+    attributes.pop(TPU_PER_CHIP, None)
     if not chips and SLICE_NAME_LABEL not in labels:
         return attributes
+    labels = {**labels, **_own_slice(node["NodeID"], labels, chips)}
     if SLICE_NAME_LABEL not in labels:
         raise InvalidRequestError(f"host {node['NodeManagerAddress']} has TPU chips and no label {SLICE_NAME_LABEL}")
     slice_name = labels[SLICE_NAME_LABEL]
@@ -92,15 +110,75 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
         raise InvalidRequestError(f"{host} has no usable {WORKER_ID_LABEL} ({host_index!r})")
     try:
         config = live_config(labels.get(POD_TYPE_LABEL, ""), chips)
+        _require_whole(config, labels.get(TOPOLOGY_LABEL, ""))
     except InvalidRequestError as error:
         raise InvalidRequestError(f"host {host_index} of {slice_name}: {error}") from error
+    per_chip = int(chips) // config.chips_per_vm
     return {
         **attributes,
         TPU_NAME: AttributeValue(slice_name),
         TPU_WORKER_ID: AttributeValue(int(host_index)),
         TPU_TOPOLOGY: AttributeValue(config.name),
         TPU_VM_COUNT: AttributeValue(config.vm_count),
+        **({TPU_PER_CHIP: AttributeValue(per_chip)} if per_chip > 1 else {}),
     }
+
+
+def _require_whole(config: TPUConfig, shape: str) -> None:
+    """Refuse a host whose shape has fewer chips than its type: a sub-slice must not be taken for its whole slice."""
+    sides = shape.split("x")
+    if all(map(str.isdecimal, sides)) and (chips := prod(map(int, sides))) < config.chip_count:
+        raise InvalidRequestError(
+            f"{TOPOLOGY_LABEL} is {shape}, which are {chips} chips, and {config.name} has {config.chip_count}. If this"
+            f" is a sub-slice, give its nodes its own TPU_NAME, TPU_ACCELERATOR_TYPE, TPU_TOPOLOGY and TPU_WORKER_ID"
+        )
+
+
+def _own_slice(node_id: str, labels: Mapping[str, str], chips: float) -> dict[str, str]:
+    """Return the labels by which a host of a single-host type is host 0 of its own slice; nothing for other hosts.
+
+    GKE's webhook numbers single hosts as if they were one slice's (1.3.1, `mutatePod`): once ``v6e-8-0`` is lost, its
+    successor may become host 1 of ``v6e-8-2``. Such a host's slice has a part of its node's id in its name.
+    """
+    try:
+        config = live_config(labels.get(POD_TYPE_LABEL, ""), chips)
+    except InvalidRequestError:
+        return {}
+    if config.vm_count > 1:
+        return {}
+    name = labels.get(SLICE_NAME_LABEL)
+    if not name or labels.get(WORKER_ID_LABEL, "0") != "0":
+        name = own_name(name or config.name, node_id)
+    return {SLICE_NAME_LABEL: name, WORKER_ID_LABEL: "0"}
+
+
+def own_name(name: str, node_id: str) -> str:
+    """Return a name of one host's slice that no other host's has."""
+    return f"{name}-{node_id[:8]}"
+
+
+class OwnSlices:
+    """Tells the slices of single hosts apart whose labels name the same slice. The first host keeps the name."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # node id → the name of its slice
+        self._taken: set[str] = set()
+
+    def named(self, host: WorkerRegisteredEvent) -> WorkerRegisteredEvent:
+        """Return a host with the name that its slice keeps as long as the host lives."""
+        count = host.attributes.get(TPU_VM_COUNT)
+        if count is None or count.value != 1:
+            return host
+        name = self._names.get(host.node_id)
+        if name is None:
+            name = str(host.attributes[TPU_NAME].value)
+            name = own_name(name, host.node_id) if name in self._taken else name
+            self._names[host.node_id] = name
+            self._taken.add(name)
+        return replace(host, attributes={**host.attributes, TPU_NAME: AttributeValue(name)})
+
+    def forget(self, node_id: str) -> None:
+        self._taken.discard(self._names.pop(node_id, ""))
 
 
 @cache
@@ -267,6 +345,7 @@ class NodeDiff:
         self._clock = clock
         self._readings: dict[str, object] = {}  # node id → its last reading
         self._elsewhere = UseElsewhere(state)
+        self._own_slices = OwnSlices()
         self._missing: set[str] = set()  # live hosts that were not in the last reading
         self._gone: dict[str, str] = {}  # node id → how it was lost
         self._notices: dict[str, str] = {}  # node id → the notice that it had when it was lost
@@ -327,6 +406,7 @@ class NodeDiff:
         self._readings.pop(node_id, None)
         self.unusable.pop(node_id, None)
         self._elsewhere.forget(node_id)
+        self._own_slices.forget(node_id)
         if worker is None:
             return []
         notice = self._notices.get(node_id)
@@ -334,7 +414,9 @@ class NodeDiff:
 
     def _alive(self, node: Mapping[str, Any], table: NodeTable) -> list[Event]:
         node_id = node["NodeID"]
-        held = node.get("Labels", {}).get(SLICE_NAME_LABEL) in self._state.holders
+        before = self._state.workers.get(node_id)
+        name = before.slice_name if before is not None else node.get("Labels", {}).get(SLICE_NAME_LABEL)
+        held = name in self._state.holders
         reading = node, table.draining.get(node_id), table.available.get(node_id), held
         if self._readings.get(node_id) == reading and self._elsewhere.is_judged(node_id):
             return []
@@ -348,6 +430,9 @@ class NodeDiff:
                 logger.warning("of no use: %s", worker)
             self.unusable[node_id] = UnusableHost.of(node, worker)
             return []
+        worker = self._own_slices.named(worker)
+        if (slice_name := worker.attributes.get(TPU_NAME)) is not None:
+            self._slices[node_id] = str(slice_name.value)
         worker = self._clock.heard(replace(worker, elsewhere=self._elsewhere.of(node, table, held)))
         return [] if self._state.knows(worker) else [worker]
 

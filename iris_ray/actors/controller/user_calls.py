@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -12,6 +13,7 @@ import ray
 
 import iris_ray
 from iris_ray.actors.controller.controller_process import ControllerProcess
+from iris_ray.actors.controller.handover import take_over, what_is_there
 from iris_ray.actors.controller.journal import add_forgotten
 from iris_ray.actors.controller.log_service import log_standing
 from iris_ray.actors.controller.message_checks import checked
@@ -36,7 +38,9 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
 )
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.version import package_directory
 from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
@@ -124,7 +128,7 @@ class UserCalls(ControllerProcess):
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         await self.ping()
         job = self._job(job_id)
-        there = dict(islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS))
+        there = dict(islice(((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes), MOST_LOGS))
         calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
         return dict(zip(there, await asyncio.gather(*calls), strict=True))
 
@@ -132,7 +136,7 @@ class UserCalls(ControllerProcess):
     async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
         await self.ping()
         job = self._job(job_id)
-        there = islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS)
+        there = islice(((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes), MOST_LOGS)
         return {
             index: self._logs.locate(log_standing(self._state, job, index, at.attempt), self._state.workers)
             for index, at in there
@@ -168,6 +172,11 @@ class UserCalls(ControllerProcess):
         for job in known.values():
             self._permissions.require_own(user, job, "say that it yields")
         await self._events.recorded([JobYieldsEvent(job_id, yielding[job_id]) for job_id in known])
+
+    @checked
+    async def require_operator(self, user: str, what: Words) -> None:
+        await self.ping()
+        self._permissions.require_operator(user, what)
 
     @checked
     async def taint(self, target: str, taint: str, reason: Words, user: str) -> list[str]:
@@ -226,6 +235,22 @@ class UserCalls(ControllerProcess):
             await asyncio.shield(recorded)
         return dict(was_set)
 
+    @checked
+    async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
+        await self.ping()
+        self._permissions.require_operator(user, "import what another Controller has left")
+        there = ", ".join(what_is_there(self._state, self._journal.user_times))
+        if there:
+            raise InvalidRequestError(f"this Controller is not empty: it has {there}; import into a new cluster")
+        stays = dict(self._state.settings.was_set)
+        taken = take_over(lines, self._clock, time.time(), tuple(stays))
+        taken.add_to(self._journal.user_times, self._journal.fleet_times)
+        self._journal.record_sums()
+        recorded = self._events.apply(taken.events)
+        self._follow_settings()
+        await asyncio.shield(recorded)
+        return stays
+
     async def statistics(self) -> dict[str, int]:
         await self.ping()
         return {"epoch": self._journal.epoch, **self._planner.counts}
@@ -234,10 +259,16 @@ class UserCalls(ControllerProcess):
         await self.ping()
         return self._missing()
 
+    @checked
+    async def report_capacity(self, report: CapacityReport) -> None:
+        await self.ping()
+        self._capacity.take(report)
+
     async def about(self) -> dict[str, Any]:
         return {
             "epoch": (await self.statistics())["epoch"],
             "version": iris_ray.__version__,
+            "package": package_directory(),
             "started_at": self._started_at,
             "pid": os.getpid(),
             "address": ray.util.get_node_ip_address(),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeVar
 
+from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
 from iris_ray.actors.controller.progress_board import Heard, ProgressBoard
@@ -69,6 +70,7 @@ def job_status(
         num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
         spare_for=spec.spare_for.job_id if spec.spare_for else None,
         yields=job.yields,
+        processes_per_host=spec.processes_per_host,
     )
 
 
@@ -104,6 +106,7 @@ def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> T
         host=worker.name if worker else None,
         error=task.error,
         evictions=gang.evictions,
+        processes=job.spec.processes_per_host,
     )
 
 
@@ -305,17 +308,24 @@ class Overview:
     """Answers programs that watch the whole cluster. The cost grows with the changes, not with the cluster.
 
     Args:
-        state, planner, nodes, progress: are shown; read only.
+        state, planner, nodes, progress, capacity: are shown; read only.
         clock: the Controller's.
     """
 
     def __init__(
-        self, state: ControllerState, planner: Planner, nodes: NodeDiff, progress: ProgressBoard, clock: Clock
+        self,
+        state: ControllerState,
+        planner: Planner,
+        nodes: NodeDiff,
+        progress: ProgressBoard,
+        capacity: CapacityBoard,
+        clock: Clock,
     ) -> None:
         self._state = state
         self._planner = planner
         self._nodes = nodes
         self._progress = progress
+        self._capacity = capacity
         self._clock = clock
 
     def since(self, position: Position, epoch: int) -> Changes:
@@ -341,6 +351,7 @@ class Overview:
             waiting=len(waiting),
             limits=tuple(islice(limit_statuses(state), USERS_SHOWN)),
             shares=tuple(islice(user_shares(state, now), USERS_SHOWN)),
+            capacity=tuple(self._capacity.reports()),
         )
 
     def _job(self, job: Job) -> JobStatus:

@@ -50,10 +50,12 @@ class GangPeers:
 
     def hear(self, attempt: AttemptId, notice: Notice) -> None:
         """Tell the tasks of an attempt here, and pass the notice on. Ignore it if that attempt does not run here."""
+        peers: dict[str, Actor[HostInterface]] = {}  # by name: processes of one task have the same peers
         for pid, member in self._members.items():
             if member.attempt == attempt and is_news(member.passed_on, notice, time.time()):
                 member.passed_on = notice
-                for peer in member.peers:
-                    passing = peer.ask_once(HostInterface.hear_notice, attempt, notice, time.time())
-                    self._background.start(passing, f"passing a notice on to {peer.name}")
+                peers |= {peer.name: peer for peer in member.peers}
                 self._tell(pid, notice)
+        for peer in peers.values():
+            passing = peer.ask_once(HostInterface.hear_notice, attempt, notice, time.time())
+            self._background.start(passing, f"passing a notice on to {peer.name}")

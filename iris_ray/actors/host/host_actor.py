@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
+from typing import Any
 
 from ray.actor import ActorHandle
 
@@ -32,15 +33,16 @@ from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
 from iris_ray.model.outcomes import TaskEnd
 
 logger = logging.getLogger(__name__)
 
-ENDED_KEPT = 16
+ENDED_KEPT = 64
 """The actor remembers so many ended processes of a place, because a caller may still ask how they ended. Up to eight
-standbys start at once, are adopted in any order, and may all be killed while they wait."""
+standbys of four processes each start at once, are adopted in any order, and may all be killed while they wait."""
 
 
 class TPUHostActor:
@@ -78,6 +80,9 @@ class TPUHostActor:
     @cached_property
     def _preparation(self) -> HostPreparation:
         return HostPreparation(self._name, self._ledger, self._devices, self._background)
+
+    async def versions(self) -> dict[str, Any]:
+        return versions_here()
 
     async def healthy(self) -> bool:
         self._contact.asked()
@@ -124,7 +129,9 @@ class TPUHostActor:
             process.close()
             raise
         try:
-            self._watches[pid] = TaskWatch(standby, process, tree, self._ledger, self._devices, output)
+            self._watches[pid] = TaskWatch(
+                standby, process, tree, self._ledger, self._devices, output, lambda: self._others_with_chips(pid)
+            )
         except Exception:  # the disk may be full
             await asyncio.to_thread(output.close)
             raise
@@ -192,6 +199,9 @@ class TPUHostActor:
             HOST_UNASKED_S,
         )
         os._exit(1)
+
+    def _others_with_chips(self, pid: int) -> list[TaskWatch]:
+        return [watch for other, watch in self._watches.items() if other != pid and watch.has_chips]
 
     def _of_place(self, place: str) -> list[int]:
         return [pid for pid in self._watches if self._places[pid] == place]

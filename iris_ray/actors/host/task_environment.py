@@ -1,14 +1,18 @@
-"""The environment of a task process: its variables, those of its raylet, and free ports."""
+"""The environment of a task process: its variables, those of its raylet, free ports, and its CPUs."""
 
+import contextlib
 import errno
+import os
 import random
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from pathlib import Path
 
 import psutil
 
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
+from iris_ray.model.tpu_processes import DECIDED_BY_US, TpuProcess
 
 # Read by the dynamic loader, the allocator, the interpreter, the C library's locale and time zone, Ray or gRPC before
 # any of our code runs: setting them in a running process is too late.
@@ -21,6 +25,10 @@ _IMPORT_PREFIXES = ("JAX_",)
 
 # A task without GPUs must see none. Ray sets these for a task that has some.
 _GPU_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+# A task with chips gets this, unless the host or the user says otherwise. Without it, JAX runs on the CPU, and says so
+# in a warning only, if libtpu is missing or broken; with it, JAX raises (checked with 0.10.2).
+_ON_TPU = {"JAX_PLATFORMS": "tpu,cpu"}
 
 # A task owns all chips that its raylet has. Ray sets these for processes that hold some of the chips, or none.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
@@ -54,11 +62,14 @@ def task_environment(
     multislice: MultisliceInfo,
     num_cpus: float | None,
     num_gpus: float = 0.0,
+    tpu_process: TpuProcess | None = None,
 ) -> dict[str, str | None]:
     """Return the changes that turn an inherited environment into a task's: name → value, or None to remove it.
 
     The user's variables win over our defaults. Variables that identify the task and its slice (``IRIS_*``,
     ``MEGASCALE_*``) win over the user's. On a single slice every MEGASCALE variable is removed, the user's included.
+    Variables that tell the processes of a host apart are kept as the host or the user has set them if the task is the
+    only one of its gang there. Of several tasks there, each gets its own; only their bounds may be the user's.
 
     Args:
         inherited: the variables that the process has now.
@@ -70,25 +81,43 @@ def task_environment(
         num_cpus: CPUs that the task claims, for ``OMP_NUM_THREADS``; None leaves the thread count to the libraries
             (Ray sets 1 for a process that claims no CPU, on a host that the task has to itself).
         num_gpus: GPUs that the task claims.
+        tpu_process: its place among the processes of its slice, if its host has several.
     """
     changes = {name: host_env.get(name) for name in _CHIP_VISIBILITY}
     if num_cpus is not None:
-        changes["OMP_NUM_THREADS"] = str(max(1, int(num_cpus)))
+        changes["OMP_NUM_THREADS"] = str(max(1, int(num_cpus / info.processes_per_host)))
     elif inherited.get("OMP_NUM_THREADS") == "1":
         changes["OMP_NUM_THREADS"] = None
-    if not info.slice_name:
+    if info.slice_name:
+        changes |= {name: value for name, value in _ON_TPU.items() if name not in inherited}
+    else:
         changes |= _NO_CHIPS
     if not num_gpus:
         changes |= dict.fromkeys(_GPU_VISIBILITY, "")
         if not info.slice_name:
             changes |= {name: v for name, v in _ON_CPU.items() if inherited.get(name) == host_env.get(name)}
-    changes |= user_env
+    is_alone = info.num_tasks == info.num_slices and "," not in inherited.get("TPU_WORKER_HOSTNAMES", "")
+    if is_alone and inherited.get("TPU_WORKER_ID", "0") != "0":
+        changes["TPU_WORKER_ID"] = "0"  # GKE's webhook numbers single hosts as if they were one slice's
+    if tpu_process is None:
+        changes |= user_env
+    else:
+        own = tpu_process.to_env()
+        changes |= own
+        changes |= user_env
+        changes |= {name: own.get(name) for name in DECIDED_BY_US}
 
     megascale = multislice.to_env()
     for name in {*inherited, *user_env}:
         if name.startswith(MEGASCALE_PREFIX) and not (megascale and name in user_env):
             changes[name] = None  # set by a provider or an earlier attempt; a user may tune a multislice run
     return changes | megascale | info.to_env()
+
+
+def expect_chips(environ: MutableMapping[str, str]) -> None:
+    """Have JAX raise if it finds no chips, in a process that imports JAX before it knows its task."""
+    for name, value in _ON_TPU.items():
+        environ.setdefault(name, value)
 
 
 RAYLET = "raylet"
@@ -103,9 +132,13 @@ def raylet_environment() -> dict[str, str]:
         return {}
 
 
+# -- ports -------------------------------------------------------------------------------------------------------------
+
 # Below Linux' default ephemeral range (32768 and up), where an outgoing connection may take a port at any moment, and
 # above Ray's default worker ports (10002-19999).
 PORTS = range(20_000, 32_768)
+PORTS_HELD = 4
+"""A task process holds so many ports: `actors.pool.launch.Ports` says what for."""
 MOST_REFUSALS = 1000
 """Give up after so many ports that are in use or forbidden. This suffices even if 99 of 100 are."""
 
@@ -141,3 +174,45 @@ def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.
         else:
             held.append(candidate)
     return held
+
+
+# -- CPUs --------------------------------------------------------------------------------------------------------------
+
+NUMA_NODES = Path("/sys/devices/system/node")
+
+
+def bind_to_cpus(info: JobInfo) -> None:
+    """Bind the calling thread, and those that it starts, to the CPUs of its share of the host's NUMA nodes.
+
+    Do nothing if the task is the only one of its gang on the host, or the kernel does not let it.
+    """
+    with contextlib.suppress(OSError):
+        if cpus := cpus_of(info.local_index, info.processes_per_host, os.sched_getaffinity(0)):
+            os.sched_setaffinity(0, cpus)
+
+
+def cpus_of(local_index: int, per_host: int, allowed: Collection[int], nodes: Path = NUMA_NODES) -> set[int]:
+    """Return the CPUs for one of several processes of a host; none if it is not to be bound.
+
+    The first half of the processes gets the first half of the NUMA nodes, and so on: libtpu numbers chips in the order
+    of their PCI addresses, which ascend with the nodes. Checked on no TPU7x host yet.
+
+    Args:
+        local_index: the process's number on the host.
+        per_host: how many processes the host has.
+        allowed: the CPUs that the process may use now.
+        nodes: where the kernel describes the NUMA nodes.
+    """
+    lists = sorted(nodes.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node")))
+    with_cpus = [cpus for cpus in (_listed_cpus(path.read_text()) & {*allowed} for path in lists) if cpus]
+    if per_host == 1 or len(with_cpus) < 2:
+        return set()
+    first = local_index * len(with_cpus) // per_host
+    after = max(first + 1, (local_index + 1) * len(with_cpus) // per_host)
+    return set[int]().union(*with_cpus[first:after])
+
+
+def _listed_cpus(text: str) -> set[int]:
+    """Return the numbers in a list such as ``0-3,8``."""
+    ends = (part.partition("-") for part in text.strip().split(",") if part)
+    return {cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)}

@@ -1,4 +1,4 @@
-"""The process that runs the user's function: one per host and attempt, never used twice.
+"""The process that runs the user's function: one or several per host and attempt, never used twice.
 
 It starts ahead of time as a *standby* and imports only Ray and iris_ray, so that modules that read the environment at
 import see the task's variables. It is a single-threaded actor: user code runs in the main thread, where signals arrive.
@@ -9,6 +9,7 @@ import os
 import secrets
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import ray
@@ -20,15 +21,21 @@ from iris_ray.actors.host.directories import LocalDirectories, can_not_start, ho
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_tree import mark_forks, stat_of
-from iris_ray.actors.host.task_environment import hold_ports, raylet_environment, task_environment
+from iris_ray.actors.host.task_environment import (
+    PORTS_HELD,
+    bind_to_cpus,
+    expect_chips,
+    hold_ports,
+    raylet_environment,
+    task_environment,
+)
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
 from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TOKEN_VARIABLE, TaskFiles, survive_notices
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
-
-PORTS_HELD = 3
 
 
 class TaskProcess:
@@ -43,9 +50,14 @@ class TaskProcess:
     def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
         self._token = secrets.token_hex(8)
         self._mark = mark_forks(self._token)
+        if preload:  # only for tasks with chips, and JAX reads its options when it is imported
+            expect_chips(os.environ)
         self._error = import_all(preload)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
         self._of_the_raylet = raylet_environment()  # read now, so that the launch does not wait for it
+
+    def versions(self) -> dict[str, Any]:
+        return versions_here()
 
     def ready(self) -> StandbyReady:
         ports = tuple(held.getsockname()[1] for held in self._held)
@@ -59,7 +71,7 @@ class TaskProcess:
             raise RuntimeError(f"{', '.join(left)} can't be ended")
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
-        if launch.info.slice_name and (not_free := self._chips_in_use()):
+        if launch.info.slice_name and (not_free := self._chips_in_use(launch.info)):
             kind = EndKind.CHIPS_TAKEN if not_free.ours else EndKind.HOST_UNFIT
             return TaskEnd(kind, Moment.now(), error=not_free.why)
         try:
@@ -72,6 +84,7 @@ class TaskProcess:
             return TaskEnd(EndKind.HOST_UNFIT, Moment.now(), error=can_not_start(error))
         for held in self._held:
             held.close()
+        bind_to_cpus(launch.info)
         self._set_environment(replace(launch, info=replace(launch.info, local_dir=local_dir)), files)
         if pipe is None:
             label_output(launch.label)
@@ -93,11 +106,14 @@ class TaskProcess:
         self._local_directories = LocalDirectories.of_host(host_directory())  # an attribute keeps the directory's lock
         return str(self._local_directories.take(info.job_id))
 
-    def _chips_in_use(self) -> NotFree | None:
+    def _chips_in_use(self, info: JobInfo) -> NotFree | None:
         """Return which other process holds this host's chips, in words; None, within about 10 µs, if none does."""
         self._probe = LockProbe(lock_file())  # an attribute keeps it open: closing it would drop libtpu's later lock
         pid = self._probe.holder()
-        return None if pid is None else in_use([describe(pid, ProcessLedger(host_directory()))])
+        if pid is None:
+            return None
+        not_free = in_use([describe(pid, ProcessLedger(host_directory()))])
+        return None if not_free.ours and info.processes_per_host > 1 else not_free  # the gang's own, which was faster
 
     def _set_environment(self, launch: TaskLaunch, files: TaskFiles) -> None:
         changes = task_environment(
@@ -108,6 +124,7 @@ class TaskProcess:
             launch.multislice,
             launch.num_cpus,
             launch.num_gpus,
+            launch.tpu_process,
         )
         for name, value in changes.items():
             if value is None:

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,12 @@ class TaskWatch:
         standby: the actor that runs in the process.
         process, tree: the process, and its process tree.
         ledger: records the process.
-        devices: the host's chips, if the task has them to itself; else None.
+        devices: the host's chips, if its gang has them to itself; else None.
         output: reads the task's output.
+        beside: returns the watches of the processes that may use the same chips.
+
+    Attributes:
+        gone: set when no process of the task is left, or none that can be ended.
     """
 
     def __init__(
@@ -66,8 +70,11 @@ class TaskWatch:
         ledger: ProcessLedger,
         devices: Devices | None,
         output: OutputPump,
+        beside: Callable[[], Iterable["TaskWatch"]] = tuple,
     ) -> None:
         self.output = output
+        self.gone = asyncio.Event()
+        self._beside = beside
         self._standby = standby
         self._process = process
         self._tree = tree
@@ -91,6 +98,11 @@ class TaskWatch:
     def ended(self) -> bool:
         """Whether the task's own process has ended; its descendants may still run."""
         return self._process.ended
+
+    @property
+    def has_chips(self) -> bool:
+        """Whether user code has begun, so that it may use the chips, and some process of the task is left."""
+        return self._has_started() and not self.gone.is_set()
 
     @property
     def runs(self) -> bool:
@@ -160,12 +172,14 @@ class TaskWatch:
         else:
             found = await self._searched_at_exit
         left = await asyncio.to_thread(end_task, found, self._search, DYING_S)
+        self.gone.set()
         if left := left + await asyncio.to_thread(end_container, self._files):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._process.wait_at_most(KILL_GRACE_S)
         await asyncio.to_thread(self.output.close)
         held = None
         if self._devices is not None and self._has_started():  # a task that has not started never had the chips
+            await asyncio.gather(*(other.gone.wait() for other in self._beside()))
             held = await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
         self.forget()
         return None if held is None else held.why

@@ -33,7 +33,7 @@ from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest, TaskLaun
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice, NoticeKind, is_as_urgent, is_same
-from iris_ray.model.outcomes import EndKind, TaskEnd, TaskKey
+from iris_ray.model.outcomes import EndKind, TaskEnd
 
 RUNNING_DELAY_S = 0.1
 """A gang that ends sooner is never reported as running."""
@@ -182,7 +182,7 @@ class Attempt:
 
     async def _introduce_hosts(self) -> None:
         """Let the hosts of the gang know each other, after the launch, which this would delay."""
-        if self.place.on_slices or self.place.num_tasks > 1:
+        if self.place.on_slices or self.place.num_hosts > 1:
             await asyncio.sleep(RUNNING_DELAY_S)
             await self._notices.introduce()
 
@@ -199,7 +199,6 @@ class Attempt:
 
     async def _until_end(self, calls: Mapping["asyncio.Future[Any]", int]) -> Ends:
         """Wait until all tasks have returned, one ends otherwise, a slice is silent, or we are asked to stop."""
-        hosts = range(self.place.order.hosts_per_slice)
         ends: Ends = dict.fromkeys(self.place.tasks())
         actors = {name: self._slices.actor(name) for name in self.place.names}
         detector = FailureDetector(lambda name: actors[name].call(SliceActor.ping), actors, self._request.host_silence)
@@ -213,8 +212,8 @@ class Attempt:
                 pending -= done
                 for slice_id, reply in replies.items():
                     if not isinstance(reply, Unreachable):
-                        ends |= {TaskKey(slice_id, host_index): end for host_index, end in reply.items()}
-                if not all(returned(ends[TaskKey(slice_id, i)]) for slice_id in replies for i in hosts):
+                        ends |= {self.place.key(slice_id, process): end for process, end in reply.items()}
+                if not all(returned(end) for key, end in ends.items() if key.slice_id in replies):
                     break
         finally:
             silence.cancel()

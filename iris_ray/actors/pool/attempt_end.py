@@ -91,17 +91,18 @@ async def gather_evidence(
     unexplained: dict[TaskKey, str] = {}
     for slice_id, (hosts, (slice_silence, silences)) in enumerate(zip(place.order.slices, replies, strict=True)):
         for host in hosts:
-            key, said = TaskKey(slice_id, host.host_index), heard.get(host.node_id, HostEvidence())
+            keys, said = place.on_host(slice_id, host.host_index), heard.get(host.node_id, HostEvidence())
             on_first = slice_silence if host.host_index == 0 else None
             found = _HostReplies(said, silences[host.host_index], on_first)
-            evidence.hosts[key] = HostEvidence(found.lost, said.draining, out_of_memory=found.killed)
+            on_host = HostEvidence(found.lost, said.draining, out_of_memory=found.killed)
+            evidence.hosts |= dict.fromkeys(keys, on_host)
             if found.is_reachable:
-                evidence.reachable.add(key)
+                evidence.reachable.update(keys)
             if suspicion := found.suspicion:
                 evidence.suspects[host.node_id] = suspicion
                 if not said.draining:
-                    unexplained[key] = host.node_id
-    words = await _provider_words(controller, list(unexplained.values()))
+                    unexplained |= dict.fromkeys(keys, host.node_id)
+    words = await _provider_words(controller, list(dict.fromkeys(unexplained.values())))
     for key, node_id in unexplained.items():
         evidence.hosts[key] = replace(evidence.hosts[key], provider=words.get(node_id))
     return evidence
@@ -376,13 +377,14 @@ class AttemptShutdown:
             if None in reply.values():
                 self.lose([name])  # a host can't say that its task has ended
             slice_id = names.index(name)
-            ends |= {TaskKey(slice_id, host_index): end for host_index, end in reply.items() if end is not None}
+            ends |= {self._place.key(slice_id, process): end for process, end in reply.items() if end is not None}
         return ends
 
     async def end_leftovers(self, hosts: Collection[TaskKey]) -> None:
         """End what is left on those hosts of lost slices. Their SliceActor or TPUHostActor may be gone."""
         place = self._place
-        left = {name: [key.host_index for key in hosts if place.name(key) == name] for name in sorted(self._lost)}
+        on = {place.host(key) for key in hosts}
+        left = {name: [host.host_index for host in on if host.slice_name == name] for name in sorted(self._lost)}
         asks = (
             self._slices.end_tasks(name, indexes) for name, indexes in left.items() if indexes and name in self._slices
         )

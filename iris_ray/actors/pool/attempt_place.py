@@ -13,7 +13,10 @@ NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class AttemptPlace:
-    """The hosts of one order: their names, task indexes and words."""
+    """The hosts of one order and the processes on them: their names, indexes and words.
+
+    To the Controller each host has one task. To the user each process is a task, with a rank of its own.
+    """
 
     order: AttemptOrder
 
@@ -28,8 +31,24 @@ class AttemptPlace:
         return tuple(hosts[0].slice_name for hosts in self.order.slices)
 
     @property
-    def num_tasks(self) -> int:
+    def num_hosts(self) -> int:
         return self.order.hosts_per_slice * len(self.order.slices)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.num_hosts * self.order.processes_per_host
+
+    def key(self, slice_id: int, process: int) -> TaskKey:
+        """Return the key of a slice's process, by its number in the slice."""
+        return TaskKey(slice_id, *divmod(process, self.order.processes_per_host))
+
+    def process(self, key: TaskKey) -> int:
+        """Return the number of a process in its slice."""
+        return key.host_index * self.order.processes_per_host + key.local_index
+
+    def on_host(self, slice_id: int, host_index: int) -> list[TaskKey]:
+        """Return the keys of the processes of a host."""
+        return [TaskKey(slice_id, host_index, local) for local in range(self.order.processes_per_host)]
 
     def host(self, key: TaskKey) -> HostPlace:
         return self.order.slices[key.slice_id][key.host_index]
@@ -39,26 +58,31 @@ class AttemptPlace:
         return self.order.slices[key.slice_id][0].slice_name
 
     def task_index(self, key: TaskKey) -> int:
-        """Return the index of a task in its job."""
+        """Return the index that the Controller gives the task of a process's host."""
         return self.order.attempt.gang + key.slice_id * self.order.hosts_per_slice + key.host_index
 
+    def rank(self, key: TaskKey) -> int:
+        """Return the index of a process in its job, as the user sees it."""
+        return self.task_index(key) * self.order.processes_per_host + key.local_index
+
     def tasks(self) -> list[TaskKey]:
-        """Return the key of every task, ordered by slice id, then host index."""
-        hosts = range(self.order.hosts_per_slice)
-        return [TaskKey(slice_id, index) for slice_id in range(len(self.order.slices)) for index in hosts]
+        """Return the key of every process, in order."""
+        processes = range(self.order.hosts_per_slice * self.order.processes_per_host)
+        return [self.key(slice_id, process) for slice_id in range(len(self.order.slices)) for process in processes]
 
     def __str__(self) -> str:
-        if self.num_tasks == 1 and not self.on_slices:
+        if self.num_hosts == 1 and not self.on_slices:
             return self.order.slices[0][0].address
         where = self.names if self.on_slices else [host.address for hosts in self.order.slices for host in hosts]
         named = f"{', '.join(where[:NAMED])}{', …' if len(where) > NAMED else ''}"
-        return f"{named} ({self.num_tasks} host{'s' if self.num_tasks > 1 else ''})"
+        return f"{named} ({self.num_hosts} host{'s' if self.num_hosts > 1 else ''})"
 
     def in_words(self, key: TaskKey) -> str:
         """Return the place of a task as logs and errors show it."""
         if not self.on_slices:
             return f"task {self.task_index(key)} on {self.host(key).address}"
-        return f"slice {key.slice_id} ({self.name(key)}) worker {key.host_index}"
+        process = f" process {key.local_index}" if self.order.processes_per_host > 1 else ""
+        return f"slice {key.slice_id} ({self.name(key)}) worker {key.host_index}{process}"
 
 
 class StopRequest:

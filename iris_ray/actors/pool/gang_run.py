@@ -30,6 +30,7 @@ from iris_ray.errors import (
     TaskCrashedError,
     TaskOutOfMemoryError,
     TaskSetupError,
+    VersionMismatchError,
 )
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, HostNotice, Notice
@@ -84,10 +85,11 @@ class GangRun:
         self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
         self._refused = 0  # attempts up to this number were stopped, perhaps before they began
         self._setup_failed = False  # a host could not set up the job's environment, and no host is known that could
+        self._other_version = False  # the latest launch failed because the hosts' iris_ray does not go with ours
         self._background = BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
-        """Run the gang to its end. Return its results in (slice, worker) order, or the error that ends it for good."""
+        """Run the gang to its end. Return its results by rank, or the error that ends it for good."""
         while True:
             order = await self._next_order()
             if order is None:
@@ -99,8 +101,8 @@ class GangRun:
                 continue
             verdict, job = await self._run_attempt(order)
             if verdict is not None and verdict.succeeded:
-                ordered = sorted(verdict.results.items(), key=lambda r: (r[0].slice_id, r[0].host_index))
-                return [Pickled(result.result) for _, result in ordered if isinstance(result, TpuSuccess)]
+                ordered = (verdict.results[key] for key in sorted(verdict.results))
+                return [Pickled(result.result) for result in ordered if isinstance(result, TpuSuccess)]
             if job is not None and job.state.finished:
                 return self._final_error(verdict, job)
 
@@ -295,6 +297,7 @@ class GangRun:
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
         is_hopeless = failure.is_hopeless or self._setup_failed  # one host alone is no evidence
         self._setup_failed |= failure.by_request
+        self._other_version = failure.other_version
         if failure.by_request and is_hopeless:
             events.append(
                 TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason, is_hopeless=True)
@@ -325,7 +328,7 @@ class GangRun:
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[TaskStateChangedEvent]:
         """Return one event per task of the attempt: the task has reached this state."""
-        return all_reached(attempt.id, range(self._first_task, self._first_task + attempt.place.num_tasks), state)
+        return all_reached(attempt.id, range(self._first_task, self._first_task + attempt.place.num_hosts), state)
 
     async def abandon(self, reason: str) -> list[ReportedEvent]:
         """Stop the running attempt. Return the events to report behind the job's cancellation."""
@@ -358,7 +361,8 @@ class GangRun:
                 f" max_retries_preemption is {self._request.spec.max_retries_preemption}. The last cause: {job.error}"
             )
         if verdict is None:
-            return TaskSetupError(f"job {self._who} could not start its tasks: {job.error}")
+            kind = VersionMismatchError if self._other_version else TaskSetupError
+            return kind(f"job {self._who} could not start its tasks: {job.error}")
         return failure_error(self._request.spec.name, self._who, job.error or "", verdict.result)
 
 

@@ -33,6 +33,9 @@ class JobRun:
         request: the job.
         accepted: set to True when the Controller has the job.
         incarnation: the number of this process among those of the pool.
+
+    Attributes:
+        request: the same.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class JobRun:
     ) -> None:
         self.job_id = request.spec.job_id
         self._controller = controller
-        self._request = request
+        self.request = request
         self._spec = replace(request.spec, owner=slices.owner)
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
         self._accepted = accepted
@@ -100,7 +103,7 @@ class JobRun:
 
     def is_warm_for(self, request: RunRequest) -> bool:
         """Return whether the slices that this job leaves will be warm for that request."""
-        mine, spec = self._request, self._spec
+        mine, spec = self.request, self._spec
         is_alike = (spec.device, mine.process) == (request.spec.device, request.process)
         return is_alike and mine.keep_warm > 0 and spec.requirement.chips > 0
 

@@ -1,19 +1,21 @@
 """Launching an attempt: get every host ready to start its task at once, and plan what each host runs."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
-from iris_ray.actors.protocol.answers import NotReserved, SetupFailed, Unfit, Unreachable
+from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import task_id
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import Fault, TaskKey
+from iris_ray.model.topology import default_topology, get_tpu_config
+from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
 
 FEW_CORES = Refill(delay_s=4.0, standbys=1)
@@ -28,7 +30,7 @@ class Launch:
     """What a gang starts with once all of its hosts are ready.
 
     Attributes:
-        tasks: the launches by host index, by slice name.
+        tasks: the launches by process of the slice, by slice name.
         refill: how the slices get their next standbys.
     """
 
@@ -49,6 +51,7 @@ class LaunchFailed(Exception):
         counts: whether it counts as a failed launch. It does not if other tasks of iris_ray hold all missing chips;
             then the gang only has to wait.
         moves: whether the attempt had notice to move before it began.
+        other_version: whether all broken slices have an iris_ray that does not go with this one.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class LaunchFailed(Exception):
         blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
         counts: bool = True,
         moves: bool = False,
+        other_version: bool = False,
     ) -> None:
         super().__init__(reason)
         self.broken = broken
@@ -72,6 +76,7 @@ class LaunchFailed(Exception):
         self.blamed = blamed
         self.counts = counts
         self.moves = moves
+        self.other_version = other_version
 
 
 async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest) -> Launch:
@@ -92,13 +97,14 @@ async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: R
     answers = ready.result()
     broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
     if broken:
-        works = len(broken) < len(answers) or slices.has_worked(request.process)
+        other_version = all(isinstance(reply, OtherVersion) for reply in broken.values())
+        has_worked = slices.has_fitted if other_version else slices.has_worked(request.process)
+        works = len(broken) < len(answers) or has_worked
         raise _failed_launch(place, broken, works)
     first_slice: SliceReady = answers[place.names[0]]
-    slices.used_ports.extend(first_slice.ports)
-    return Launch(
-        launch_plan(request, place, first_slice.ports), refill(first_slice, place.num_tasks, request.standbys)
-    )
+    slices.used_ports.extend(first_slice.ports[0])
+    ports = {name: answers[name].ports for name in place.names}
+    return Launch(launch_plan(request, place, ports), refill(first_slice, place.num_hosts, request.standbys))
 
 
 def refill(ready: SliceReady, hosts: int, wanted: int | None) -> Refill:
@@ -129,7 +135,8 @@ def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: b
     blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in unfit if not reply.ours}
     if works:
         for hosts in place.order.slices:
-            if (setup := setups.get(hosts[0].slice_name)) is not None:
+            setup = setups.get(hosts[0].slice_name)
+            if setup is not None and not isinstance(setup, OtherVersion):  # for others these hosts may be right
                 blamed |= {hosts[i].node_id: (setup.reason, Fault.NO_START) for i in setup.hosts}
     answer = (NotReserved, Unfit, SetupFailed)
     suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, answer))
@@ -142,6 +149,7 @@ def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: b
         is_hopeless=sum(len(setup.hosts) for setup in setups.values()) > 1,
         blamed=blamed,
         counts=len(unfit) < len(broken) or not all(reply.ours for reply in unfit),
+        other_version=all(isinstance(reply, OtherVersion) for reply in broken.values()),
     )
 
 
@@ -156,26 +164,49 @@ async def silent_hosts(place: AttemptPlace, slices: ReservedSlices, names: tuple
     return silent
 
 
-def launch_plan(request: RunRequest, place: AttemptPlace, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
-    """Return what to launch, by slice name and then host index.
+Ports = Mapping[str, Sequence[tuple[int, ...]]]
+"""Free ports, by slice name and then process of the slice: four of each process, for MEGASCALE, its debug port, JAX's
+coordinator, and libtpu. If hosts have one process each, only those of the first process are needed."""
+
+
+def launch_plan(request: RunRequest, place: AttemptPlace, ports: Ports) -> dict[str, list[TaskLaunch]]:
+    """Return what to launch, by slice name and then process of the slice.
 
     Args:
         request: the job.
         place: where the attempt runs.
-        ports: three free ports of the first host, for this attempt alone: MEGASCALE, its debug port, the coordinator.
+        ports: for this attempt alone.
     """
+    addresses = _process_addresses(place, ports)
     launches: dict[str, list[TaskLaunch]] = {name: [] for name in place.names}
     for key in place.tasks():
-        launches[place.name(key)].append(_launch(request, place, key, ports))
+        launches[place.name(key)].append(_launch(request, place, key, ports, addresses))
     return launches
 
 
-def _launch(request: RunRequest, place: AttemptPlace, key: TaskKey, ports: tuple[int, ...]) -> TaskLaunch:
+def _process_addresses(place: AttemptPlace, ports: Ports) -> dict[str, tuple[str, ...]]:
+    """Return where libtpu listens in each process, by slice name; nothing if each host has one process."""
+    per_host = place.order.processes_per_host
+    if per_host == 1:
+        return {}
+    found = {}
+    for name, hosts in zip(place.names, place.order.slices, strict=True):
+        each = (host.address for host in hosts for _ in range(per_host))
+        found[name] = tuple(f"{address}:{own[3]}" for address, own in zip(each, ports[name], strict=True))
+    return found
+
+
+def _launch(
+    request: RunRequest, place: AttemptPlace, key: TaskKey, ports: Ports, addresses: Mapping[str, tuple[str, ...]]
+) -> TaskLaunch:
     slices, spec = place.order.slices, request.spec
-    host, index = place.host(key), place.task_index(key)
-    megascale_port, debug_port, coordinator_port = ports
+    host, index, per_host = place.host(key), place.rank(key), place.order.processes_per_host
+    megascale_port, debug_port, coordinator_port, _ = ports[place.names[0]][0]
+    own_port = None
+    if per_host > 1:  # processes of one host can't listen at the same port
+        own_port, debug_port, _, _ = ports[place.name(key)][place.process(key)]
     address = slices[0][0].address
-    num_tasks = place.num_tasks if spec.coscheduling else spec.replicas
+    num_tasks = place.num_ranks if spec.coscheduling else spec.replicas
     info = JobInfo(
         job_id=spec.job_id,
         task_id=task_id(spec.job_id, index),
@@ -186,11 +217,15 @@ def _launch(request: RunRequest, place: AttemptPlace, key: TaskKey, ports: tuple
         num_slices=len(slices),
         slice_name=host.slice_name if place.on_slices else "",
         worker_id=host.host_index,
-        coordinator_address=f"{address}:{coordinator_port}" if num_tasks == place.num_tasks else "",
+        coordinator_address=f"{address}:{coordinator_port}" if num_tasks == place.num_ranks else "",
+        local_index=key.local_index,
+        processes_per_host=per_host,
     )
     num_slices = len(slices) if place.on_slices else 1
-    multislice = MultisliceInfo(address, key.slice_id, num_slices, megascale_port, debug_port)
+    multislice = MultisliceInfo(address, key.slice_id, num_slices, megascale_port, debug_port, own_port)
     label = f"slice={key.slice_id} worker={key.host_index}" if place.on_slices else f"task={index}"
+    if per_host > 1:
+        label += f" process={key.local_index}"
     return TaskLaunch(
         request.pickled_function,
         request.env,
@@ -199,4 +234,11 @@ def _launch(request: RunRequest, place: AttemptPlace, key: TaskKey, ports: tuple
         spec.resources.get("CPU"),
         f"{spec.name} {label}",
         spec.resources.get(GPU, 0.0),
+        _tpu_process(spec.device, place, key, addresses[place.name(key)]) if addresses and spec.device else None,
     )
+
+
+def _tpu_process(device: str, place: AttemptPlace, key: TaskKey, addresses: tuple[str, ...]) -> TpuProcess:
+    told = "".join(place.order.topologies[key.slice_id : key.slice_id + 1])
+    topology = told or default_topology(get_tpu_config(device))
+    return TpuProcess(addresses, place.process(key), place.order.processes_per_host, topology)

@@ -94,7 +94,7 @@ class ProgressWatch:
         first = TaskKey(0, 0) if has_failed and self._has_looked else None
         if (key := self._speaker or first) is not None:
             actor, attempt = self._slices.actor(self._place.name(key)), self._place.order.attempt
-            asked = asyncio.ensure_future(actor.ask_once(SliceActor.last_progress, attempt, key.host_index))
+            asked = asyncio.ensure_future(actor.ask_once(SliceActor.last_progress, attempt, self._place.process(key)))
             await asyncio.wait({asked}, timeout=LAST_LOOK_S)
             if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
                 self._note_marks({key: found})
@@ -103,7 +103,7 @@ class ProgressWatch:
     def _note_marks(self, progress: Mapping[TaskKey, Progress]) -> None:
         """Take the speaker's marks. The first task that names a step becomes the speaker."""
         if self._speaker is None:
-            self._speaker = next((key for key in sorted(progress, key=_place) if progress[key].marks.steps), None)
+            self._speaker = next((key for key in sorted(progress) if progress[key].marks.steps), None)
         if self._speaker is not None and (found := progress.get(self._speaker)) is not None:
             steps = self._marks.steps or found.marks.steps
             for step, began in found.marks.steps:
@@ -125,10 +125,10 @@ class ProgressWatch:
         asks = (self._slices.actor(name).ask_once(SliceActor.progress, attempt) for name in self._place.names)
         replies = await asyncio.gather(*asks, return_exceptions=True)
         running = {
-            TaskKey(slice_id, host_index): found
+            self._place.key(slice_id, process): found
             for slice_id, reply in enumerate(replies)
             if not isinstance(reply, (Unreachable, BaseException))
-            for host_index, found in reply.items()
+            for process, found in reply.items()
         }
         return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
 
@@ -160,13 +160,9 @@ def summed_up(
     """Return the progress of a gang as people see it: its newest heartbeat, furthest step and first status."""
     ages = [found.age for found in progress.values() if found.age is not None]
     steps = [found.step for found in progress.values() if found.step is not None]
-    words = (progress[key].status for key in sorted(progress, key=_place))
+    words = (progress[key].status for key in sorted(progress))
     status = next(filter(None, words), None)
     return GangProgress(attempt, min(ages, default=None), max(steps, default=None), status, marks, stragglers)
-
-
-def _place(key: TaskKey) -> tuple[int, int]:
-    return key.slice_id, key.host_index
 
 
 STACKS_S = 1.0
@@ -307,8 +303,8 @@ class Speeds:
         if len(known) < FEWEST:
             return []
         usual = median(known.values())
-        slow = sorted((speed, key.slice_id, key.host_index) for key, speed in known.items() if speed < SLOW * usual)
-        return [Straggler(TaskKey(slice_id, host), speed, usual) for speed, slice_id, host in slow[:MOST_NAMED]]
+        slow = sorted((speed, key) for key, speed in known.items() if speed < SLOW * usual)
+        return [Straggler(key, speed, usual) for speed, key in slow[:MOST_NAMED]]
 
     def _speed(self, key: TaskKey) -> float | None:
         """Return the steps per second of a task; None until it was watched for `WINDOW_S`."""

@@ -18,7 +18,7 @@ from iris_ray.actors.calls.liveness import FailureDetector
 from iris_ray.actors.calls.names import reservations_of
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
-from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_actor import SliceActor, misfit
 from iris_ray.actors.protocol.answers import Gone, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, HostPlace, ProcessSpec, SliceReady
@@ -212,6 +212,7 @@ class ReservedSlice:
         generations: how many generations were started.
         kept: how many generations are to wait.
         refill: the timer that starts missing generations, a while after the latest attempt began.
+        fits: whether the iris_ray of the SliceActor is known to fit this one.
         used_by: the job that uses the slice, or used it last; while that job lives, the slice is kept for it.
         in_use: whether an attempt runs on it.
         spare: the spare's attempt, if a job only holds the slice ready.
@@ -228,6 +229,7 @@ class ReservedSlice:
     generations: int = 0
     kept: int = 1
     refill: asyncio.TimerHandle | None = None
+    fits: bool = False
     used_by: str = ""
     in_use: bool = False
     spare: AttemptId | None = None
@@ -273,14 +275,30 @@ class ReservedSlice:
         return reserved
 
     def start_standbys(self, avoid_ports: Collection[int]) -> None:
-        """Start a fresh task process on every host, for one attempt. Return at once."""
+        """Start fresh task processes on every host, for one attempt. Return at once."""
         gpus = self.bundle.get(GPU, 0.0)
-        standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in self.hosts)
+        hosts = [host for host in self.hosts for _ in range(self.process.per_host)]
+        standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in hosts)
         self.generations += 1
-        deadline_s, what = START_TIMEOUT_S + ANSWER_TIMEOUT_S, (self.generations, standbys, START_TIMEOUT_S)
-        ready = asyncio.ensure_future(self.actor.ask_within(deadline_s, SliceActor.prepare, *what))
+        ready = asyncio.ensure_future(self._prepare(self.generations, standbys))
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
         self.waiting.append(Generation(self.generations, standbys, ready))
+
+    async def _prepare(self, generation: int, standbys: Sequence[ActorHandle]) -> SliceReady | Unreachable:
+        """Return the SliceActor's answer to `prepare`. If its iris_ray does not fit this one, return that instead."""
+        deadline_s = START_TIMEOUT_S + ANSWER_TIMEOUT_S
+        prepare = self.actor.ask_within(deadline_s, SliceActor.prepare, generation, standbys, START_TIMEOUT_S)
+        prepared = asyncio.ensure_future(prepare)
+        prepared.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            if not self.fits:
+                versions = self.actor.call(SliceActor.versions)
+                if (why := await misfit(versions, f"{self.name} host 0", 0, deadline_s)) is not None:
+                    return why
+                self.fits = True
+            return await prepared
+        finally:
+            prepared.cancel()
 
     def take_standbys(self) -> int:
         """Remove the oldest waiting generation and return its number. Its hosts keep handles to its processes."""
@@ -329,7 +347,7 @@ class ReservedSlice:
             ready = generation.ready
             started = ready.done() and not ready.cancelled() and ready.exception() is None
             if started and not isinstance(ready.result(), Unreachable):
-                return generation.standbys[host_index]
+                return generation.standbys[host_index * len(generation.standbys) // len(self.hosts)]
         return None
 
     def discard(self) -> None:

@@ -66,6 +66,7 @@ class ReservedSlices:
         self.used_ports: deque[int] = deque(maxlen=USED_PORTS_KEPT)
         self._held: dict[str, ReservedSlice] = {}
         self._shared = SharedHosts()
+        self.has_fitted = False  # whether any host has had an iris_ray that goes with this one
         self._worked = deque([ProcessSpec()], maxlen=WORKED_KEPT)  # the default works: this process runs with it
         self._background = BackgroundTasks()
         self._leaving: dict[asyncio.Task[None], str] = {}  # being given back; a new order reserves them afresh
@@ -171,8 +172,9 @@ class ReservedSlices:
             for ask in pending:
                 ask.cancel()
         answers = {name: ask.result() for ask, name in asks.items() if ask not in pending}
-        ready = (self._held[name].process for name, reply in answers.items() if name in self and not is_broken(reply))
+        ready = [self._held[name].process for name, reply in answers.items() if name in self and not is_broken(reply)]
         self._worked.extend(process for process in ready if process not in self._worked)
+        self.has_fitted |= bool(ready)
         return answers
 
     def has_worked(self, process: ProcessSpec) -> bool:

@@ -5,22 +5,25 @@ For tasks without chips it is an object in the pool's process instead of an acto
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ray.actor import ActorHandle
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.clocks import Moment, by_this_clock
 from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
-from iris_ray.actors.protocol.answers import SetupFailed, Unreachable
+from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
+from iris_ray.actors.protocol.version import in_words, require_fit, versions_here
+from iris_ray.errors import VersionMismatchError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -38,13 +41,14 @@ FETCH_S = 2.0
 TEARDOWN_TIMEOUT_S = 20.0
 
 Standbys: TypeAlias = list[tuple[ActorHandle, int]]
-"""The standbys of a generation by host index, with their pids."""
+"""The standbys of a generation by process of the slice, with their pids. Each host has as many as the others."""
 
 
 @dataclass(slots=True)
 class HostTask:
-    """One host's task of the current attempt."""
+    """One process of the current attempt: a host's task, or a part of it."""
 
+    host: int
     pid: int
     end: "asyncio.Task[TaskEnd | None]"
 
@@ -67,6 +71,50 @@ async def _fetched(end: TaskEnd) -> TaskEnd | None:
         return None
 
 
+_NOT_IMPORTED = re.compile(r"^.*(?:ImportError|ModuleNotFoundError)\b.*$", re.MULTILINE)
+
+
+async def _started(versions: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the answer. Raise ImportError if the actor could not be made, because iris_ray can't be imported there."""
+    try:
+        return await versions
+    except ActorDiedError as error:
+        if lines := _NOT_IMPORTED.findall(str(error)):
+            raise ImportError(lines[-1].strip()) from None
+        raise
+
+
+async def misfit(
+    versions: Awaitable[Mapping[str, Any]], name: str, host: int, timeout_s: float | None
+) -> Unreachable | None:
+    """Return why a process on a host can't work with this one; None if it can.
+
+    Args:
+        versions: the call that asks it for its versions.
+        name: the process, for the message.
+        host: the index of its host.
+        timeout_s: how long it may take to start; seconds.
+    """
+    ours = versions_here()
+    install = f"install iris_ray {ours['version']} in the image of the hosts"
+    try:
+        theirs = await answer(_started(versions), name, timeout_s)
+        if isinstance(theirs, Unreachable):
+            return theirs
+        require_fit(theirs, ours, name, install)
+    except RuntimeEnvSetupError:
+        raise
+    except VersionMismatchError as error:
+        return OtherVersion(str(error), (host,))
+    except Exception as error:  # it has no iris_ray, or one that does not know the question
+        why = (str(error).strip().splitlines() or [""])[-1]
+        return OtherVersion(
+            f"{name} can't use iris_ray: {type(error).__name__}: {why}; this is {in_words(ours)}: {install}",
+            (host,),
+        )
+    return None
+
+
 class SliceActor:
     """The hosts of one slice, by host index.
 
@@ -81,7 +129,7 @@ class SliceActor:
         self._standbys: dict[int, Standbys] = {}  # by generation
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
-        self._tasks: dict[int, HostTask] = {}
+        self._tasks: dict[int, HostTask] = {}  # by process of the slice
         self._stopping: dict[AttemptId, dict[int, HostTask]] = {}
         self._silence_s = HOST_SILENCE_S
         self._silent: dict[int, str] = {}  # for how long a host has been silent
@@ -91,6 +139,10 @@ class SliceActor:
     def hosts(self) -> Mapping[int, Actor[HostInterface]]:
         """The hosts, by index."""
         return self._hosts
+
+    async def versions(self) -> dict[str, Any]:
+        """Return `versions_here`. Answer callers of all versions."""
+        return versions_here()
 
     async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
         """Return why each host counts as lost; None for a host that answers within so many seconds."""
@@ -108,25 +160,37 @@ class SliceActor:
     async def prepare(
         self, generation: int, standbys: Sequence[ActorHandle], timeout_s: float
     ) -> SliceReady | Unreachable:
-        """Take these standbys for a later attempt. Return once all have started."""
-        calls = (self._take_standby(i, standby, timeout_s) for i, standby in enumerate(standbys))
+        """Take these standbys for a later attempt, as many of each host, by host. Return once all have started."""
+        per_host = len(standbys) // len(self._hosts)
+        calls = (self._take_standby(i // per_host, standby, timeout_s) for i, standby in enumerate(standbys))
         answers = await asyncio.gather(*calls)
-        failed = {i: reply for i, reply in enumerate(answers) if isinstance(reply, SetupFailed)}
+        failed = [reply for reply in answers if isinstance(reply, SetupFailed)]
         ready = [reply for reply in answers if isinstance(reply, StandbyReady)]
         if len(failed) + len(ready) < len(answers):
             return next(a for a in answers if isinstance(a, Unreachable) and not isinstance(a, SetupFailed))
         if failed:
-            reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed.values()))
-            return SetupFailed(reasons, tuple(failed), works_elsewhere=len(failed) < len(answers))
+            reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed))
+            hosts = tuple(dict.fromkeys(host for reply in failed for host in reply.hosts))
+            kind = OtherVersion if all(isinstance(reply, OtherVersion) for reply in failed) else SetupFailed
+            return kind(reasons, hosts, works_elsewhere=len(hosts) < len(self._hosts))
         self._standbys[generation] = [(standby, one.pid) for standby, one in zip(standbys, ready, strict=True)]
-        return SliceReady(ready[0].ports, ready[0].cores, ready[0].free_bytes)
+        ports = tuple(one.ports for one in (ready if per_host > 1 else ready[:1]))
+        return SliceReady(ports, ready[0].cores, ready[0].free_bytes)
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
-        name = self._hosts[host].name
+        behind, name, who = (
+            Actor[TaskInterface](standby),
+            self._hosts[host].name,
+            f"the standby on {self._hosts[host].name}",
+        )
         try:
             # Asked from here, so that the connection over which its task will be started is there by then.
-            asked = Actor[TaskInterface](standby).call(TaskInterface.ready)
-            ready = await answer(asked, f"the standby on {name}", timeout_s)
+            versions, asked = behind.call(TaskInterface.versions), behind.call(TaskInterface.ready)
+            of_host = self._hosts[host].call(HostInterface.versions)
+            for call, whose in ((versions, who), (of_host, name)):
+                if (why := await misfit(call, whose, host, timeout_s)) is not None:
+                    return why
+            ready = await answer(asked, who, timeout_s)
             if isinstance(ready, Unreachable):
                 return ready
             if ready.error:
@@ -142,16 +206,16 @@ class SliceActor:
     async def run_remote_fn(
         self, attempt: AttemptId, generation: int, launches: Sequence[TaskLaunch], silence_s: float
     ) -> dict[int, TaskEnd | None]:
-        """Start one task on every host. Return when all have returned, one ends otherwise, or a host falls silent.
+        """Start the task of every host. Return when all have returned, one ends otherwise, or a host falls silent.
 
         Args:
             attempt: the tasks' attempt.
             generation: the standbys that run them. Earlier generations are dropped.
-            launches: by host index.
+            launches: by process of the slice.
             silence_s: a host that has not answered for so long counts as lost; seconds.
 
         Returns:
-            The ends known by then; None for a host that no longer answers.
+            The ends known by then, by process of the slice; None on a host that no longer answers.
         """
         standbys = self._standbys.pop(generation)
         self._standbys = {number: later for number, later in self._standbys.items() if number > generation}
@@ -161,8 +225,9 @@ class SliceActor:
         self._silence_s = silence_s
         self._tasks = {}
         for i, (launch, (standby, pid)) in enumerate(zip(launches, standbys, strict=True)):
-            end = asyncio.ensure_future(self._run_task(i, standby, pid, launch))
-            self._tasks[i] = HostTask(pid, end)
+            host = self._host_of(i, standbys)
+            end = asyncio.ensure_future(self._run_task(host, standby, pid, launch))
+            self._tasks[i] = HostTask(host, pid, end)
         tasks = self._tasks
         watch = self._watch_hosts()
         silence = asyncio.ensure_future(watch.found())
@@ -176,7 +241,10 @@ class SliceActor:
                     break
         finally:
             silence.cancel()
-        return {i: task.known_end() for i, task in tasks.items() if task.end.done() or i in watch.silent}
+        return {i: task.known_end() for i, task in tasks.items() if task.end.done() or task.host in watch.silent}
+
+    def _host_of(self, process: int, standbys: Standbys) -> int:
+        return process * len(self._hosts) // len(standbys)
 
     def _watch_hosts(self) -> FailureDetector[int]:
         """Watch the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
@@ -191,8 +259,8 @@ class SliceActor:
 
     async def _refuse(self, standbys: Standbys, reason: str) -> dict[int, TaskEnd | None]:
         """End the standbys of an attempt that was stopped before it started."""
-        await self._stop_all({i: pid for i, (_, pid) in enumerate(standbys)}, reason, 0.0)
-        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in self._hosts}
+        await self._stop_all({i: (self._host_of(i, standbys), pid) for i, (_, pid) in enumerate(standbys)}, reason, 0.0)
+        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in range(len(standbys))}
 
     async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
         try:
@@ -248,7 +316,7 @@ class SliceActor:
             exit_grace: how long exit handlers may run; seconds.
 
         Returns:
-            How each task ended; None if its host can't say that it has. Empty if that attempt does not run here.
+            How each process ended; None if its host can't say that it has. Empty if that attempt does not run here.
         """
         if self._running == attempt:
             self._stopping[attempt], self._tasks, self._running = self._tasks, {}, None
@@ -258,7 +326,7 @@ class SliceActor:
             return {}
         tasks = self._stopping[attempt]
         raised = await _raised(tasks)
-        facts = await self._stop_all({i: task.pid for i, task in tasks.items()}, reason, exit_grace)
+        facts = await self._stop_all({i: (task.host, task.pid) for i, task in tasks.items()}, reason, exit_grace)
         self._stopping.pop(attempt, None)
         ends = {
             i: None if facts[i] is None else raised.get(i) or task.known_end() or facts[i] for i, task in tasks.items()
@@ -268,20 +336,21 @@ class SliceActor:
         return ends
 
     async def _stop_all(
-        self, pids: Mapping[int, int], reason: str | None, exit_grace: float
+        self, tasks: Mapping[int, tuple[int, int]], reason: str | None, exit_grace: float
     ) -> dict[int, TaskEnd | None]:
-        """End these tasks. Return how each ended; None if its host can't say that it has."""
+        """End these processes, by host and pid. Return how each ended; None if its host can't say that it has."""
+        hosts = {i: self._hosts[host] for i, (host, _) in tasks.items()}
         asked = {
-            i: self._hosts[i].ask_once(HostInterface.stop, pid, reason, exit_grace)
-            for i, pid in pids.items()
-            if i not in self._silent
+            i: hosts[i].ask_once(HostInterface.stop, pid, reason, exit_grace)
+            for i, (host, pid) in tasks.items()
+            if host not in self._silent
         }
         ping = HostInterface.healthy
-        answers = await answers_unless_silent(asked, lambda i: self._hosts[i].call(ping), self._silence_s)
+        answers = await answers_unless_silent(asked, lambda i: hosts[i].call(ping), self._silence_s)
         for i, why in answers.items():
             if isinstance(why, Exception):
-                logger.warning("%s: %s", self._hosts[i].name, why)
-        return {i: end if isinstance(end := answers.get(i), TaskEnd) else None for i in pids}
+                logger.warning("%s: %s", hosts[i].name, why)
+        return {i: end if isinstance(end := answers.get(i), TaskEnd) else None for i in tasks}
 
     async def introduce(self, attempt: AttemptId, peers: Sequence[Sequence[tuple[ActorHandle, str]]]) -> None:
         """Tell each host of that attempt to which hosts of the gang it passes notices on.
@@ -292,7 +361,10 @@ class SliceActor:
         """
         if self._running == attempt:
             meet = HostInterface.meet_gang
-            asks = (self._hosts[i].ask_once(meet, task.pid, attempt, peers[i]) for i, task in self._tasks.items())
+            asks = (
+                self._hosts[task.host].ask_once(meet, task.pid, attempt, peers[task.host])
+                for task in self._tasks.values()
+            )
             await asyncio.gather(*asks)
 
     async def notify(self, attempt: AttemptId, notice: Notice, sent_at: float) -> tuple[bool, bool]:
@@ -309,16 +381,17 @@ class SliceActor:
         if self._running != attempt or not self._tasks:
             return False, False
         notice = by_this_clock(notice, sent_at)
-        waits = [asyncio.ensure_future(self._notify(i, task, notice)) for i, task in self._tasks.items()]
+        waits = [asyncio.ensure_future(self._notify(task, notice)) for task in self._tasks.values()]
         done, late = await asyncio.wait(waits, timeout=max(ANSWER_S, notice.deadline - time.time()))
         for wait in late:
             wait.cancel()
         saved = [wait.result() for wait in done]
         return not late and None not in saved, True in saved
 
-    async def _notify(self, host: int, task: HostTask, notice: Notice) -> bool | None:
+    async def _notify(self, task: HostTask, notice: Notice) -> bool | None:
         """Return True once the task has saved its state, False once it has returned, None if it does neither."""
-        saved = asyncio.ensure_future(self._hosts[host].ask_once(HostInterface.notify, task.pid, notice, time.time()))
+        host = self._hosts[task.host]
+        saved = asyncio.ensure_future(host.ask_once(HostInterface.notify, task.pid, notice, time.time()))
         try:
             await asyncio.wait({saved, task.end}, return_when=asyncio.FIRST_COMPLETED)
             if saved.done() and saved.result() is True:
@@ -326,29 +399,30 @@ class SliceActor:
             end = task.known_end()
             return False if end is not None and end.kind is EndKind.RETURNED else None
         except Exception:
-            logger.exception("%s could not be told that it is to move", self._hosts[host].name)
+            logger.exception("%s could not be told that it is to move", host.name)
             return None
         finally:
             saved.cancel()
 
     async def progress(self, attempt: AttemptId) -> dict[int, Progress | Unreachable]:
-        """Return the progress of every task of that attempt that has not returned; none if it does not run here."""
+        """Return the progress of every process of that attempt that has not returned; none if it does not run here."""
         if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}
-        asks = (self._hosts[i].ask_once(HostInterface.progress, task.pid) for i, task in running.items())
+        asks = (self._hosts[task.host].ask_once(HostInterface.progress, task.pid) for task in running.values())
         replies = await asyncio.gather(*asks)
         return dict(zip(running, replies, strict=True))
 
-    async def last_progress(self, attempt: AttemptId, host: int) -> Progress | Unreachable | None:
-        """Return a task's progress, even if it has ended; None if that attempt does not run here."""
-        task = self._tasks.get(host) if self._running == attempt else None
-        return None if task is None else await self._hosts[host].ask_once(HostInterface.progress, task.pid)
+    async def last_progress(self, attempt: AttemptId, process: int) -> Progress | Unreachable | None:
+        """Return a process's progress, even if it has ended; None if that attempt does not run here."""
+        task = self._tasks.get(process) if self._running == attempt else None
+        return None if task is None else await self._hosts[task.host].ask_once(HostInterface.progress, task.pid)
 
     async def dump_stacks(self, attempt: AttemptId) -> None:
         """Have every task of that attempt print its stacks."""
         if self._running == attempt:
-            asks = (self._hosts[i].ask_once(HostInterface.dump_stacks, task.pid) for i, task in self._tasks.items())
+            tasks = self._tasks.values()
+            asks = (self._hosts[task.host].ask_once(HostInterface.dump_stacks, task.pid) for task in tasks)
             await asyncio.gather(*asks)
 
     @within(TEARDOWN_TIMEOUT_S)

@@ -21,6 +21,7 @@ from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.export_file import environment_line, run_line
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
 from iris_ray.actors.protocol.task_log import LastLines, LogId
 from iris_ray.errors import DeposedError, NotYetError
@@ -127,6 +128,16 @@ class SlicePoolManager:
 
     async def accepted(self, job_id: str) -> bool:
         return await asyncio.shield(self._acceptance(job_id))
+
+    async def what_it_runs(self) -> dict[str, Any] | None:
+        run = next(iter(self._runs.values()), None)
+        if self._alone is None or run is None:
+            return None
+        function = run.request.pickled_function
+        return {
+            "run": run_line(run.request, function if isinstance(function, bytes) else await function),
+            "ray_job": environment_line(ray.get_runtime_context().runtime_env or {}),
+        }
 
     async def release(self) -> None:
         await self.tasks_ended()

@@ -53,5 +53,10 @@ class SetupFailed(Unreachable):
 
 
 @dataclass(frozen=True, slots=True)
+class OtherVersion(SetupFailed):
+    """Hosts of a slice have an iris_ray that does not go with this one, or none. Other callers may work with them."""
+
+
+@dataclass(frozen=True, slots=True)
 class NotReserved(Unreachable):
     """Ray has not reserved the resources. This says nothing about the hosts."""

@@ -18,6 +18,7 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
 )
 from iris_ray.actors.protocol.task_log import LastLines, LogPlace, LogPosition, TaskLog
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.job_spec import JobSpec
@@ -164,6 +165,17 @@ class ForPeople(Protocol):
             NotPermittedError: one is another user's job, and the user is no operator.
         """
 
+    async def require_operator(self, user: str, what: str) -> None:
+        """Refuse a user who is no operator, before a command acts outside of the Controller.
+
+        Args:
+            user: who wants to act.
+            what: names the action, such as "give notice to hosts".
+
+        Raises:
+            NotPermittedError: the user is no operator.
+        """
+
     async def taint(self, target: str, taint: str, reason: str, user: str) -> list[str]:
         """Keep jobs that don't tolerate the taint off a host or slice. Return the ids of the tainted hosts.
 
@@ -216,11 +228,29 @@ class ForPeople(Protocol):
             NotPermittedError: the user is no operator.
         """
 
+    async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
+        """Take up the settings, limits, taints and sums of a file that another Controller's export is. All or none.
+
+        Args:
+            lines: a JSON list of lines; see `iris_ray.actors.protocol.export_file`.
+            user: who imports it.
+
+        Returns:
+            The settings that were set here already and stay.
+
+        Raises:
+            InvalidRequestError: a line makes no sense, or this Controller is not empty.
+            NotPermittedError: the user is no operator.
+        """
+
     async def statistics(self) -> dict[str, int]:
         """Return counts since this Controller began: starved, timed out and unschedulable jobs, evicted attempts."""
 
     async def demand(self) -> dict[str, list[int]]:
         """Return how many more slices of each type each waiting gang needs to run; see `missing_slices`."""
+
+    async def report_capacity(self, report: CapacityReport) -> None:
+        """Remember what a provisioner has asked for and holds, for `why`, the dashboard and metrics."""
 
     async def about(self) -> dict[str, Any]:
         """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside."""
@@ -286,7 +316,7 @@ class ControllerInterface(ForPeople, ForPools, Protocol):
     """All methods of the Controller. A caller checks the Controller's version first."""
 
     async def versions(self) -> dict[str, Any]:
-        """Return the version and the protocol. Answer clients of all versions, even during the start."""
+        """Return `versions_here`. Answer clients of all versions, even during the start."""
 
     async def ping(self) -> None:
         """Wait until the start is over: the Controller has read the hosts and the records of an earlier Controller.

@@ -1,7 +1,7 @@
 """The interfaces of a host's actors: the TPUHostActor that watches its tasks, and the process of each task."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ray.actor import ActorHandle
 
@@ -17,6 +17,9 @@ TEARDOWN_TIMEOUT_S = 15.0
 
 class HostInterface(Protocol):
     """The methods of a TPUHostActor, for a SliceActor, a pool and other hosts. A task is named by its process's pid."""
+
+    async def versions(self) -> dict[str, Any]:
+        """Return `versions_here`. Answer callers of all versions."""
 
     async def healthy(self) -> bool:
         """Return True. The answer proves that the host and this actor are alive."""
@@ -118,6 +121,9 @@ class HostInterface(Protocol):
 
 class TaskInterface(Protocol):
     """The methods of a TaskProcess, for a SliceActor, a pool and the host."""
+
+    def versions(self) -> dict[str, Any]:
+        """Return `versions_here`. Answer callers of all versions."""
 
     def ready(self) -> StandbyReady:
         """Return the process's ids and ports. The ports stay bound until the task starts. An answer proves it waits."""

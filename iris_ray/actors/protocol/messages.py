@@ -14,6 +14,7 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import default_of
 from iris_ray.model.plain_values import Words
+from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import TPU
 
 HOST_SILENCE_S = 5.0
@@ -30,10 +31,12 @@ class ProcessSpec:
     Args:
         runtime_env: Ray's runtime environment, with only those ``env_vars`` that act when a process starts.
         preload: modules that a standby imports while it waits.
+        per_host: how many run a task of one host together.
     """
 
     runtime_env: dict[str, Any] = field(default_factory=dict, repr=False)
     preload: tuple[str, ...] = ()
+    per_host: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,8 @@ class AttemptOrder:
         epoch: of the Controller that orders it.
         incarnation: number of the pool's process that is to carry it out.
         spare_for: the job for which the slices are only held ready, or None.
+        processes_per_host: how many processes each host's task consists of.
+        topologies: the slices' shapes in chips, by slice id, as far as their hosts have told Ray; else "".
     """
 
     attempt: AttemptId
@@ -104,6 +109,8 @@ class AttemptOrder:
     epoch: int
     incarnation: int
     spare_for: str | None = None
+    processes_per_host: int = 1
+    topologies: tuple[str, ...] = ()
 
     @property
     def hosts_per_slice(self) -> int:
@@ -141,11 +148,11 @@ class SliceReady(NamedTuple):
     """Every host of a slice could start a task at once.
 
     Attributes:
-        ports: free ports that host 0's standby holds.
+        ports: free ports that the standbys hold, by process. With one standby a host only those of the first.
         cores, free_bytes: CPUs and free memory of host 0.
     """
 
-    ports: tuple[int, ...]
+    ports: tuple[tuple[int, ...], ...]
     cores: int
     free_bytes: int
 
@@ -162,6 +169,7 @@ class TaskLaunch:
         num_cpus: CPUs that the task claims; None if the user named none.
         label: marks the task's output.
         num_gpus: GPUs that the task claims.
+        tpu_process: its place among the processes of its slice if its host has several, else None.
     """
 
     pickled_function: Payload
@@ -171,6 +179,7 @@ class TaskLaunch:
     num_cpus: float | None
     label: str
     num_gpus: float = 0.0
+    tpu_process: TpuProcess | None = None
 
 
 @dataclass(frozen=True, slots=True)

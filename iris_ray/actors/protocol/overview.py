@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from iris_ray.actors.protocol.status import JobStatus, LimitStatus, WorkerStatus
+from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.scheduler.pending_reason import PendingReason
 
@@ -75,6 +76,7 @@ class Changes:
         waiting: how many jobs wait.
         limits: the limits and the usage of each user.
         shares: of the users who hold resources now or did lately.
+        capacity: what each provisioner has asked for and holds.
     """
 
     position: Position
@@ -88,6 +90,7 @@ class Changes:
     waiting: int = 0
     limits: tuple[LimitStatus, ...] = ()
     shares: tuple[UserShare, ...] = ()
+    capacity: tuple[CapacityReport, ...] = ()
 
 
 def as_json(value: Any) -> Any:

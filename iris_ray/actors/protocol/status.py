@@ -32,7 +32,7 @@ class JobStatus:
         gives_way: why it must give its hosts to another job now, and the deadline, in seconds since the epoch; or None.
         num_groups: the numbers of slices, or other groups, that it can use; empty if it asks for none.
         spare_for: the job for which it only holds slices ready, or None.
-        tasks: how many are in each state.
+        tasks: how many are in each state; to the Controller a host's processes are one task.
         groups: the slices, or other groups, that it runs on.
         error: why its latest attempt, or the job, ended.
         waiting: why it, or a part of it, waits; None if no part waits.
@@ -41,6 +41,7 @@ class JobStatus:
         stragglers: tasks that are clearly slower than the others, in words, the slowest first.
         yields: whether it waits behind all others, and gives its hosts to any waiting job.
         heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
+        processes_per_host: how many processes each of ``tasks`` consists of. Each has a log.
     """
 
     number: int
@@ -69,6 +70,7 @@ class JobStatus:
     spare_for: str | None = None
     stragglers: tuple[str, ...] = ()
     yields: bool = False
+    processes_per_host: int = 1
 
     @property
     def starting(self) -> bool:
@@ -184,6 +186,8 @@ class TaskStatus:
         node_id, address, group, host: Ray's node id, IP address, slice (or other group), and the host's name for
             people; None while the task waits.
         error: why its latest attempt ended.
+        processes: how many processes of its host it consists of. Each counts as a task to its user: the first has the
+            index ``task_index * processes``.
     """
 
     task_id: str
@@ -202,6 +206,7 @@ class TaskStatus:
     host: str | None
     error: str | None
     evictions: int = 0
+    processes: int = 1
 
     @property
     def worker_id(self) -> str | None:

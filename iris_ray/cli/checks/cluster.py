@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import iris_ray
 from iris_ray.actors.protocol.status import WorkerStatus
+from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.printing import Finding, Level, counted, duration
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.workers import TPU_NAME, Worker, string_attribute
@@ -27,12 +28,13 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         table: a snapshot of Ray's tables.
         reserved: how many chips of each node iris_ray has reserved, by node id.
     """
-    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, registration
+    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, OwnSlices, registration
 
     slices: dict[str, list[Worker]] = {}
     refused: list[str] = []
     unlabelled: list[str] = []
     foreign = []
+    own_slices = OwnSlices()
     for node in table.nodes:
         if not node["Alive"]:
             continue
@@ -40,7 +42,7 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         if isinstance(event, str):
             (refused if SLICE_NAME_LABEL in node.get("Labels", {}) else unlabelled).append(event)
         elif TPU_NAME in event.attributes:
-            worker = _worker(event)
+            worker = _worker(own_slices.named(event))
             slices.setdefault(string_attribute(worker.attributes, TPU_NAME) or "", []).append(worker)
             if worker.foreign:
                 foreign.append(f"{string_attribute(worker.attributes, TPU_NAME)}: {worker.foreign}")
@@ -127,6 +129,26 @@ def check_clock(about: Mapping[str, Any]) -> Iterator[Finding]:
             found = f"the wall clock of the Controller's machine jumped by {jump:+.0f} s, {duration(age)} ago"
             advice = "jobs do not mind; but times in lists jump with it: keep the clocks of all machines in step"
             yield Finding(Level.WARNING, "clock", found, advice)
+
+
+def check_controllers_code(about: Mapping[str, Any], installed: Mapping[str, Any] | None) -> Finding:
+    """Check that the Controller runs what is installed on the head.
+
+    Args:
+        about: what the Controller says about itself.
+        installed: the versions of the iris_ray on the head; None if there is none.
+    """
+    check = "Controller's code"
+    runs = f"it runs iris_ray {about['version']} from {about['package']}"
+    if installed is None:
+        advice = "install iris_ray on the head, so that no job brings it; then: iris-ray cluster controller upgrade"
+        return Finding(Level.WARNING, check, f"{runs}, which a job has brought: none is installed on the head", advice)
+    if installed["version"] != about["version"]:
+        advice = (
+            "iris-ray cluster controller upgrade; until then, a Controller that crashes comes back with the new code"
+        )
+        return Finding(Level.WARNING, check, f"{runs}, and on the head is {versions_in_words(installed)}", advice)
+    return Finding(Level.OK, check, f"{runs}, as it is installed on the head")
 
 
 def check_controller(about: Mapping[str, Any] | None, in_words: str, hosts: int) -> Finding:

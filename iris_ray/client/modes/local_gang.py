@@ -16,7 +16,7 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.host.containers import end_container
 from iris_ray.actors.host.exit_status import ProcessExit, diagnose
-from iris_ray.actors.host.task_environment import hold_ports, task_environment
+from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports, task_environment
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.gang_run import failure_error
 from iris_ray.actors.pool.launch import launch_plan
@@ -71,7 +71,7 @@ def run_gang(request: RunRequest) -> list[Any]:
         deadline = time.monotonic() + request.exit_grace
         for task in tasks.values():
             task.process.wait(max(0.0, deadline - time.monotonic()))
-    return [load(end.payload) for _, end in sorted(ends.items(), key=lambda item: place.task_index(item[0]))]
+    return [load(end.payload) for _, end in sorted(ends.items())]
 
 
 def local_place(request: RunRequest) -> AttemptPlace:
@@ -82,7 +82,8 @@ def local_place(request: RunRequest) -> AttemptPlace:
     """
     spec = request.spec
     counts = spec.coscheduling.num_groups if spec.coscheduling else (1,)
-    fitting = [count for count in counts if count * spec.replicas <= MOST_TASKS]
+    per_slice = spec.replicas * spec.processes_per_host
+    fitting = [count for count in counts if count * per_slice <= MOST_TASKS]
     if not fitting:
         raise InvalidJobError(
             f"{min(counts)} slices of {spec.device} have {min(counts) * spec.replicas} hosts, and a local run has"
@@ -94,7 +95,8 @@ def local_place(request: RunRequest) -> AttemptPlace:
         )
         for slice_id in range(max(fitting))
     )
-    return AttemptPlace(AttemptOrder(AttemptId(spec.job_id, 1), slices, {TPU: spec.resources[TPU]}, 0, 0))
+    bundle, per_host = {TPU: spec.resources[TPU]}, spec.processes_per_host
+    return AttemptPlace(AttemptOrder(AttemptId(spec.job_id, 1), slices, bundle, 0, 0, processes_per_host=per_host))
 
 
 class LocalTask:
@@ -156,20 +158,25 @@ def ended_at_last(tasks: Mapping[TaskKey, LocalTask]) -> Iterator[None]:
 
 
 def _launches(request: RunRequest, place: AttemptPlace) -> dict[TaskKey, TaskLaunch]:
-    held = hold_ports(ADDRESS, 3, ())
-    ports = tuple(one.getsockname()[1] for one in held)
+    held = hold_ports(ADDRESS, PORTS_HELD * place.num_ranks, ())
+    each = zip(*[iter(one.getsockname()[1] for one in held)] * PORTS_HELD, strict=True)
+    ports: dict[str, list[tuple[int, ...]]] = {name: [] for name in place.names}
+    for key in place.tasks():
+        ports[place.name(key)].append(next(each))
     for one in held:
         one.close()
     launches = launch_plan(request, place, ports)
-    return {key: launches[place.name(key)][key.host_index] for key in place.tasks()}
+    return {key: launches[place.name(key)][place.process(key)] for key in place.tasks()}
 
 
 def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict[str, str]:
-    user = request.process.runtime_env.get("env_vars", {}) | launch.env
-    changes = task_environment(os.environ, {}, user, launch.info, launch.multislice, launch.num_cpus)
+    user, inherited = request.process.runtime_env.get("env_vars", {}) | launch.env, ON_CPU | os.environ
+    changes = task_environment(
+        inherited, {}, user, launch.info, launch.multislice, launch.num_cpus, 0.0, launch.tpu_process
+    )
     files = run.files(launch.info.task_index)
     ours = {LocalRun.VARIABLE: str(run.directory), TaskFiles.VARIABLE: files.prefix, MODE.name: ModeKind.SIMPLE.value}
-    environ = ON_CPU | os.environ | changes | ours
+    environ = inherited | changes | ours
     return {name: value for name, value in environ.items() if value is not None}
 
 
@@ -192,7 +199,7 @@ def _as_of_a_cluster(error: Exception) -> BaseException:
 
 
 def _say(request: RunRequest, place: AttemptPlace) -> None:
-    count = place.num_tasks
+    count = place.num_ranks
     print(f"iris_ray: {request.spec.job_id} runs in {count} local process{'es' * (count > 1)}", file=sys.stderr)
     parts = [part for part in request.process.runtime_env if part != "env_vars" and not part.startswith("_")]
     if parts:  # on a cluster Ray would set these up

@@ -238,10 +238,11 @@ def _parts(request: RunRequest) -> Iterator[tuple[str, str]]:
     yield "slices", f"{one_of} of {config.name}, each of {config.vm_count} hosts with {config.chips_per_vm} chips"
     most = max(counts)
     on = f"{most} slice{'s' * (most > 1)}"
-    yield "tasks", f"{most * spec.replicas} on {on}, one process on each host, all or none"
+    each = "one process" if spec.processes_per_host == 1 else f"{spec.processes_per_host} processes"
+    tasks = spec.replicas * spec.processes_per_host
+    yield "tasks", f"{most * tasks} on {on}, {each} on each host, all or none"
     for slice_id in range(min(most, 8)):
-        first = slice_id * spec.replicas
-        yield "", f"slice {slice_id}: tasks {first} to {first + spec.replicas - 1}"
+        yield "", f"slice {slice_id}: tasks {slice_id * tasks} to {(slice_id + 1) * tasks - 1}"
     if most > 8:
         yield "", "…"
     yield "retries", f"{spec.max_retries_failure:,} after failures, {spec.max_retries_preemption:,} after lost hosts"

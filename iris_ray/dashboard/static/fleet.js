@@ -1,10 +1,11 @@
 // The fleet: every slice with its hosts.
-import { fill, h, keyed, setText } from "./dom.js";
-import { amount, CONDITIONS, counted, percent } from "./format.js";
+import { fill, h, keyed, setText, table, tr } from "./dom.js";
+import { amount, CONDITIONS, counted, percent, since } from "./format.js";
 import { cluster, tables } from "./store.js";
 
 const OUT_OF_SERVICE = ["draining", "suspected", "quarantined", "closed", "unusable", "lost"];
 const COMPACT_FROM = 240; // slices: from then on tiles show cells and names only
+const CAPACITY = ["Type", "From", "Paid as", "Slices", "Chips", "Since", "An hour", "Note"];
 const collator = new Intl.Collator(undefined, { numeric: true });
 
 export const filters = { text: "", type: "", conditions: new Set() };
@@ -19,13 +20,15 @@ export function fleetPage(root) {
   const legend = h("div", { class: "legend", role: "group", "aria-label": "Show only slices with hosts that are" });
   const found = h("p", { class: "found", role: "status" });
   const groups = h("div", { class: "groups" });
+  const capacity = table(CAPACITY, "What provisioners have asked for and hold");
+  const provisioned = h("section", { hidden: true }, h("h2", {}, "Provisioned"), capacity.element);
   root.append(
     h("h1", {}, "Fleet"), stats,
     h("div", { class: "bar" },
       h("label", { for: "fleet-search", class: "unseen" }, "Search slices"), search,
       h("label", { for: "fleet-type", class: "unseen" }, "Type"), types, legend),
     h("details", { class: "meanings" }, h("summary", {}, "What the marks mean"), h("dl", { class: "terms" }, Object.entries(CONDITIONS).flatMap(meaning))),
-    found, groups,
+    provisioned, found, groups,
   );
 
   function show() {
@@ -37,8 +40,19 @@ export function fleetPage(root) {
     const filtered = filters.text || filters.type || filters.conditions.size;
     setText(found, filtered ? `${counted(wanted.length, "slice")} of ${all.length.toLocaleString()}` : "");
     showGroups(groups, wanted, all.length);
+    const lots = Object.values(tables.capacity).sort((a, b) => collator.compare(keyOfLot(a), keyOfLot(b)));
+    provisioned.hidden = lots.length === 0;
+    keyed(capacity.body, lots, keyOfLot, capacityRow);
   }
-  return { update: (changed) => { if (["slices", "jobs", "cluster"].some((name) => changed.has(name))) show(); } };
+  return { update: (changed) => { if (["slices", "jobs", "cluster", "capacity"].some((name) => changed.has(name))) show(); } };
+}
+
+const keyOfLot = ({ provisioner, type, source, market, joined }) => [type, provisioner, source, market, joined].join("/");
+
+function capacityRow({ type, source, market, joined, slices, chips, since: asked, hourly, currency, note }) {
+  const state = slices ? `${slices.toLocaleString()} ${joined ? "held" : "asked for"}` : "none asked for";
+  const price = hourly === null ? "" : `${hourly.toLocaleString(undefined, { maximumFractionDigits: 2 })} ${currency}`;
+  return tr(CAPACITY, [type, source, market, state, chips ? amount(chips) : "", asked ? since(asked) : "", price, h("span", { class: "why" }, note)]);
 }
 
 const meaning = ([name, [word, means]]) => [h("dt", {}, h("i", { class: `cell ${name}`, "aria-hidden": "true" }), " ", word), h("dd", {}, means)];

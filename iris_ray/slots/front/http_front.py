@@ -1,8 +1,11 @@
 """The HTTP server, in a thread and an event loop of its own."""
 
 import asyncio
+import errno
 import json
 import logging
+import os
+import socket
 import threading
 import time
 import uuid
@@ -121,7 +124,12 @@ class HttpFront:
         await runner.setup()
         try:
             await web.TCPSite(runner, *self._at).start()
-        except Exception as error:  # a host that is no name at all is no OSError
+        except OSError as error:
+            number = error.errno or errno.EADDRNOTAVAIL  # asyncio keeps it back since Python 3.13
+            why = f"HttpFront can't listen at {self._at[0]}, port {self._at[1]}: {os.strerror(number)}"
+            why = f"{why}; give an address of this machine and a free port"
+            self._started.set_exception(error if isinstance(error, socket.gaierror) else OSError(number, why))
+        except Exception as error:  # a host that is no name at all
             self._started.set_exception(error)
         else:
             self._started.set_result(runner.addresses[0][1])

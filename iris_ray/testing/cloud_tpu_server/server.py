@@ -111,6 +111,7 @@ class Api:
                 "ListNodes": (types.ListNodesRequest.deserialize, self._list_nodes),
                 "CreateNode": (types.CreateNodeRequest.deserialize, self._create_node),
                 "DeleteNode": (types.DeleteNodeRequest.deserialize, self._delete_node),
+                "ListAcceleratorTypes": (types.ListAcceleratorTypesRequest.deserialize, self._list_types),
                 "GetQueuedResource": (types.GetQueuedResourceRequest.deserialize, self._get_queued),
                 "ListQueuedResources": (types.ListQueuedResourcesRequest.deserialize, self._list_queued),
                 "CreateQueuedResource": (types.CreateQueuedResourceRequest.deserialize, self._create_queued),
@@ -144,6 +145,14 @@ class Api:
         self._zone.remove_node(request.name.rpartition("/")[2])
         return self._begin(empty_pb2.Empty())
 
+    def _list_types(self, request: tpu_v2.ListAcceleratorTypesRequest) -> tpu_v2.ListAcceleratorTypesResponse:
+        kinds = [
+            tpu_v2.AcceleratorType(name=f"{self._zone.location}/acceleratorTypes/{name}", type_=name)
+            for name in self._zone.types
+        ]
+        page, token = self._zone.page(kinds, request)
+        return tpu_v2.ListAcceleratorTypesResponse(accelerator_types=page, next_page_token=token)
+
     def _get_queued(self, request: tpu_v2.GetQueuedResourceRequest) -> tpu_v2.QueuedResource:
         found: tpu_v2.QueuedResource = self._zone.find(self._zone.queue, "queuedResources", request.name)
         return found
@@ -165,6 +174,7 @@ class Api:
             if not spec.node.runtime_version:
                 raise ApiRefusal(_Code.INVALID_ARGUMENT, "node.runtime_version is required")
         zone.require_quota(chips_of(request.queued_resource))
+        zone.require_reservation(request.queued_resource.reservation_name)
         zone.accept(name, request.queued_resource)
         operation = self._begin(zone.queue[name])
         self._operations.remember("create", request.request_id, name, operation.name)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,8 @@ class Zone:
         location: its only valid parent, ``projects/<project>/locations/<zone>``.
         quota_chips: the limit of chips that all resources hold together; None: no limit.
         operation_s: seconds until a long-running operation is done.
+        types: the accelerator types that it has.
+        reservations: the chips of each reservation, by its full name.
 
     Attributes:
         in_stock: whether there is free capacity; if not, queued resources wait.
@@ -65,6 +67,8 @@ class Zone:
     location: str = "projects/test/locations/here"
     quota_chips: int | None = None
     operation_s: float = 0.0
+    types: Sequence[str] = ("v4-16", "v6e-8", "v6e-16", "v6e-32", "v6e-256")
+    reservations: dict[str, int] = field(default_factory=dict)
     in_stock: bool = True
     nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)
     queue: dict[str, tpu_v2.QueuedResource] = field(default_factory=dict)
@@ -146,6 +150,9 @@ class Zone:
     def _advance(self, name: str) -> None:
         found = self.queue[name]
         match found.state.state:
+            case State.ACCEPTED | State.WAITING_FOR_RESOURCES if not self._fits_reservation(found):
+                self.set_queued(name, State.FAILED, error=f"reservation {found.reservation_name} is full")
+                return
             case State.ACCEPTED | State.WAITING_FOR_RESOURCES:
                 following = State.PROVISIONING if self.in_stock else State.WAITING_FOR_RESOURCES
             case State.PROVISIONING:
@@ -175,6 +182,16 @@ class Zone:
     def _drop_nodes(self, resource: tpu_v2.QueuedResource) -> None:
         self.nodes = {n: node for n, node in self.nodes.items() if node.queued_resource != resource.name}
 
+    def _fits_reservation(self, resource: tpu_v2.QueuedResource) -> bool:
+        """Return whether its reservation, if it has one, has chips left for it."""
+        name = resource.reservation_name
+        used = sum(
+            chips_of(other)
+            for other in self.queue.values()
+            if other.reservation_name == name and other.state.state in (State.PROVISIONING, State.ACTIVE)
+        )
+        return not name or used + chips_of(resource) <= self.reservations[name]
+
     # -- rules that the API holds to; each raises ApiRefusal ----------------------------------------------------------
 
     def find(self, among: Mapping[str, Any], kind: str, name: str) -> Any:
@@ -194,6 +211,10 @@ class Zone:
     def require_parent(self, parent: str) -> None:
         if parent != self.location:
             raise ApiRefusal(grpc.StatusCode.PERMISSION_DENIED, f"no permission on {parent}, or it does not exist")
+
+    def require_reservation(self, name: str) -> None:
+        if name and name not in self.reservations:
+            raise ApiRefusal(grpc.StatusCode.NOT_FOUND, f"reservation {name} was not found")
 
     def require_quota(self, chips: int) -> None:
         in_queue = sum(chips_of(found) for found in self.queue.values())

@@ -261,7 +261,13 @@ class ApiServer:
 
     async def _end(self) -> None:
         if self._runner is not None:
+            server = self._runner.server
+            transports = [] if server is None else [connection.transport for connection in server.connections]
             await self._runner.cleanup()
+            for transport in transports:  # a client that is gone would hold up the end of TLS
+                if transport is not None:
+                    transport.abort()
+            await asyncio.sleep(0)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import ray
@@ -31,6 +32,9 @@ _DRAIN_TIMEOUT_S = 3.0
 OBJECT_STORE_BYTES = 256 * 2**20  # of each node; memory is only taken as objects fill it
 _SHARED_MEMORY = Path("/dev/shm")
 
+Resources: TypeAlias = ResourceAndLabelSpec
+"""The resources and labels of a node."""
+
 
 @dataclass(frozen=True)
 class HostSpec:
@@ -38,18 +42,13 @@ class HostSpec:
 
     Attributes:
         node_id: hex id.
-        cpus: logical CPUs.
-        gpus: GPUs that it pretends to have.
-        resources: custom resources, ``TPU`` among them.
+        resources: its resources, ``TPU`` among them, and its labels.
         directory: the host's private directory.
         socket_prefix: the beginning of the paths of its Unix sockets; short, as the kernel allows 107 bytes.
     """
 
     node_id: str
-    cpus: int
-    gpus: int
-    resources: Mapping[str, float]
-    labels: Mapping[str, str]
+    resources: Resources
     directory: Path
     socket_prefix: str
     address: str
@@ -58,14 +57,12 @@ class HostSpec:
 class _HeadNode(Node):  # type: ignore[misc]
     """The head: a GCS, a raylet without TPU and a log monitor; with a dashboard also an API server."""
 
-    def __init__(self, params: RayParams, cpus: int) -> None:
-        self._cpus = cpus
+    def __init__(self, params: RayParams, resources: Resources) -> None:
+        self._resources = resources
         super().__init__(params, head=True, shutdown_at_exit=False, spawn_reaper=False)
 
-    def get_resource_and_label_spec(self) -> ResourceAndLabelSpec:
-        address = self.node_ip_address
-        resources = {f"node:{address}": 1.0, "node:__internal_head__": 1.0}
-        return ResolvedSpec(self._cpus, 0, resources, {})
+    def get_resource_and_label_spec(self) -> Resources:
+        return self._resources
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         # Ray would start one even without a dashboard, for usage statistics, and wait 2 s for it.
@@ -88,16 +85,14 @@ class RayHead:
     Args:
         root: the cluster's directory; Ray's session directory goes there.
         address: IP address of the head.
-        cpus: logical CPUs of the head.
+        resources: resources and labels of the head.
         dashboard: whether to start Ray's dashboard, which ``ray job submit`` and the state API need.
         launch: runs each of the head's processes.
     """
 
-    def __init__(self, root: Path, *, address: str, cpus: int, dashboard: bool, launch: Launch) -> None:
+    def __init__(self, root: Path, *, address: str, resources: Resources, dashboard: bool, launch: Launch) -> None:
         ensure_token_if_auth_enabled(create_token_if_missing=True)
         params = RayParams(
-            num_cpus=cpus,
-            num_gpus=0,
             node_ip_address=address,
             temp_dir=str(root),
             raylet_socket_name=f"{root}/s/head-raylet",
@@ -124,7 +119,7 @@ class RayHead:
             return launch(kind, command)
 
         with launched_by(launch_on_head):
-            self._node = _HeadNode(params, cpus)
+            self._node = _HeadNode(params, resources)
 
     @property
     def gcs_address(self) -> str:
@@ -165,7 +160,6 @@ class RayHead:
         node = self._node
         runtime_env_dir = spec.directory / "runtime_resources"
         runtime_env_dir.mkdir()
-        resources = {**spec.resources, f"node:{spec.address}": 1.0}
         session_dir = Path(node.get_session_dir_path())
         # Not in the cluster's log directory: its log monitor would print each raylet's stack trace in the terminal.
         logs = spec.directory / "logs"
@@ -189,7 +183,7 @@ class RayHead:
                 session_dir=str(session_dir),
                 resource_dir=str(runtime_env_dir),
                 log_dir=node.get_logs_dir_path(),  # one for all nodes: the head's log monitor reads it
-                resource_and_label_spec=ResolvedSpec(spec.cpus, spec.gpus, resources, dict(spec.labels)),
+                resource_and_label_spec=spec.resources,
                 plasma_directory=plasma_directory(spec.directory),
                 fallback_directory=str(spec.directory),
                 object_store_memory=OBJECT_STORE_BYTES,
@@ -245,13 +239,27 @@ def _living_nodes(node: Node) -> set[str]:
 
 
 class ResolvedSpec(ResourceAndLabelSpec):  # type: ignore[misc]
-    """Resources that are final: Ray's own detection would ask this machine, and Google's metadata server."""
+    """Resources that are final: Ray's own detection would ask this machine, and Google's metadata server.
 
-    def __init__(self, cpus: int, gpus: int, resources: dict[str, float], labels: dict[str, str]):
-        super().__init__(cpus, gpus, psutil.virtual_memory().total // 2, OBJECT_STORE_BYTES, resources, labels)
+    Args:
+        address: IP address of the node.
+        cpus: logical CPUs.
+        gpus: GPUs that it pretends to have.
+        resources: custom resources, ``TPU`` among them.
+        labels: of the node.
+    """
+
+    def __init__(self, address: str, cpus: int, gpus: int, resources: Mapping[str, float], labels: Mapping[str, str]):
+        own = {f"node:{address}": 1.0, **resources}
+        super().__init__(cpus, gpus, psutil.virtual_memory().total // 2, OBJECT_STORE_BYTES, own, dict(labels))
 
     def resolved(self) -> bool:
         return True
+
+
+def resources_of_head(address: str, cpus: int) -> Resources:
+    """Return the resources of a head that has nothing but CPUs."""
+    return ResolvedSpec(address, cpus, 0, {"node:__internal_head__": 1.0}, {})
 
 
 def new_node_id() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from iris_ray import IrisClient, get_job_info
 from iris_ray.errors import InvalidRequestError
@@ -79,6 +80,41 @@ def test_failure_raises_frays_error_unless_status_is_wanted(client: Client) -> N
     assert (failed.value.job_id, failed.value.failed_status) == (handle.job_id, STATUS.FAILED)
     assert "exit status 3" in "".join(failed.value.__notes__)
     assert handle.wait(raise_on_failure=False) is STATUS.FAILED
+
+
+def divide(by: int) -> float:
+    print("dividing")
+    return 1 / by
+
+
+def test_failure_has_traceback_of_task_in_note(client: Client) -> None:
+    handle = client.submit(job("divides", divide, 0, replicas=2))
+    with pytest.raises(fray_client.JobFailed) as failed:
+        handle.wait(120)
+    (note,) = failed.value.__notes__
+    assert "dividing" not in note
+    assert "return 1 / by" in note
+    assert note.endswith("ZeroDivisionError: division by zero")
+
+
+@pytest.mark.usefixtures("no_shared_cluster")
+def test_child_goes_to_region_of_its_parent(tmp_path: Path) -> None:
+    def child(name: str) -> None:
+        (tmp_path / name).write_text(ray.get_runtime_context().get_node_labels().get("iris/region", "none"))
+
+    def parent() -> None:
+        from fray.current_client import current_client
+
+        for name, regions in (("inherits", None), ("chooses", ["west"])):
+            asked = types.ResourceConfig(cpu=1, ram="100m", regions=regions)
+            current_client().submit(job(name, child, name, resources=asked)).wait(120)
+
+    with SimulatedCluster({}, quiet=True) as cluster:
+        for region in ("west", "east", "west"):
+            cluster.add_hosts(1, labels={"iris/region": region})
+        asked = types.ResourceConfig(cpu=1, ram="100m", regions=["east"])
+        assert Client().submit(job("parent", parent, resources=asked)).wait(240) is STATUS.SUCCEEDED
+    assert [(tmp_path / name).read_text() for name in ("inherits", "chooses")] == ["east", "west"]
 
 
 def test_job_is_found_by_name_until_terminated(client: Client) -> None:
@@ -193,6 +229,9 @@ class Tally:
         assert task is not None
         return task.slice_name, task.attempt
 
+    def sleep(self) -> None:
+        sleep()
+
     def finish(self, why: Exception | None = None) -> None:
         if why is not None:
             self.me.fail(why)
@@ -240,6 +279,37 @@ def test_failing_actor_says_why_and_comes_back_if_allowed(client: Client) -> Non
     with pytest.raises(fray_client.JobFailed) as failed:
         JobHandle(job_id).wait(60)
     assert "out of luck" in failed.value.__notes__[0]
+
+
+class Fragile(Tally):
+    """An actor whose second one can't be made."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        if self.me.index == 1:
+            raise ValueError("no second one")
+
+
+def test_failing_constructor_leaves_other_actors_alone(client: Client) -> None:
+    group = client.create_actor_group(Fragile, name="fragile", count=3, resources=CPU)
+    first, third = group.wait_ready(2, timeout=120)
+    with pytest.raises(RuntimeError, match=r"1 of 3 actors .* have ended, so 3 can't be ready.*no second one"):
+        group.wait_ready(timeout=120)
+    assert (first.add(), third.add()) == ((0, 1), (2, 1))
+    assert not group.is_done()
+    group.shutdown()
+    assert JobHandle(group.job_id).wait(60) is STATUS.SUCCEEDED
+
+
+def test_group_that_is_shut_down_has_succeeded_unless_busy(client: Client) -> None:
+    calm = client.create_actor_group(Tally, 0, name="calm", count=2, resources=CPU)
+    busy = client.create_actor_group(Tally, 0, name="busy", count=1, resources=CPU)
+    calm.wait_ready(timeout=120)
+    busy.wait_ready(timeout=120)[0].sleep.remote()
+    for group in (calm, busy):
+        group.shutdown()
+        assert group.is_done()
+    assert [JobHandle(group.job_id).status() for group in (calm, busy)] == [STATUS.SUCCEEDED, STATUS.STOPPED]
 
 
 def test_actor_on_preempted_slice_returns_and_peer_stays(client: Client, cluster: SimulatedCluster) -> None:

@@ -12,7 +12,7 @@ from iris_ray.actors.controller import bootstrap
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION, package_directory, versions_here
 from iris_ray.cli.conventions import FAILED, NO_CLUSTER
 from iris_ray.errors import ControllerUnavailableError, VersionMismatchError
 from iris_ray.model.lifecycle import JobState
@@ -190,7 +190,7 @@ def test_other_protocol_is_refused_with_versions_and_advice(
     world.makes_controller = lambda: world.controller_of("7.0", protocol)
     world.start_controller()
     refused = world.iris("ls", code=FAILED).stderr
-    assert f"iris_ray 7.0 (protocol {protocol}), and this is iris_ray 0.1.0 (protocol {PROTOCOL_VERSION})" in refused
+    assert f"iris_ray 7.0 (protocol {protocol}), and this is iris_ray 0.1.0 (protocol {PROTOCOL_VERSION}) " in refused
     assert advice in refused
 
 
@@ -216,3 +216,40 @@ def test_upgrade_across_protocols_waits_for_existing_jobs(world: ControllerInPro
     assert f"the processes of 1 job speak protocol {older}" in refused
     assert "of iris_ray 0.0.9" in refused
     assert job in world.store.keys("job/2/")[0]
+
+
+# -- the version on the head -------------------------------------------------------------------------------------------
+
+
+def test_job_of_other_protocol_than_heads_starts_no_controller(bare_cluster: ControllerInProcess) -> None:
+    """A Controller of the job's own version would refuse all others."""
+    world = bare_cluster
+    world.installed_on_head = versions_here() | {
+        "version": "7.0",
+        "protocol": PROTOCOL_VERSION + 1,
+        "package": "/opt/i",
+    }
+    with pytest.raises(RayTaskError) as refused:
+        world.submit("train")
+    assert isinstance(refused.value.cause, VersionMismatchError)
+    said = str(refused.value.cause)
+    assert f"installed on the cluster's head is iris_ray 7.0 (protocol {PROTOCOL_VERSION + 1}) from /opt/i on" in said
+    assert f"and this is iris_ray 0.1.0 (protocol {PROTOCOL_VERSION}) from {package_directory()} on" in said
+    assert "install iris_ray 7.0 here" in said
+    assert not world.store.keys("epoch/")
+
+
+def test_upgrade_to_version_not_on_head_changes_nothing(world: ControllerInProcess) -> None:
+    world.installed_on_head = versions_here() | {"version": "0.0.9"}
+    assert "can replace the Controller" in world.iris("cluster", "controller", "upgrade", "--dry-run").stdout
+    refused = world.iris("cluster", "controller", "upgrade", code=FAILED).stderr
+    assert "stays as it is" in refused
+    assert "install iris_ray 0.1.0 on the head, then upgrade" in refused
+    world.installed_on_head = versions_here()
+    assert world.json("cluster", "controller", "status")["epoch"] == 1
+    assert world.json("cluster", "controller", "upgrade", "--dry-run")["dry_run"] is True
+    assert world.json("cluster", "controller", "upgrade")["epoch"] == 2
+
+
+def test_status_says_where_controllers_code_is(world: ControllerInProcess) -> None:
+    assert package_directory() in world.iris("cluster", "controller", "status").stdout

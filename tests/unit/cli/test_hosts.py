@@ -11,7 +11,7 @@ import pytest
 
 from iris_ray.actors.calls import ray_internals
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
+from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, TOPOLOGY_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.host import announced_end
 from iris_ray.actors.host.announced_end import LocalNode
 from iris_ray.actors.host.output.redirect import StartedTask
@@ -19,6 +19,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.model.notices import HostNotice, NoticeKind
+from iris_ray.model.workers import SUB_SLICE
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -87,7 +88,7 @@ def test_unusable_hosts_are_shown_with_reason(world: ControllerInProcess) -> Non
     for number, (what, labels, resources) in enumerate(
         (
             ("unlabelled", {}, {"TPU": 4.0}),
-            ("without a number", {SLICE_NAME_LABEL: "odd", POD_TYPE_LABEL: "v4-8"}, {"TPU": 4.0}),
+            ("without a number", {SLICE_NAME_LABEL: "odd", POD_TYPE_LABEL: "v4-16"}, {"TPU": 4.0}),
             ("of no type", {SLICE_NAME_LABEL: "odder", WORKER_ID_LABEL: "0", POD_TYPE_LABEL: "v99"}, {"TPU": 4.0}),
             ("without chips", {SLICE_NAME_LABEL: "oddest", WORKER_ID_LABEL: "0", POD_TYPE_LABEL: "v4-8"}, {"CPU": 8.0}),
         )
@@ -106,6 +107,19 @@ def test_unusable_hosts_are_shown_with_reason(world: ControllerInProcess) -> Non
     wait_until(lambda: "10.9.0.0" not in states(world))
 
 
+def test_sub_slices_are_shown_and_never_taken_for_slices(world: ControllerInProcess) -> None:
+    of_part = {POD_TYPE_LABEL: "v6e-16", TOPOLOGY_LABEL: "2x4"}
+    world.add_node("part", "10.9.0.1", {"TPU": 4.0}, {SLICE_NAME_LABEL: "part", WORKER_ID_LABEL: "0", **of_part})
+    numbered = {SLICE_NAME_LABEL: "numbered", WORKER_ID_LABEL: "0", POD_TYPE_LABEL: "v6e-4", f"{SUB_SLICE}2x2": "3"}
+    world.add_node("numbered", "10.9.0.2", {"TPU": 4.0}, numbered)
+    wait_until(lambda: "numbered" in states(world))
+    assert "2x4, which are 8 chips, and v6e-16 has 16" in str(states(world)["part"][1])
+    assert "in Ray's sub-slices 2x2 #3" in world.iris("host", "ls", "numbered").stdout
+    world.remove_node("part")
+    world.remove_node("numbered")
+    wait_until(lambda: "part" not in states(world))
+
+
 def test_notice_waits_for_tasks_and_names_staying_jobs(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +131,17 @@ def test_notice_waits_for_tasks_and_names_staying_jobs(
     assert told == [world.node_id("v4-16-0", 0), world.node_id("v4-16-0", 1)]
     assert "no job has tasks there" in world.iris("host", "give-notice", "v4-16-1/1").stdout
     assert told[2:] == [world.node_id("v4-16-1", 1)]
+
+
+def test_only_operators_give_notice_to_other_hosts(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(ray_internals, "announce_end", lambda node_id, *_: told.append(node_id))
+    world.iris("cluster", "settings", "set", "operators=olga", user="olga")
+    refused = world.iris("host", "give-notice", "v4-16-1/1", user="bob", code=FAILED)
+    assert "only operators may give notice to hosts, and bob is none" in refused.stderr
+    assert told == []
+    world.iris("host", "give-notice", "v4-16-1/1", user="olga")
+    assert told == [world.node_id("v4-16-1", 1)]
 
 
 def test_notice_refused_by_ray_is_a_failure(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,3 +72,15 @@ def test_senseless_limits_are_refused(world: ControllerInProcess) -> None:
     assert "whose limits?" in world.iris("cluster", "limits", "--chips", "8", code=USAGE).stderr
     assert "chips" in world.iris("cluster", "limits", "ann", "--chips", "-1", code=USAGE).stderr
     assert "chips" in world.iris("cluster", "limits", "ann", "--chips", "inf", code=USAGE).stderr
+
+
+def test_limit_of_no_running_jobs_stops_new_ones_only(world: ControllerInProcess) -> None:
+    """What an operator does before an upgrade."""
+    runs = world.start("train")
+    world.iris("cluster", "limits", "everybody", "--running-jobs", "0")
+    waits = world.submit("eval")
+    assert "limit" in world.iris("why", waits).stdout
+    world.succeed(runs)
+    assert world.state(waits) is JobState.PENDING
+    world.iris("cluster", "limits", "everybody", "--reset")
+    world.wait_for_state(waits, JobState.RUNNING)

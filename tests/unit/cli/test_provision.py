@@ -1,24 +1,35 @@
 """The provisioner against the emulated Cloud TPU API, through the real client; the cluster is on paper."""
 
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
+import ray
 from click.testing import CliRunner, Result
 from google.cloud import tpu_v2
 from ray.exceptions import GetTimeoutError, RaySystemError
 
-from iris_ray.cli import provision as provisioner_module
+from iris_ray.cli import provisioner as provisioner_module
 from iris_ray.cli.main import main
-from iris_ray.cli.provision import Jobs, Provisioner, joined_slices, startup_script
+from iris_ray.cli.provision import head_of_the_cluster
+from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
 from iris_ray.cloud.cloud_tpu import CloudTpu
-from iris_ray.cloud.provisioning import HEAD_MARK, OWNER_LABEL, STARTUP_SCRIPT, Joined, NewSlice, Settings
+from iris_ray.cloud.compute_engine import ComputeEngine
+from iris_ray.cloud.prices import Prices, read_prices
+from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, Source
+from iris_ray.cloud.provisioning import Joined, Settings
+from iris_ray.cloud.start_up import HEAD_MARK, STARTUP_SCRIPT, startup_script
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, NotPermittedError, ProviderError
+from iris_ray.model.capacity import CapacityReport, Lot
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
+from iris_ray.testing.compute_server import ComputeServer
 from tests.unit.actors.protocol.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
@@ -29,6 +40,7 @@ class PaperJobs(Jobs):
     """A cluster that has the slices and the demand that a test says."""
 
     def __init__(self) -> None:
+        self.type = TYPE
         self.demand: Sequence[int] | None = ()
         self.joined: dict[str, Joined] = {}
         self.closed: list[str] = []
@@ -36,12 +48,15 @@ class PaperJobs(Jobs):
         self.goes_when_closed = False
         self.is_permitted = True
         self.error: Exception | None = None
+        self.reported: CapacityReport | None = None
 
-    def look(self, tpu_type: str) -> tuple[Sequence[int] | None, Mapping[str, Joined]]:
-        assert tpu_type == TYPE
+    def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
         if self.error is not None:
             raise self.error
-        return self.demand, self.joined
+        return None if self.demand is None else {self.type: self.demand}, self.joined
+
+    def report(self, report: CapacityReport) -> None:
+        self.reported = report
 
     def close(self, name: str) -> None:
         self._require_permission()
@@ -74,9 +89,16 @@ def jobs() -> PaperJobs:
 
 
 def make(server: CloudTpuServer, jobs: Jobs, least: int = 0, most: int = 4, idle_s: float = 0.0) -> Provisioner:
-    settings = Settings("ann", get_tpu_config(TYPE), least, most, idle_s)
-    template = NewSlice("", TYPE, "v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh", True, False)
-    return Provisioner(settings, CloudTpu(server.location, server.address), jobs, template)
+    return provisioner_for([server], jobs, least=least, most=most, idle_s=idle_s)
+
+
+def provisioner_for(servers: Sequence[CloudTpuServer], jobs: Jobs, **changes: Any) -> Provisioner:
+    sources = tuple(Source(server.location, Market.SPOT) for server in servers)
+    values: dict[str, Any] = {"sources": sources, "least": 0, "most": 4, "idle_s": 0.0} | changes
+    prices = values.pop("prices", Prices())
+    clouds = [CloudTpu(server.location, server.address) for server in servers]
+    hosts = HostSettings("v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh")
+    return Provisioner(Settings("ann", (get_tpu_config(TYPE),), **values), clouds, jobs, hosts, prices)
 
 
 def joined_ones(server: CloudTpuServer, in_use: bool) -> dict[str, Joined]:
@@ -165,9 +187,9 @@ def test_deletion_refused_by_api_blocks_no_other_work(
 def test_failing_deletion_call_blocks_no_other_work(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from iris_ray.cloud import cloud_tpu
+    from iris_ray.cloud import cloud_tpu, google_api
 
-    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
+    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (google_api.Patience(0.3, 0.3),))
     _, first = one_deletion_fails(server, jobs, grpc.StatusCode.INTERNAL)
     assert f"{first} can't be deleted: the Cloud TPU API can't be asked: Internal" in capsys.readouterr().err
 
@@ -188,10 +210,10 @@ def test_refused_requests_stop_and_pause(
 def test_request_with_lost_answer_makes_one_slice(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from iris_ray.cloud import cloud_tpu
+    from iris_ray.cloud import cloud_tpu, google_api
 
     provisioner, jobs.demand = make(server, jobs), (1,)
-    brief = cloud_tpu.Patience(0.3, 0.3)
+    brief = google_api.Patience(0.3, 0.3)
     monkeypatch.setattr(cloud_tpu.CloudTpu.create, "__defaults__", (brief,))
     server.fail(grpc.StatusCode.UNAVAILABLE, "CreateQueuedResource", times=100)
     with pytest.raises(ProviderError):
@@ -284,10 +306,10 @@ def test_failed_slice_is_deleted_although_others_cannot_be_opened(server: CloudT
 def test_slice_closed_by_earlier_provisioner_is_opened_for_job(
     server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from iris_ray.cloud import cloud_tpu
+    from iris_ray.cloud import cloud_tpu, google_api
 
     earlier, name = idle_slice(server, jobs, most=1)
-    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
+    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (google_api.Patience(0.3, 0.3),))
     server.fail(grpc.StatusCode.UNAVAILABLE, "DeleteQueuedResource", times=100)
     with pytest.raises(ProviderError):
         earlier.turn()
@@ -309,6 +331,104 @@ def test_provisioner_turn_survives_absent_ray(
     jobs.error = None
     provisioner.try_turn()
     assert len(server.queued_states()) == 1
+
+
+@pytest.fixture
+def servers() -> Iterator[list[CloudTpuServer]]:
+    """Two zones, the preferred one first."""
+    with CloudTpuServer("projects/test/locations/a") as a, CloudTpuServer("projects/test/locations/b") as b:
+        yield [a, b]
+
+
+def test_full_zone_falls_over_in_same_turn(servers: list[CloudTpuServer], jobs: PaperJobs) -> None:
+    a, b = servers
+    a.quota_chips, jobs.demand = 0, (2,)
+    provisioner_for(servers, jobs).turn()
+    assert (a.queued_states(), len(b.queued_states())) == ({}, 2)
+
+
+def test_zone_out_of_stock_loses_its_request_to_next_one(
+    servers: list[CloudTpuServer], jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: 0.0)
+    monkeypatch.setattr(provisioner_module, "time", clock)
+    a, b = servers
+    a.in_stock, jobs.demand = False, (1,)
+    provisioner = provisioner_for(servers, jobs, max_wait_s=600.0, most=2)
+    for now in (0.0, 10.0, 620.0, 1219.0):
+        clock.monotonic, clock.time = (lambda now=now: now), (lambda now=now: 1.7e9 + now)
+        provisioner.turn()
+        a.advance()
+    assert a.queued_states() == {}
+    assert list(b.queued_states().values()) == ["ACCEPTED"]
+    jobs.demand, a.in_stock = (2,), True
+    clock.monotonic, clock.time = (lambda: 1225.0), (lambda: 1.7e9 + 1225.0)
+    provisioner.turn()
+    assert len(a.queued_states()) == 1, "the preferred one is asked again"
+
+
+def test_report_tells_what_is_asked_and_held_at_what_price(servers: list[CloudTpuServer], jobs: PaperJobs) -> None:
+    a = servers[0]
+    a.quota_chips, jobs.demand = 16, (1,)
+    provisioner = provisioner_for(servers, jobs, prices=read_prices('[v6e."*"]\nspot = 0.5\n[v6e.a]\nspot = 0.75', "p"))
+    provisioner.turn()
+    a.advance(2)
+    jobs.demand, jobs.joined = (1,), joined_ones(a, in_use=True)
+    provisioner.turn()
+    report = jobs.reported
+    assert report is not None
+    lots = sorted(report.lots, key=lambda lot: lot.source)
+    assert [replace(lot, since=0.0) for lot in lots] == [
+        Lot(TYPE, "a", "spot", True, 1, 16, 0.0, 12.0),
+        Lot(TYPE, "b", "spot", False, 1, 16, 0.0, 8.0),
+    ]
+    assert all(abs(time.time() - lot.since) < 60 for lot in lots)
+    (trouble,) = report.troubles
+    assert (trouble.source, trouble.failures) == ("a", 1)
+    assert "quota: 16 + 16 chips of 16" in trouble.last
+
+
+def test_unreachable_zone_keeps_nothing_from_the_others(
+    servers: list[CloudTpuServer], jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from iris_ray.cloud import cloud_tpu, google_api
+
+    a, b = servers
+    provisioner = provisioner_for(servers, jobs)
+    provisioner.turn()
+    monkeypatch.setattr(cloud_tpu.CloudTpu.queued_slices, "__defaults__", (google_api.Patience(0.3, 0.3),))
+    a.fail(grpc.StatusCode.UNAVAILABLE, times=100)
+    jobs.demand = (1,)
+    provisioner.try_turn()
+    assert "can't be asked: ServiceUnavailable" in capsys.readouterr().err
+    assert (a.queued_states(), len(b.queued_states())) == ({}, 1)
+
+
+def test_full_reservation_is_named_with_its_flag(
+    server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reservation = f"{server.location}/reservations/res"
+    server.reservations, jobs.demand = {reservation: 8}, (1,)
+    provisioner = provisioner_for([server], jobs, sources=(Source.reserved(reservation),))
+    for _ in range(2):
+        provisioner.turn()
+        server.advance()
+    assert f"reservation {reservation} is full (--reservation {reservation})" in capsys.readouterr().out
+
+
+def test_reservation_and_budget_hold_against_the_api(server: CloudTpuServer, jobs: PaperJobs) -> None:
+    reservation = f"{server.location}/reservations/res"
+    server.reservations = {reservation: 32}
+    sources = Source.reserved(f"{reservation}:32"), Source(server.location, Market.SPOT)
+    provisioner, jobs.demand = provisioner_for([server], jobs, sources=sources, budget=48, most=None), (1, 1, 1, 1)
+    for _ in range(3):
+        provisioner.turn()
+        server.advance()
+    assert sorted(server.queued(name).reservation_name for name in server.queued_states()) == [
+        "",
+        reservation,
+        reservation,
+    ]
 
 
 def test_foreign_resources_are_never_touched(server: CloudTpuServer, jobs: PaperJobs) -> None:
@@ -341,6 +461,15 @@ def invoke(*changes: str) -> Result:
     ("changes", "said"),
     [
         (["--min", "3"], "--max is 2"),
+        (["--budget", "15"], "--budget is 15 chips, and one slice of --type v6e-16 has 16"),
+        (["--budget", "32", "--min", "1", "--type", "v6e-32"], "--budget is 32 chips, and --min 1 keeps 48"),
+        (["--reservation", "res"], "--reservation is 'res'; give projects/PROJECT/locations/ZONE/reservations/NAME"),
+        (["--type", "v7x-8"], "Google's Cloud TPU API does not serve --type v7x-8: use --api compute-engine"),
+        (["--type", "tpu7x-8"], "pip install 'iris-ray[gce]', or GKE"),
+        (["--flex-start", "3600"], "knows no --flex-start: use --api compute-engine"),
+        (["--flex-start", "3600", "--spot"], "--spot and --flex-start"),
+        (["--vm-image", "i"], "--vm-image is for --api compute-engine"),
+        (["--docker-image", "iris-ray:1"], "--docker-image is 'iris-ray:1'; give it with its registry"),
         (["--name", "Ann"], "--name is 'Ann'"),
         (["--type", "v6e-17", "--location", ""], "not a TPU type"),
         (["--location", "us-east5-a"], "projects/PROJECT/locations/ZONE"),
@@ -365,3 +494,48 @@ def test_invalid_idle_time_is_refused(seconds: str) -> None:
     done = invoke("--idle", seconds)
     assert done.exit_code == 2
     assert done.stderr.startswith("iris-ray: Invalid value for '--idle': ")
+
+
+# -- compute engine ----------------------------------------------------------------------------------------------------
+
+
+def test_compute_engine_falls_over_on_stock_out_and_replaces_taken_slice(jobs: PaperJobs) -> None:
+    zones = "us-central1-c", "us-east5-a"
+    with ComputeServer(zone=zones[0]) as a, ComputeServer(zone=zones[1]) as b:
+        clouds = [ComputeEngine(server.location, server.address) for server in (a, b)]
+        sources = tuple(Source(server.location, Market.SPOT) for server in (a, b))
+        settings = Settings("ann", (get_tpu_config("v7x-16"),), sources, least=0, most=2, idle_s=0.0)
+        provisioner = Provisioner(settings, clouds, jobs, HostSettings("", {OWNER_LABEL: "ann"}, "#!/bin/sh"))
+        jobs.type, jobs.demand, a.in_stock = "v7x-16", (1,), False
+        for server in (a, a, b, b):
+            provisioner.turn()
+            server.advance()
+        assert (a.statuses(), list(b.statuses().values())) == ({}, [["RUNNING"] * 2])
+        (name,) = b.statuses()
+        jobs.demand, jobs.joined = (), {name: Joined(True, in_use=True)}
+        provisioner.turn()
+        b.take(name)
+        jobs.demand, jobs.joined = (1,), {name: Joined(False, in_use=True)}
+        provisioner.turn()
+        b.advance()
+        assert [found for found in b.statuses() if found != name] == list(b.statuses()), "the broken one is gone"
+        assert len(b.statuses()) == 1
+
+
+def test_startup_script_is_shown_without_a_cluster() -> None:
+    done = invoke("--docker-image", "us-docker.pkg.dev/p/i/iris-ray:1", "--show-startup-script")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("#!/bin/bash")
+    assert "ray start --address='10.0.0.2:6379' --block" in done.stdout
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:6379", "localhost:6379"])
+def test_head_that_only_its_own_machine_reaches_is_refused(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+    with pytest.raises(InvalidRequestError, match="--head HOST:PORT"):
+        head_of_the_cluster()
+
+
+def test_compute_engine_is_chosen_by_flag() -> None:
+    done = invoke("--api", "compute-engine", "--type", "v7x-8")
+    assert "--runtime-version is for --api cloud-tpu; give --vm-image, or neither" in done.stderr

@@ -39,7 +39,7 @@ def test_setting_outlives_the_controller_until_it_is_reset(world: ControllerInPr
         ("eviction_grace_s=soon", "give a number of seconds"),
         ("eviction_grace_s=nan", "give a number of seconds"),
         ("eviction_grace_s=-1", "give a number of seconds"),
-        ("cloud_tpu=us-east5-a", "give projects/PROJECT/locations/ZONE, or off"),
+        ("cloud_tpu=us-east5-a", "give projects/PROJECT/locations/ZONE, or several with commas, or off"),
         ("autoscaler_demand=1", "give one of auto, always, never"),
         ("evictions", "has no value; write evictions=VALUE: on or off"),
         ("operator=olga", "did you mean operators"),

@@ -121,6 +121,7 @@ DEFAULTS = {
     "standbys": None,
     "preload": (),
     "exit_grace": 300,
+    "processes_per_host": 1,
     "max_retries_preemption": 10_000,
     "max_retries_failure": 10,
     "mode": None,

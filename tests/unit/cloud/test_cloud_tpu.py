@@ -14,10 +14,12 @@ from google.api_core import exceptions
 from google.cloud import tpu_v2
 
 from iris_ray.cloud import cloud_tpu
-from iris_ray.cloud.cloud_tpu import WORD_TIMEOUT_S, CloudTpu, Patience, ProviderWords
-from iris_ray.cloud.provisioning import NewSlice, QueuedState, request_id
+from iris_ray.cloud.cloud_tpu import WORD_TIMEOUT_S, CloudTpu, ProviderWords
+from iris_ray.cloud.google_api import Patience
+from iris_ray.cloud.provider import HostSettings, Market, NewSlice, QueuedState, Source, request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState
+from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 
@@ -39,17 +41,17 @@ def cloud(server: CloudTpuServer) -> CloudTpu:
     return CloudTpu(PLACE, server.address)
 
 
-def wanted(name: str = "s-1", **changes: Any) -> NewSlice:
+RESERVATION = f"{PLACE}/reservations/res"
+
+
+def wanted(name: str = "s-1", source: Source | None = None, **changes: Any) -> NewSlice:
     values: dict[str, Any] = {
-        "name": name,
-        "accelerator_type": "v6e-16",
-        "runtime_version": "v2-alpha-tpuv6e",
+        "image": "v2-alpha-tpuv6e",
         "labels": {"made-by": "test"},
         "startup_script": "ray start --address=10.0.0.2:6379",
-        "spot": True,
-        "external_ips": False,
     }
-    return NewSlice(**(values | changes))
+    source = source or Source(PLACE, Market.SPOT)
+    return NewSlice(name, get_tpu_config("v6e-16"), source, HostSettings(**(values | changes)))
 
 
 def queued_resource(name: str, tpu_type: str = "v4-16") -> tpu_v2.QueuedResource:
@@ -303,15 +305,26 @@ def test_provider_is_asked_at_last_named_zone(server: CloudTpuServer, monkeypatc
     server.add_node("a")
     words = ProviderWords()
     assert asyncio.run(_about(words, "a")) == {}
-    words.ask_at(server.location)
+    words.ask_at((server.location,))
     assert asyncio.run(_about(words, "a"))["a"].state is ProviderState.READY
-    words.ask_at(None)
+    words.ask_at(())
     assert asyncio.run(_about(words, "a")) == {}
+
+
+def test_slice_is_looked_for_in_all_zones(server: CloudTpuServer, cloud: CloudTpu) -> None:
+    with CloudTpuServer("projects/test/locations/there") as other:
+        there = CloudTpu(other.location, other.address)
+        other.add_node("a")
+        assert asyncio.run(_about(ProviderWords(cloud, there), "a"))["a"].state is ProviderState.READY
+        assert asyncio.run(_about(ProviderWords(cloud, there), "b"))["b"].state is ProviderState.PREEMPTED
+        server.fail(Code.PERMISSION_DENIED, times=100)
+        assert asyncio.run(_about(ProviderWords(cloud, there), "a"))["a"].state is ProviderState.READY
+        assert asyncio.run(_about(ProviderWords(cloud, there), "b"))["b"].state is ProviderState.UNKNOWN
 
 
 def test_malformed_zone_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
     words = ProviderWords()
-    words.ask_at("somewhere")
+    words.ask_at(("somewhere",))
     assert asyncio.run(_about(words, "a")) == {}
     assert "projects/PROJECT/locations/ZONE" in caplog.text
 
@@ -338,8 +351,60 @@ def test_create_requests_one_node_with_script_and_labels(server: CloudTpuServer,
 
 
 def test_create_on_demand_does_not_mention_spot(server: CloudTpuServer, cloud: CloudTpu) -> None:
-    cloud.create(wanted(spot=False))
+    cloud.create(wanted(source=Source(PLACE, Market.ON_DEMAND)))
     assert "spot" not in server.queued("s-1")
+
+
+def test_create_from_reservation_names_it_and_its_network(server: CloudTpuServer, cloud: CloudTpu) -> None:
+    server.reservations = {RESERVATION: 32}
+    cloud.create(
+        wanted(
+            source=Source.reserved(RESERVATION), network="net", subnetwork="sub", tags=("tpu",),
+            service_account="hosts@p.iam.gserviceaccount.com",
+        )
+    )  # fmt: skip
+    resource = server.queued("s-1")
+    node = resource.tpu.node_spec[0].node
+    assert resource.reservation_name == RESERVATION
+    assert "guaranteed" in resource
+    assert (node.network_config.network, node.network_config.subnetwork, list(node.tags)) == ("net", "sub", ["tpu"])
+    assert (node.service_account.email, list(node.service_account.scope)) == (
+        "hosts@p.iam.gserviceaccount.com",
+        ["https://www.googleapis.com/auth/cloud-platform"],
+    )
+    (found,) = cloud.queued_slices()
+    assert (found.location, found.market, found.reservation) == (PLACE, Market.RESERVED, RESERVATION)
+    assert time.time() - found.asked_at < 60
+
+
+def test_full_reservation_fails_slice(server: CloudTpuServer, cloud: CloudTpu) -> None:
+    server.reservations = {RESERVATION: 16}
+    for name in ("s-1", "s-2"):
+        cloud.create(wanted(name, source=Source.reserved(RESERVATION)))
+    server.advance()
+    assert {one.name: one.error for one in cloud.queued_slices()} == {
+        "s-1": "",
+        "s-2": f"reservation {RESERVATION} is full",
+    }
+    assert "was not found" in str(cloud.create(wanted("s-3", source=Source.reserved(f"{PLACE}/reservations/gone"))))
+
+
+def test_zone_without_type_is_refused_with_what_it_has(server: CloudTpuServer, cloud: CloudTpu) -> None:
+    cloud.require_type(get_tpu_config("v6e-16"))
+    with pytest.raises(
+        InvalidRequestError, match=r"--location .*here has no v6e-64 \(--type\); it has v6e-16, v6e-256"
+    ):
+        cloud.require_type(get_tpu_config("v6e-64"))
+    server.types = ["v4-16"]
+    with pytest.raises(InvalidRequestError, match="it has v4-16"):
+        cloud.require_type(get_tpu_config("v6e-16"))
+
+
+def test_missing_permission_names_role_and_command(server: CloudTpuServer, cloud: CloudTpu) -> None:
+    server.fail(Code.PERMISSION_DENIED)
+    refused = str(cloud.create(wanted()))
+    assert "refuses: PermissionDenied" in refused
+    assert "gcloud projects add-iam-policy-binding test --member=serviceAccount:EMAIL --role=roles/tpu.admin" in refused
 
 
 def test_create_with_lost_answer_makes_one_slice(server: CloudTpuServer, cloud: CloudTpu) -> None:
@@ -356,9 +421,10 @@ def test_create_with_lost_answer_makes_one_slice(server: CloudTpuServer, cloud: 
 def test_delete_forces_and_may_be_repeated(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.add_queued("s-1")
     for _ in range(2):
-        cloud.delete("s-1", request_id("delete", "s-1"))
+        cloud.delete("s-1")
     server.advance()
-    cloud.delete("s-1", request_id("delete", "other"))
+    cloud.delete("s-1")
+    cloud.delete("never-there")
     assert server.queued_states() == {}
 
 

@@ -1,6 +1,7 @@
 """The pages in a real browser, on a made-up cluster with the real Controller."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iris_ray.actors.pool import attempt
+from iris_ray.model.capacity import CapacityReport, Lot, Trouble
 from iris_ray.model.options import PriorityBand
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served
@@ -312,3 +314,25 @@ def test_page_recovers_by_itself(chromium: Browser, world: ControllerInProcess, 
 
     chromium.see(story)
     chromium.troubles[:] = [text for text in chromium.troubles if "ERR_INTERNET_DISCONNECTED" not in text]
+
+
+def test_fleet_shows_what_provisioners_have_asked_for(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    waiting = Lot("v6e-16", "us-east5-a", "spot", False, 2, 32, time.time() - 720, 25.6)
+    held = Lot("v6e-16", "us-central1-b", "reserved", True, 1, 16, time.time() - 7200, None)
+    trouble = Trouble("us-east5-a", 2, "<b>no capacity</b>")
+    report = CapacityReport(
+        "iris", ("v6e-16", "v7x-8"), (waiting, held), (trouble,), (("v7x-8", "the budget is spent"),)
+    )
+    world.provisioner_reports(report)
+
+    def story(page: "Page") -> list[str]:
+        page.goto(f"{url}/#/fleet")
+        waits_for(page, "2 asked for")
+        picture(page, "provisioned")
+        return [row.inner_text().replace("\t", " ") for row in page.locator("section table tbody tr").all()]
+
+    central, east, none = chromium.see(story)
+    assert central.startswith("v6e-16 us-central1-b reserved 1 held 16 ")
+    assert east.startswith("v6e-16 us-east5-a spot 2 asked for 32 12m")
+    assert east.endswith("25.6 USD <b>no capacity</b>")
+    assert none.endswith("the budget is spent")

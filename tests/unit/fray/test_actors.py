@@ -1,6 +1,9 @@
 """Calls of an actor's methods, over a real connection in one process: results, errors, threads, strangers."""
 
+import inspect
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,10 +14,20 @@ import grpc
 import pytest
 import ray
 
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
 from iris_ray.fray import actor_handle
-from iris_ray.fray.actor_handle import ActorAddress, ActorHandle, InProcess, require_no_tls
-from iris_ray.fray.actor_server import ActorServer
+from iris_ray.fray.actor_handle import (
+    END,
+    ActorAddress,
+    ActorGroup,
+    ActorHandle,
+    InProcess,
+    Way,
+    require_no_tls,
+)
+from iris_ray.fray.actor_server import ActorServer, actor_request
+from iris_ray.fray.client import Client
 from tests.support.waiting import wait_until
 
 
@@ -123,6 +136,50 @@ def test_concurrent_methods_are_limited_as_configured(server: ActorServer) -> No
     assert max(call.result(10) for call in calls) == 2
 
 
+def test_calls_run_although_their_futures_are_dropped(server: ActorServer) -> None:
+    counter = Counter()
+    server.serve(counter)
+    for _ in range(50):
+        ActorHandle(InProcess("counter", server.address)).add.remote(1)
+    wait_until(lambda: counter.count == 50)
+
+
+def test_last_call_of_process_that_ends_arrives(server: ActorServer) -> None:
+    counter = Counter()
+    server.serve(counter)
+    script = (
+        "from iris_ray.fray.actor_handle import ActorAddress, ActorHandle, InProcess\n"
+        f"ActorHandle(InProcess('counter', ActorAddress.parse({str(server.address)!r}))).add.remote(1)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert counter.count == 1
+
+
+def test_submit_that_times_out_does_not_begin(server: ActorServer) -> None:
+    counter = Counter()
+    server.serve(counter)
+    handle = ActorHandle(InProcess("counter", server.address))
+    busy = [handle.together.remote() for _ in range(2)]
+    wait_until(lambda: counter.inside == 2)
+    with pytest.raises(TimeoutError, match=r"still runs after 0\.1 s, and is cancelled"):
+        handle.add.submit(1).result(0.1)
+    with pytest.raises(TimeoutError, match=r"still runs after 0\.1 s$"):
+        handle.add.remote(10).result(0.1)
+    counter.go.set()
+    assert [call.result(10) for call in busy] == [2, 2]
+    assert handle.add(100) in (100, 110)
+    wait_until(lambda: counter.count == 110)
+
+
+def test_only_who_has_the_token_ends_an_actor(server: ActorServer) -> None:
+    server.serve(Counter())
+    with pytest.raises(grpc.RpcError):
+        Way.to(ActorAddress(server.address.target, "guess")).send(END, b"").result(10)
+    assert not server.end.is_set()
+    Way.to(server.address).send(END, b"").result(10)
+    assert server.end.is_set()
+
+
 def test_private_methods_are_not_served(handle: ActorHandle) -> None:
     with pytest.raises(AttributeError):
         handle._secret()
@@ -198,6 +255,28 @@ def test_actors_are_refused_with_encrypted_ray() -> None:
     with pytest.raises(UnsupportedOptionError, match="not encrypted"):
         require_no_tls({"RAY_USE_TLS": "1"})
     require_no_tls({"RAY_USE_TLS": "0"})
+
+
+def test_group_waits_as_long_as_frays_own() -> None:
+    theirs = pytest.importorskip("fray.iris_backend", reason="needs Fray: make marin").IrisActorGroup
+    ours, wanted = (inspect.signature(group.wait_ready).parameters["timeout"] for group in (ActorGroup, theirs))
+    assert ours.default == wanted.default
+
+
+def request_of(count: int, resources: Any = None, **config: Any) -> RunRequest:
+    types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
+    return actor_request(Client, Counter, (), {}, "eval", count, resources, types.ActorConfig(**config), None)
+
+
+def test_group_survives_as_many_failures_as_there_can_be() -> None:
+    assert request_of(3).spec.max_task_failures == 3
+    assert request_of(3, max_task_retries=2).spec.max_task_failures == 9
+
+
+def test_group_that_is_gang_fails_as_whole() -> None:
+    types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
+    asked = types.ResourceConfig.with_tpu("v4-16", cpu=1, ram="1g")
+    assert request_of(2, asked).spec.max_task_failures is None
 
 
 def test_other_endpoints_of_actor_group_are_no_actors(monkeypatch: pytest.MonkeyPatch) -> None:

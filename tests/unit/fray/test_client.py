@@ -12,7 +12,7 @@ from iris_ray.errors import UnknownNameError
 from iris_ray.fray.actor_handle import ActorFuture, ActorGroup, ActorMethod
 from iris_ray.fray.client import Client
 from iris_ray.fray.current import as_current_client
-from iris_ray.fray.job_handle import JobHandle
+from iris_ray.fray.job_handle import JobHandle, last_traceback
 
 
 def test_names_are_importable_without_fray_and_iris() -> None:
@@ -55,6 +55,24 @@ def test_current_client_is_ours_in_new_threads_until_shutdown() -> None:
         seen.append(current.current_client())
     assert seen == [ours, ours]
     assert type(current.current_client()).__name__ == "LocalClient"
+
+
+FIRST = ["Traceback (most recent call last):", '  File "a.py", line 1', "KeyError: 1"]
+SECOND = ["", "During handling of the above exception, another exception occurred:", "", *FIRST]
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (["step 1"], []),
+        (["step 1", *FIRST], FIRST),
+        ([*FIRST, "caught", *FIRST, "bye"], [*FIRST, "bye"]),
+        ([*FIRST, "caught", *FIRST, *SECOND], [*FIRST, *SECOND]),
+    ],
+    ids=["none", "one", "the last of two", "with its cause"],
+)
+def test_last_traceback_of_log_has_its_causes(log: list[str], found: list[str]) -> None:
+    assert last_traceback(log) == found
 
 
 class Told:

@@ -95,6 +95,21 @@ def test_region_and_zone_are_constraints() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "where"),
+    [
+        ({}, Constraint("region", ConstraintOp.IN, ["here"])),
+        ({"regions": ["there"]}, Constraint("region", ConstraintOp.IN, ["there"])),
+        ({"zone": "there-a"}, Constraint("zone", ConstraintOp.EQ, "there-a")),
+        ({"regions": ["*"]}, None),
+    ],
+    ids=str,
+)
+def test_job_goes_to_region_of_its_parent_unless_it_says(asked: dict[str, Any], where: Constraint | None) -> None:
+    placed = fray_placement(resources(**asked), 1, tpu_gang=True, region="here")
+    assert placed.constraints == ((where,) if where else ())
+
+
+@pytest.mark.parametrize(
     ("asked", "replicas", "error", "said"),
     [
         ({"tpu": "v4-16"}, 3, InvalidJobError, "every v4-16 slice has 2 VMs.*with_tpu"),

@@ -35,6 +35,23 @@ def test_job_needs_only_a_name_and_an_owner() -> None:
     assert (spec.max_retries_failure, spec.max_retries_preemption) == (0, 100)
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"processes_per_host": 3}, "processes_per_host is 3; give one of 1, 2, 4"),
+        ({"processes_per_host": True}, "processes_per_host is True; give one of 1, 2, 4"),
+        ({"coscheduling": None}, "gangs on TPU slices only"),
+        ({"device": None, "coscheduling": CoschedulingConfig("rack"), "resources": {}}, "gangs on TPU slices only"),
+        ({"device": "v6e-8", "replicas": 1}, "needs hosts of 4 chips, and those of v6e-8 have 8"),
+        ({"device": "v7x-2", "replicas": 1}, "needs hosts of 4 chips, and those of v7x-2 have 1"),
+    ],
+    ids=str,
+)
+def test_processes_that_hosts_can_not_have_are_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidJobError, match=re.escape(why)):
+        gang_spec("job", **{"processes_per_host": 2} | changes)
+
+
 def test_coscheduled_job_without_device_is_refused_with_advice() -> None:
     with pytest.raises(InvalidJobError, match=r'coscheduled.*device="v4-32"'):
         JobSpec(job_id="job", owner="pool", coscheduling=GANG)

@@ -380,7 +380,7 @@ def test_job_with_more_tasks_than_hosts_starts_in_part(world: World) -> None:
 
 @pytest.mark.parametrize("chips", [0.5, 1.0, 4.0])
 def test_chip_tasks_never_share_a_host(world: World, chips: float) -> None:
-    """libtpu allows one process a host, however few chips it asks for."""
+    """libtpu allows one gang a host, however few chips it asks for."""
     job = world.start_tasks(replicas=3, resources={"TPU": chips})
     world.start_tasks("other", replicas=1, resources={"TPU": chips})
     assert len(world.busy()) == 4

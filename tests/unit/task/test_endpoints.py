@@ -53,6 +53,14 @@ def registered_by(world: World, task: JobInfo) -> None:
     register_endpoint("server", "10.0.0.9:80")
 
 
+def test_address_of_process_counts_while_its_hosts_task_runs(world: World) -> None:
+    """To the Controller two processes of a host are one task."""
+    registered_by(world, replace(ME, task_id="job/task-3", task_index=3, processes_per_host=2))
+    world.act_as(ME)
+    assert lookup_endpoint("server") == "10.0.0.9:80"
+    assert world.asked == [1]
+
+
 def test_address_counts_while_its_task_runs(world: World) -> None:
     registered_by(world, replace(ME, task_id="job/task-1", task_index=1))
     world.act_as(ME)

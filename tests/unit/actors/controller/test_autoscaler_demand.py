@@ -7,7 +7,7 @@ import pytest
 from iris_ray.actors.controller import autoscaler_demand
 from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
 
-MISSING = {"v4-16": 2}
+MISSING = {"v4-16": [1, 1]}
 
 
 class Groups:
@@ -15,12 +15,14 @@ class Groups:
 
     def __init__(self) -> None:
         self.there: dict[str, str] = {}
+        self.bundles: list[Any] = []
         self.made = 0
         self.works_until: dict[str, int] = {}
 
     def make(self, bundles: Any, name: str, bundle_label_selector: Any) -> str:
         self._work("make")
         self.made += 1
+        self.bundles.append((bundles, bundle_label_selector))
         self.there[f"group-{self.made}"] = name
         return f"group-{self.made}"
 
@@ -83,3 +85,19 @@ def test_groups_of_a_process_before_count_until_they_are_removed(groups: Groups)
     demand.update({}, {})
     assert demand.is_gone
     assert not groups.there
+
+
+@pytest.mark.parametrize(("counts_hosts", "bundles"), [(False, 1), (True, 4)])
+def test_group_has_one_bundle_for_each_launch(groups: Groups, counts_hosts: bool, bundles: int) -> None:
+    AutoscalerDemand(counts_hosts=counts_hosts).update({"v6e-16": [1]}, {"a": ("v6e-16", True)})
+    kept_off = {"ray.io/tpu-slice-name": "!in(a)"}
+    assert groups.bundles == [([{"TPU-v6e-16-head": 1.0}] * bundles, [kept_off] * bundles)]
+
+
+def test_request_is_told_with_what_the_autoscaler_launches(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autoscaler_demand, "autoscaler_launches", lambda: ("it is launching 2 of v4-16",))
+    demand = AutoscalerDemand(has_autoscaler=True)
+    demand.update(MISSING, {})
+    assert demand.words("v4-16") == ("Ray's autoscaler is asked for 2 more", "it is launching 2 of v4-16")
+    demand.update({}, {})
+    assert demand.words("v4-16") == ()

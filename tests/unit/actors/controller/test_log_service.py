@@ -16,6 +16,7 @@ from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.host.output.log_files import LogPiece
 from iris_ray.actors.host.output.log_reader import IDLE_S
 from iris_ray.actors.protocol.task_log import LastLines, LogPosition
+from iris_ray.errors import UnknownNameError
 from tests.support.virtual_time import in_virtual_time
 from tests.support.worlds import World
 
@@ -83,6 +84,19 @@ async def test_idle_reader_ends_and_next_question_starts_another(world: World, r
         assert len(readers.there) == 2
         await asyncio.sleep(2 * IDLE_S)
         assert not readers.there
+
+
+def test_log_of_process_is_on_its_host() -> None:
+    """To the Controller two processes of a host are one task, and each has a log."""
+    world = World()
+    world.add_slice("a")
+    world.start(processes_per_host=2)
+    state, job = world.state, world.state.jobs["job"]
+    nodes = [log_standing(state, job, process, None).node_id for process in range(4)]
+    assert nodes == [nodes[0]] * 2 + [nodes[2]] * 2
+    assert nodes[0] != nodes[2]
+    with pytest.raises(UnknownNameError, match="task of job"):
+        log_standing(state, job, 4, None)
 
 
 @in_virtual_time

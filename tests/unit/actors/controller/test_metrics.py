@@ -1,16 +1,23 @@
 """What is measured of the queue, jobs, hosts and users."""
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from iris_ray.actors.controller.metrics import METRICS, MOST_VALUES, Kind, Measurements
+import iris_ray
+from iris_ray.actors.controller.controller_process import MEASURE_S
+from iris_ray.actors.controller.metrics import METRICS, MOST_VALUES, ControllerFacts, Kind, Measurements
+from iris_ray.errors import JobCancelledError
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState as S
 from iris_ray.model.options import PriorityBand
 from iris_ray.state import job_table
 from iris_ray.state.events import JobCancelledEvent, TaintedEvent, TimePassedEvent
 from tests.support.cluster_in_process import RecordedMeter
+from tests.support.virtual_cluster import VirtualCluster, played
 from tests.support.worlds import World
 
 INTERACTIVE = "band=interactive,tpu_type=v4-16"
@@ -173,6 +180,56 @@ def test_metric_names_follow_prometheus() -> None:
     for metric in METRICS:
         assert metric.name.startswith("iris_")
         assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
-        assert metric.name.endswith("_seconds") == (metric.kind is Kind.HISTOGRAM)
+        assert metric.name.endswith("_seconds") or metric.kind is not Kind.HISTOGRAM
         assert list(metric.buckets) == sorted(set(metric.buckets))
         assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
+
+
+# -- the Controller ----------------------------------------------------------------------------------------------------
+
+
+def facts(**changes: Any) -> ControllerFacts:
+    return replace(ControllerFacts(7, "0.1.0", 1.7e9, [], 0.0, {"job": 0, "record": 0}, {}), **changes)
+
+
+def test_controller_measures_its_number_journal_and_set_aside_jobs(world: Measured) -> None:
+    meter = world.meter
+    told = facts(writings=[0.01, 2.0], writing_for=31.0, set_aside={"job": 1, "record": 0})
+    world.measurements.look_at_controller(told, world.now)
+    assert meter.shown("iris_controller_epoch") == {"version=0.1.0": 7}
+    assert meter.shown("iris_controller_alive_timestamp_seconds") == {"version=0.1.0": 1.7e9}
+    assert meter.seen["iris_journal_seconds", ""] == [0.01, 2.0]
+    assert meter.shown("iris_journal_waiting_seconds") == {"": 31.0}
+    assert meter.shown("iris_set_aside") == {"kind=job": 1}
+    world.measurements.look_at_controller(facts(), world.now)
+    assert meter.shown("iris_set_aside") == meter.shown("iris_journal_waiting_seconds") == {}
+
+
+def test_missing_slices_are_timed_from_their_first_look(world: Measured) -> None:
+    meter = world.meter
+    for after_s, missing in ((0.0, {"v4-16": 2}), (600.0, {"v4-16": 1, "v4-8": 1}), (60.0, {"v4-16": 1})):
+        world.now += after_s
+        world.measurements.look_at_controller(facts(missing=missing), world.now)
+    assert meter.shown("iris_missing_slices") == {"tpu_type=v4-16": 1}
+    assert meter.shown("iris_missing_slices_seconds") == {"tpu_type=v4-16": 660.0}
+    world.measurements.look_at_controller(facts(), world.now)
+    world.measurements.look_at_controller(facts(missing={"v4-16": 1}), world.now + 5.0)
+    assert meter.shown("iris_missing_slices_seconds") == {}
+
+
+@played()
+async def test_running_controller_measures_itself_every_few_seconds(cluster: VirtualCluster) -> None:
+    waits = cluster.run("waits", (4,))
+    await asyncio.sleep(3 * MEASURE_S)
+    measurements = cluster.controllers[-1]._measurements
+    assert measurements is not None
+    meter = measurements._meter
+    assert isinstance(meter, RecordedMeter)
+    assert meter.shown("iris_controller_epoch") == {f"version={iris_ray.__version__}": 1}
+    assert meter.shown("iris_controller_alive_timestamp_seconds")
+    assert meter.seen["iris_journal_seconds", ""]
+    assert meter.shown("iris_missing_slices") == {"tpu_type=v4-16": 1}
+    assert meter.shown("iris_missing_slices_seconds")
+    await cluster.ask("cancel", "waits", "enough", "")
+    with pytest.raises(JobCancelledError):
+        await waits

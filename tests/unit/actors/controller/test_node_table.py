@@ -16,7 +16,7 @@ from iris_ray.actors.controller.node_table import (
 )
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.notices import NoticeKind
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_PER_CHIP, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobRestoredEvent, WorkerDrainedEvent, WorkerFailedEvent, WorkerRegisteredEvent
@@ -103,12 +103,40 @@ def test_registration_of_an_unknown_type_is_refused(pod_type: str | None) -> Non
 
 
 def test_slice_size_comes_from_live_host() -> None:
-    assert worker(node({"ray.io/tpu-pod-type": "v5e-8"}, chips=8.0)).attributes[TPU_VM_COUNT] == AttributeValue(1)
-    assert worker(node({"ray.io/tpu-pod-type": "v5e-8"}, chips=4.0)).attributes[TPU_VM_COUNT] == AttributeValue(2)
+    labels = {"ray.io/tpu-pod-type": "v5e-8", "ray.io/tpu-topology": "2x4"}
+    assert worker(node(labels, chips=8.0)).attributes[TPU_VM_COUNT] == AttributeValue(1)
+    assert worker(node(labels, chips=4.0)).attributes[TPU_VM_COUNT] == AttributeValue(2)
 
 
 def test_host_with_impossible_chip_count_is_refused() -> None:
     assert isinstance(register(node(chips=16.0)), str)
+
+
+@pytest.mark.parametrize(("free", "in_use"), [({"TPU": 8.0}, None), ({"TPU": 4.0}, "2 chips of host 1 are in use")])
+def test_devices_counted_by_ray_are_registered_as_chips(free: dict[str, float], in_use: str | None) -> None:
+    """RAY_TPU_RESOURCE_PER_CHIP=2: a host of TPU7x has four chips of two devices each."""
+    labels = {"ray.io/tpu-pod-type": "v7x-16", "ray.io/tpu-topology": "2x2x2", "ray.io/tpu-worker-id": "1"}
+    event = worker(node({**labels, "iris/tpu-per-chip": "7"}, chips=8.0), free)
+    assert (event.resources["TPU"], event.attributes[TPU_VM_COUNT].value) == (4.0, 2)
+    assert event.attributes[TPU_PER_CHIP].value == 2
+    assert (event.foreign is None) if in_use is None else in_use in str(event.foreign)
+
+
+def test_label_does_not_change_how_chips_are_counted() -> None:
+    assert TPU_PER_CHIP not in worker(node({"iris/tpu-per-chip": "2"})).attributes
+
+
+def test_host_of_sub_slice_is_not_taken_for_whole_slice() -> None:
+    told = str(register(node({"ray.io/tpu-topology": "2x2x1"})))
+    assert "2x2x1, which are 4 chips, and v4-32 has 16" in told
+    assert "sub-slice" in told
+
+
+def test_labels_of_sub_slices_are_plain_attributes() -> None:
+    """Ray 2.60 numbers the parts of a slice, by their shape: this host is still one of the whole slice."""
+    event = worker(node({"ray.io/tpu-subslice-2x2x2": "1"}))
+    assert event.attributes["ray.io/tpu-subslice-2x2x2"] == AttributeValue("1")
+    assert (event.attributes[TPU_NAME].value, event.attributes[TPU_VM_COUNT].value) == ("slice-a", 4)
 
 
 def test_draining_host_registers_as_draining() -> None:
@@ -282,6 +310,62 @@ def test_notices_of_hosts_that_never_join_are_forgotten(looks: Looks, monkeypatc
         looks.nodes.note_drains([WorkerDrainedEvent(f"odd-{number}", "it goes", NoticeKind.PREEMPTION, 1.0)])
     known = looks.nodes.evidence(f"odd-{number}" for number in range(100))
     assert [node_id for node_id, evidence in known.items() if evidence.draining] == [f"odd-{n}" for n in range(90, 100)]
+
+
+# -- hosts that are a slice each --------------------------------------------------------------------------------------
+
+
+def single_host(node_id: str, slice_name: str | None, number: str | None, alive: bool = True) -> dict[str, Any]:
+    """A host as Ray shows it on GKE: the webhook has set its slice's name and its number."""
+    labels = {"ray.io/tpu-pod-type": "v6e-8"}
+    labels |= {"ray.io/tpu-slice-name": slice_name} if slice_name is not None else {}
+    labels |= {"ray.io/tpu-worker-id": number} if number is not None else {}
+    one = node({}, chips=8.0)
+    return {**one, "NodeID": node_id, "Alive": alive, "Labels": labels}
+
+
+def slices_of(looks: Looks) -> dict[str, str | None]:
+    """The slice of each host; each is whole, and its host is number 0."""
+    grouping = looks.state.fleet.grouping(TPU_NAME)
+    assert not [group.defect for group in grouping.groups() if group.defect]
+    assert {worker.host_index for worker in looks.state.workers.values()} == {0}
+    assert not looks.nodes.unusable
+    return {node_id: worker.slice_name for node_id, worker in looks.state.workers.items()}
+
+
+def test_single_host_that_the_webhook_counts_to_another_is_its_own_slice() -> None:
+    """Three replicas; the first one is lost, and the webhook gives its successor the place after the last one."""
+    looks = Looks()
+    hosts = [single_host(f"host-{i}", f"v6e-8-{i}", "0") for i in range(3)]
+    looks.look(*hosts)
+    looks.look(single_host("host-0", "v6e-8-0", "0", alive=False), *hosts[1:])
+    looks.look(*hosts[1:], single_host("successor", "v6e-8-2", "1"))
+    assert slices_of(looks) == {"host-1": "v6e-8-1", "host-2": "v6e-8-2", "successor": "v6e-8-2-successo"}
+    assert looks.nodes.slices_of(["host-0", "successor"]) == {"host-0": "v6e-8-0", "successor": "v6e-8-2-successo"}
+
+
+def test_single_hosts_of_one_name_and_number_keep_their_own_slices() -> None:
+    looks = Looks()
+    looks.look(single_host("a", "my-tpu", "0"), single_host("b", "my-tpu", "0"))
+    assert slices_of(looks) == {"a": "my-tpu", "b": "my-tpu-b"}
+    looks.look(
+        single_host("a", "my-tpu", "0", alive=False), {**single_host("b", "my-tpu", "0"), "Resources": {"TPU": 8}}
+    )
+    assert slices_of(looks) == {"b": "my-tpu-b"}  # though the name is free
+    looks.look({**single_host("b", "my-tpu", "0")}, single_host("c", "my-tpu", "0"))
+    assert slices_of(looks) == {"b": "my-tpu-b", "c": "my-tpu"}
+
+
+@pytest.mark.parametrize("number", [None, "0", "odd"])
+def test_single_host_without_slice_name_is_its_own_slice(number: str | None) -> None:
+    looks = Looks()
+    looks.look(single_host("a", None, number))
+    assert slices_of(looks) == {"a": "v6e-8-a"}
+
+
+def test_host_of_several_without_slice_name_stays_refused() -> None:
+    labels = {"ray.io/tpu-pod-type": "v6e-8"}  # of four chips: one of two hosts
+    assert "no label ray.io/tpu-slice-name" in str(register({**node(chips=4.0), "Labels": labels}))
 
 
 # -- CPUs and memory in foreign use -----------------------------------------------------------------------------------

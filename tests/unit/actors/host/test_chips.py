@@ -308,8 +308,8 @@ def test_end_is_not_confirmed_while_stranger_holds_chips(host: Host, actor: TPUH
 # -- right before user code --------------------------------------------------------------------------------------------
 
 
-def launch(function: Callable[[], Any], slice_name: str = "slice-a") -> TaskEnd:
-    info = JobInfo("job", "job/task-1", 1, 4, 2, 0, 1, slice_name, 1, "127.0.0.1:20002")
+def launch(function: Callable[[], Any], slice_name: str = "slice-a", per_host: int = 1) -> TaskEnd:
+    info = JobInfo("job", "job/task-1", 1, 4, 2, 0, 1, slice_name, 1, "127.0.0.1:20002", processes_per_host=per_host)
     multislice = MultisliceInfo("127.0.0.1", 0, 1, 20_000, 20_001)
     before = dict(os.environ)
     process = TaskProcess("127.0.0.1", (), ())
@@ -335,6 +335,15 @@ def test_user_code_does_not_run_while_chips_are_held(host: Host) -> None:
     holder.end()
     assert launch(function).kind is EndKind.RETURNED
     assert ran.exists()
+
+
+@pytest.mark.parametrize(("ours", "kind"), [(True, EndKind.RETURNED), (False, EndKind.HOST_UNFIT)])
+def test_process_runs_beside_its_hosts_others_but_no_stranger(host: Host, ours: bool, kind: EndKind) -> None:
+    """Another one of the same gang may have been faster to take libtpu's lock."""
+    holder = host.holder(real=False)
+    if ours:
+        host.ledger.record(tree(holder))
+    assert launch(lambda: None, per_host=2).kind is kind
 
 
 def test_task_without_chips_runs_beside_chip_holder(host: Host) -> None:

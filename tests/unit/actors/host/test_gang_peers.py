@@ -105,6 +105,16 @@ async def test_notice_of_other_attempt_is_ignored(other: AttemptId) -> None:
     assert (list(gang.told.values()), gang.calls.total()) == ([[]] * 4, 0)
 
 
+async def test_processes_of_one_host_hear_without_more_calls() -> None:
+    gang, given = Gang(2), notice()
+    gang.told |= {2: [], 3: []}
+    gang.hosts[1].meet(2, ATTEMPT, gang.hosts[1]._members[1].peers)
+    gang.hosts[1].meet(3, AttemptId("another", 1), ())
+    gang.hosts[1].spread(given)
+    await gang.settle()
+    assert (gang.told, gang.calls) == ({index: [given] for index in range(4)}, {0: 1, 1: 1})
+
+
 async def test_host_whose_task_ends_tells_and_passes_nothing() -> None:
     gang = Gang(4)
     gang.hosts[0].forget(0)

@@ -3,21 +3,24 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from iris_ray.actors.host.task_environment import split_by_start, task_environment
+from iris_ray.actors.host.task_environment import cpus_of, split_by_start, task_environment
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.tpu_processes import DECIDED_BY_US, TpuProcess
+from tests.support.chip_holders import ChipHolder, libtpu_library
 
 SINGLE = MultisliceInfo("10.0.0.1", 0, 1, 20_000, 20_001)
 SECOND_OF_TWO = MultisliceInfo("10.0.0.1", 1, 2, 20_000, 20_001)
 
 
-def info(slice_id: int = 0, num_slices: int = 1, slice_name: str = "slice-a") -> JobInfo:
-    return JobInfo("j", "j/task-0", 0, 4, 1, slice_id, num_slices, slice_name, 0, "10.0.0.1:20002")
+def info(slice_id: int = 0, num_slices: int = 1, slice_name: str = "slice-a", tasks: int = 4) -> JobInfo:
+    return JobInfo("j", "j/task-0", 0, tasks, 1, slice_id, num_slices, slice_name, 0, "10.0.0.1:20002")
 
 
 def environment(
@@ -28,11 +31,14 @@ def environment(
     host_env: dict[str, str] | None = None,
     num_gpus: float = 0.0,
     slice_name: str = "slice-a",
+    tpu_process: TpuProcess | None = None,
+    tasks: int = 4,
 ) -> dict[str, str]:
     """The task's whole environment, after the changes."""
     inherited, user_env = inherited or {}, user_env or {}
-    place = info(multislice.slice_id, multislice.num_slices, slice_name)
-    changes = task_environment(inherited, host_env or {}, user_env, place, multislice, num_cpus, num_gpus)
+    place = info(multislice.slice_id, multislice.num_slices, slice_name, tasks)
+    place = replace(place, processes_per_host=tpu_process.per_host if tpu_process else 1)
+    changes = task_environment(inherited, host_env or {}, user_env, place, multislice, num_cpus, num_gpus, tpu_process)
     result = inherited | changes
     return {name: value for name, value in result.items() if value is not None}
 
@@ -106,9 +112,107 @@ def test_user_may_set_jax_platform_without_accelerators(source: str) -> None:
     assert environment(**variables, host_env={"JAX_PLATFORMS": "tpu,cpu"}, slice_name="")["JAX_PLATFORMS"] == "tpu"
 
 
-@pytest.mark.parametrize("of_task", [{"num_gpus": 1.0, "slice_name": ""}, {"slice_name": "slice-a"}])
-def test_task_with_accelerators_leaves_platform_to_jax(of_task: dict[str, Any]) -> None:
-    assert not {"JAX_PLATFORMS", "PJRT_DEVICE"} & environment(**of_task).keys()
+def test_task_with_gpus_leaves_platform_to_jax() -> None:
+    assert not {"JAX_PLATFORMS", "PJRT_DEVICE"} & environment(num_gpus=1.0, slice_name="").keys()
+
+
+@pytest.mark.parametrize(
+    ("variables", "platforms"),
+    [
+        ({}, "tpu,cpu"),
+        ({"user_env": {"JAX_PLATFORMS": "cpu"}}, "cpu"),
+        ({"inherited": {"JAX_PLATFORMS": "cpu"}}, "cpu"),  # a simulated host, or the user's Ray job
+        ({"inherited": {"JAX_PLATFORMS": ""}}, ""),
+    ],
+    ids=str,
+)
+def test_task_with_chips_expects_them_unless_told_otherwise(variables: dict[str, Any], platforms: str) -> None:
+    assert environment(**variables)["JAX_PLATFORMS"] == platforms
+
+
+@pytest.mark.skipif(libtpu_library() is None, reason="libtpu is not installed: pip install 'iris-ray[tpu-tests]'")
+def test_broken_libtpu_is_an_error_in_task_with_chips() -> None:
+    """Without the variable JAX warns, and computes on the CPU."""
+    environ = {**os.environ, "TPU_SKIP_MDS_QUERY": "1"} | environment({"PATH": os.environ["PATH"]})
+    command = [sys.executable, "-c", "import jax; print(jax.devices())"]
+    found = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "Unable to initialize backend 'tpu'" in found.stderr
+
+
+# -- processes of a host ----------------------------------------------------------------------------------------------
+
+
+SECOND = TpuProcess(("10.0.0.1:20003", "10.0.0.1:20007"), 1, 2, "2x2x1")
+OF_WEBHOOK = {
+    "TPU_PROCESS_ADDRESSES": "workers-0-0.headless:8471,workers-0-1.headless:8471",
+    "TPU_PROCESS_PORT": "8471",
+    "TPU_WORKER_ID": "0",
+}
+
+
+@pytest.mark.parametrize(
+    "source", [{"inherited": OF_WEBHOOK, "host_env": OF_WEBHOOK}, {"user_env": OF_WEBHOOK}], ids=str
+)
+def test_only_process_of_its_host_keeps_process_variables(source: dict[str, Any]) -> None:
+    assert environment(**source).items() >= OF_WEBHOOK.items()
+
+
+@pytest.mark.parametrize("source", ["inherited", "user_env"])
+def test_each_of_several_processes_replaces_process_variables(source: str) -> None:
+    stale = dict.fromkeys([*DECIDED_BY_US, *SECOND.to_env()], "stale")
+    of_user = source == "user_env"
+    env = environment(**{source: stale}, tpu_process=SECOND)  # type: ignore[arg-type]
+    mine = {name: value for name, value in env.items() if name.startswith(("TPU_", "CLOUD_TPU_"))}
+    bounds = dict.fromkeys(("TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS"), "stale") if of_user else {}
+    assert mine == SECOND.to_env() | bounds, "only the bounds may be the user's"
+
+
+def test_processes_of_a_host_share_claimed_cpus() -> None:
+    assert environment(num_cpus=8, tpu_process=SECOND)["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.skipif(libtpu_library() is None, reason="libtpu is not installed: pip install 'iris-ray[tpu-tests]'")
+@pytest.mark.parametrize(("variables", "second"), [({}, False), (SECOND.to_env(), True)], ids=["whole host", "share"])
+def test_libtpu_lets_processes_share_a_host_by_bounds(tmp_path: Path, variables: dict[str, str], second: bool) -> None:
+    holders = [ChipHolder(tmp_path, real=True, launcher=(), **variables) for _ in range(2)]
+    try:
+        assert [holder.said == "holds" for holder in holders] == [True, second]
+    finally:
+        for holder in holders:
+            holder.end()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_host", "expected"),
+    [
+        (["0-3", "4-7"], 1, [set()]),
+        (["0-3"], 2, [set(), set()]),
+        (["0-1,4-5", "2-3,6-7"], 2, [{0, 1, 4, 5}, {2, 3, 6, 7}]),
+        (["0-3", "4-7"], 4, [{0, 1, 2, 3}, {0, 1, 2, 3}, {4, 5, 6, 7}, {4, 5, 6, 7}]),
+        (["0", "1", "2", "3"], 2, [{0, 1}, {2, 3}]),
+        (["0-3", "8-9", ""], 2, [set(), set()]),  # a container has CPUs of one node, and a node may have none
+    ],
+    ids=str,
+)
+def test_processes_are_bound_to_their_numa_nodes(
+    tmp_path: Path, nodes: list[str], per_host: int, expected: list[set[int]]
+) -> None:
+    for number, cpus in enumerate(nodes):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
+    assert [cpus_of(i, per_host, range(8), tmp_path) for i in range(per_host)] == expected
+
+
+@pytest.mark.parametrize(
+    ("tasks", "hostnames", "number"),
+    [(1, "localhost", "0"), (1, "a-0,a-1", "1"), (2, "localhost", "1")],
+    ids=["single host", "one host of two", "two hosts"],
+)
+def test_single_host_is_host_0_whatever_the_webhook_says(tasks: int, hostnames: str, number: str) -> None:
+    """JAX takes it for the number of the process among those of the slice (0.10.2, cloud_tpu_cluster.py)."""
+    webhook = {"TPU_WORKER_ID": "1", "TPU_WORKER_HOSTNAMES": hostnames}
+    assert environment(webhook, tasks=tasks)["TPU_WORKER_ID"] == number
 
 
 def test_unrelated_inherited_variable_is_kept() -> None:

@@ -16,8 +16,8 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray.actors.host import task_environment, user_code
-from iris_ray.actors.host.task_environment import hold_ports
-from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess
+from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports
+from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.protocol.messages import TaskLaunch
 from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.job_info import JobInfo
@@ -221,6 +221,21 @@ def test_standby_imports_requested_modules() -> None:
     process = TaskProcess(HERE, (), ("colorsys",))
     assert "colorsys" in sys.modules
     let_go(process)
+
+
+@pytest.mark.parametrize(("of_user", "seen"), [(None, "tpu,cpu"), ("cpu", "cpu")])
+def test_preloaded_jax_expects_chips_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of_user: str | None, seen: str
+) -> None:
+    """JAX reads the variable when it is imported, before the process knows its task."""
+    (tmp_path / "reads_at_import.py").write_text("import os; platforms = os.environ['JAX_PLATFORMS']")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "reads_at_import", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", of_user or "")  # restored at the end
+    if of_user is None:
+        del os.environ["JAX_PLATFORMS"]
+    let_go(TaskProcess(HERE, (), ("reads_at_import",)))
+    assert sys.modules["reads_at_import"].platforms == seen
 
 
 # -- its ports ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ import ray
 
 from iris_ray.actors.host import task_watch
 from iris_ray.actors.host import task_watch as task_notices
+from iris_ray.actors.host.chips import RELEASE_S, Devices
+from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace, Progress
@@ -24,7 +27,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind
-from tests.support.processes import NOTICE, PATIENCE_S, Child, Make, alive, started, watched
+from tests.support.processes import NOTICE, PATIENCE_S, Child, Make, NoOutput, alive, started, tree, watched
 
 SLEEP = "time.sleep(60)"
 SAVE = """
@@ -311,6 +314,27 @@ def test_returned_task_gets_its_grace_unless_hurried(
     child = make(UPLOAD)
     watched(child, tmp_path, started(child, end), Standby(child))
     assert bool(list(tmp_path.rglob("*.uploaded"))) is uploads
+
+
+async def test_chips_are_free_once_all_processes_of_the_host_have_ended(
+    make: Make, own_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes share them. The first to end must not take the other one for a stranger that holds the chips."""
+    monkeypatch.setattr(ray, "kill", lambda standby: standby.child.process.kill())
+    chip = own_host / "accel0"
+    chip.touch()
+    hold = f"chip = open({str(chip)!r}); print('holds', flush=True); sys.stdin.readline()"
+    children = [make(hold), make(f"{hold}; time.sleep({2 * RELEASE_S})")]
+    ledger, watches = ProcessLedger(own_host), list[TaskWatch]()
+    for child in children:
+        one, devices = tree(psutil.Process(child.process.pid)), Devices(own_host / "lock", (chip,))
+        process = WatchedProcess(one.pid, one.started)
+        watches.append(TaskWatch(Standby(child), process, one, ledger, devices, NoOutput(), lambda: watches))
+        child.start()
+        child.says("holds")
+    assert await asyncio.gather(*(watch.end(None, exit_grace=PATIENCE_S) for watch in watches)) == [None, None]
+    for child in children:
+        child.end()
 
 
 # -- its children ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import TaskKey
 from tests.support.worlds import gang_spec, tasks_spec
 
-PORTS = (1001, 1002, 1003)
+FIRST_PORTS = ("a", 1000), ("b", 2000)
+PORTS = {name: [(1001, 1002, 1003, 1004)] for name in ("a", "job/task-0", "job/task-3")}
 
 
 def request(spec: JobSpec) -> RunRequest:
@@ -59,6 +60,29 @@ def test_rack_tasks_are_numbered_by_rack_without_slice_variables() -> None:
     assert launches[3].label == f"{spec.name} task=3"
     assert where.in_words(TaskKey(1, 1)) == "task 3 on 10.0.1.1"
     assert str(where) == "10.0.0.0, 10.0.0.1, 10.0.1.0, 10.0.1.1 (4 hosts)"
+
+
+def test_each_process_of_a_host_has_own_rank_and_ports() -> None:
+    spec = gang_spec("job", processes_per_host=2)
+    slices = place(AttemptId("job", 3), "a", "b").order.slices
+    order = AttemptOrder(AttemptId("job", 3), slices, {"TPU": 4.0}, 1, 1, None, 2, ("2x2x2", ""))
+    ports = {name: [tuple(range(first + 10 * i, first + 10 * i + 4)) for i in range(4)] for name, first in FIRST_PORTS}
+    launches = launch_plan(request(spec), AttemptPlace(order), ports)
+    infos = [launch.info for of_slice in launches.values() for launch in of_slice]
+    assert [info.task_index for info in infos] == [*range(8)]
+    assert [(info.worker_id, info.local_index) for info in infos[:4]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {(info.num_tasks, info.processes_per_host, info.coordinator_address) for info in infos} == {
+        (8, 2, "10.0.0.0:1002")
+    }
+    last = launches["b"][3]
+    assert last.tpu_process is not None
+    assert (last.tpu_process.index, last.tpu_process.topology) == (3, "2x2x2")
+    assert last.tpu_process.addresses == ("10.0.1.0:2003", "10.0.1.0:2013", "10.0.1.1:2023", "10.0.1.1:2033")
+    megascale = last.multislice.to_env()
+    assert (megascale["MEGASCALE_COORDINATOR_ADDRESS"], megascale["MEGASCALE_PORT"]) == ("10.0.0.0:1000", "2030")
+    assert launches["a"][0].multislice.to_env()["MEGASCALE_PORT"] == "1000", "where the others look for it"
+    assert last.label == f"{spec.name} slice=1 worker=1 process=1"
+    assert AttemptPlace(order).in_words(TaskKey(1, 1, 1)) == "slice 1 (b) worker 1 process 1"
 
 
 def test_task_knows_its_claimed_gpus() -> None:

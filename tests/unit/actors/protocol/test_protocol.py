@@ -1,25 +1,63 @@
 """A client and a Controller of versions that can't talk to each other say so."""
 
+import contextlib
 import dataclasses
 import inspect
 from typing import Any
 
 import pytest
 
-from iris_ray.actors.protocol.version import PROTOCOL_VERSION, require_same_protocol
+import iris_ray
+from iris_ray.actors.protocol.version import (
+    NO_VERSIONS,
+    PROTOCOL_VERSION,
+    package_directory,
+    require_fit,
+    require_fitting_controller,
+    versions_here,
+)
 from iris_ray.errors import VersionMismatchError
 
 
 @pytest.mark.parametrize(
     ("theirs", "advice"),
-    [(PROTOCOL_VERSION - 1, "iris-ray cluster controller upgrade"), (PROTOCOL_VERSION + 1, "install")],
+    [
+        (PROTOCOL_VERSION - 1, "iris-ray cluster controller upgrade"),
+        (PROTOCOL_VERSION + 1, "install iris_ray 7.0.0 here"),
+    ],
 )
 def test_only_other_protocol_is_refused_with_versions_and_advice(theirs: int, advice: str) -> None:
-    require_same_protocol(PROTOCOL_VERSION, "7.0.0", "0.1.3")
+    patch = versions_here() | {"version": "7.0.0", "package": "/image/iris_ray", "address": "10.0.0.9"}
+    require_fitting_controller(patch)
     with pytest.raises(VersionMismatchError) as refused:
-        require_same_protocol(theirs, "7.0.0", "0.1.3")
-    for said in (f"7.0.0 (protocol {theirs})", f"0.1.3 (protocol {PROTOCOL_VERSION})", advice):
+        require_fitting_controller(patch | {"protocol": theirs})
+    ours = f"iris_ray {iris_ray.__version__} (protocol {PROTOCOL_VERSION}) from {package_directory()} on "
+    for said in (f"iris_ray 7.0.0 (protocol {theirs}) from /image/iris_ray on 10.0.0.9", ours, advice):
         assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("versions", "refused"),
+    [
+        ({"python": "3.11.2"}, False),
+        ({"python": "3.9.1"}, True),
+        ({"ray": "2.49.7"}, False),
+        ({"ray": "2.55.1"}, True),
+        ({"ray": None}, False),
+    ],
+)
+def test_pickles_cross_between_patch_versions_only(versions: dict[str, str], refused: bool) -> None:
+    ours = versions_here() | {"python": "3.11.9", "ray": "2.49.2"}
+    expectation = pytest.raises(VersionMismatchError, match="use the same") if refused else contextlib.nullcontext()
+    with expectation:
+        require_fit(ours | versions, ours, "v4-16-0 host 1", "install it there")
+
+
+def test_versions_of_an_older_process_can_be_read() -> None:
+    with pytest.raises(
+        VersionMismatchError, match=r"is iris_ray an older version \(protocol 0\), and this is iris_ray"
+    ):
+        require_fitting_controller(NO_VERSIONS)
 
 
 def test_wire_format_changes_only_with_a_new_protocol() -> None:
@@ -40,7 +78,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     travelling = *orders, WasSet, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields, modules) == (9, METHODS, FIELDS, MODULES)
+    assert (PROTOCOL_VERSION, methods, fields, modules) == (10, METHODS, FIELDS, MODULES)
 
 
 def field_names(cls: Any) -> list[str]:
@@ -95,7 +133,16 @@ METHODS: dict[str, dict[str, list[str]]] = {
     },
 }
 FIELDS = {
-    "AttemptOrder": ["attempt", "slices", "bundle", "epoch", "incarnation", "spare_for"],
+    "AttemptOrder": [
+        "attempt",
+        "slices",
+        "bundle",
+        "epoch",
+        "incarnation",
+        "spare_for",
+        "processes_per_host",
+        "topologies",
+    ],
     "AttemptId": ["job_id", "number", "gang"],
     "HostPlace": ["node_id", "address", "slice_name", "host_index"],
     "WasSet": ["text", "user", "at"],

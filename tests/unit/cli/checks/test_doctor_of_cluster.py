@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.controller.node_table import NodeTable
-from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.actors.protocol.version import PROTOCOL_VERSION, package_directory, versions_here
 from iris_ray.cli import doctor
 from iris_ray.cli.checks.host_look import versions
 from iris_ray.cli.checks.hosts import Answer, Host, claimed_nodes, tpu_hosts
@@ -113,3 +113,20 @@ def test_doctor_advises_upgrade_of_controller_of_other_version(bare_cluster: Con
     world.start_controller()
     finding = found_by(world)["Controller"]
     assert (finding["level"], "controller upgrade" in finding["advice"]) == ("INFO", True)
+
+
+@pytest.mark.parametrize(
+    ("installed", "level", "said"),
+    [
+        (None, "WARNING", "which a job has brought"),
+        ({"version": "0.2.0"}, "WARNING", "and on the head is iris_ray 0.2.0"),
+        ({}, "OK", "as it is installed on the head"),
+    ],
+)
+def test_doctor_says_where_controllers_code_is_from(
+    world: ControllerInProcess, hosts: Hosts, installed: dict[str, str] | None, level: str, said: str
+) -> None:
+    world.installed_on_head = None if installed is None else versions_here() | installed
+    finding = found_by(world)["Controller's code"]
+    assert (finding["level"], said in finding["found"]) == (level, True)
+    assert package_directory() in finding["found"]

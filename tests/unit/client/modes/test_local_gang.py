@@ -216,6 +216,19 @@ def test_validate_prints_plan_and_runs(capfd: pytest.CaptureFixture[str]) -> Non
     assert "s3cret" not in err
 
 
+def test_host_has_several_local_processes(capfd: pytest.CaptureFixture[str]) -> None:
+    def place() -> tuple[int, int, int, str]:
+        me = get_job_info()
+        assert me is not None
+        return me.task_index, me.worker_id, me.local_index, os.environ["TPU_VISIBLE_CHIPS"]
+
+    found = run_on_pod(place, "v4-16", processes_per_host=2, mode="validate")
+    assert found == [(0, 0, 0, "0,1"), (1, 0, 1, "2,3"), (2, 1, 0, "0,1"), (3, 1, 1, "2,3")]
+    err = capfd.readouterr().err
+    assert "4 on 1 slice, 2 processes on each host" in err
+    assert "slice 0: tasks 0 to 3" in err
+
+
 def test_validate_refuses_missing_preload_module() -> None:
     with pytest.raises(InvalidRequestError, match="there is no such module"):
         run_on_pod(lambda: None, "v4-8", mode="validate", preload=["no_such_module.at_all"])

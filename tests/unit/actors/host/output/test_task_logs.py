@@ -93,6 +93,8 @@ def test_line_memory_keeps_newer_of_two_out_of_order() -> None:
 class Story:
     """A Controller on paper: what each attempt of each task prints, a piece with every question."""
 
+    processes_per_host = 1
+
     def __init__(self, attempts: list[list[list[bytes]]]) -> None:
         self.attempts = attempts  # by attempt, task, piece
         self.attempt, self.told = 1, 0

@@ -1,0 +1,151 @@
+"""Asks KubeRay for missing slices: raises the ``replicas`` of worker groups, and says why slices don't come.
+
+`cloud/kuberay.py` says why this is no demand for Ray's autoscaler. `find_demand` knows who is to be asked.
+"""
+
+import logging
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+from iris_ray.actors.calls.ray_internals import counts_hosts, runs_autoscaler
+from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand, Demand, Slices, since_words
+from iris_ray.cloud.demand import ARRIVAL_S
+from iris_ray.cloud.kuberay import SCALE_UP_EVENTS, WorkerGroup, obstacles, pod_troubles, raises, worker_groups
+from iris_ray.cloud.kubernetes import KubernetesApi
+from iris_ray.errors import ProviderDeniedError, ProviderError
+from iris_ray.model.topology import get_tpu_config
+
+logger = logging.getLogger(__name__)
+
+SETTLING_S = 3.0
+"""A demand counts once it has lasted so long: when a slice has just come, the job that it came for still waits."""
+LOOK_S = 5.0
+"""The interval between two looks at the RayCluster while slices are missing. Ray's autoscaler looks as often."""
+REASONS_S = 15.0
+"""The interval between two looks at pods that don't run."""
+
+
+class KubeRayDemand(Demand):
+    """Keeps the worker groups' ``replicas`` at the slices that are there and those that waiting jobs miss.
+
+    Args:
+        api: of this cluster.
+        has_autoscaler: whether Ray's autoscaler serves the cluster, and gives back idle slices.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, api: KubernetesApi, has_autoscaler: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(has_autoscaler)
+        self._clock = clock
+        self._api = api
+        self._totals: deque[tuple[float, dict[str, int]]] = deque()
+        self._looked_at = self._asked_why_at = -float("inf")
+        self._before: object = None  # what was missing at the last look
+        self._broken: dict[str, float] = {}  # slice → since when it has not been whole
+        self._since: dict[str, float] = {}
+        self._words: dict[str, tuple[str, ...]] = {}
+        self._troubles: Mapping[str, tuple[str, ...]] = {}
+        self._may_read_events = True
+
+    @property
+    def is_gone(self) -> bool:
+        return not self.asked
+
+    def words(self, device: str) -> tuple[str, ...]:
+        return self._words.get(get_tpu_config(device).name, ())
+
+    def update(self, missing: Mapping[str, Sequence[int]], slices: Slices) -> None:
+        now = self._clock()
+        there = self._there(slices, now)
+        self._since = {tpu_type: self._since.get(tpu_type, now) for tpu_type in missing}
+        settled = self._settled({t: there[t] + sum(gangs) for t, gangs in missing.items()}, now)
+        if not missing:
+            self.asked, self._words, self._before = {}, {}, None
+            return
+        if self._before == (settled, missing) and now - self._looked_at < LOOK_S:
+            return
+        self._looked_at, self._before = now, (settled, missing)
+        try:
+            self._look(missing, there, settled, now)
+        except ProviderError as error:
+            self._words = dict.fromkeys(missing, (str(error),))
+            raise
+
+    def _there(self, slices: Slices, now: float) -> Counter[str]:
+        """Count the slices of each type that are whole, or that have been broken for too long to be on their way."""
+        self._broken = {name: self._broken.get(name, now) for name, (_, whole) in slices.items() if not whole}
+        return Counter(t for name, (t, whole) in slices.items() if whole or now - self._broken[name] >= ARRIVAL_S)
+
+    def _settled(self, totals: dict[str, int], now: float) -> dict[str, int]:
+        """Return for each type the least number of slices that there should have been in the past seconds."""
+        while len(self._totals) > 1 and self._totals[1][0] <= now - SETTLING_S:
+            self._totals.popleft()
+        self._totals.append((now, totals))
+        if self._totals[0][0] > now - SETTLING_S:
+            return dict.fromkeys(totals, 0)
+        return {tpu_type: min(then.get(tpu_type, 0) for _, then in self._totals) for tpu_type in totals}
+
+    def _look(
+        self, missing: Mapping[str, Sequence[int]], there: Counter[str], settled: Mapping[str, int], now: float
+    ) -> None:
+        groups = worker_groups(self._api.ray_cluster())
+        changes = [
+            change
+            for tpu_type, gangs in missing.items()
+            for change in raises(_of(groups, tpu_type), there[tpu_type], gangs, settled[tpu_type])
+        ]
+        if changes:
+            groups = worker_groups(self._api.patch_ray_cluster([op for change in changes for op in change.patch]))
+            named = ", ".join(f"{change.to} of group {change.group.name}" for change in changes)
+            logger.info("KubeRay is asked for slices: there are to be %s", named)
+        coming = {t: max(0, sum(g.wanted for g in _of(groups, t)) - there[t]) for t in missing}
+        self.asked = {t: min(n, sum(missing[t])) for t, n in coming.items() if n}
+        troubles = self._pod_troubles(now) if any(coming.values()) else {}
+        self._words = {}
+        for tpu_type, gangs in missing.items():
+            its_groups = _of(groups, tpu_type)
+            asked = self.asked.get(tpu_type)
+            self._words[tpu_type] = (
+                *([f"KubeRay is asked for {asked} more{since_words(now - self._since[tpu_type])}"] if asked else ()),
+                *obstacles(its_groups, there[tpu_type], gangs),
+                *(why for group in its_groups for why in troubles.get(group.name, ())),
+            )
+
+    def _pod_troubles(self, now: float) -> Mapping[str, tuple[str, ...]]:
+        if now - self._asked_why_at >= REASONS_S:
+            self._asked_why_at = now
+            self._troubles = pod_troubles(self._api.pods(), self._events())
+        return self._troubles
+
+    def _events(self) -> list[dict[str, object]]:
+        if self._may_read_events:
+            try:
+                return [event for reason in SCALE_UP_EVENTS for event in self._api.pod_events(reason)]
+            except ProviderDeniedError as error:
+                logger.info("what Kubernetes' autoscaler says about pods stays unknown: %s", error)
+                self._may_read_events = False
+        return []
+
+
+def _of(groups: Sequence[WorkerGroup], tpu_type: str) -> list[WorkerGroup]:
+    return [group for group in groups if group.tpu_type == tpu_type]
+
+
+def find_demand() -> Demand:
+    """Return who is asked for missing slices of this cluster. It looks at the head's pod or processes, and blocks."""
+    has_autoscaler = runs_autoscaler(os.environ)
+    api = KubernetesApi.of_this_pod()
+    if api is None:
+        return AutoscalerDemand(has_autoscaler)
+    try:
+        api.ray_cluster()
+    except ProviderDeniedError as error:
+        logger.warning("missing slices are shown to Ray's autoscaler, which miscounts: %s", error)
+        return AutoscalerDemand(has_autoscaler, counts_hosts())
+    except ProviderError as error:
+        logger.warning("missing slices can't be asked for yet: %s", error)
+    return KubeRayDemand(api, has_autoscaler)

@@ -1,0 +1,253 @@
+"""The file that carries a Controller's queue, settings and history to an empty Controller, of any later version.
+
+It is text: one JSON object on each line, with its ``kind``. Nothing in it is a pickled object of iris_ray; only users'
+functions are pickled, and files zipped, in base64. The first line is the header, with the number of the format.
+
+To change it: a new kind of line, or a new key, needs no new `FORMAT`, because readers give a missing key its default
+and name the kinds that they don't know. Another meaning of a kind or key does; then keep the reader of the format
+before. tests/data/export-format-1.jsonl is of today, and every later version must read it.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from iris_ray.actors.protocol.messages import NO_OWNER_YET, ProcessSpec, RunRequest
+from iris_ray.errors import InvalidRequestError, IrisError
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.options import PriorityBand
+
+FORMAT = 1
+HEADER = "iris_ray export"
+
+Line = dict[str, Any]
+Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+"""Makes JSON of a value, and the value of JSON."""
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def _with(constraint: Constraint) -> Line:
+    value = constraint.value
+    values = [one.value for one in value] if isinstance(value, tuple) else None if value is None else value.value
+    return {"key": constraint.key, "op": constraint.op.name, "value": values}
+
+
+def _constraint(line: Line) -> Constraint:
+    return Constraint(line["key"], ConstraintOp[line["op"]], line.get("value"))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_CONSTRAINTS: Codec = lambda all_: list(map(_with, all_)), lambda lines: tuple(map(_constraint, lines))
+_SPEC: Mapping[str, Codec] = {
+    **dict.fromkeys(
+        (
+            *("job_id", "name", "user", "device", "replicas", "whole_groups", "spares", "grow_after", "may_evict"),
+            *("max_retries_failure", "max_retries_preemption", "max_task_failures", "scheduling_timeout"),
+        ),
+        (_same, _same),
+    ),
+    "priority": (lambda band: band.name, PriorityBand.__getitem__),
+    "coscheduling": (
+        lambda config: config and {"group_by": config.group_by, "num_groups": list(config.num_groups)},
+        lambda line: line and CoschedulingConfig(line["group_by"], line["num_groups"]),
+    ),
+    "constraints": _CONSTRAINTS,
+    "preferences": _CONSTRAINTS,
+    "tolerations": (list, tuple),
+    "resources": (dict, dict),
+}
+NOT_IN_FILE = frozenset({"owner", "spare_for"})
+"""Fields of a `JobSpec` that are not carried over: its pool is another one, and spares are made anew."""
+
+_RUN = ("keep_warm", "stall_timeout", "host_silence", "exit_grace", "standbys")
+"""Fields of a `RunRequest` that are plain values."""
+
+
+def spec_line(spec: JobSpec) -> Line:
+    """Return what a job asks for, as JSON."""
+    return {name: to_json(getattr(spec, name)) for name, (to_json, _) in _SPEC.items()}
+
+
+def spec_of(line: Line) -> JobSpec:
+    """Return what a job asks for. Raise an `IrisError`, or any error, if the line makes no sense."""
+    known = {name: of_json(line[name]) for name, (_, of_json) in _SPEC.items() if name in line}
+    return JobSpec(owner=NO_OWNER_YET, **known)
+
+
+def run_line(request: RunRequest, function: bytes) -> Line:
+    """Return what a pool needs to start a job again.
+
+    Args:
+        request: what the pool was asked for.
+        function: the pickled function.
+    """
+    return {
+        "function": base64.b64encode(function).decode(),
+        "env": dict(request.env),
+        "runtime_env": environment_line(request.process.runtime_env),
+        "preload": list(request.process.preload),
+        **{name: getattr(request, name) for name in _RUN},
+    }
+
+
+def environment_line(runtime_env: Mapping[str, Any]) -> Line:
+    """Return a runtime environment of Ray as JSON, without what Ray keeps there for itself.
+
+    Raises:
+        TypeError: a value is no JSON.
+    """
+    found: Line = json.loads(json.dumps({k: v for k, v in runtime_env.items() if not k.startswith("_")}))
+    return found
+
+
+def run_of(spec: JobSpec, line: Line) -> RunRequest:
+    """Return the request by which a pool starts the job again."""
+    function = base64.b64decode(line["function"])
+    process = ProcessSpec(dict(line.get("runtime_env") or {}), tuple(line.get("preload") or ()))
+    given = {name: line[name] for name in _RUN if name in line}
+    return RunRequest(spec, function, dict(line.get("env") or {}), process, **{"keep_warm": 0.0, **given})
+
+
+def leave_out_variables(line: Line) -> None:
+    """Remove the values of all environment variables from a job's line: they may be secrets. Their names stay."""
+    for variables in _variables(line):
+        variables |= dict.fromkeys(variables)
+
+
+def fill_in_variables(line: Line, given: Mapping[str, str]) -> list[str]:
+    """Set the variables of a job's line whose values were left out. Return the names of those that are not given."""
+    missing = set()
+    for variables in _variables(line):
+        left_out = {name for name, value in variables.items() if value is None}
+        variables |= {name: given[name] for name in left_out & given.keys()}
+        missing |= left_out - given.keys()
+    return sorted(missing)
+
+
+def _variables(line: Line) -> list[dict[str, str | None]]:
+    """Return the variables of the tasks, of their processes, and of the Ray job."""
+    run, ray_job = line.get("run") or {}, line.get("ray_job") or {}
+    found = run.get("env"), (run.get("runtime_env") or {}).get("env_vars"), ray_job.get("env_vars")
+    return [variables for variables in found if variables]
+
+
+# -- the whole file ----------------------------------------------------------------------------------------------------
+
+KINDS = ("setting", "limits", "taint", "usage", "user_day", "fleet_day", "package", "job", "finished")
+
+
+@dataclass(slots=True)
+class Export:
+    """A file that was read.
+
+    Attributes:
+        header: its first line.
+        lines: the other lines by kind.
+        unknown: kinds of lines that this version does not know, each with the number of its lines.
+    """
+
+    header: Line
+    lines: dict[str, list[Line]]
+    unknown: dict[str, int]
+
+
+def written(header: Mapping[str, Any], lines: Iterable[Line]) -> Iterator[str]:
+    """Yield the lines of a file."""
+    yield json.dumps({"kind": HEADER, "format": FORMAT, **header}) + "\n"
+    for line in lines:
+        yield json.dumps(line) + "\n"
+
+
+def read(lines: Iterable[str], name: str) -> Export:
+    """Return what a file holds.
+
+    Args:
+        lines: its lines.
+        name: its name, for the message.
+
+    Raises:
+        InvalidRequestError: it is no export, is cut off, or is of a later format; the message names the line.
+    """
+    export: Export | None = None
+    for number, text in enumerate(lines, 1):
+        try:
+            line = json.loads(text)
+            kind = line["kind"]
+            if kind == "job" and export is not None:
+                line["job_id"], line["spec"]
+        except (ValueError, TypeError, KeyError):
+            what = "is no line of an export" if number > 1 else "is no export of iris_ray"
+            raise InvalidRequestError(
+                f"{name}, line {number} {what}; it may be cut off: give a file that `iris-ray cluster controller"
+                " export` has written"
+            ) from None
+        if export is None:
+            export = Export(_checked_header(line, name), {kind: [] for kind in KINDS}, {})
+        elif kind in KINDS:
+            export.lines[kind].append(line)
+        elif kind != "end":
+            export.unknown[kind] = export.unknown.get(kind, 0) + 1
+        else:
+            return export
+    raise InvalidRequestError(f"{name} is {'cut off: its last line is missing' if export else 'empty'}; export again")
+
+
+END: Line = {"kind": "end"}
+"""The last line: without it, the file is cut off."""
+
+
+def _checked_header(line: Line, name: str) -> Line:
+    if line["kind"] != HEADER:
+        raise InvalidRequestError(f"{name}, line 1 is no header of an export of iris_ray, but a {line['kind']!r}")
+    if not isinstance(line.get("format"), int) or line["format"] > FORMAT:
+        raise InvalidRequestError(
+            f"{name} is of format {line.get('format')!r}, written by iris_ray {line.get('iris_ray')}, and this version"
+            f" reads formats up to {FORMAT}: import it with iris_ray {line.get('iris_ray')} or newer"
+        )
+    return line
+
+
+def request_in(line: Line, name: str) -> RunRequest:
+    """Return the request of the job of a line. Raise like `spec_in`."""
+    spec = spec_in(line, name)
+    try:
+        return run_of(spec, line["run"])
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{name}: job {spec.job_id!r} can't be started: {type(error).__name__}: {error}"
+        ) from None
+
+
+def spec_in(line: Line, name: str) -> JobSpec:
+    """Return what the job of a line asks for.
+
+    Raises:
+        InvalidRequestError: the line makes no sense; the message names the job.
+    """
+    try:
+        return spec_of(line["spec"])
+    except IrisError as error:
+        raise InvalidRequestError(f"{name}: {error}") from None
+    except Exception as error:
+        raise InvalidRequestError(
+            f"{name}: job {line.get('job_id')!r} can't be read: {type(error).__name__}: {error}"
+        ) from None
+
+
+def unexported() -> set[str]:
+    """Return the fields of jobs and requests that neither travel in a file nor are left out on purpose. For tests."""
+    of_spec = {field.name for field in fields(JobSpec)} - _SPEC.keys() - NOT_IN_FILE
+    return of_spec | {field.name for field in fields(RunRequest)} - {
+        *_RUN,
+        "spec",
+        "pickled_function",
+        "env",
+        "process",
+    }

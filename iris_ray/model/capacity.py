@@ -1,0 +1,66 @@
+"""What a provisioner has asked a provider for and holds, in words and numbers for people."""
+
+from dataclasses import dataclass
+
+from iris_ray.model.plain_values import Words
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """The slices of one type from one source that are in the same state.
+
+    Attributes:
+        tpu_type: such as ``v6e-16``.
+        source: the zone, or the reservation and its zone.
+        market: how they are paid for, such as ``spot``.
+        joined: whether they are in the cluster whole; otherwise they are asked for, on their way or broken.
+        slices: how many.
+        chips: of all of them.
+        since: when the oldest was asked for; seconds since the epoch, 0 if unknown.
+        hourly: what they cost in an hour if Google gives them; None without a price.
+    """
+
+    tpu_type: str
+    source: str
+    market: str
+    joined: bool
+    slices: int
+    chips: int
+    since: float
+    hourly: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A source from which nothing is asked for during a pause.
+
+    Attributes:
+        source: the zone, or the reservation and its zone.
+        failures: how many in a row.
+        last: the last of them, in a sentence.
+    """
+
+    source: str
+    failures: int
+    last: Words
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityReport:
+    """The report of one provisioner.
+
+    Attributes:
+        owner: its name.
+        tpu_types: the types that it brings.
+        lots: what it has asked for and holds.
+        troubles: its sources that have failed.
+        waits: by type, why it asks for no more, although jobs wait.
+        currency: of prices.
+    """
+
+    owner: str
+    tpu_types: tuple[str, ...] = ()
+    lots: tuple[Lot, ...] = ()
+    troubles: tuple[Trouble, ...] = ()
+    waits: tuple[tuple[str, Words], ...] = ()
+    currency: str = "USD"

@@ -1,0 +1,93 @@
+"""What people are told of the slices that provisioners have asked for."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from iris_ray.actors.controller.capacity_board import KEPT_S, CapacityBoard
+from iris_ray.actors.controller.metrics import METRICS, Labels, Measurements, Metric
+from iris_ray.dashboard.rows import capacity_rows
+from iris_ray.model.capacity import CapacityReport, Lot, Trouble
+from iris_ray.model.plain_values import plain
+from tests.support.worlds import World
+
+EPOCH = 1.7e9
+WAITING = Lot("v6e-16", "us-east5-a", "spot", False, 2, 32, EPOCH, 25.6)
+HELD = Lot("v6e-16", "res in us-east5-a", "reserved", True, 1, 16, EPOCH - 3600, 19.2)
+FULL = CapacityReport(
+    "iris",
+    ("v6e-16", "v6e-32"),
+    (WAITING, HELD),
+    (Trouble("res in us-east5-a", 3, "reservation res is full"),),
+    (("v6e-32", "2 more wanted, but the budget is spent"),),
+)
+
+
+def board_with(*reports: CapacityReport) -> tuple[CapacityBoard, list[float]]:
+    times = [720.0]
+    board = CapacityBoard(SimpleNamespace(now=lambda: times[0], wall=lambda at: EPOCH + at))  # type: ignore[arg-type]
+    for report in reports:
+        board.take(report)
+    return board, times
+
+
+def test_words_say_where_since_when_and_at_what_price() -> None:
+    board, _ = board_with(FULL)
+    assert board.words("v6e-16") == (
+        "provisioner iris has asked for 2 in us-east5-a (spot, for 12 min, 25.60 USD an hour)",
+        "res in us-east5-a is not asked now: reservation res is full",
+    )
+    assert board.words("v6e-32") == ("provisioner iris asks for no more: 2 more wanted, but the budget is spent",)
+    assert board.words("v5p-16") == ()
+
+
+def test_report_replaces_earlier_one_and_silent_provisioner_is_dropped() -> None:
+    board, times = board_with(FULL, CapacityReport("iris", ("v6e-16",)))
+    assert board.words("v6e-16") == ("provisioner iris has asked for none",)
+    times[0] += KEPT_S
+    assert (board.words("v6e-16"), board.reports()) == ((), [])
+
+
+def test_report_survives_the_check_of_messages() -> None:
+    assert plain(CapacityReport, FULL, "report") == FULL
+
+
+class Gauges:
+    """Takes gauges as they are set."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, ...], float] = {}
+
+    def set(self, metric: Metric, value: float, labels: Labels) -> None:
+        assert metric in METRICS
+        self.values[metric.name, *labels.values()] = value
+
+    def add(self, *_: Any) -> None: ...
+
+    def observe(self, *_: Any) -> None: ...
+
+
+def test_gauges_show_chips_wait_cost_and_failures_until_silence() -> None:
+    board, times = board_with(FULL)
+    gauges = Gauges()
+    measurements = Measurements(World().state, (), gauges, 0.0)
+    measurements.look_at_capacity(board)
+    shown = {
+        ("iris_provisioned_chips", "v6e-16", "us-east5-a", "spot", "asked"): 32,
+        ("iris_provisioned_chips", "v6e-16", "res in us-east5-a", "reserved", "held"): 16,
+        ("iris_provisioning_oldest_request", "v6e-16", "us-east5-a"): 720.0,
+        ("iris_provisioned_cost_per_hour", "v6e-16", "res in us-east5-a", "reserved", "USD"): 19.2,
+        ("iris_provisioner_failures", "iris", "res in us-east5-a"): 3,
+    }
+    assert gauges.values == shown
+    times[0] += KEPT_S
+    measurements.look_at_capacity(board)
+    assert gauges.values == dict.fromkeys(shown, 0.0)
+
+
+def test_dashboard_has_a_row_for_each_lot_and_each_wait() -> None:
+    rows = list(capacity_rows([FULL]).values())
+    assert [(row["type"], row["source"], row["slices"], row["note"]) for row in rows] == [
+        ("v6e-16", "us-east5-a", 2, ""),
+        ("v6e-16", "res in us-east5-a", 1, ""),
+        ("v6e-32", "", 0, "2 more wanted, but the budget is spent"),
+    ]

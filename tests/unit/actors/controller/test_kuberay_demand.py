@@ -1,0 +1,187 @@
+"""Missing slices on KubeRay: what is asked for, beside Ray's own autoscaler, and what `why` says about it."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand, since_words
+from iris_ray.actors.controller.kuberay_demand import KubeRayDemand, find_demand
+from iris_ray.cloud.kubernetes import KubernetesApi
+from iris_ray.errors import ProviderDeniedError, ProviderError
+from tests.support.kuberay_scenarios import STORIES
+from tests.support.kuberay_world import KubeRayWorld, OurApi
+from tests.support.kubernetes import changed, played_world
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Ray's autoscaler logs much."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_rays_autoscaler_and_missing_slices(story: Callable[[], Any]) -> None:
+    assert story() == STORIES[story]
+
+
+class Ticking:
+    """The demand in a world without an autoscaler, and its clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.world = KubeRayWorld()
+        self.api = OurApi(self.world)
+        self.demand = KubeRayDemand(self.api, clock=lambda: self.now)
+
+    def update(self, missing: dict[str, list[int]], seconds: float = 20.0) -> tuple[str, ...]:
+        for _ in range(int(seconds * 2)):
+            self.demand.update(missing, self.world.slices())
+            self.now += 0.5
+        self.world.make_pods()
+        return self.demand.words(next(iter(missing))) if missing else ()
+
+
+def test_demand_of_a_moment_asks_for_nothing() -> None:
+    ticking = Ticking()
+    ticking.update({})
+    ticking.update({"v6e-8": [1]}, 2.0)
+    ticking.update({})
+    assert ticking.world.replicas("v6e-8") == 0
+
+
+def test_request_is_told_with_its_age_until_nothing_is_missing() -> None:
+    ticking = Ticking()
+    ticking.update({})
+    assert ticking.update({"v6e-8": [1, 1]}) == ("KubeRay is asked for 2 more",)
+    assert ticking.update({"v6e-8": [1, 1]}, 3720.0) == ("KubeRay is asked for 2 more, for 1 h 2 min",)
+    assert not ticking.demand.is_gone
+    ticking.update({})
+    assert ticking.demand.is_gone
+    assert ticking.demand.words("v6e-8") == ()
+
+
+def test_slice_broken_for_long_is_not_on_its_way() -> None:
+    ticking = Ticking()
+    ticking.update({})
+    ticking.update({"v6e-16": [1]})
+    ticking.world.pods[0].joined = True  # and its brothers never come
+    ticking.update({"v6e-16": [1]}, 500.0)
+    assert ticking.world.replicas("v6e-16") == 1
+    ticking.update({"v6e-16": [1]}, 200.0)
+    assert ticking.world.replicas("v6e-16") == 2
+
+
+@pytest.mark.parametrize(
+    ("tpu_type", "gangs", "words"),
+    [
+        ("v4-8", [1], ("no worker group of the RayCluster makes slices of this type",)),
+        ("v6e-16", [5], ("there may be no more slices than 4 of group v6e-16 (maxReplicas)",)),
+    ],
+)
+def test_unfit_cluster_is_told(tpu_type: str, gangs: list[int], words: tuple[str, ...]) -> None:
+    ticking = Ticking()
+    ticking.update({})
+    assert ticking.update({tpu_type: gangs}) == words
+
+
+def test_group_without_hosts_is_told_and_not_asked() -> None:
+    ticking = Ticking()
+    del ticking.world.group("v6e-16")["numOfHosts"]
+    ticking.update({})
+    (words,) = ticking.update({"v6e-16": [1]}, 10.0)
+    assert words.startswith("group v6e-16 makes none: its numOfHosts is 1")
+    assert ticking.world.replicas("v6e-16") == 0
+
+
+def test_failing_api_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking = Ticking()
+    ticking.update({})
+    with monkeypatch.context() as patch:
+        patch.setattr(ticking.world, "patch", fails_with(ProviderError("no answer")))
+        for _ in range(6):
+            ticking.update({"v6e-8": [1]}, 0.5)
+        with pytest.raises(ProviderError):
+            ticking.update({"v6e-8": [1]}, 0.5)
+        ticking.update({"v6e-8": [1]}, 4.5)  # the next look is later
+        assert ticking.demand.words("v6e-8") == ("no answer",)
+    ticking.update({"v6e-8": [1]})
+    assert ticking.world.replicas("v6e-8") == 1
+
+
+def test_pods_are_looked_at_rarely_and_events_not_after_denial(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking = Ticking()
+    asked: list[str] = []
+    labels = {"ray.io/group": "v6e-8"}
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
+    pod = {"metadata": {"name": "a-pod", "labels": labels}, "status": {"conditions": [condition]}}
+
+    def pods() -> list[Any]:
+        asked.append("pods")
+        return [pod]
+
+    monkeypatch.setattr(ticking.api, "pods", pods)
+    monkeypatch.setattr(ticking.api, "pod_events", fails_with(ProviderDeniedError("not yours"), asked))
+    ticking.update({})
+    assert ticking.update({"v6e-8": [1]}, 63.0)[1:] == ("pod a-pod: Unschedulable: 0/3 nodes fit",)
+    assert (asked.count("pods"), asked.count("refused")) == (4, 1)
+
+
+def fails_with(error: Exception, asked: list[str] | None = None) -> Callable[..., Any]:
+    def fail(*_: object) -> Any:
+        if asked is not None:
+            asked.append("refused")
+        raise error
+
+    return fail
+
+
+POD = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "RAY_CLUSTER_NAME": "tpus",
+    "RAY_CLUSTER_NAMESPACE": "default",
+    "KUBERAY_GEN_RAY_START_CMD": "ray start --head --no-monitor",
+}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(None, KubeRayDemand), (ProviderError("no answer"), KubeRayDemand), (ProviderDeniedError("no"), AutoscalerDemand)],
+)
+def test_kuberay_is_asked_unless_it_denies(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, kind: type
+) -> None:
+    for name, value in POD.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(KubernetesApi, "ray_cluster", fails_with(error) if error else lambda _: {})
+    demand = find_demand()
+    assert isinstance(demand, kind)
+    assert demand.is_shown(None)
+
+
+@pytest.mark.parametrize("reads_events", [True, False])
+def test_emulated_gke_makes_pods_and_says_why_they_wait(reads_events: bool) -> None:
+    """Over HTTPS, from the shipped file, which lets the head's account read events."""
+    with played_world() if reads_events else played_world(changed()) as played:
+        api = KubernetesApi.of_this_pod({**POD, **played.world.client_environment()})
+        assert api is not None
+        demand = KubeRayDemand(api, clock=lambda: played.runner.now)
+        played.world.set_stock("tpu-v6e-slice", 0)
+        for missing in ({}, {"v6e-16": [2]}):
+            for _ in range(30):
+                demand.update(missing, {})
+                played.play(1)
+        assert len(played.names("v6e-16")) == 8
+        asked, why = demand.words("v6e-16")
+    assert asked == "KubeRay is asked for 2 more"
+    assert why.startswith("8 pods wait, such as tpus-v6e-16-worker-")
+    assert ("FailedScaleUp" in why and "out of resources" in why) if reads_events else "Unschedulable" in why
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(59.0, ""), (60.0, ", for 1 min"), (7320.0, ", for 2 h 2 min")])
+def test_age_is_told_from_a_minute_on(seconds: float, words: str) -> None:
+    assert since_words(seconds) == words

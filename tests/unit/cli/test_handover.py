@@ -1,0 +1,178 @@
+"""``iris-ray cluster controller export`` and ``import``, between two Controllers on one made-up cluster."""
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.cli.conventions import FAILED, USAGE
+from iris_ray.model.lifecycle import JobState
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
+
+EXPORT, IMPORT = ("cluster", "controller", "export"), ("cluster", "controller", "import")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "work.py"
+    path.write_text("pass")
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "queue.jsonl")
+
+
+def submit(world: ControllerInProcess, script: str, *options: str) -> str:
+    """Put a detached job into the queue, and return its id."""
+    return str(world.json("submit", script, "--tpu", "v4-16", *options)["job_id"])
+
+
+def new_head(world: ControllerInProcess) -> None:
+    """Lose the head with all that it knew; the callers of its jobs end with it."""
+    for handle in world.ray._handles():
+        world.ray.kill(handle)
+    wait_until(lambda: all(handle._is_dead for handle in world.ray._handles()))
+    for group in list(world._groups.values()):
+        world._remove(group)
+    world.store.values.clear()
+    world.tasks.clear()
+
+
+def lines_of(file: str, kind: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, Path(file).read_text().splitlines()) if line["kind"] == kind]
+
+
+def test_waiting_and_running_jobs_start_again_on_new_head(world: ControllerInProcess, script: str, file: str) -> None:
+    running = submit(world, script, "--num-slices", "2", "--max-retries-failure", "3", "--name", "runs")
+    world.wait_for_attempt(running, 1)
+    world.fail(running, 0)
+    waiting = submit(world, script, "--num-slices", "3", "--name", "waits", "--priority", "batch")
+    callers = world.submit("caller", (3,))
+    said = world.iris(*EXPORT, file)
+    assert "3 jobs" in said.stdout
+    assert f"{callers}: its caller waits for its results; run its script again" in said.stderr
+    assert stat.S_IMODE(Path(file).stat().st_mode) == 0o600
+
+    new_head(world)
+    taken = world.json(*IMPORT, file)
+    assert taken["jobs"] == [running, waiting]
+    assert [left.partition(":")[0] for left in taken["left_out"]] == [callers]
+    world.wait_for_state(running, JobState.RUNNING)
+    assert world.spec(running).max_retries_failure == 2, "it had failed once"
+    assert (world.spec(waiting).user, world.spec(waiting).priority.name) == ("ann", "BATCH")
+    world.succeed(running)
+    world.wait_for_state(waiting, JobState.RUNNING)
+    world.succeed(waiting)
+
+
+def test_settings_limits_taints_and_history_arrive(world: ControllerInProcess, script: str, file: str) -> None:
+    world.iris("cluster", "settings", "set", "operators=ann,olga", "evictions=off")
+    world.iris("cluster", "limits", "bob", "--chips", "8")
+    world.iris("host", "drain", "v4-16-1")
+    done = submit(world, script)
+    world.wait_for_state(done, JobState.RUNNING)
+    world.succeed(done)
+    before = [world.json(*command) for command in (("cluster", "limits"), ("cluster", "settings"))]
+    world.iris(*EXPORT, file)
+    (history,) = lines_of(file, "finished")
+    assert (history["job_id"], history["user"], history["state"]) == (done, "ann", "succeeded")
+
+    new_head(world)
+    world.iris("cluster", "controller", "start", "--setting", "evictions=on")
+    said = world.iris(*IMPORT, file).stdout
+    assert "1 finished job" in said
+    assert "the setting evictions stays on, as set here" in said
+    after = [world.json(*command) for command in (("cluster", "limits"), ("cluster", "settings"))]
+    assert after[0] == before[0]
+    assert after[1]["operators"] == before[1]["operators"]
+    assert [view["state"] for view in world.json("host", "ls")] == ["FREE", "CLOSED", "FREE", "FREE"]
+    (day,) = ControllerConnection().ask(ControllerInterface.user_times, 0.0)
+    assert (day.user, day.jobs) == ("ann", 1)
+
+
+def test_values_of_variables_travel_only_if_asked_for(
+    world: ControllerInProcess, script: str, file: str, tmp_path: Path
+) -> None:
+    job = submit(world, script, "--env", "WANDB_API_KEY=secret")
+    world.iris(*EXPORT, file)
+    assert "secret" not in Path(file).read_text()
+    with_values = f"{file}.all"
+    world.iris(*EXPORT, with_values, "--variables")
+    assert "secret" in Path(with_values).read_text()
+
+    new_head(world)
+    assert world.json(*IMPORT, file)["jobs"] == []
+    (tmp_path / "env").write_text("WANDB_API_KEY=mine\n")
+    again = world.json(*IMPORT, file, "--jobs-only", "--env-file", str(tmp_path / "env"))
+    assert (again["jobs"], again["left_out"]) == ([job], [])
+    once_more = world.json(*IMPORT, with_values, "--jobs-only")
+    assert (once_more["jobs"], once_more["left_out"]) == ([], [f"{job}: there is a job of this id"])
+
+
+def test_import_into_used_cluster_is_refused(world: ControllerInProcess, script: str, file: str) -> None:
+    world.iris("cluster", "limits", "bob", "--chips", "8")
+    submit(world, script)
+    world.iris(*EXPORT, file)
+    assert "exists already" in world.iris(*EXPORT, file, code=USAGE).stderr
+    refused = world.iris(*IMPORT, file, code=USAGE).stderr
+    assert "not empty: it has 1 jobs, the limits of" in refused
+
+
+def test_import_by_others_than_operators_is_refused(world: ControllerInProcess, file: str) -> None:
+    world.iris(*EXPORT, file)
+    world.iris("cluster", "settings", "set", "operators=olga")
+    assert "only operators may import" in world.iris(*IMPORT, file, code=FAILED).stderr
+
+
+@pytest.mark.parametrize("change", [{"text": "maybe"}, {"at": None}, {"user": ["x"], "text": "on", "at": "x"}])
+def test_damaged_line_leaves_nothing_imported(world: ControllerInProcess, file: str, change: dict[str, Any]) -> None:
+    world.iris("cluster", "limits", "bob", "--chips", "8")
+    world.iris("cluster", "settings", "set", "evictions=off")
+    world.iris(*EXPORT, file)
+    text = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    changed = [line | change if line["kind"] == "setting" else line for line in text]
+    Path(file).write_text("\n".join(map(json.dumps, changed)))
+    new_head(world)
+    assert "makes no sense" in world.iris(*IMPORT, file, code=USAGE).stderr
+    assert world.json("cluster", "settings")["evictions"]["set_by"] is None
+    assert {limit["user"] for limit in world.json("cluster", "limits")} == {"*"}
+
+
+def test_job_that_this_version_refuses_is_named_and_others_start(
+    world: ControllerInProcess, script: str, file: str
+) -> None:
+    refused, job = submit(world, script, "--name", "refused"), submit(world, script, "--name", "good")
+    world.iris(*EXPORT, file)
+    lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    for line in (line for line in lines if line.get("job_id") == refused):
+        line["spec"]["max_retries_failure"] = -7
+    Path(file).write_text("\n".join(map(json.dumps, lines)))
+    new_head(world)
+    taken = world.json(*IMPORT, file)
+    assert taken["jobs"] == [job]
+    assert taken["left_out"][0].startswith(f"{refused}: ")
+    assert "max_retries_failure" in taken["left_out"][0]
+
+
+def test_missing_file_is_named(world: ControllerInProcess, file: str, tmp_path: Path) -> None:
+    (tmp_path / "zip").write_bytes(b"PK\xff\xfe")
+    assert "can't be read: No such file" in world.iris(*IMPORT, file, code=USAGE).stderr
+    assert "can't be read: it is no text" in world.iris(*IMPORT, str(tmp_path / "zip"), code=USAGE).stderr
+
+
+def test_function_of_another_python_is_not_started(world: ControllerInProcess, script: str, file: str) -> None:
+    job = submit(world, script)
+    world.iris(*EXPORT, file)
+    header, *rest = Path(file).read_text().splitlines()
+    Path(file).write_text("\n".join([json.dumps(json.loads(header) | {"python": "3.9.7"}), *rest]))
+    new_head(world)
+    taken = world.json(*IMPORT, file)
+    assert taken["jobs"] == []
+    assert taken["left_out"][0].startswith(f"{job}: its function was pickled by Python 3.9.7, and this is 3.")
