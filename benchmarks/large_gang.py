@@ -39,6 +39,7 @@ from iris_ray.actors.protocol.messages import (
     StandbyReady,
     TaskLaunch,
 )
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice, NoticeKind
@@ -83,6 +84,9 @@ class MadeUpHosts:
         self._begin()
 
     # -- a host ---------------------------------------------------------------------------------------------------
+
+    async def versions(self) -> dict[str, Any]:
+        return versions_here()
 
     async def healthy(self) -> bool:
         self._calls["healthy"] += 1
