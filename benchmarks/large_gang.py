@@ -39,6 +39,7 @@ from iris_ray.actors.protocol.messages import (
     StandbyReady,
     TaskLaunch,
 )
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice, NoticeKind
@@ -84,6 +85,9 @@ class MadeUpHosts:
 
     # -- a host ---------------------------------------------------------------------------------------------------
 
+    async def versions(self) -> dict[str, Any]:
+        return versions_here()
+
     async def healthy(self) -> bool:
         self._calls["healthy"] += 1
         return True
@@ -114,6 +118,12 @@ class MadeUpHosts:
         self._calls["notify"] += 1
         await self._saves.wait()
         return True
+
+    async def meet_gang(self, pid: int, attempt: AttemptId, peers: Sequence[tuple[ActorHandle, str]]) -> None:
+        self._calls["meet_gang"] += 1
+
+    async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None:
+        self._calls["hear_notice"] += 1
 
     async def progress(self, pid: int) -> Progress:
         self._calls["progress"] += 1
@@ -162,6 +172,9 @@ class Slices:
 
     def actor(self, name: str) -> Actor[SliceActor]:
         return Actor(self.actors[name], f"slice {name}")
+
+    def host_actors(self, name: str) -> list[Actor[Any]]:
+        return [Actor(self._hosts, f"{name} host {i}") for i in range(self._count)]
 
     def __contains__(self, name: str) -> bool:
         return name in self.actors

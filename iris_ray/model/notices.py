@@ -64,3 +64,30 @@ def is_as_urgent(known: Notice, deadline: float | None) -> bool:
 def is_same(known: Notice, notice: Notice) -> bool:
     """Return whether two notices say the same, perhaps in other words: a host's own and the Controller's."""
     return known.kind is notice.kind and abs(known.deadline - notice.deadline) <= SAME_DEADLINE_S
+
+
+def is_news(known: Notice | None, notice: Notice, now: float) -> bool:
+    """Return whether hosts that know one notice must hear another: it is more urgent, or the known deadline is over.
+
+    Args:
+        known: the latest notice that a task or host was told, or None.
+        notice: the other one, which any host of the gang may have sent.
+        now: seconds since the epoch.
+    """
+    if known is None:
+        return True
+    if is_same(known, notice):
+        return False
+    is_only_growth = known.kind is NoticeKind.GROWTH and notice.kind is not NoticeKind.GROWTH
+    return is_only_growth or not is_as_urgent(known, notice.deadline) or known.deadline <= now
+
+
+def keeps(known: Notice | None, notice: Notice, now: float) -> bool:
+    """Return whether a task keeps the notice that it was told, though its pool names another one.
+
+    It does if both say the same, or if both come from the provider and the known deadline is still the earliest. The
+    pool alone knows whether a move of ours was called off before the other one. The arguments are those of `is_news`.
+    """
+    if known is None or known.kind is not notice.kind:
+        return False
+    return is_same(known, notice) or not (known.kind in OUR_MOVES or is_news(known, notice, now))

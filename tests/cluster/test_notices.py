@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -15,8 +16,10 @@ from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.settings import HOST_DIR
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line
-from tests.support.gangs import Trace, all_jobs, controller_pid, job_view, slice_of_this_task
+from tests.support.gangs import Trace, actor_pid, all_jobs, controller_pid, job_view, pool_pid, slice_of_this_task
 from tests.support.waiting import wait_until
+
+PREEMPTED = "the metadata server of the host says that it is being preempted"
 
 
 class Stranger:
@@ -111,6 +114,74 @@ def test_hook_of_ending_pod_tells_tasks_while_controller_hangs(cluster: Simulate
     trace.finish()
     assert [attempt for attempt, _ in ray.get(ref)] == [2, 2]
     assert (job_view(first[0]["job"]).failures, job_view(first[0]["job"]).preemptions) == (0, 1)
+
+
+@pytest.mark.parametrize("stopped", ["Controller", "SlicePoolManager", "SliceActor here", "SliceActor there"])
+def test_notice_of_one_host_reaches_gang_whatever_hangs(cluster: SimulatedCluster, trace: Trace, stopped: str) -> None:
+    """The gang has two slices of two hosts. It saves, and goes on elsewhere once what hangs runs again."""
+    directory = trace.directory
+
+    def save(notice: Any, facts: dict[str, Any], step: int) -> None:
+        with (directory / f"told-{facts['index']}").open("a") as told:
+            told.write(f"{time.time()} {notice.seconds_left} {notice.reason}")
+        (directory / f"saved-{facts['index']}").write_text(str(step + 1))
+        notice.saved()
+
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=2, max_retries_failure=0)
+    first = trace.wait_for_tasks(4)
+    here, there = first[0]["slice"], first[2]["slice"]
+    find = {
+        "Controller": controller_pid,
+        "SlicePoolManager": pool_pid,
+        "SliceActor here": lambda: actor_pid(cluster, here, 0, "SliceActor"),
+        "SliceActor there": lambda: actor_pid(cluster, there, 0, "SliceActor"),
+    }
+    time.sleep(1.0)  # the hosts know each other by then
+    hangs = psutil.Process(find[stopped]())
+    hangs.suspend()
+    try:
+        began = time.time()
+        cluster._host(here, 1).metadata.preempt()
+        wait_until(lambda: len(list(directory.glob("told-*"))) == 4, 10)
+    finally:
+        hangs.resume()
+    told = [(directory / f"told-{index}").read_text().split(" ", 2) for index in range(4)]
+    after = [float(at) - began for at, _, _ in told]
+    print(f"{stopped}: told after", *(f"{seconds:.2f}" for seconds in after), "s")
+    assert max(after) < 2.0
+    assert all(25 < float(seconds) <= 30 and reason == f"{here} host 1: {PREEMPTED}" for _, seconds, reason in told)
+    trace.wait_for_tasks(4, attempt=2, timeout_s=60)
+    trace.finish()
+    assert [attempt for attempt, _ in ray.get(ref)] == [2] * 4
+    assert (job_view(first[0]["job"]).failures, job_view(first[0]["job"]).preemptions) == (0, 1)
+    cluster.preempt_slice(here)
+
+
+@pytest.mark.long
+def test_drain_reaches_gang_whose_slice_actors_hang(cluster: SimulatedCluster, trace: Trace) -> None:
+    directory = trace.directory
+
+    def save(notice: Any, facts: dict[str, Any], step: int) -> None:
+        (directory / f"told-{facts['index']}").touch()
+        (directory / f"saved-{facts['index']}").write_text(str(step + 1))
+        notice.saved()
+
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=2, max_retries_failure=0)
+    names = list(dict.fromkeys(task["slice"] for task in trace.wait_for_tasks(4)))
+    time.sleep(1.0)  # the hosts know each other by then
+    hang = [psutil.Process(actor_pid(cluster, name, 0, "SliceActor")) for name in names]
+    for actor in hang:
+        actor.suspend()
+    try:
+        preemption = cluster.preempt_slice(names[1], notice_s=60, heard_by="ray")
+        wait_until(lambda: len(list(directory.glob("told-*"))) == 4, 4)
+    finally:
+        for actor in hang:
+            actor.resume()
+    trace.wait_for_tasks(4, attempt=2, timeout_s=60)
+    trace.finish()
+    assert [attempt for attempt, _ in ray.get(ref)] == [2] * 4
+    preemption.cancel()
 
 
 @pytest.mark.proof

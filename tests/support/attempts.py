@@ -23,6 +23,12 @@ from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
 from tests.support.worlds import gang_spec
 
 
+class Host:
+    """A host of the slice. Its SliceActor tells its task."""
+
+    async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None: ...
+
+
 class Slices:
     """One slice. Its tasks run until `returns` or `crashes`, and have saved once `saves`.
 
@@ -44,6 +50,9 @@ class Slices:
     def actor(self, name: str) -> Actor[Any]:
         assert name == "a"
         return Actor.here(self, "slice a")
+
+    def host_actors(self, name: str) -> tuple[Actor[Any], ...]:
+        return tuple(Actor.here(Host(), f"slice {name} host {i}") for i in range(self.hosts))
 
     def __contains__(self, name: str) -> bool:
         return name == "a"
@@ -68,6 +77,8 @@ class Slices:
         while not self.saves and time.time() < notice.deadline:
             await asyncio.sleep(0.01)
         return self.saves, self.saves
+
+    async def introduce(self, attempt: AttemptId, peers: object) -> None: ...
 
     async def progress(self, attempt: AttemptId) -> dict[int, Progress]:
         return dict(self.steps)

@@ -20,6 +20,7 @@ from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady,
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.model.workers import TPU
@@ -290,6 +291,10 @@ class Host:
     async def progress(self, pid: int) -> Progress:
         task = self._node.processes[pid].task
         return Progress(None, None) if task is None else task.progress
+
+    async def meet_gang(self, pid: int, attempt: AttemptId, peers: Sequence[Any]) -> None: ...
+
+    async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None: ...
 
     async def dump_stacks(self, pid: int) -> None: ...
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -22,6 +22,7 @@ from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
+from iris_ray.actors.host.gang_peers import GangPeers
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
@@ -33,7 +34,8 @@ from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.model.notices import Notice
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
 from iris_ray.model.outcomes import TaskEnd
 
 logger = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class TPUHostActor:
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
         self._peers: dict[str, tuple[str, HostWatch]] = {}  # by place
+        self._gangs = GangPeers(lambda pid, notice: self._watches[pid].hear(notice))
 
     @cached_property
     def _ledger(self) -> ProcessLedger:
@@ -139,6 +142,7 @@ class TPUHostActor:
 
     async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
         watch = self._watches[pid]
+        self._gangs.forget(pid)
         held = await watch.end(reason, exit_grace)
         if held is not None:
             logger.warning("%s takes no further task for now: %s", self._name, held)
@@ -147,6 +151,13 @@ class TPUHostActor:
 
     async def notify(self, pid: int, notice: Notice, sent_at: float) -> bool:
         return await self._watches[pid].notify(by_this_clock(notice, sent_at))
+
+    async def meet_gang(self, pid: int, attempt: AttemptId, peers: Sequence[tuple[ActorHandle, str]]) -> None:
+        if pid in self._watches:
+            self._gangs.meet(pid, attempt, [Actor[HostInterface](actor, name) for actor, name in peers])
+
+    async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None:
+        self._gangs.hear(attempt, by_this_clock(notice, sent_at))
 
     async def progress(self, pid: int) -> Progress:
         return self._watches[pid].progress()
@@ -201,6 +212,7 @@ class TPUHostActor:
                 await asyncio.to_thread(watch.output.close)
                 if self._watches.pop(pid, None) is watch:
                     del self._places[pid]
+                    self._gangs.forget(pid)
                     watch.forget()
 
     def _last_lines_reporter(self) -> Callable[[LastLines], None]:
@@ -212,24 +224,35 @@ class TPUHostActor:
 
         return report
 
+    def _goes(self, notice: HostNotice) -> None:
+        """Tell the pool that this host is to go and, since the pool may hang, the tasks here and their gangs."""
+        self._pool.call(PoolInterface.take_notice, self._place.node_id, notice, time.time())
+        deadline = time.time() + NOTICE_S if notice.deadline is None else notice.deadline
+        name = self._name if self._exclusive else f"host {self._place.address}"
+        told = Notice(notice.kind, f"{name}: {notice.reason}", deadline)
+        for watch in self._watches.values():
+            if watch.runs:
+                watch.hear(told)
+        self._gangs.spread(told)
+
     async def _watch_metadata(self) -> None:
-        """Tell the pool the notices of the host's metadata server, and when it calls one off."""
+        """Tell the notices of the host's metadata server, and the pool when it calls one off."""
         module = "iris_ray.actors.host.metadata"
         await asyncio.to_thread(import_module, module)  # imports aiohttp, slowly: not on the event loop
         from iris_ray.actors.host.metadata import MetadataWatch
 
         node_id = self._place.node_id
         await MetadataWatch(
-            tell=lambda notice: self._pool.call(PoolInterface.take_notice, node_id, notice, time.time()),
+            tell=self._goes,
             call_off=lambda: self._pool.call(PoolInterface.maintenance_called_off, node_id),
         ).run()
 
     async def _watch_announcement(self) -> None:
-        """Tell the pool when somebody on this machine announces its end, such as the hook of a pod."""
+        """Tell it when somebody on this machine announces its end, such as the hook of a pod."""
         told, node_id = None, self._place.node_id
         while True:
             notice = announced(host_directory(), node_id)
             if notice is not None and notice != told:
                 told = notice
-                self._pool.call(PoolInterface.take_notice, node_id, notice, time.time())
+                self._goes(notice)
             await asyncio.sleep(LOOK_S)

@@ -30,7 +30,7 @@ from iris_ray.actors.protocol.host_interface import TaskInterface
 from iris_ray.actors.protocol.messages import Progress
 from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
-from iris_ray.model.notices import Notice
+from iris_ray.model.notices import Notice, is_news, keeps
 from iris_ray.model.outcomes import TaskEnd
 from iris_ray.model.plain_values import LARGEST_INT
 
@@ -118,6 +118,11 @@ class TaskWatch:
     async def notify(self, notice: Notice) -> bool:
         """Tell the task that it is to move. Return whether it has saved its state, as `TaskNotices.deliver` does."""
         return await self._notices.deliver(notice)
+
+    def hear(self, notice: Notice) -> None:
+        """Tell the task of a notice from a host of its gang, unless it is being ended. Return at once."""
+        if not self.ended and self._ending is None:
+            self._notices.hear(notice)
 
     def progress(self) -> Progress:
         return self._progress.read()
@@ -269,16 +274,25 @@ class TaskNotices:
     async def deliver(self, notice: Notice) -> bool:
         """Tell the task. Return whether it has saved its state by the notice's deadline, or `LATE_ANSWER_S` later.
 
-        A new notice replaces the one before. The same notice is told once, though several callers may wait.
+        A new notice replaces the one before, unless the task keeps that (see `keeps`). The same notice is told once,
+        though several callers may wait.
         """
-        if self._delivery is None or notice != self._latest:
-            if self._delivery is not None:
-                self._delivery.cancel()
-            self._latest = notice
-            self._delivery = self._background.start(self._tell(notice), "delivering a notice to a task")
+        if self._delivery is None or not keeps(self._latest, notice, time.time()):
+            self._delivery = self._begin(notice)
         delivery = self._delivery
         await asyncio.wait({delivery}, timeout=max(0.0, notice.deadline - time.time()) + LATE_ANSWER_S)
         return delivery.done() and not delivery.cancelled() and delivery.result()
+
+    def hear(self, notice: Notice) -> None:
+        """Begin to tell the task of a notice that did not come from its pool, if it is news."""
+        if is_news(self._latest, notice, time.time()):
+            self._delivery = self._begin(notice)
+
+    def _begin(self, notice: Notice) -> "asyncio.Task[bool]":
+        if self._delivery is not None:
+            self._delivery.cancel()
+        self._latest = notice
+        return self._background.start(self._tell(notice), "delivering a notice to a task")
 
     async def _tell(self, notice: Notice) -> bool:
         """Deliver a notice, and wait until the task has saved its state or ended. Return whether it has saved."""

@@ -170,13 +170,21 @@ class Attempt:
         running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, report_running)
         self._hangs.progress_made()
         progress = self._background.start(self.progress.watch(), f"asking how far {self.id} is")
+        introducing = self._background.start(self._introduce_hosts(), f"letting the hosts of {self.id} know each other")
         try:
             return await self._until_end(calls)
         finally:
             self.phase = Phase.ENDED
             running.cancel()
             progress.cancel()
+            introducing.cancel()
             self._notices.cancel()
+
+    async def _introduce_hosts(self) -> None:
+        """Let the hosts of the gang know each other, after the launch, which this would delay."""
+        if self.place.on_slices or self.place.num_hosts > 1:
+            await asyncio.sleep(RUNNING_DELAY_S)
+            await self._notices.introduce()
 
     async def _run_slice(
         self, name: str, generation: int, launches: list[TaskLaunch]

@@ -11,6 +11,7 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.model.notices import Notice, NoticeKind
 
 logger = logging.getLogger(__name__)
@@ -19,6 +20,14 @@ ASK_AGAIN_S, ASK_AGAIN_AT_MOST_S = 1.0, 10.0
 """The first and the longest pause before tasks are asked again whether they have saved."""
 LATE_ANSWER_S = 5.0
 """A slice may answer so long after the deadline."""
+
+
+def peers_of(index: int, hosts: int) -> list[int]:
+    """Return the hosts of a gang to which one of them passes notices on: those 1, 2, 4, 8, … places after it.
+
+    So 1,024 hosts hear of a notice in ten steps at most, and each one makes ten calls.
+    """
+    return [(index + (1 << power)) % hosts for power in range((hosts - 1).bit_length())]
 
 
 class NoticeDelivery:
@@ -46,6 +55,20 @@ class NoticeDelivery:
         self._telling: asyncio.Future[None] | None = None
         self._heard: Notice | None = None  # the last notice that tasks were told; it can't be taken back
 
+    async def introduce(self) -> None:
+        """Let the hosts know each other, so that they can pass notices on without this process and the SliceActors."""
+        names = self._place.names
+        hosts = [(host.handle, host.name) for name in names for host in self._slices.host_actors(name)]
+        size = self._place.order.hosts_per_slice
+        peers = [[hosts[peer] for peer in peers_of(index, len(hosts))] for index in range(len(hosts))]
+        asks = (
+            self._slices.actor(name).ask_once(
+                SliceActor.introduce, self._place.order.attempt, peers[size * slice_id : size * (slice_id + 1)]
+            )
+            for slice_id, name in enumerate(names)
+        )
+        await asyncio.gather(*asks)
+
     def deliver(self, notice: Notice) -> None:
         """Tell every task. The notice replaces an earlier one."""
         self.cancel()
@@ -65,6 +88,7 @@ class NoticeDelivery:
     async def _tell(self, notice: Notice) -> None:
         seconds = notice.deadline - time.time()
         until = time.monotonic() + seconds  # the wall clock may be set meanwhile
+        self._tell_hosts(notice)
         logger.info("%s is to move within %.0f s: %s", self._place.order.attempt, seconds, notice.reason)
         pause = ASK_AGAIN_S
         while True:  # go on after the deadline: tasks that have saved must not wait for ever
@@ -79,6 +103,14 @@ class NoticeDelivery:
             pause = min(2 * pause, ASK_AGAIN_AT_MOST_S)
         how = "all its tasks have saved" if all_saved else "not all of its tasks have saved, but time is up"
         self._stop.move(notice, f"{notice.reason}; {how}")
+
+    def _tell_hosts(self, notice: Notice) -> None:
+        """Tell one host of each slice, beside the SliceActors, which may hang. The hosts pass it on. Return at once."""
+        if not self._place.on_slices:  # their SliceActor is in this process
+            return
+        for host in (self._slices.host_actors(name)[0] for name in self._place.names):
+            telling = host.ask_once(HostInterface.hear_notice, self._place.order.attempt, notice, time.time())
+            self._background.start(telling, f"telling {host.name} of a notice")
 
     async def _ask(self, notice: Notice, seconds: float) -> tuple[bool, bool]:
         """Return whether all tasks saved within so many seconds, and whether any waits for the move since it saved."""

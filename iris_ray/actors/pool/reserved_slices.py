@@ -83,6 +83,10 @@ class ReservedSlices:
     def actor(self, name: str) -> Actor[SliceActor]:
         return self._held[name].actor
 
+    def host_actors(self, name: str) -> tuple[Actor[HostInterface], ...]:
+        """Return the TPUHostActors of a slice by host index."""
+        return self._held[name].crew.hosts
+
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
         """Ask a slice's hosts without its SliceActor. Return why each host counts as lost; None if it answers."""
         hosts = self._held[name].crew.hosts

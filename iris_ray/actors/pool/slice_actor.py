@@ -352,6 +352,21 @@ class SliceActor:
                 logger.warning("%s: %s", hosts[i].name, why)
         return {i: end if isinstance(end := answers.get(i), TaskEnd) else None for i in tasks}
 
+    async def introduce(self, attempt: AttemptId, peers: Sequence[Sequence[tuple[ActorHandle, str]]]) -> None:
+        """Tell each host of that attempt to which hosts of the gang it passes notices on.
+
+        Args:
+            attempt: the tasks' attempt.
+            peers: by host index, with their actors and names.
+        """
+        if self._running == attempt:
+            meet = HostInterface.meet_gang
+            asks = (
+                self._hosts[task.host].ask_once(meet, task.pid, attempt, peers[task.host])
+                for task in self._tasks.values()
+            )
+            await asyncio.gather(*asks)
+
     async def notify(self, attempt: AttemptId, notice: Notice, sent_at: float) -> tuple[bool, bool]:
         """Tell every task of that attempt that it is to move. Return when all have answered, or at the deadline.
 

@@ -1,6 +1,6 @@
 """The interfaces of a host's actors: the TPUHostActor that watches its tasks, and the process of each task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ray.actor import ActorHandle
@@ -8,6 +8,7 @@ from ray.actor import ActorHandle
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import Progress, StandbyReady, TaskLaunch
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
@@ -84,6 +85,24 @@ class HostInterface(Protocol):
 
         Returns:
             Whether it has saved its state. The answer comes at the notice's deadline or a few seconds later at most.
+        """
+
+    async def meet_gang(self, pid: int, attempt: AttemptId, peers: Sequence[tuple[ActorHandle, str]]) -> None:
+        """Note whose task a process runs, so that the hosts of a gang can tell each other's tasks.
+
+        Args:
+            pid: the process.
+            attempt: of its task.
+            peers: actors and names of the hosts to which this host passes notices on.
+        """
+
+    async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None:
+        """Tell the tasks of an attempt that they are to move, and pass that on. Return at once.
+
+        Args:
+            attempt: if it does not run here, the notice is ignored.
+            notice: with its deadline by the sender's clock.
+            sent_at: the time on that clock.
         """
 
     async def progress(self, pid: int) -> Progress:

@@ -184,6 +184,37 @@ def test_host_tells_more_urgent_notice_without_second_signal(make: Make, tmp_pat
     assert watched(child, tmp_path, started(child, tell_twice)) == [False, True]
 
 
+def test_task_is_told_once_of_notice_from_peer_and_pool(make: Make, tmp_path: Path) -> None:
+    """The pool may be late, and may name the later deadline of another host. The answer is that of the first notice."""
+    child = make(SAVE)
+    first, late = (Notice(NoticeKind.PREEMPTION, f"in {s} s", time.time() + s) for s in (50.0, 60.0))
+
+    async def tell_twice(watch: TaskWatch) -> tuple[bool, Notice | None]:
+        watch.hear(first)
+        watch.hear(late)
+        has_saved = await watch.notify(late)
+        return has_saved, TaskFiles.of_process(tmp_path, child.process.pid).read_notice()
+
+    assert watched(child, tmp_path, started(child, tell_twice)) == (True, first)
+
+
+def test_peers_notice_does_not_reach_task_being_ended(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = make(SLEEP)
+    monkeypatch.setattr(ray, "kill", lambda standby: child.process.kill())
+
+    async def tell_late(watch: TaskWatch) -> Notice | None:
+        ending = asyncio.ensure_future(watch.end("enough"))
+        await asyncio.sleep(0)
+        watch.hear(NOTICE)
+        notice = TaskFiles.of_process(tmp_path, child.process.pid).read_notice()
+        await ending
+        return notice
+
+    assert watched(child, tmp_path, started(child, tell_late)) is None
+
+
 def test_host_knows_a_tasks_progress(make: Make, tmp_path: Path) -> None:
     child = make("import iris_ray\niris_ray.heartbeat()\nprint(1, flush=True)\nsys.stdin.readline()\n"
                  "iris_ray.heartbeat(12)\niris_ray.report_status('loss')\nprint(2, flush=True)\n" + SLEEP)  # fmt: skip
