@@ -93,6 +93,7 @@ def test_job_on_empty_cluster_gets_slices_that_go_again(empty_box: KubernetesClu
     wait_until(lambda: "TPU" not in ray.cluster_resources())
 
 
+@pytest.mark.proof
 def test_hosts_are_what_ray_detects_in_their_pods(empty_box: KubernetesCluster) -> None:
     ref = run_on_pod_ray.remote(slice_of_this_task, "v6e-8", keep_warm=3)
     assert result_of(ref) == ["v6e-8-0"]
@@ -128,6 +129,7 @@ def test_missing_slices_are_as_many_replicas_and_why_tells(empty_box: Kubernetes
     empty_box.kubernetes.set_quota(V6E, None)
 
 
+@pytest.mark.proof
 def test_preempted_spot_slice_gives_notice_and_another_comes(empty_box: KubernetesCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(saves_when_told(trace.directory)), "v6e-16", keep_warm=0)
     first = trace.wait_for_tasks(4, timeout_s=90)

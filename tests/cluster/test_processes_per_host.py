@@ -95,6 +95,7 @@ def test_notice_reaches_every_process_and_gang_moves_once_all_saved(cluster: Sim
     assert lost not in {name for _, name in found}
 
 
+@pytest.mark.proof
 def test_each_process_has_a_log_of_its_own(cluster: SimulatedCluster) -> None:
     def say() -> str:
         me = get_job_info()

@@ -42,6 +42,7 @@ def test_host_of_other_protocol_runs_nothing(own_cluster: SimulatedCluster, tmp_
     assert not ran.exists()
 
 
+@pytest.mark.proof
 def test_host_of_other_patch_version_runs_tasks(own_cluster: SimulatedCluster, tmp_path: Path) -> None:
     def version() -> str:
         import iris_ray
@@ -52,6 +53,7 @@ def test_host_of_other_patch_version_runs_tasks(own_cluster: SimulatedCluster, t
     assert run_on_pod(version, "v4-16") == ["0.1.99", "0.1.99"]
 
 
+@pytest.mark.proof
 def test_host_without_iris_ray_is_named(own_cluster: SimulatedCluster, tmp_path: Path) -> None:
     broken = tmp_path / "broken" / "iris_ray"
     broken.mkdir(parents=True)
