@@ -4,6 +4,8 @@ import os
 import time
 from typing import Any
 
+import pytest
+
 from iris_ray import IrisClient, get_job_info, preemption_notice, run_on_pod, run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.client.host_logs import host_logs
