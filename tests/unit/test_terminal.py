@@ -118,7 +118,7 @@ with contextlib.ExitStack() as stack:
         screen = terminal.wait_for_text("and 2 more")
         assert [line.split()[0] for line in screen] == ["job-0", "job-1", "job-2", "job-3", "and"]
         terminal.go_on()
-        terminal.wait_for(lambda lines: lines[0] == "a word" and lines[-1] == "and 2 more" and len(lines) == 6)
+        terminal.wait_for(lambda lines: len(lines) == 6 and lines[0] == "a word" and lines[-1] == "and 2 more")
         terminal.go_on()
         assert terminal.end() == ["a word"]
 
