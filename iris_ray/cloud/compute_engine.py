@@ -176,9 +176,9 @@ class ComputeEngine(GoogleApi):
             disk.disk_type = "hyperdisk-balanced"
         interface = types.NetworkInterface(nic_type="GVNIC")
         if hosts.subnetwork:
-            interface.subnetwork = f"projects/{self._project}/regions/{self._region}/subnetworks/{hosts.subnetwork}"
+            interface.subnetwork = self._path(f"regions/{self._region}/subnetworks", hosts.subnetwork)
         else:
-            interface.network = f"projects/{self._project}/global/networks/{hosts.network or 'default'}"
+            interface.network = self._path("global/networks", hosts.network or "default")
         if hosts.external_ips:
             interface.access_configs = [types.AccessConfig(name="External NAT", type_="ONE_TO_ONE_NAT")]
         properties: compute_v1.InstanceProperties = types.InstanceProperties(
@@ -199,6 +199,9 @@ class ComputeEngine(GoogleApi):
                 values=[f"projects/{wanted.source.location.split('/')[1]}/reservations/{name}"],
             )
         return properties
+
+    def _path(self, kind: str, name: str) -> str:
+        return name if "/" in name else f"projects/{self._project}/{kind}/{name}"
 
     def _scheduling(self, wanted: NewSlice) -> "compute_v1.Scheduling":
         models = {Market.SPOT: "SPOT", Market.RESERVED: "RESERVATION_BOUND", Market.FLEX: "FLEX_START"}
