@@ -114,6 +114,13 @@ def test_hosts_get_network_account_tags_and_script(server: ComputeServer, cloud:
     assert properties["disks"][0]["initializeParams"]["sourceImage"] == "my-image"
 
 
+def test_subnetwork_of_another_project_is_named_by_its_path(server: ComputeServer, cloud: ComputeEngine) -> None:
+    path = "projects/host/regions/us-central1/subnetworks/shared"
+    cloud.create(wanted(subnetwork=path))
+    (interface,) = body(server, "regionInstanceTemplates.insert")["properties"]["networkInterfaces"]
+    assert interface["subnetwork"] == path
+
+
 def test_flex_start_has_maximum_run_and_no_repairs(server: ComputeServer, cloud: ComputeEngine) -> None:
     cloud.create(wanted(source=FLEX, max_run_s=3600))
     scheduling = body(server, "regionInstanceTemplates.insert")["properties"]["scheduling"]
