@@ -441,7 +441,7 @@ def _obtain(shop: _Shop, demand: Sequence[int], coming: int, present: int, date:
         for limit, gangs in left_out.items()
     ]
     waits += [
-        Wait(config.name, f"{slices} more wanted ({why}), but pausing: {pauses}")
+        Wait(config.name, f"{slices} more {config.name} wanted ({why}), but pausing: {pauses}")
         for (why, pauses), slices in paused.items()
     ]
     return [*repeated, *waits, *new]

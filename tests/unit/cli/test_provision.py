@@ -206,7 +206,7 @@ def test_refused_requests_stop_and_pause(
     assert server.count("CreateQueuedResource") == 1
     said = capsys.readouterr()
     assert "ResourceExhausted" in said.err
-    assert said.out.count("wait: 3 more wanted") == 1, "what was said in the turn before is not repeated"
+    assert said.out.count("wait: 3 more v6e-16 wanted") == 1, "what was said in the turn before is not repeated"
 
 
 def test_request_with_lost_answer_makes_one_slice(
