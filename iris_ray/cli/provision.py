@@ -14,18 +14,23 @@ from iris_ray.cli.options import FiniteRange
 from iris_ray.cli.provisioner import Jobs, Provisioner
 from iris_ray.client.connection import AUTO
 from iris_ray.cloud.cloud_tpu import NOT_SERVED, CloudTpu
-from iris_ray.cloud.compute_engine import ComputeEngine
+from iris_ray.cloud.compute_engine import ComputeEngine, machine_type
 from iris_ray.cloud.prices import Prices, read_prices
 from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, Provider, Source
 from iris_ray.cloud.provisioning import Settings
 from iris_ray.cloud.start_up import HEAD_MARK, STARTUP_SCRIPT, script_for_docker, startup_script
-from iris_ray.errors import InvalidRequestError
-from iris_ray.model.cluster_settings import CLOUD_TPU
+from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
+from iris_ray.model.checks import shown
+from iris_ray.model.cluster_settings import CLOUD_TPU, LOCATION
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 
 DAY_S = 86_400.0
 CLOUD_TPU_API, COMPUTE_ENGINE = "cloud-tpu", "compute-engine"
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
+_TAG = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_NETWORK = re.compile(rf"(?:projects/[a-z0-9.:-]+/(?:global/networks|regions/[a-z0-9-]+/subnetworks)/)?{_TAG.pattern}")
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+_RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _GCE = "pip install 'iris-ray[gce]'"
 
 
@@ -87,8 +92,8 @@ _GCE = "pip install 'iris-ray[gce]'"
 )
 @click.option("--show-startup-script", "show_script", is_flag=True, help="Print the start-up script, and end.")
 @click.option("--head", metavar="HOST:PORT", help="Where hosts join the cluster.  [default: the cluster's address]")
-@click.option("--network", default="", metavar="NAME", help="Of the hosts.  [default: default]")
-@click.option("--subnetwork", default="", metavar="NAME", help="Of the hosts.  [default: default]")
+@click.option("--network", default="", metavar="NAME", help="Of the hosts, or a path.  [default: default]")
+@click.option("--subnetwork", default="", metavar="NAME", help="Of the hosts, or a path.  [default: default]")
 @click.option("--service-account", default="", metavar="EMAIL", help="Of the hosts.  [default: Compute Engine's]")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="A network tag of the hosts, for firewalls.")
 @click.option("--external-ips", is_flag=True, help="Give hosts addresses of their own on the internet.")
@@ -157,7 +162,7 @@ def provision(
     \b
       iris-ray cluster provision --type v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run
     """
-    configs = tuple(dict.fromkeys(map(get_tpu_config, tpu_types)))
+    configs = tuple(dict.fromkeys(map(_config, tpu_types)))
     _require_limits(configs, least, most, budget)
     if not _NAME.fullmatch(owner):
         raise InvalidRequestError(f"--name is {owner!r}; give up to 16 small letters and digits, a letter first")
@@ -166,16 +171,30 @@ def provision(
     image = _image(api, configs, runtime_version, vm_image, max_run_s)
     if script is not None and docker_image is not None:
         raise InvalidRequestError("--startup-script and --docker-image both say what hosts run; give one of them")
-    text = script.read_text() if script else script_for_docker(docker_image) if docker_image else STARTUP_SCRIPT
+    for flag, value, pattern, instead in (
+        *(("--location", location, LOCATION, "projects/PROJECT/locations/ZONE") for location in locations),
+        ("--network", network, _NETWORK, "a name, or projects/PROJECT/global/networks/NAME"),
+        ("--subnetwork", subnetwork, _NETWORK, "a name, or projects/PROJECT/regions/REGION/subnetworks/NAME"),
+        ("--service-account", service_account, _EMAIL, "its email, such as hosts@my-project.iam.gserviceaccount.com"),
+        *(("--tag", tag, _TAG, "small letters, digits and hyphens, a letter first") for tag in tags),
+    ):
+        if (value or flag in ("--location", "--tag")) and not pattern.fullmatch(value):
+            raise InvalidRequestError(f"{flag} is {shown(value)}; give {instead}")
+    default = script_for_docker(docker_image) if docker_image is not None else STARTUP_SCRIPT
+    text = _text("--startup-script", script) if script else default
     given = head or chosen_address()
     text = text if given == AUTO else startup_script(text, given)
     if show_script:
         click.echo(startup_script(text, given), nl=False)
         return
-    prices = read_prices(price_file.read_text(), str(price_file)) if price_file else Prices()
+    prices = read_prices(_text("--prices", price_file), str(price_file)) if price_file else Prices()
     market = Market.FLEX if max_run_s is not None else Market.SPOT if spot else Market.ON_DEMAND
     sources = [Source.reserved(name) for name in reservations]
-    sources += [Source(_zone(api, location).location, market) for location in locations]  # malformed: refused here
+    if len({source.key for source in sources}) < len(sources):
+        raise InvalidRequestError("a --reservation is given twice; give each once, since its chips count once")
+    sources += [Source(location, market) for location in dict.fromkeys(locations)]
+    for source in sources:
+        _zone(api, source.location)  # a missing client of Google's is told here
     with cluster():
         if not sources:
             sources = [Source(location, market) for location in _zones_of_the_cluster()]
@@ -202,6 +221,21 @@ def provision(
             provisioner.try_turn()
 
 
+def _config(tpu_type: str) -> TPUConfig:
+    try:
+        return get_tpu_config(tpu_type)
+    except UnknownTPUTypeError as error:
+        raise InvalidRequestError(f"--type {error}") from None
+
+
+def _text(flag: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidRequestError(f"{flag} {path} can't be read: {why}") from None
+
+
 def _require_limits(configs: Sequence[TPUConfig], least: int, most: int | None, budget: int | None) -> None:
     """Refuse limits that contradict each other, or within which no slice fits."""
     if most is None and budget is None:
@@ -226,6 +260,8 @@ def _image(
     if api == COMPUTE_ENGINE:
         if runtime_version is not None:
             raise InvalidRequestError(f"--runtime-version is for --api {CLOUD_TPU_API}; give --vm-image, or neither")
+        for config in configs:
+            machine_type(config)  # refuses types that this API does not have
         return vm_image or ""
     instead = f"use --api {COMPUTE_ENGINE}, for which this machine needs {_GCE}"
     for config in configs:
@@ -239,6 +275,8 @@ def _image(
         raise InvalidRequestError(f"--vm-image is for --api {COMPUTE_ENGINE}; give --runtime-version")
     if runtime_version is None:
         raise InvalidRequestError("give --runtime-version, the software of the hosts, such as v2-alpha-tpuv6e for v6e")
+    if not _RUNTIME.fullmatch(runtime_version):
+        raise InvalidRequestError(f"--runtime-version is {shown(runtime_version)}; give one such as v2-alpha-tpuv6e")
     return runtime_version
 
 

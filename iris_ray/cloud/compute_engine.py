@@ -41,6 +41,9 @@ DISK_GB = 200
 OPERATION_POLL_S = 0.5
 NEEDS = "--api compute-engine needs Google's client: pip install 'iris-ray[gce]'"
 _GONE = {"STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING"}
+_MAKING = {"CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING", "VERIFYING"}
+VANISHED_S = 600.0
+"""The age of a group from which it has lost its VMs if it has none, and none is being made."""
 _NO_STOCK = "ZONE_RESOURCE_POOL_EXHAUSTED"
 
 
@@ -176,9 +179,9 @@ class ComputeEngine(GoogleApi):
             disk.disk_type = "hyperdisk-balanced"
         interface = types.NetworkInterface(nic_type="GVNIC")
         if hosts.subnetwork:
-            interface.subnetwork = f"projects/{self._project}/regions/{self._region}/subnetworks/{hosts.subnetwork}"
+            interface.subnetwork = self._path(f"regions/{self._region}/subnetworks", hosts.subnetwork)
         else:
-            interface.network = f"projects/{self._project}/global/networks/{hosts.network or 'default'}"
+            interface.network = self._path("global/networks", hosts.network or "default")
         if hosts.external_ips:
             interface.access_configs = [types.AccessConfig(name="External NAT", type_="ONE_TO_ONE_NAT")]
         properties: compute_v1.InstanceProperties = types.InstanceProperties(
@@ -199,6 +202,9 @@ class ComputeEngine(GoogleApi):
                 values=[f"projects/{wanted.source.location.split('/')[1]}/reservations/{name}"],
             )
         return properties
+
+    def _path(self, kind: str, name: str) -> str:
+        return name if "/" in name else f"projects/{self._project}/{kind}/{name}"
 
     def _scheduling(self, wanted: NewSlice) -> "compute_v1.Scheduling":
         models = {Market.SPOT: "SPOT", Market.RESERVED: "RESERVATION_BOUND", Market.FLEX: "FLEX_START"}
@@ -223,7 +229,9 @@ class ComputeEngine(GoogleApi):
                 )
             )
         )
-        state, error = state_of(group, hosts or (), int(about["hosts"]), about["market"] == Market.FLEX.value)
+        asked_at = _seconds(group.creation_timestamp)
+        age_s = time.time() - asked_at if asked_at else 0.0
+        state, error = state_of(group, hosts or (), int(about["hosts"]), about["market"] == Market.FLEX.value, age_s)
         return QueuedSlice(
             name=group.name,
             accelerator_type=about["type"],
@@ -234,7 +242,7 @@ class ComputeEngine(GoogleApi):
             location=self.location,
             market=Market(about["market"]),
             reservation=about.get("reservation", ""),
-            asked_at=_seconds(group.creation_timestamp),
+            asked_at=asked_at,
         )
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -343,7 +351,11 @@ def _seconds(timestamp: str) -> float:
 
 
 def state_of(
-    group: "compute_v1.InstanceGroupManager", hosts: Sequence["compute_v1.ManagedInstance"], size: int, waits: bool
+    group: "compute_v1.InstanceGroupManager",
+    hosts: Sequence["compute_v1.ManagedInstance"],
+    size: int,
+    waits: bool,
+    age_s: float = 0.0,
 ) -> tuple[QueuedState, str]:
     """Return the state of a slice, and why it failed, from its group and the group's VMs.
 
@@ -352,6 +364,7 @@ def state_of(
         hosts: its VMs, also those that are still to be made.
         size: how many it is to have.
         waits: whether Google queues for capacity, so that a lack of it is no failure.
+        age_s: seconds since the group was requested.
     """
     statuses = [host.instance_status for host in hosts]
     actions = [host.current_action for host in hosts]
@@ -369,4 +382,6 @@ def state_of(
     fatal = [error for error in errors if not (waits and error.startswith(_NO_STOCK))]
     if fatal:
         return QueuedState.FAILED, fatal[0]
+    if not waits and age_s > VANISHED_S and not (is_made or bulk.in_progress or _MAKING.intersection(actions)):
+        return QueuedState.SUSPENDED, ""  # VMs that end are deleted: they leave an empty group
     return QueuedState.PROVISIONING if is_made else QueuedState.WAITING_FOR_RESOURCES, ""

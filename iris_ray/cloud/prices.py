@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.cloud.provider import Market
-from iris_ray.errors import InvalidRequestError
+from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 from iris_ray.model.checks import is_number, shown
 from iris_ray.model.topology import TPU_GENERATIONS, TPUConfig, get_tpu_config
 
@@ -63,13 +63,20 @@ def read_prices(text: str, name: str) -> Prices:
         raise InvalidRequestError(f'{name}: currency is {shown(currency)}; give a name, such as "USD"')
     table: dict[tuple[str, str, Market], float] = {}
     for device, zones in raw.items():
-        key = device if device in TPU_GENERATIONS else get_tpu_config(device).name
+        key = device if device in TPU_GENERATIONS else _type(device, name)
         for zone, prices in _table(zones, f"{name}: {device}").items():
             for market, price in _table(prices, f"{name}: {device}.{zone}").items():
                 table[key, zone, _market(market, f"{name}: {device}.{zone}")] = _price(
                     price, f"{name}: {device}.{zone}.{market}"
                 )
     return Prices(currency, table)
+
+
+def _type(device: str, where: str) -> str:
+    try:
+        return get_tpu_config(device).name
+    except UnknownTPUTypeError as error:
+        raise InvalidRequestError(f"{where}: {error}") from None
 
 
 def _table(value: object, where: str) -> Mapping[str, object]:

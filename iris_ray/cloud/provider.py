@@ -18,7 +18,9 @@ from iris_ray.model.topology import TPUConfig, get_tpu_config
 OWNER_LABEL = "iris-ray-provisioner"
 """The label with the name of the provisioner that made a slice."""
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "iris-ray/provisioner")
-_RESERVATION = re.compile(rf"(?P<name>(?P<zone>{LOCATION.pattern})/reservations/[a-z0-9-]+)(:(?P<chips>\d{{1,9}}))?")
+_RESERVATION = re.compile(
+    rf"(?P<name>(?P<zone>{LOCATION.pattern})/reservations/[a-z0-9-]+)(:(?P<chips>[1-9]\d{{0,8}}))?"
+)
 
 
 class Market(Enum):
@@ -138,7 +140,7 @@ class HostSettings:
         labels: of the slice.
         startup_script: what each host runs when it starts.
         external_ips: whether each host gets an address of its own on the internet.
-        network, subnetwork: the names; empty: Google's default.
+        network, subnetwork: the names, or the paths if they are another project's; empty: Google's default.
         service_account: the email; empty: Google's default.
         tags: network tags.
         max_run_s: for flex-start: seconds after which Google ends a slice.

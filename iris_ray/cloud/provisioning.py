@@ -148,7 +148,8 @@ def plan(
     """
     ours = {one.name: one for one in found if settings.owns(one)}
     for name, asked in list(history.unconfirmed.items()):
-        if name in ours or now - asked.asked_at > ARRIVAL_S or settings.config_of(name) is None:
+        is_late = now - asked.asked_at > ARRIVAL_S and asked.location not in unlisted  # it may be there unseen
+        if name in ours or is_late or settings.config_of(name) is None:
             del history.unconfirmed[name]
     history.forget_all_but([*ours, *history.unconfirmed])
     ledger = Ledger.of(settings, filter(settings.holds, found), history.unconfirmed)
@@ -440,7 +441,7 @@ def _obtain(shop: _Shop, demand: Sequence[int], coming: int, present: int, date:
         for limit, gangs in left_out.items()
     ]
     waits += [
-        Wait(config.name, f"{slices} more wanted ({why}), but pausing: {pauses}")
+        Wait(config.name, f"{slices} more {config.name} wanted ({why}), but pausing: {pauses}")
         for (why, pauses), slices in paused.items()
     ]
     return [*repeated, *waits, *new]

@@ -24,10 +24,16 @@ class SourceHistory:
     last_failure: str = ""
 
     def failed(self, now: float, why: str, at_least_s: float = 0.0) -> None:
-        """Record a failure, and pause: 30 s after the first one, then 60, 120, … up to half an hour."""
+        """Record a failure, and pause: 30 s after the first one, then 60, 120, … up to half an hour.
+
+        The slices of a gang fail together: what was requested before the pause, and fails in it, does not count again.
+        """
+        self.last_failure = why
+        if now < self.not_before:
+            self.not_before = max(self.not_before, now + at_least_s)
+            return
         pause_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self.failures, 20))
         self.failures += 1
-        self.last_failure = why
         self.pause_s = max(pause_s, at_least_s)
         self.not_before = now + self.pause_s
 
@@ -38,6 +44,11 @@ class Unconfirmed:
 
     source: str
     asked_at: float
+
+    @property
+    def location(self) -> str:
+        """The zone of its source."""
+        return self.source.partition("/reservations/")[0]
 
 
 @dataclass(slots=True)

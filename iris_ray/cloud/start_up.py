@@ -76,7 +76,7 @@ def startup_script(text: str, head: str) -> str:
     """
     if HEAD_MARK not in text:
         return text
-    if not _ADDRESS.fullmatch(head):
+    if not _ADDRESS.fullmatch(head) or not 0 < int(head.rpartition(":")[2]) < 1 << 16:
         raise InvalidRequestError(
             f"the cluster's address is {shown(head)}; give --head HOST:PORT, as other hosts see it"
         )

@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,7 @@ from tests.unit.actors.protocol.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
 TYPE = "v6e-16"
+RESERVATION = "projects/p/locations/z/reservations/r"
 
 
 class PaperJobs(Jobs):
@@ -204,7 +206,7 @@ def test_refused_requests_stop_and_pause(
     assert server.count("CreateQueuedResource") == 1
     said = capsys.readouterr()
     assert "ResourceExhausted" in said.err
-    assert said.out.count("wait: 3 more wanted") == 1, "what was said in the turn before is not repeated"
+    assert said.out.count("wait: 3 more v6e-16 wanted") == 1, "what was said in the turn before is not repeated"
 
 
 def test_request_with_lost_answer_makes_one_slice(
@@ -471,9 +473,18 @@ def invoke(*changes: str) -> Result:
         (["--vm-image", "i"], "--vm-image is for --api compute-engine"),
         (["--docker-image", "iris-ray:1"], "--docker-image is 'iris-ray:1'; give it with its registry"),
         (["--name", "Ann"], "--name is 'Ann'"),
-        (["--type", "v6e-17", "--location", ""], "not a TPU type"),
-        (["--location", "us-east5-a"], "projects/PROJECT/locations/ZONE"),
+        (["--type", "v6e-17", "--location", ""], "--type 'v6e-17' is not a TPU type"),
+        (["--location", "us-east5-a"], "--location is 'us-east5-a'; give projects/PROJECT/locations/ZONE"),
+        (["--location", ""], "--location is ''; give"),
         (["--head", "somewhere"], "--head HOST:PORT"),
+        (["--head", "10.0.0.2:99999"], "--head HOST:PORT"),
+        (["--reservation", "projects/p/locations/z/reservations/r:0"], "--reservation is"),
+        (["--reservation", f"{RESERVATION}:8", "--reservation", RESERVATION], "a --reservation is given twice"),
+        (["--runtime-version", ""], "--runtime-version is ''"),
+        (["--network", "My net"], "--network is 'My net'; give a name"),
+        (["--subnetwork", "subnetworks/x"], "--subnetwork is 'subnetworks/x'; give a name"),
+        (["--service-account", "hosts"], "--service-account is 'hosts'; give its email"),
+        (["--tag", "A tag"], "--tag is 'A tag'; give small letters"),
     ],
 )
 def test_impossible_arguments_are_refused_before_any_call(changes: list[str], said: str) -> None:
@@ -534,6 +545,29 @@ def test_head_that_only_its_own_machine_reaches_is_refused(monkeypatch: pytest.M
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
     with pytest.raises(InvalidRequestError, match="--head HOST:PORT"):
         head_of_the_cluster()
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "said"),
+    [
+        ("--startup-script", b"\xff", "can't be read: it is no text"),
+        ("--prices", b"\xff", "can't be read: it is no text"),
+        ("--prices", b'["v6e-3"."*"]\nspot = 1', "file: 'v6e-3' is not a TPU type"),
+    ],
+)
+def test_file_of_another_kind_is_refused_by_name(tmp_path: Path, flag: str, content: bytes, said: str) -> None:
+    (tmp_path / "file").write_bytes(content)
+    done = invoke(flag, str(tmp_path / "file"))
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert str(tmp_path / "file") in done.stderr
+
+
+def test_type_that_compute_engine_lacks_is_refused_at_once() -> None:
+    command = ["cluster", "provision", "--type", "v5litepod-16", "--max", "1", "--api", "compute-engine"]
+    done = CliRunner().invoke(main, [*command, "--location", "projects/p/locations/z"])
+    assert done.exit_code == 2
+    assert "Compute Engine has no --type v5litepod-16" in done.stderr
 
 
 def test_compute_engine_is_chosen_by_flag() -> None:

@@ -10,7 +10,7 @@ import pytest
 from google.api_core import exceptions
 from google.cloud import compute_v1
 
-from iris_ray.cloud.compute_engine import ComputeEngine, machine_type
+from iris_ray.cloud.compute_engine import VANISHED_S, ComputeEngine, machine_type, state_of
 from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, NewSlice, QueuedSlice, QueuedState, Source
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.topology import get_tpu_config
@@ -112,6 +112,29 @@ def test_hosts_get_network_account_tags_and_script(server: ComputeServer, cloud:
     assert properties["tags"] == {"items": ["tpu"]}
     assert properties["metadata"]["items"] == [{"key": "startup-script", "value": "#!/bin/bash"}]
     assert properties["disks"][0]["initializeParams"]["sourceImage"] == "my-image"
+
+
+def test_subnetwork_of_another_project_is_named_by_its_path(server: ComputeServer, cloud: ComputeEngine) -> None:
+    path = "projects/host/regions/us-central1/subnetworks/shared"
+    cloud.create(wanted(subnetwork=path))
+    (interface,) = body(server, "regionInstanceTemplates.insert")["properties"]["networkInterfaces"]
+    assert interface["subnetwork"] == path
+
+
+@pytest.mark.parametrize(
+    ("waits", "age_s", "is_making", "state"),
+    [
+        (False, VANISHED_S + 1, False, QueuedState.SUSPENDED),
+        (False, VANISHED_S + 1, True, QueuedState.WAITING_FOR_RESOURCES),
+        (False, 1.0, False, QueuedState.WAITING_FOR_RESOURCES),
+        (True, VANISHED_S + 1, False, QueuedState.WAITING_FOR_RESOURCES),
+    ],
+)
+def test_old_group_without_vms_was_taken(waits: bool, age_s: float, is_making: bool, state: QueuedState) -> None:
+    """Else a provisioner that never saw it whole, after a restart, would count it as coming for ever."""
+    group = compute_v1.InstanceGroupManager(target_size=2)
+    group.status.bulk_instance_operation.in_progress = is_making
+    assert state_of(group, [], 2, waits, age_s) == (state, "")
 
 
 def test_flex_start_has_maximum_run_and_no_repairs(server: ComputeServer, cloud: ComputeEngine) -> None:

@@ -260,11 +260,18 @@ def test_plan_backs_off_after_each_failure() -> None:
 def test_only_joining_slice_ends_row_of_failures() -> None:
     history = ProvisioningHistory()
     make_plan(0, queued(1), joined={name(1): BUSY}, history=history)
-    for number in (2, 3):
-        make_plan(1, queued(1), queued(number, Q.FAILED), joined={name(1): BUSY}, history=history)
+    for number, now in ((2, 1000.0), (3, 1030.0)):
+        make_plan(1, queued(1), queued(number, Q.FAILED), joined={name(1): BUSY}, history=history, now=now)
     assert history.at(HERE).failures == 2
     make_plan(0, queued(1), queued(4), joined={name(1): BUSY, name(4): FREE}, history=history)
     assert history.at(HERE).failures == 0
+
+
+def test_gang_whose_slices_fail_together_is_one_failure() -> None:
+    history = ProvisioningHistory()
+    make_plan((4,), *(queued(n, Q.FAILED) for n in range(3)), history=history, now=0.0)
+    make_plan((4,), queued(3, Q.FAILED), history=history, now=20.0)
+    assert (history.at(HERE).failures, history.at(HERE).not_before) == (1, 30.0)
 
 
 def test_refused_request_is_a_failure_and_loses_its_name() -> None:
@@ -476,6 +483,15 @@ def test_unlisted_zone_is_neither_asked_nor_cleared() -> None:
     for now in (0.0, 1000.0):
         actions = plan(settings, {"v6e-16": [1, 1]}, [waiting], NOTHING, history, now, 1.7e9, {HERE})
     assert (deletes(actions), asked(actions)) == ([], ["there"])
+
+
+def test_request_without_answer_counts_while_its_zone_is_unlisted() -> None:
+    """It may be there, unseen: another one elsewhere would exceed the budget when the zone answers again."""
+    history = ProvisioningHistory(unconfirmed={name(1): Unconfirmed(f"{HERE}/reservations/res", 0.0)})
+    settings = replace(SETTINGS, budget=16, **BOTH)
+    late = ARRIVAL_S + 1.0
+    assert asked(plan(settings, {"v6e-16": [1]}, [], NOTHING, history, late, 1.7e9, {HERE})) == []
+    assert asked(plan(settings, {"v6e-16": [1]}, [], NOTHING, history, late, 1.7e9)) == ["here"], "it never arrived"
 
 
 def test_gang_comes_whole_from_one_source() -> None:
