@@ -94,9 +94,12 @@ def _private(file: Path) -> Iterator[Any]:
     """Open a new file that only its owner may read; it appears when it is complete."""
     partial = file.with_name(f"{file.name}.partial")
     partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        yield opened
-    partial.rename(file)
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            yield opened
+        partial.rename(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -116,6 +119,8 @@ def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
             asked.append((line, pool.call(PoolInterface.what_it_runs)))
         except ValueError:
             line["why_not"] = "its caller waits for its results; run its script again on the new cluster"
+        except AttributeError:  # its pool has no such method
+            line["why_not"] = "its iris_ray is older, and can't say how to start it again; submit it again"
     packages: dict[str, dict[str, Any]] = {}
     for line, call in asked:
         try:
@@ -249,7 +254,7 @@ def _startable(header: Mapping[str, Any], lines: Iterable[dict[str, Any]], given
             )
         else:
             found.jobs.append(line)
-            if line.get("succeeded") and line["spec"]["coscheduling"] is None:
+            if line.get("succeeded") and line["spec"].get("coscheduling") is None:
                 found.remarks.append(
                     f"{job_id}: {line['succeeded']} of its {line['tasks']} tasks had succeeded; all run again"
                 )
@@ -282,8 +287,11 @@ def _submit(lines: Iterable[dict[str, Any]], name: str, left_out: list[str]) -> 
                     continue
                 started.append(line["job_id"])
                 if line.get("yields"):
-                    user = current_user()
-                    ControllerConnection().ask(ControllerInterface.set_yielding, {line["job_id"]: True}, user)
+                    yielding = {line["job_id"]: True}
+                    try:
+                        ControllerConnection().ask(ControllerInterface.set_yielding, yielding, current_user())
+                    except IrisError as error:
+                        left_out.append(f"that {line['job_id']} yields: {error}")
     return started
 
 
