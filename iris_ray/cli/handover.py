@@ -24,7 +24,8 @@ from iris_ray.cli.printing import counted, print_json
 from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.terminal import live_line
 
-POOL_ANSWER_S = 30.0
+POOLS_ANSWER_S, POOL_ANSWER_AT_LEAST_S = 30.0, 1.0
+"""All pools are asked at once and have so long together, so that many that hang don't add up; but each so long."""
 _TO_SUMS = ("kind", "user", "ended_at", "seconds", "chip_seconds")
 """What the new Controller needs of a job that has ended."""
 _RECORDS = ("setting", "limits", "taint", "usage", "user_day", "fleet_day")
@@ -122,9 +123,10 @@ def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
         except AttributeError:  # its pool has no such method
             line["why_not"] = "its iris_ray is older, and can't say how to start it again; submit it again"
     packages: dict[str, dict[str, Any]] = {}
+    until = time.monotonic() + POOLS_ANSWER_S
     for line, call in asked:
         try:
-            known = ray.get(call, timeout=POOL_ANSWER_S)
+            known = ray.get(call, timeout=max(POOL_ANSWER_AT_LEAST_S, until - time.monotonic()))
         except (RayError, TypeError) as error:
             why = (str(error).strip().splitlines() or [""])[-1]
             line["why_not"] = f"its pool does not say how to start it again ({type(error).__name__}: {why[:200]})"
