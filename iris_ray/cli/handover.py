@@ -24,7 +24,8 @@ from iris_ray.cli.printing import counted, print_json
 from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.terminal import live_line
 
-POOL_ANSWER_S = 30.0
+POOLS_ANSWER_S, POOL_ANSWER_AT_LEAST_S = 30.0, 1.0
+"""All pools are asked at once and have so long together, so that many that hang don't add up; but each so long."""
 _TO_SUMS = ("kind", "user", "ended_at", "seconds", "chip_seconds")
 """What the new Controller needs of a job that has ended."""
 _RECORDS = ("setting", "limits", "taint", "usage", "user_day", "fleet_day")
@@ -94,9 +95,12 @@ def _private(file: Path) -> Iterator[Any]:
     """Open a new file that only its owner may read; it appears when it is complete."""
     partial = file.with_name(f"{file.name}.partial")
     partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        yield opened
-    partial.rename(file)
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            yield opened
+        partial.rename(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -116,10 +120,13 @@ def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
             asked.append((line, pool.call(PoolInterface.what_it_runs)))
         except ValueError:
             line["why_not"] = "its caller waits for its results; run its script again on the new cluster"
+        except AttributeError:  # its pool has no such method
+            line["why_not"] = "its iris_ray is older, and can't say how to start it again; submit it again"
     packages: dict[str, dict[str, Any]] = {}
+    until = time.monotonic() + POOLS_ANSWER_S
     for line, call in asked:
         try:
-            known = ray.get(call, timeout=POOL_ANSWER_S)
+            known = ray.get(call, timeout=max(POOL_ANSWER_AT_LEAST_S, until - time.monotonic()))
         except (RayError, TypeError) as error:
             why = (str(error).strip().splitlines() or [""])[-1]
             line["why_not"] = f"its pool does not say how to start it again ({type(error).__name__}: {why[:200]})"
@@ -249,7 +256,7 @@ def _startable(header: Mapping[str, Any], lines: Iterable[dict[str, Any]], given
             )
         else:
             found.jobs.append(line)
-            if line.get("succeeded") and line["spec"]["coscheduling"] is None:
+            if line.get("succeeded") and line["spec"].get("coscheduling") is None:
                 found.remarks.append(
                     f"{job_id}: {line['succeeded']} of its {line['tasks']} tasks had succeeded; all run again"
                 )
@@ -282,8 +289,11 @@ def _submit(lines: Iterable[dict[str, Any]], name: str, left_out: list[str]) -> 
                     continue
                 started.append(line["job_id"])
                 if line.get("yields"):
-                    user = current_user()
-                    ControllerConnection().ask(ControllerInterface.set_yielding, {line["job_id"]: True}, user)
+                    yielding = {line["job_id"]: True}
+                    try:
+                        ControllerConnection().ask(ControllerInterface.set_yielding, yielding, current_user())
+                    except IrisError as error:
+                        left_out.append(f"that {line['job_id']} yields: {error}")
     return started
 
 

@@ -67,7 +67,7 @@ def is_same(known: Notice, notice: Notice) -> bool:
 
 
 def is_news(known: Notice | None, notice: Notice, now: float) -> bool:
-    """Return whether hosts that know one notice must hear another: it is more urgent, or the known deadline is over.
+    """Return whether hosts that know one notice must hear another: it is more urgent, or only its deadline is to come.
 
     Args:
         known: the latest notice that a task or host was told, or None.
@@ -79,7 +79,7 @@ def is_news(known: Notice | None, notice: Notice, now: float) -> bool:
     if is_same(known, notice):
         return False
     is_only_growth = known.kind is NoticeKind.GROWTH and notice.kind is not NoticeKind.GROWTH
-    return is_only_growth or not is_as_urgent(known, notice.deadline) or known.deadline <= now
+    return is_only_growth or not is_as_urgent(known, notice.deadline) or known.deadline <= now < notice.deadline
 
 
 def keeps(known: Notice | None, notice: Notice, now: float) -> bool:

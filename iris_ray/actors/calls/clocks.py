@@ -30,7 +30,7 @@ def _moment_ago(seconds: float) -> Moment:
 Told = TypeVar("Told", Notice, HostNotice)
 
 
-def by_this_clock(notice: Told, sent_at: float) -> Told:
+def by_this_clock(notice: Told, sent_at: float, exact: bool = False) -> Told:
     """Return a notice with its deadline by the wall clock of this process.
 
     The difference of the clocks is rounded to seconds, so a notice that is sent again stays equal if the clocks agree.
@@ -38,7 +38,10 @@ def by_this_clock(notice: Told, sent_at: float) -> Told:
     Args:
         notice: with its deadline by the sender's clock.
         sent_at: the time on that clock when it was sent.
+        exact: do not round, because the notice goes from host to host: the roundings of a way round would add up, and
+            the notice would come back with an earlier deadline, as if it were news.
     """
     if notice.deadline is None or (isinstance(notice, HostNotice) and notice.kind is NoticeKind.MAINTENANCE):
         return notice  # the beginning of a maintenance is by the clock of Google's servers
-    return replace(notice, deadline=notice.deadline + round(time.time() - sent_at))
+    ahead = time.time() - sent_at
+    return replace(notice, deadline=notice.deadline + (ahead if exact else round(ahead)))

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question
 from iris_ray.actors.protocol.marks import PAGES
 from iris_ray.actors.protocol.status import PAGE
-from iris_ray.actors.protocol.version import NO_VERSIONS, require_fitting_controller
-from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError
+from iris_ray.actors.protocol.version import (
+    NO_VERSIONS,
+    REPLACE_CONTROLLER,
+    THE_CONTROLLER,
+    in_words,
+    require_fitting_controller,
+    versions_here,
+)
+from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError, VersionMismatchError
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -49,7 +56,7 @@ class ControllerConnection:
 
     Raises:
         ControllerUnavailableError: none runs.
-        VersionMismatchError: its version speaks another protocol.
+        VersionMismatchError: its version speaks another protocol, or does not know the question.
     """
 
     def __init__(self, any_version: bool = False, patience_s: float = 0.0) -> None:
@@ -130,6 +137,11 @@ class ControllerConnection:
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
         _require_connected()
+        if not hasattr(self._handle, method):
+            raise VersionMismatchError(
+                f"{THE_CONTROLLER} can't answer this ({method}): its iris_ray is older than that of here, which is"
+                f" {in_words(versions_here())}; {REPLACE_CONTROLLER}"
+            )
         try:
             return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=ANSWER_TIMEOUT_S)
         except RayTaskError as error:

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.notices import Notice, is_news
+from iris_ray.model.notices import Notice, is_news, is_same
 
 
 @dataclass(slots=True)
@@ -17,7 +17,12 @@ class _Membership:
 
     attempt: AttemptId
     peers: Sequence[Actor[HostInterface]]
-    passed_on: Notice | None = None
+    passed_on: list[Notice] = field(default_factory=list)
+
+    def is_to_pass(self, notice: Notice) -> bool:
+        """Return whether a notice is news. What was passed on before never is, so that notices don't circulate."""
+        latest = self.passed_on[-1] if self.passed_on else None
+        return is_news(latest, notice, time.time()) and not any(is_same(told, notice) for told in self.passed_on)
 
 
 class GangPeers:
@@ -52,8 +57,8 @@ class GangPeers:
         """Tell the tasks of an attempt here, and pass the notice on. Ignore it if that attempt does not run here."""
         peers: dict[str, Actor[HostInterface]] = {}  # by name: processes of one task have the same peers
         for pid, member in self._members.items():
-            if member.attempt == attempt and is_news(member.passed_on, notice, time.time()):
-                member.passed_on = notice
+            if member.attempt == attempt and member.is_to_pass(notice):
+                member.passed_on.append(notice)
                 peers |= {peer.name: peer for peer in member.peers}
                 self._tell(pid, notice)
         for peer in peers.values():

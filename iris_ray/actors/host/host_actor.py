@@ -157,7 +157,7 @@ class TPUHostActor:
             self._gangs.meet(pid, attempt, [Actor[HostInterface](actor, name) for actor, name in peers])
 
     async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None:
-        self._gangs.hear(attempt, by_this_clock(notice, sent_at))
+        self._gangs.hear(attempt, by_this_clock(notice, sent_at, exact=True))
 
     async def progress(self, pid: int) -> Progress:
         return self._watches[pid].progress()

@@ -126,6 +126,7 @@ class SliceActor:
     def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
         self._name = name
         self._hosts = {i: Actor[HostInterface](handle, f"{name} host {i}") for i, handle in enumerate(hosts)}
+        self._fitting: set[int] = set()  # hosts whose TPUHostActor has an iris_ray that fits this one
         self._standbys: dict[int, Standbys] = {}  # by generation
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
@@ -186,10 +187,13 @@ class SliceActor:
         try:
             # Asked from here, so that the connection over which its task will be started is there by then.
             versions, asked = behind.call(TaskInterface.versions), behind.call(TaskInterface.ready)
-            of_host = self._hosts[host].call(HostInterface.versions)
-            for call, whose in ((versions, who), (of_host, name)):
-                if (why := await misfit(call, whose, host, timeout_s)) is not None:
+            of_host = None if host in self._fitting else self._hosts[host].call(HostInterface.versions)
+            if (why := await misfit(versions, who, host, timeout_s)) is not None:
+                return why
+            if of_host is not None:
+                if (why := await misfit(of_host, name, host, timeout_s)) is not None:
                     return why
+                self._fitting.add(host)
             ready = await answer(asked, who, timeout_s)
             if isinstance(ready, Unreachable):
                 return ready

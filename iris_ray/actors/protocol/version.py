@@ -13,7 +13,8 @@ from iris_ray.errors import VersionMismatchError
 
 PROTOCOL_VERSION = 10
 """Raise this number when processes of this version and of the one before could misunderstand each other: when a method
-that one calls on the other changes its signature or meaning, or a message its fields or its module."""
+that one calls on the other changes its signature or meaning, or a message its fields or its module; or when processes
+of this version can't do without a method that those of the one before lack."""
 
 NO_PROTOCOL = 0
 """The protocol of versions from before there was a protocol version."""

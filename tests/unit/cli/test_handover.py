@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.conventions import FAILED, USAGE
@@ -159,6 +160,19 @@ def test_job_that_this_version_refuses_is_named_and_others_start(
     assert taken["jobs"] == [job]
     assert taken["left_out"][0].startswith(f"{refused}: ")
     assert "max_retries_failure" in taken["left_out"][0]
+
+
+def test_job_of_older_pool_is_named_and_others_are_exported(
+    world: ControllerInProcess, script: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(world, script)
+    world.wait_for_attempt(job, 1)
+    with monkeypatch.context() as older:
+        older.setattr(Actor, "call", lambda actor, method: getattr(actor.handle, f"no_{method.__name__}"))
+        said = world.json(*EXPORT, file)
+    assert said["left_out"] == [f"{job}: its iris_ray is older, and can't say how to start it again; submit it again"]
+    assert lines_of(file, "job")[0]["job_id"] == job
+    assert not Path(f"{file}.partial").exists()
 
 
 def test_missing_file_is_named(world: ControllerInProcess, file: str, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def notice(kind: NoticeKind, in_s: float, reason: str = "why") -> Notice:
         (notice(PREEMPTION, 30), notice(GROWTH, 60), False),
         (notice(MAINTENANCE, -5), notice(MAINTENANCE, 400), True),
         (notice(PREEMPTION, -5), notice(PREEMPTION, -5), False),
+        (notice(PREEMPTION, -5), notice(MAINTENANCE, -2), False),
     ],
 )
 def test_peers_notice_is_news_if_it_is_more_urgent(known: Notice | None, heard: Notice, expected: bool) -> None:

@@ -1,5 +1,6 @@
 """Deadlines between hosts whose wall clocks differ."""
 
+import itertools
 import pickle
 import time
 
@@ -32,6 +33,16 @@ def test_past_moment_keeps_its_age_on_receivers_clock(monkeypatch: pytest.Monkey
 def test_repeated_notice_stays_equal_if_clocks_agree() -> None:
     notice = Notice(NoticeKind.PREEMPTION, "the slice goes", 1795424195.25)
     assert by_this_clock(notice, time.time()) == by_this_clock(notice, time.time() - 0.3) == notice
+
+
+def test_notice_that_goes_round_does_not_come_back_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be news to the host that sent it, and go round for ever."""
+    ahead = [0.0, -0.6, -1.2, -1.8, -2.4, 0.0]
+    notice = Notice(NoticeKind.PREEMPTION, "the slice goes", 1030.0)
+    for sender, receiver in itertools.pairwise(ahead):
+        monkeypatch.setattr(time, "time", lambda receiver=receiver: 1000.0 + receiver)
+        notice = by_this_clock(notice, 1000.0 + sender, exact=True)
+        assert notice.deadline - time.time() == pytest.approx(30.0)
 
 
 def test_preemption_uses_hosts_clock_and_maintenance_uses_googles() -> None:

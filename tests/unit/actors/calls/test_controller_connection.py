@@ -9,7 +9,7 @@ import ray
 from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.errors import NoClusterError
+from iris_ray.errors import NoClusterError, VersionMismatchError
 
 
 def test_process_that_left_cluster_is_told_and_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,6 +27,15 @@ def test_connection_used_after_leaving_cluster_starts_none(monkeypatch: pytest.M
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(NoClusterError, match="has left it"):
         controller.ask(ControllerInterface.job_status, "train-1")
+
+
+def test_older_controller_without_the_method_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = ControllerConnection.__new__(ControllerConnection)
+    controller._patience_s = 0.0
+    controller._handle = SimpleNamespace(ping=None)
+    monkeypatch.setattr(controller_connection, "_require_connected", lambda: None)
+    with pytest.raises(VersionMismatchError, match=r"can't answer this \(require_operator\).* controller upgrade`"):
+        controller.ask(ControllerInterface.require_operator, "ann", "give notice to hosts")
 
 
 def test_long_list_is_read_until_page_is_not_full(monkeypatch: pytest.MonkeyPatch) -> None:

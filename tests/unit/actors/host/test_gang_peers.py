@@ -97,6 +97,27 @@ async def test_gang_hears_second_notice_only_if_earlier(in_s: float, kind: Notic
     assert list(gang.told.values()) == [[first, later] if is_told else [first]] * 4
 
 
+@pytest.mark.parametrize("size", [4, 64])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((-1, NoticeKind.PREEMPTION), (-4, NoticeKind.PREEMPTION)),
+        ((-1, NoticeKind.MAINTENANCE), (-4, NoticeKind.PREEMPTION)),
+        ((50, NoticeKind.GROWTH), (-4, NoticeKind.MAINTENANCE)),
+    ],
+)
+async def test_notices_that_cross_do_not_circulate(
+    size: int, one: tuple[float, NoticeKind], other: tuple[float, NoticeKind]
+) -> None:
+    """If each of two notices were news to hosts that know the other, the hosts would pass them on for ever."""
+    gang = Gang(size)
+    gang.hosts[0].spread(notice(*one))
+    gang.hosts[size // 2].spread(notice(*other))
+    await gang.settle()
+    assert max(len(told) for told in gang.told.values()) <= 2
+    assert max(gang.calls.values()) <= 2 * (size - 1).bit_length()
+
+
 @pytest.mark.parametrize("other", [AttemptId("job", 1), AttemptId("job", 3), AttemptId("another", 2)])
 async def test_notice_of_other_attempt_is_ignored(other: AttemptId) -> None:
     gang = Gang(4)

@@ -1,6 +1,7 @@
 """One slice's actor with hosts and task processes that are plain coroutines: calls that overtake, answers that fail."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,8 @@ from ray.exceptions import OutOfMemoryError
 
 from iris_ray.actors.calls.liveness import SLICE_UNASKED_S
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.protocol.messages import TaskLaunch
+from iris_ray.actors.protocol.messages import SliceReady, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.multislice import MultisliceInfo
@@ -192,3 +194,25 @@ async def test_slice_not_asked_by_its_pool_stops_asking_hosts() -> None:
     until, silent = last - until, silent
     assert until <= 1.1
     assert SLICE_UNASKED_S - 2.0 <= silent <= SLICE_UNASKED_S + 1.0
+
+
+async def test_host_tells_its_versions_once_and_each_standby_its_own() -> None:
+    asked = Counter[str]()
+
+    def telling(who: str) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
+        async def versions() -> dict[str, Any]:
+            asked[who] += 1
+            return versions_here()
+
+        return versions
+
+    async def ready() -> StandbyReady:
+        return StandbyReady(PID, 1, "token", (1, 2, 3, 4), 1, 1, None)
+
+    async def adopt(*_: object) -> None: ...
+
+    actor = SliceActor("a", [handle(versions=telling("host"), adopt=adopt)])
+    for generation in range(3):
+        standby = handle(versions=telling("standby"), ready=ready)
+        assert isinstance(await actor.prepare(generation, [standby], 1.0), SliceReady)
+    assert asked == {"host": 1, "standby": 3}
