@@ -192,7 +192,7 @@ class OurApi(KubernetesApi):
     def patch_ray_cluster(self, patch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return self._world.patch("rayclusters/tpus", patch)
 
-    def pods(self, phase: str | None = None) -> list[dict[str, Any]]:
+    def pods(self, phase: str) -> list[dict[str, Any]]:
         return [pod for pod in self._world.get("pods")["items"] if phase == pod["status"]["phase"]]
 
     def pod_events(self, reason: str) -> list[dict[str, Any]]:

@@ -37,7 +37,9 @@ SETTLING_S = 3.0
 LOOK_S = 5.0
 """The interval between two looks at the RayCluster while slices are missing. Ray's autoscaler looks as often."""
 REASONS_S = 15.0
-"""The interval between two looks at pods that don't run."""
+"""The interval between two looks at pods that wait."""
+CRASHES_S = 60.0
+"""The interval between two looks at pods that run: those that crash again and again are among them, and all others."""
 SPARE_S = 60.0
 """A slice that has not come is withdrawn once nobody has missed it for so long: a job may be submitted again."""
 
@@ -58,7 +60,7 @@ class KubeRayDemand(Demand):
         self._clock = clock
         self._api = api
         self._totals: deque[tuple[float, dict[str, int]]] = deque()
-        self._looked_at = self._asked_why_at = -float("inf")
+        self._looked_at = self._asked_why_at = self._asked_crashes_at = -float("inf")
         self._before: object = None  # what was missing at the last look
         self._raised = Counter[str]()  # group → slices that it was asked for here and that have not come
         self._spare: dict[str, tuple[float, int]] = {}  # type → since when at least so many are missed by nobody
@@ -68,6 +70,7 @@ class KubeRayDemand(Demand):
         self._since: dict[str, float] = {}
         self._words: dict[str, tuple[str, ...]] = {}
         self._troubles: Mapping[str, tuple[str, ...]] = {}
+        self._crashing: list[dict[str, Any]] = []
         self._may_read_events = True
 
     @property
@@ -193,7 +196,10 @@ class KubeRayDemand(Demand):
     def _pod_troubles(self, now: float) -> Mapping[str, tuple[str, ...]]:
         if now - self._asked_why_at >= REASONS_S:
             self._asked_why_at = now
-            self._troubles = pod_troubles(self._api.pods(), self._events())
+            if now - self._asked_crashes_at >= CRASHES_S:  # of thousands of hosts: tens of megabytes
+                self._asked_crashes_at = now
+                self._crashing = [pod for pod in self._api.pods("Running") if pod_troubles([pod])]
+            self._troubles = pod_troubles([*self._api.pods("Pending"), *self._crashing], self._events())
         return self._troubles
 
     def _events(self) -> list[dict[str, object]]:

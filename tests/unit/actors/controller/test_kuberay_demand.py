@@ -120,16 +120,20 @@ def test_pods_are_looked_at_rarely_and_events_not_after_denial(monkeypatch: pyte
     labels = {"ray.io/group": "v6e-8"}
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
     pod = {"metadata": {"name": "a-pod", "labels": labels}, "status": {"conditions": [condition]}}
+    crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    crashing = {"metadata": {"name": "its-brother", "labels": labels}, "status": {"containerStatuses": [crash]}}
+    healthy = {"metadata": {"name": "another", "labels": labels}, "status": {}}
 
-    def pods(_: str | None = None) -> list[Any]:
-        asked.append("pods")
-        return [pod]
+    def pods(phase: str) -> list[Any]:
+        asked.append(phase)
+        return [pod] if phase == "Pending" else [crashing, healthy]
 
     monkeypatch.setattr(ticking.api, "pods", pods)
     monkeypatch.setattr(ticking.api, "pod_events", fails_with(ProviderDeniedError("not yours"), asked))
     ticking.update({})
-    assert ticking.update({"v6e-8": [1]}, 63.0)[1:] == ("pod a-pod: Unschedulable: 0/3 nodes fit",)
-    assert (asked.count("pods"), asked.count("refused")) == (4, 1)
+    why = ("pod a-pod: Unschedulable: 0/3 nodes fit", "pod its-brother: CrashLoopBackOff")
+    assert ticking.update({"v6e-8": [1]}, 63.0)[1:] == why
+    assert {what: asked.count(what) for what in asked} == {"Pending": 4, "Running": 1, "refused": 1}
 
 
 def test_slices_that_nobody_misses_any_more_are_withdrawn() -> None:
