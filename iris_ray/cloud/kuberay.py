@@ -97,6 +97,8 @@ def _worker_group(index: int, spec: Mapping[str, Any]) -> WorkerGroup | None:
             f"its numOfHosts is {hosts}, and its pods ask for {chips} chips each: a {config.name} has"
             f" {config.chip_count} chips, which are {config.chip_count // chips} such hosts"
         )
+    if spec.get("suspend"):
+        problem = "it is suspended"
     going = tuple((spec.get("scaleStrategy") or {}).get("workersToDelete") or ())
     most, least = 2**31 if most is None else most, spec.get("minReplicas") or 0
     return WorkerGroup(name, index, config.name, replicas, most, problem, hosts, least, going)

@@ -133,7 +133,7 @@ class KubeRayDemand(Demand):
                 self._types[change.group.name] = change.group.tpu_type
         elif self._raised:
             groups = self._withdraw(cluster, groups, missing, there, now)
-        coming = {t: max(0, sum(g.wanted for g in _of(groups, t)) - there[t]) for t in missing}
+        coming = {t: max(0, _wanted(groups, t) - there[t]) for t in missing}
         self.asked = {t: min(n, sum(missing[t])) for t, n in coming.items() if n}
         troubles = self._pod_troubles(now) if any(coming.values()) else {}
         self._words = {}
@@ -165,7 +165,7 @@ class KubeRayDemand(Demand):
         now: float,
     ) -> list[WorkerGroup]:
         """Withdraw slices that nobody has missed for a while. Return the groups as they are then."""
-        coming = {t: sum(g.wanted for g in _of(groups, t)) - there[t] for t in {*self._types.values()}}
+        coming = {t: _wanted(groups, t) - there[t] for t in {*self._types.values()}}
         self._raised &= Counter({g.name: max(0, coming.get(g.tpu_type, 0)) for g in groups})
         spares = {t: n - sum(missing.get(t, ())) for t, n in coming.items()}
         self._spare = {
@@ -214,6 +214,11 @@ class KubeRayDemand(Demand):
 
 def _of(groups: Sequence[WorkerGroup], tpu_type: str) -> list[WorkerGroup]:
     return [group for group in groups if group.tpu_type == tpu_type]
+
+
+def _wanted(groups: Sequence[WorkerGroup], tpu_type: str) -> int:
+    """Return how many slices of a type there are to be, without groups that make none."""
+    return sum(group.wanted for group in _of(groups, tpu_type) if group.problem is None)
 
 
 def find_demand() -> Demand:

@@ -78,6 +78,12 @@ def test_group_of_wrong_size_says_so() -> None:
     assert "a v6e-16 has 16 chips, which are 4 such hosts" in problem
 
 
+def test_suspended_group_makes_no_slices() -> None:
+    found = only_group(group("tpu-v6e-slice", "2x4", 8, suspend=True, replicas=1))
+    assert found.problem == "it is suspended"
+    assert raises([found], 0, [1], 1) == []
+
+
 def test_missing_slices_go_to_groups_with_room_in_order() -> None:
     spot, on_demand = WorkerGroup("spot", 0, "v6e-8", 1, 2), WorkerGroup("on-demand", 2, "v6e-8", None, 3)
     assert [(change.group.name, change.to) for change in raises([spot, on_demand], 1, [3], 4)] == [

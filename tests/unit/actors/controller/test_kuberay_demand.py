@@ -99,6 +99,13 @@ def test_group_without_hosts_is_told_and_not_asked() -> None:
     assert ticking.world.replicas("v6e-16") == 0
 
 
+def test_suspended_group_is_not_said_to_be_asked() -> None:
+    ticking = Ticking()
+    ticking.world.group("v6e-8").update(suspend=True, replicas=1)
+    ticking.update({})
+    assert ticking.update({"v6e-8": [1]}) == ("group v6e-8 makes none: it is suspended",)
+
+
 def test_failing_api_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ticking = Ticking()
     ticking.update({})
