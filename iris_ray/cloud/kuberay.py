@@ -32,6 +32,8 @@ GENERATIONS = {
 }
 """The generation of each value of `ACCELERATOR`: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus."""
 CHIPS = "google.com/tpu"
+REPLICA = "ray.io/worker-group-replica-name"
+"""The label of a pod that says which slice of its group it belongs to, if the group's slices have several pods."""
 MESSAGE_LENGTH = 300
 NO_SCALE_UP = "NotTriggerScaleUp"
 SCALE_UP_EVENTS = "FailedScaleUp", NO_SCALE_UP, "TriggeredScaleUp"
@@ -49,6 +51,9 @@ class WorkerGroup:
         replicas: how many slices it is to have; None if the RayCluster does not say.
         most: how many it may have.
         problem: why its pods can't become slices, or None.
+        hosts: how many pods a slice has.
+        least: how many slices it has at least.
+        going: the names of pods that KubeRay is told to delete, those that are gone included.
     """
 
     name: str
@@ -57,6 +62,9 @@ class WorkerGroup:
     replicas: int | None
     most: int
     problem: str | None = None
+    hosts: int = 1
+    least: int = 0
+    going: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> int:
@@ -89,7 +97,11 @@ def _worker_group(index: int, spec: Mapping[str, Any]) -> WorkerGroup | None:
             f"its numOfHosts is {hosts}, and its pods ask for {chips} chips each: a {config.name} has"
             f" {config.chip_count} chips, which are {config.chip_count // chips} such hosts"
         )
-    return WorkerGroup(name, index, config.name, replicas, 2**31 if most is None else most, problem)
+    if spec.get("suspend"):
+        problem = "it is suspended"
+    going = tuple((spec.get("scaleStrategy") or {}).get("workersToDelete") or ())
+    most, least = 2**31 if most is None else most, spec.get("minReplicas") or 0
+    return WorkerGroup(name, index, config.name, replicas, most, problem, hosts, least, going)
 
 
 def _chips(pod: Mapping[str, Any]) -> int:
@@ -166,6 +178,52 @@ def _served(gangs: Sequence[int], left: int) -> int:
         if served + gang <= left:
             served += gang
     return served
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """Slices that have not come and that nobody needs any more: the names of their pods, by slice.
+
+    ``replicas`` are lowered together with the names of the pods that go, as Ray's autoscaler does it.
+    """
+
+    group: WorkerGroup
+    slices: tuple[tuple[str, ...], ...]
+
+    def patch(self, version: str) -> list[dict[str, Any]]:
+        """Return the JSON patch, which fails if the RayCluster is no longer of the version that was looked at."""
+        path = f"/spec/workerGroupSpecs/{self.group.index}"
+        pods = [*self.group.going, *(name for names in self.slices for name in names)]
+        return [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": version},
+            {"op": "add", "path": f"{path}/replicas", "value": self.group.wanted - len(self.slices)},
+            {"op": "add", "path": f"{path}/scaleStrategy", "value": {"workersToDelete": pods}},
+        ]
+
+
+def withdrawal(group: WorkerGroup, pods: Iterable[Mapping[str, Any]], count: int) -> Withdrawal | None:
+    """Return how to withdraw at most so many slices of a group, or None if there is none that can be.
+
+    Only a slice can be of which all pods are Pending. Those without nodes go first.
+
+    Args:
+        group: the group.
+        pods: those of the Ray cluster that are Pending.
+        count: how many slices at the most.
+    """
+    slices: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for pod in pods:
+        meta = pod["metadata"]
+        labels = meta.get("labels") or {}
+        key = meta["name"] if group.hosts == 1 else labels.get(REPLICA)
+        is_going = "deletionTimestamp" in meta or meta["name"] in group.going
+        if labels.get("ray.io/group") == group.name and key and not is_going:
+            slices[key].append(pod)
+    whole = [members for members in slices.values() if len(members) == group.hosts]
+    whole.sort(key=lambda members: sum(bool((pod.get("spec") or {}).get("nodeName")) for pod in members))
+    names = tuple(tuple(pod["metadata"]["name"] for pod in members) for members in whole)
+    found = names[: max(0, min(count, group.wanted - group.least))]
+    return Withdrawal(group, found) if found else None
 
 
 def obstacles(groups: Iterable[WorkerGroup], there: int, gangs: Sequence[int]) -> list[str]:

@@ -74,9 +74,10 @@ class KubernetesApi:
         """Apply a JSON patch to the RayCluster. Return what it has become."""
         return self._ask("PATCH", self._ray_cluster, json=list(patch), headers={"Content-Type": JSON_PATCH})
 
-    def pods(self) -> list[dict[str, Any]]:
-        """Return the pods of the Ray cluster."""
-        return self._list("pods", {"labelSelector": f"ray.io/cluster={self.cluster}"})
+    def pods(self, phase: str) -> list[dict[str, Any]]:
+        """Return the pods of the Ray cluster that are in a phase: Pending, Running, Succeeded or Failed."""
+        selectors = {"labelSelector": f"ray.io/cluster={self.cluster}", "fieldSelector": f"status.phase={phase}"}
+        return self._list("pods", selectors)
 
     def pod_events(self, reason: str) -> list[dict[str, Any]]:
         """Return the recent events of a reason about pods of the namespace. KubeRay's own role doesn't allow it."""

@@ -56,7 +56,7 @@ def is_empty(box: KubernetesCluster) -> bool:
 
 
 def want_no_slices(box: KubernetesCluster) -> None:
-    """Do what an operator does about pods that nobody needs and that no node comes for."""
+    """Do at once, as an operator can, what the Controller does after a minute about pods that nobody needs."""
     raycluster = box.kubernetes.raycluster()
     for group in raycluster["spec"]["workerGroupSpecs"]:
         group["replicas"] = 0

@@ -146,6 +146,18 @@ def ours_after_the_job() -> Any:
     return [cluster.world.replicas("v6e-16"), len(cluster.world.pods)]
 
 
+def ours_after_a_job_that_is_cancelled_while_pods_wait() -> Any:
+    """One of three slices has come, and one is just coming; the third is withdrawn, and nobody brings it back."""
+    cluster = Cluster()
+    cluster.pass_time({"v6e-16": [1, 1, 1]})
+    cluster.join(5)
+    cluster.pass_time({"v6e-16": [1, 1]})
+    cluster.pass_time({"v6e-16": [1]}, 300.0)
+    found = [cluster.world.replicas("v6e-16"), len(cluster.world.pods)]
+    cluster.pass_time({"v6e-16": [1, 1]})
+    return [*found, cluster.world.replicas("v6e-16"), len(cluster.world.pods)]
+
+
 def ours_beyond_the_most() -> Any:
     """At most four: a gang that they don't complete gets none, and keeps none from those behind it."""
     found = []
@@ -166,6 +178,7 @@ STORIES: dict[Callable[[], Any], Any] = {
     ours_with_more_demand_while_hosts_join: [2, 2],
     ours_with_sixteen_hosts: 1,
     ours_after_the_job: [0, 0] if DIVIDES else [4, 16],  # of 2.49 another slice for each host that goes
+    ours_after_a_job_that_is_cancelled_while_pods_wait: [2, 8, 3, 12],
     ours_beyond_the_most: [0, 4, 4],
 }
 """Each story and what comes of it."""

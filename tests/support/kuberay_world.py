@@ -21,6 +21,7 @@ from ray.autoscaler.v2.instance_manager.config import KubeRayConfigReader
 from ray.core.generated import autoscaler_pb2
 
 from iris_ray.actors.controller.autoscaler_demand import Slices
+from iris_ray.cloud.kuberay import REPLICA
 from iris_ray.cloud.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderError
 from iris_ray.model.topology import get_tpu_config
@@ -69,7 +70,7 @@ class KubeRayWorld:
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def __post_init__(self) -> None:
-        self.cluster["metadata"]["namespace"] = "default"
+        self.cluster["metadata"] |= {"namespace": "default", "resourceVersion": "0"}
 
     # -- the API, as Ray's client and ours ask it ------------------------------------------------------------------
 
@@ -93,6 +94,7 @@ class KubeRayWorld:
                 target[last] = change["value"]
         self.cluster = changed
         self.patches += 1
+        self.cluster["metadata"]["resourceVersion"] = str(self.patches)
         return copy.deepcopy(changed)
 
     def _head(self) -> dict[str, Any]:
@@ -100,7 +102,7 @@ class KubeRayWorld:
         return {"metadata": {"name": "head", "labels": labels}, "status": _running(True)}
 
     def _pod(self, pod: Pod) -> dict[str, Any]:
-        labels = {"ray.io/node-type": "worker", "ray.io/group": pod.group, "replicaIndex": pod.replica}
+        labels = {"ray.io/node-type": "worker", "ray.io/group": pod.group, REPLICA: pod.replica}
         return {"metadata": {"name": pod.name, "labels": labels}, "status": _running(pod.joined)}
 
     # -- what KubeRay and the hosts do -----------------------------------------------------------------------------
@@ -173,7 +175,8 @@ class KubeRayWorld:
 
 
 def _running(is_running: bool) -> dict[str, Any]:
-    return {"containerStatuses": [{"state": {"running": {}} if is_running else {"waiting": {}}}]}
+    state: dict[str, Any] = {"running": {}} if is_running else {"waiting": {}}
+    return {"phase": "Running" if is_running else "Pending", "containerStatuses": [{"state": state}]}
 
 
 class OurApi(KubernetesApi):
@@ -189,8 +192,8 @@ class OurApi(KubernetesApi):
     def patch_ray_cluster(self, patch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return self._world.patch("rayclusters/tpus", patch)
 
-    def pods(self) -> list[dict[str, Any]]:
-        return []
+    def pods(self, phase: str) -> list[dict[str, Any]]:
+        return [pod for pod in self._world.get("pods")["items"] if phase == pod["status"]["phase"]]
 
     def pod_events(self, reason: str) -> list[dict[str, Any]]:
         return []

@@ -108,7 +108,8 @@ class AutoscalerDemand(Demand):
         tpu_type = get_tpu_config(device).name
         if (asked := self.asked.get(tpu_type)) is None:
             return ()
-        since = since_words(time.monotonic() - self._since[tpu_type])
+        now = time.monotonic()
+        since = since_words(now - self._since.get(tpu_type, now))  # `update`, in another thread, may just forget it
         return (f"Ray's autoscaler is asked for {asked} more{since}", *self._launches)
 
     def update(self, missing: Mapping[str, Sequence[int]], slices: Slices) -> None:

@@ -1,5 +1,9 @@
 """Asks KubeRay for missing slices: raises the ``replicas`` of worker groups, and says why slices don't come.
 
+Slices that were asked for, have not come and are missed no more are withdrawn: else Google would bring them hours after
+their job was cancelled. Only what this process has asked for is: others raise ``replicas``, too. After a restart of the
+Controller such slices come, and go when they have been idle.
+
 `cloud/kuberay.py` says why this is no demand for Ray's autoscaler. `find_demand` knows who is to be asked.
 """
 
@@ -8,11 +12,20 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from iris_ray.actors.calls.ray_internals import counts_hosts, runs_autoscaler
 from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand, Demand, Slices, since_words
 from iris_ray.cloud.demand import ARRIVAL_S
-from iris_ray.cloud.kuberay import SCALE_UP_EVENTS, WorkerGroup, obstacles, pod_troubles, raises, worker_groups
+from iris_ray.cloud.kuberay import (
+    SCALE_UP_EVENTS,
+    WorkerGroup,
+    obstacles,
+    pod_troubles,
+    raises,
+    withdrawal,
+    worker_groups,
+)
 from iris_ray.cloud.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderDeniedError, ProviderError
 from iris_ray.model.topology import get_tpu_config
@@ -24,11 +37,15 @@ SETTLING_S = 3.0
 LOOK_S = 5.0
 """The interval between two looks at the RayCluster while slices are missing. Ray's autoscaler looks as often."""
 REASONS_S = 15.0
-"""The interval between two looks at pods that don't run."""
+"""The interval between two looks at pods that wait."""
+CRASHES_S = 60.0
+"""The interval between two looks at pods that run: those that crash again and again are among them, and all others."""
+SPARE_S = 60.0
+"""A slice that has not come is withdrawn once nobody has missed it for so long: a job may be submitted again."""
 
 
 class KubeRayDemand(Demand):
-    """Keeps the worker groups' ``replicas`` at the slices that are there and those that waiting jobs miss.
+    """Raises the worker groups' ``replicas`` to the slices that are there and those that waiting jobs miss.
 
     Args:
         api: of this cluster.
@@ -43,17 +60,22 @@ class KubeRayDemand(Demand):
         self._clock = clock
         self._api = api
         self._totals: deque[tuple[float, dict[str, int]]] = deque()
-        self._looked_at = self._asked_why_at = -float("inf")
+        self._looked_at = self._asked_why_at = self._asked_crashes_at = -float("inf")
         self._before: object = None  # what was missing at the last look
+        self._raised = Counter[str]()  # group → slices that it was asked for here and that have not come
+        self._spare: dict[str, tuple[float, int]] = {}  # type → since when at least so many are missed by nobody
+        self._types: dict[str, str] = {}  # group → type
+        self._there_before = Counter[str]()
         self._broken: dict[str, float] = {}  # slice → since when it has not been whole
         self._since: dict[str, float] = {}
         self._words: dict[str, tuple[str, ...]] = {}
         self._troubles: Mapping[str, tuple[str, ...]] = {}
+        self._crashing: list[dict[str, Any]] = []
         self._may_read_events = True
 
     @property
     def is_gone(self) -> bool:
-        return not self.asked
+        return not self.asked and not self._raised
 
     def words(self, device: str) -> tuple[str, ...]:
         return self._words.get(get_tpu_config(device).name, ())
@@ -61,11 +83,14 @@ class KubeRayDemand(Demand):
     def update(self, missing: Mapping[str, Sequence[int]], slices: Slices) -> None:
         now = self._clock()
         there = self._there(slices, now)
+        self._note_arrivals(there)
         self._since = {tpu_type: self._since.get(tpu_type, now) for tpu_type in missing}
         settled = self._settled({t: there[t] + sum(gangs) for t, gangs in missing.items()}, now)
         if not missing:
-            self.asked, self._words, self._before = {}, {}, None
-            return
+            self.asked, self._words = {}, {}
+            if not self._raised:
+                self._before = None
+                return
         if self._before == (settled, missing) and now - self._looked_at < LOOK_S:
             return
         self._looked_at, self._before = now, (settled, missing)
@@ -92,7 +117,8 @@ class KubeRayDemand(Demand):
     def _look(
         self, missing: Mapping[str, Sequence[int]], there: Counter[str], settled: Mapping[str, int], now: float
     ) -> None:
-        groups = worker_groups(self._api.ray_cluster())
+        cluster = self._api.ray_cluster()
+        groups = worker_groups(cluster)
         changes = [
             change
             for tpu_type, gangs in missing.items()
@@ -102,7 +128,12 @@ class KubeRayDemand(Demand):
             groups = worker_groups(self._api.patch_ray_cluster([op for change in changes for op in change.patch]))
             named = ", ".join(f"{change.to} of group {change.group.name}" for change in changes)
             logger.info("KubeRay is asked for slices: there are to be %s", named)
-        coming = {t: max(0, sum(g.wanted for g in _of(groups, t)) - there[t]) for t in missing}
+            for change in changes:
+                self._raised[change.group.name] += change.to - change.group.wanted
+                self._types[change.group.name] = change.group.tpu_type
+        elif self._raised:
+            groups = self._withdraw(cluster, groups, missing, there, now)
+        coming = {t: max(0, _wanted(groups, t) - there[t]) for t in missing}
         self.asked = {t: min(n, sum(missing[t])) for t, n in coming.items() if n}
         troubles = self._pod_troubles(now) if any(coming.values()) else {}
         self._words = {}
@@ -115,10 +146,60 @@ class KubeRayDemand(Demand):
                 *(why for group in its_groups for why in troubles.get(group.name, ())),
             )
 
+    def _note_arrivals(self, there: Counter[str]) -> None:
+        """Take slices that have come for those that were asked for here: then none of others' is ever withdrawn."""
+        for tpu_type, count in (there - self._there_before).items():
+            for group in [name for name in self._raised if self._types[name] == tpu_type]:
+                come = min(count, self._raised[group])
+                self._raised[group] -= come
+                count -= come
+        self._raised = +self._raised
+        self._there_before = there
+
+    def _withdraw(
+        self,
+        cluster: Mapping[str, Any],
+        groups: list[WorkerGroup],
+        missing: Mapping[str, Sequence[int]],
+        there: Counter[str],
+        now: float,
+    ) -> list[WorkerGroup]:
+        """Withdraw slices that nobody has missed for a while. Return the groups as they are then."""
+        coming = {t: _wanted(groups, t) - there[t] for t in {*self._types.values()}}
+        self._raised &= Counter({g.name: max(0, coming.get(g.tpu_type, 0)) for g in groups})
+        spares = {t: n - sum(missing.get(t, ())) for t, n in coming.items()}
+        self._spare = {
+            t: (since, min(least, n))
+            for t, n in spares.items()
+            if n > 0
+            for since, least in [self._spare.get(t, (now, n))]
+        }
+        for group in groups:
+            since, spare = self._spare.get(group.tpu_type, (now, 0))
+            count = min(spare, self._raised[group.name])
+            if count <= 0 or now - since < SPARE_S:
+                continue
+            del self._spare[group.tpu_type]
+            try:
+                found = withdrawal(group, self._api.pods("Pending"), count)
+                if found is None:
+                    continue
+                changed = self._api.patch_ray_cluster(found.patch(cluster["metadata"]["resourceVersion"]))
+            except ProviderError as error:  # such as a change at the same moment
+                logger.info("slices of group %s that nobody needs are not withdrawn yet: %s", group.name, error)
+                continue
+            self._raised -= Counter({group.name: len(found.slices)})
+            logger.info("KubeRay is asked for %d slices of group %s no more", len(found.slices), group.name)
+            return worker_groups(changed)
+        return groups
+
     def _pod_troubles(self, now: float) -> Mapping[str, tuple[str, ...]]:
         if now - self._asked_why_at >= REASONS_S:
             self._asked_why_at = now
-            self._troubles = pod_troubles(self._api.pods(), self._events())
+            if now - self._asked_crashes_at >= CRASHES_S:  # of thousands of hosts: tens of megabytes
+                self._asked_crashes_at = now
+                self._crashing = [pod for pod in self._api.pods("Running") if pod_troubles([pod])]
+            self._troubles = pod_troubles([*self._api.pods("Pending"), *self._crashing], self._events())
         return self._troubles
 
     def _events(self) -> list[dict[str, object]]:
@@ -133,6 +214,11 @@ class KubeRayDemand(Demand):
 
 def _of(groups: Sequence[WorkerGroup], tpu_type: str) -> list[WorkerGroup]:
     return [group for group in groups if group.tpu_type == tpu_type]
+
+
+def _wanted(groups: Sequence[WorkerGroup], tpu_type: str) -> int:
+    """Return how many slices of a type there are to be, without groups that make none."""
+    return sum(group.wanted for group in _of(groups, tpu_type) if group.problem is None)
 
 
 def find_demand() -> Demand:

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from iris_ray.cloud.kuberay import GENERATIONS, WorkerGroup, obstacles, pod_troubles, raises, worker_groups
+from iris_ray.cloud.kuberay import (
+    GENERATIONS,
+    WorkerGroup,
+    obstacles,
+    pod_troubles,
+    raises,
+    withdrawal,
+    worker_groups,
+)
 
 
 def group(accelerator: str, topology: str, chips: int, hosts: int | None = None, **more: Any) -> dict[str, Any]:
@@ -70,6 +78,12 @@ def test_group_of_wrong_size_says_so() -> None:
     assert "a v6e-16 has 16 chips, which are 4 such hosts" in problem
 
 
+def test_suspended_group_makes_no_slices() -> None:
+    found = only_group(group("tpu-v6e-slice", "2x4", 8, suspend=True, replicas=1))
+    assert found.problem == "it is suspended"
+    assert raises([found], 0, [1], 1) == []
+
+
 def test_missing_slices_go_to_groups_with_room_in_order() -> None:
     spot, on_demand = WorkerGroup("spot", 0, "v6e-8", 1, 2), WorkerGroup("on-demand", 2, "v6e-8", None, 3)
     assert [(change.group.name, change.to) for change in raises([spot, on_demand], 1, [3], 4)] == [
@@ -100,6 +114,38 @@ def test_replicas_are_raised_to_what_is_missing(
 ) -> None:
     changes = raises([WorkerGroup("a", 0, "v6e-8", replicas, 3)], there, gangs, settled)
     assert [change.to for change in changes] == ([] if to is None else [to])
+
+
+def waiting_pod(name: str, replica: str, node: str | None = None, **meta: Any) -> dict[str, Any]:
+    labels = {"ray.io/group": "a", "ray.io/worker-group-replica-name": replica}
+    return {"metadata": {"name": name, "labels": labels, **meta}, "spec": {"nodeName": node} if node else {}}
+
+
+def test_only_slices_of_which_no_pod_runs_are_withdrawn() -> None:
+    group = WorkerGroup("a", 1, "v5p-16", 5, 9, hosts=2, going=("old", "q0"))
+    pods = [
+        *[waiting_pod(f"x{i}", "x", node="n") for i in range(2)],
+        *[waiting_pod(f"y{i}", "y") for i in range(2)],
+        waiting_pod("z0", "z"),  # and its brother runs
+        *[waiting_pod(f"q{i}", "q") for i in range(2)],
+        *[waiting_pod(f"w{i}", "w", deletionTimestamp="2026-01-01T00:00:00Z") for i in range(2)],
+    ]
+    found = withdrawal(group, pods, 3)
+    assert found is not None
+    assert found.patch("7") == [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
+        {"op": "add", "path": "/spec/workerGroupSpecs/1/replicas", "value": 3},
+        {
+            "op": "add",
+            "path": "/spec/workerGroupSpecs/1/scaleStrategy",
+            "value": {"workersToDelete": ["old", "q0", "y0", "y1", "x0", "x1"]},
+        },
+    ]
+    one = withdrawal(group, pods, 1)
+    assert one is not None
+    assert one.slices == (("y0", "y1"),)
+    assert withdrawal(WorkerGroup("a", 1, "v5p-16", 5, 9, hosts=2, least=5), pods, 3) is None
+    assert withdrawal(WorkerGroup("b", 1, "v5p-16", 5, 9, hosts=2), pods, 3) is None
 
 
 def test_obstacle_is_told_only_where_it_matters() -> None:

@@ -87,10 +87,10 @@ def test_patch_is_a_json_patch(api: KubernetesApi, server: Server) -> None:
 
 def test_pods_and_events_are_those_of_the_cluster(api: KubernetesApi, server: Server) -> None:
     server.answer = {"items": [{"metadata": {"name": "a"}}]}
-    assert api.pods() == api.pod_events("FailedScaleUp") == server.answer["items"]
+    assert api.pods("Pending") == api.pod_events("FailedScaleUp") == server.answer["items"]
     asked = [path.replace("%2F", "/").replace("%3D", "=").replace("%2C", ",") for _, path, _, _ in server.asked]
     assert asked == [
-        "/api/v1/namespaces/default/pods?labelSelector=ray.io/cluster=tpus",
+        "/api/v1/namespaces/default/pods?labelSelector=ray.io/cluster=tpus&fieldSelector=status.phase=Pending",
         "/api/v1/namespaces/default/events?fieldSelector=involvedObject.kind=Pod,reason=FailedScaleUp",
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand, since_words
-from iris_ray.actors.controller.kuberay_demand import KubeRayDemand, find_demand
+from iris_ray.actors.controller.kuberay_demand import SPARE_S, KubeRayDemand, find_demand
 from iris_ray.cloud.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderDeniedError, ProviderError
 from tests.support.kuberay_scenarios import STORIES
@@ -60,6 +60,7 @@ def test_request_is_told_with_its_age_until_nothing_is_missing() -> None:
     assert ticking.update({"v6e-8": [1, 1]}) == ("KubeRay is asked for 2 more",)
     assert ticking.update({"v6e-8": [1, 1]}, 3720.0) == ("KubeRay is asked for 2 more, for 1 h 2 min",)
     assert not ticking.demand.is_gone
+    ticking.world.pods[0].joined = ticking.world.pods[1].joined = True
     ticking.update({})
     assert ticking.demand.is_gone
     assert ticking.demand.words("v6e-8") == ()
@@ -98,6 +99,13 @@ def test_group_without_hosts_is_told_and_not_asked() -> None:
     assert ticking.world.replicas("v6e-16") == 0
 
 
+def test_suspended_group_is_not_said_to_be_asked() -> None:
+    ticking = Ticking()
+    ticking.world.group("v6e-8").update(suspend=True, replicas=1)
+    ticking.update({})
+    assert ticking.update({"v6e-8": [1]}) == ("group v6e-8 makes none: it is suspended",)
+
+
 def test_failing_api_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ticking = Ticking()
     ticking.update({})
@@ -119,16 +127,76 @@ def test_pods_are_looked_at_rarely_and_events_not_after_denial(monkeypatch: pyte
     labels = {"ray.io/group": "v6e-8"}
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
     pod = {"metadata": {"name": "a-pod", "labels": labels}, "status": {"conditions": [condition]}}
+    crash = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    crashing = {"metadata": {"name": "its-brother", "labels": labels}, "status": {"containerStatuses": [crash]}}
+    healthy = {"metadata": {"name": "another", "labels": labels}, "status": {}}
 
-    def pods() -> list[Any]:
-        asked.append("pods")
-        return [pod]
+    def pods(phase: str) -> list[Any]:
+        asked.append(phase)
+        return [pod] if phase == "Pending" else [crashing, healthy]
 
     monkeypatch.setattr(ticking.api, "pods", pods)
     monkeypatch.setattr(ticking.api, "pod_events", fails_with(ProviderDeniedError("not yours"), asked))
     ticking.update({})
-    assert ticking.update({"v6e-8": [1]}, 63.0)[1:] == ("pod a-pod: Unschedulable: 0/3 nodes fit",)
-    assert (asked.count("pods"), asked.count("refused")) == (4, 1)
+    why = ("pod a-pod: Unschedulable: 0/3 nodes fit", "pod its-brother: CrashLoopBackOff")
+    assert ticking.update({"v6e-8": [1]}, 63.0)[1:] == why
+    assert {what: asked.count(what) for what in asked} == {"Pending": 4, "Running": 1, "refused": 1}
+
+
+def test_slices_that_nobody_misses_any_more_are_withdrawn() -> None:
+    ticking = Ticking()
+    ticking.update({})
+    ticking.update({"v6e-8": [1, 1, 1]})
+    ticking.world.pods[0].joined = True
+    ticking.update({"v6e-8": [1, 1]})
+    ticking.update({"v6e-8": [1]}, SPARE_S - 10)
+    assert ticking.world.replicas("v6e-8") == 3  # the job may come again
+    ticking.update({"v6e-8": [1]}, 20.0)
+    assert [pod.joined for pod in ticking.world.pods] == [True, False]
+    ticking.update({}, 2 * SPARE_S)
+    assert (ticking.world.replicas("v6e-8"), len(ticking.world.pods)) == (1, 1)
+    assert ticking.demand.is_gone
+
+
+def test_what_others_ask_for_is_not_withdrawn() -> None:
+    """An operator, or Ray's autoscaler for other work, raises replicas, too."""
+    ticking = Ticking()
+    ticking.update({})
+    ticking.update({"v6e-8": [1]})
+    ticking.world.group("v6e-8")["replicas"] = 2
+    ticking.world.make_pods()
+    ticking.world.pods[0].joined = True
+    ticking.update({}, 3 * SPARE_S)
+    assert ticking.world.replicas("v6e-8") == 2
+    assert ticking.demand.is_gone
+
+
+def test_withdrawal_is_tried_again_after_another_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking = Ticking()
+    ticking.update({})
+    ticking.update({"v6e-8": [1]})
+    with monkeypatch.context() as patch:
+        patch.setattr(ticking.api, "patch_ray_cluster", fails_with(ProviderError("422 the test failed")))
+        ticking.update({}, SPARE_S + 20)
+    assert (ticking.world.replicas("v6e-8"), ticking.demand.is_gone) == (1, False)
+    ticking.update({}, SPARE_S + 20)
+    assert (ticking.world.replicas("v6e-8"), ticking.demand.is_gone) == (0, True)
+
+
+def test_emulated_gke_deletes_the_pods_of_withdrawn_slices() -> None:
+    with played_world() as played:
+        api = KubernetesApi.of_this_pod({**POD, **played.world.client_environment()})
+        assert api is not None
+        demand = KubeRayDemand(api, clock=lambda: played.runner.now)
+        played.world.set_stock("tpu-v6e-slice", 0)
+        left = []
+        for missing, seconds in (({}, 10), ({"v6e-16": [2]}, 20), ({"v6e-16": [1]}, 90), ({}, 90)):
+            for _ in range(seconds):
+                demand.update(missing, {})
+                played.play(1)
+            left.append(len(played.names("v6e-16")))
+        assert left == [0, 8, 4, 0]
+        assert demand.is_gone
 
 
 def fails_with(error: Exception, asked: list[str] | None = None) -> Callable[..., Any]:
