@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.command_line import run
 
-pytestmark = [pytest.mark.proof, pytest.mark.way_in]
+pytestmark = pytest.mark.proof
 
 
 def test_levanter_loses_a_slice_and_no_step(tmp_path: Path) -> None:
@@ -20,6 +20,7 @@ def test_levanter_loses_a_slice_and_no_step(tmp_path: Path) -> None:
     assert "last losses, one for each task: " in output
 
 
+@pytest.mark.way_in
 def test_marins_pipeline_loses_a_slice_and_learns(tmp_path: Path) -> None:
     pytest.importorskip("fray.client", reason="needs Fray: make marin")
     output = run("marin_pipeline.py", "--folder", str(tmp_path))
