@@ -3,7 +3,7 @@
 A detached actor keeps its creator's Ray job and inherits its runtime environment. So a driver without secrets and
 without a checkout creates it here. The actor stays when this driver ends.
 
-The Controller runs the iris_ray that is installed on the head, whoever starts it. Without one there, this process sends
+Every process starts the Controller with the iris_ray that is installed on the head. If none is, this process sends
 its own, which may be that of a user's job.
 """
 

@@ -1,6 +1,6 @@
 """GKE in a box: Kubernetes' API over HTTPS, and behind it KubeRay, the TPU webhook and node pools.
 
-Ray's own autoscaler drives it, unmodified. Whoever runs the pods implements `PodRunner`.
+Ray's own autoscaler drives it, unmodified. A `PodRunner` runs the pods.
 Start with `world.py`, the public `KubernetesWorld`.
 """
 

@@ -34,7 +34,7 @@ _MOST_EVENTS: Final = 10_000
 
 
 class ObjectStore:
-    """All objects of one cluster, as etcd has them. Whoever reads or changes one holds `lock`.
+    """All objects of one cluster, as etcd has them. Callers hold `lock` while they read or change one.
 
     Attributes:
         now: what the cluster's clock shows, in seconds since the epoch.

@@ -1,4 +1,4 @@
-"""What the emulated Kubernetes hands to whoever runs its pods, and what it hears back."""
+"""Pods of the emulated Kubernetes, and the `PodRunner` that starts and stops them and reports their state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

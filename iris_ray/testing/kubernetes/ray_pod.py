@@ -2,7 +2,7 @@
 
 Source: ray-operator/controllers/ray/common/pod.go of KubeRay 1.7.0 (DefaultHeadPodTemplate, DefaultWorkerPodTemplate,
 BuildPod, setContainerEnvVars, BuildAutoscalerContainer) and utils/constant.go. Left out: probes, /dev/shm, and the init
-container that lets a worker wait for the head. Whoever runs pods has to do the waiting.
+container that lets a worker wait for the head. A `PodRunner` has to wait in its place.
 """
 
 import copy
