@@ -186,9 +186,8 @@ def _start_in_place_of(version: str) -> None:
             ControllerConnection(any_version=True).end()
         raise ControllerUnavailableError(
             f"{error}\nThe Controller of iris_ray {version} is ended, and the new one, of iris_ray"
-            f" {iris_ray.__version__}, did not start. Jobs that run go on and nothing is lost: the next job that has"
-            f" something to report starts a Controller of its own version. To have one at once, run"
-            f" `iris-ray cluster controller start` with iris_ray {version}"
+            f" {iris_ray.__version__}, did not start. Jobs that run go on, and nothing is lost. Install iris_ray"
+            f" {version} on the head again, then run `iris-ray cluster controller start` there"
         ) from None
 
 

@@ -43,8 +43,10 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
         return
     try:
         with without_ray_address():
+            if address == AUTO:
+                _require_answer_on_this_machine()
             ray.init(address=address, log_to_driver=show_logs, logging_level="ERROR", **options)
-    except InvalidRequestError:
+    except (InvalidRequestError, NoClusterError):
         raise
     except (Exception, SystemExit) as error:  # Ray ends the process if what answers is no GCS
         if isinstance(error, RuntimeEnvSetupError) and isinstance(error.__cause__, (ValueError, OSError)):
@@ -114,6 +116,8 @@ def require_cluster() -> None:
     if not ray.is_initialized():
         if (given := os.environ.get("RAY_ADDRESS", AUTO)) not in (AUTO, "local", ""):
             _require_answer(given)
+        elif given == AUTO:
+            _require_answer_on_this_machine()
         try:
             ray.init(address=AUTO)
         except RuntimeError as error:
@@ -169,7 +173,17 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _require_answer(address: str) -> None:
+def _require_answer_on_this_machine() -> None:
+    """Refuse a cluster that has ended and whose address Ray still finds on this machine, in a file of its own."""
+    from iris_ray.actors.calls.ray_internals import address_found_on_this_machine
+
+    if found := address_found_on_this_machine():
+        _require_answer(
+            found, ", where Ray has noted this machine's cluster; if it has ended, `ray stop` deletes the note"
+        )
+
+
+def _require_answer(address: str, source: str = "") -> None:
     """Refuse an address at which no Ray head answers. Ray itself would wait for minutes, and then end the process."""
     host, port = host_and_port(address)
     if host in ("localhost", "127.0.0.1", "::1"):
@@ -180,7 +194,7 @@ def _require_answer(address: str) -> None:
         probe = socket.create_connection((host.strip("[]"), port), _PROBE_S)
     except (OSError, UnicodeError) as error:  # UnicodeError: no host can have this name
         why = getattr(error, "strerror", None) or "no answer"
-        raise NoClusterError(f"nothing answers at {address} ({why}); {TRY_A_CLUSTER}") from None
+        raise NoClusterError(f"nothing answers at {address} ({why}){source}; {TRY_A_CLUSTER}") from None
     with probe:
         if not _speaks_grpc(probe):
             raise NoClusterError(

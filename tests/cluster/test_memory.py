@@ -56,7 +56,7 @@ def small_host(clusters: Clusters) -> Iterator[None]:
         pytest.skip(f"the test needs a memory cgroup of version 1: {error}")
     clusters.give_back_and_end()
     own = tempfile.TemporaryDirectory(prefix="ray")  # in Ray's own, `ray start` tells later drivers of this cluster
-    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=own.name)
+    context = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=own.name)
     command = ["unshare", "--mount", "sh", "-c", START, "sh", str(cgroup), sys.executable]
     command.append(context.address_info["address"])
     monitor = {"RAY_memory_monitor_refresh_ms": "250", "RAY_memory_usage_threshold": "0.5"}

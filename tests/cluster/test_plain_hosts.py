@@ -35,6 +35,7 @@ def plain_host(clusters: Clusters) -> Iterator[None]:
         for name, value in INJECTED.items():
             patch.setenv(name, value)
         ray.init(
+            "local",
             num_cpus=4,
             resources={"TPU": 4.0, "accelerator_type:TPU-V4": 1.0, "plain": 1.0, "TPU-v4-8-head": 1.0},
             labels={

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,12 @@ def found_by(python: Path, directory: Path, module: str, *arguments: str) -> Any
     found = directory / "found.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "RAY_"))}
     command = [str(python), "-m", module, *arguments, str(found)]
-    with subprocess.Popen(command, cwd=REPOSITORY, env={**environment, "PYTHONPATH": str(REPOSITORY)}) as driver:
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as own,  # short, for socket paths
+        subprocess.Popen(
+            command, cwd=REPOSITORY, env={**environment, "PYTHONPATH": str(REPOSITORY), "RAY_TMPDIR": own}
+        ) as driver,
+    ):
         try:
             assert driver.wait(PATIENCE_S) == 0
         finally:

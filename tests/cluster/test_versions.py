@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
-from iris_ray import run_on_pod
+from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION, package_directory
 from iris_ray.errors import VersionMismatchError
 from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import Trace
 from tests.support.odd_hosts import other_iris_ray, with_installed
 
 
@@ -84,3 +87,31 @@ def test_jobs_own_iris_ray_starts_the_installed_controller(own_cluster: Simulate
     assert f"iris_ray 9.9.0 (protocol {PROTOCOL_VERSION + 1}) from {newer} on" in refused
     started = iris(own_cluster, other_iris_ray(tmp_path / "patched", "0.1.99"), "cluster", "controller", "start")
     assert (started["version"], started["package"]) == ("0.1.0", package_directory())
+
+
+@pytest.mark.long
+def test_upgrade_to_broken_version_loses_no_job(
+    no_shared_cluster: None, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_head = other_iris_ray(tmp_path / "head", "0.1.0")
+    works = tmp_path / "works"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(on_head.parent))
+    with SimulatedCluster(quiet=True) as cluster:
+        add_slice_with(cluster, Path(package_directory()))
+        results = run_on_pod_ray.remote(trace.gang(), "v4-16")
+        trace.wait_for_tasks(2)
+
+        on_head.rename(works)
+        other_iris_ray(on_head.parent, "0.2.0")
+        with (on_head / "actors" / "controller" / "controller.py").open("a") as controller:
+            controller.write("\n\nController.__init__ = lambda self: 1 / 0\n")
+        refused = iris(cluster, on_head, "cluster", "controller", "upgrade")
+        assert "The Controller of iris_ray 0.1.0 is ended, and the new one, of iris_ray 0.2.0, did not start" in refused
+
+        shutil.rmtree(on_head)
+        works.rename(on_head)
+        started = iris(cluster, on_head, "cluster", "controller", "start")
+        assert (started["version"], started["package"]) == ("0.1.0", str(on_head))
+        trace.finish()
+        assert [task["attempt"] for task in ray.get(results, timeout=120)] == [1, 1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray._private.runtime_env import packaging
 from ray._raylet import GcsClient, PlacementGroupID  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
@@ -80,6 +80,18 @@ def temp_dir() -> str:
     if RAY_VERSION < (2, 55):
         return str(ray._private.worker._global_node.get_temp_dir_path())
     return str(ray.get_runtime_context().get_temp_dir())
+
+
+def address_found_on_this_machine() -> str | None:
+    """Return the address of the cluster that ``ray.init("auto")`` would join here; None if it finds none.
+
+    Ray looks among the processes, then in the file that its last ``ray start`` on this machine has written.
+    """
+    try:
+        found: str | None = services.canonicalize_bootstrap_address("auto")
+        return found
+    except ConnectionError:
+        return None
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:

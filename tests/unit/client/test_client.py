@@ -1,11 +1,13 @@
 """What a client refuses before it asks anybody: bad arguments, and no cluster."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ray._private import services
 
 from iris_ray import IrisClient, ResourceSpec, register_endpoint, run_on_pod, tpu_device
+from iris_ray.client import connection
 from iris_ray.errors import InvalidModeError, InvalidRequestError, IrisError, NoClusterError, UnknownTPUTypeError
 from tests.support.command_line import address_of_nobody
 
@@ -74,9 +76,10 @@ def test_endpoint_outside_a_task_is_refused() -> None:
 
 
 @pytest.fixture
-def no_cluster_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the clusters of other tests from Ray, which looks for them among the machine's processes."""
+def no_cluster_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hide other clusters from Ray, which looks for them among the machine's processes and in a file."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(services, "_find_address_from_flag", lambda flag: frozenset())
     services.find_gcs_addresses.cache_clear()
 
@@ -85,6 +88,16 @@ def no_cluster_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_cluster_is_a_typed_error() -> None:
     with pytest.raises(NoClusterError, match="SimulatedCluster"):
         run_on_pod(print, "v4-16")
+
+
+@pytest.mark.usefixtures("no_cluster_on_this_machine")
+def test_address_left_by_ended_cluster_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray would wait for minutes"))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text(address_of_nobody())
+    for join in (lambda: run_on_pod(print, "v4-16"), lambda: connection.connect(connection.AUTO)):
+        with pytest.raises(NoClusterError, match=r"nothing answers at 127\.0\.0\.2:.* `ray stop` deletes the note"):
+            join()
 
 
 @pytest.mark.parametrize(
