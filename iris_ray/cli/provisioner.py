@@ -187,12 +187,12 @@ class Provisioner:
 
     def _create_all(self, actions: Sequence[Action], unreachable: dict[str, ProviderError]) -> bool:
         """Request slices. Return whether a source has refused one."""
-        refusing: set[str] = set()  # the API would refuse the next request, too
+        refusing: set[tuple[str, str]] = set()  # the API would refuse the next request of this type, too
         for action in actions:
-            if isinstance(action, Create) and not {action.source.key, action.source.location} & {
-                *refusing,
-                *unreachable,
-            }:
+            if isinstance(action, Create) and action.source.location not in unreachable:
+                kind = action.source.key, action.config.name
+                if kind in refusing:
+                    continue
                 now = time.monotonic()
                 self._history.unconfirmed.setdefault(action.name, Unconfirmed(action.source.key, now))
                 try:
@@ -203,8 +203,8 @@ class Provisioner:
                     unreachable[action.source.location] = error
                     continue
                 if refused is not None:
-                    refusing.add(action.source.key)
-                    self._history.refused(action.name, action.source.key, now, refused)
+                    refusing.add(kind)
+                    self._history.refused(action.name, *kind, now, refused)
                     self._say(f"{action.name} is not available in {action.source}: {refused}", problem=True)
         return bool(refusing)
 

@@ -55,9 +55,10 @@ def capacity_report(
         tpu_types=tuple(config.name for config in settings.configs),
         lots=tuple(lots),
         troubles=tuple(
-            Trouble(str(source), past.failures, past.last_failure)
+            Trouble(config.name, str(source), past.failures, past.last_failure)
             for source in settings.sources
-            for past in [history.at(source.key)]
+            for config in settings.configs
+            for past in [history.at(source.key, config.name)]
             if past.failures
         ),
         waits=tuple((action.tpu_type, action.reason) for action in actions if isinstance(action, Wait)),

@@ -50,13 +50,13 @@ class CapacityBoard:
         coming = [lot for lot in report.lots if lot.tpu_type == tpu_type and not lot.joined]
         for lot in coming:
             yield f"{who} has asked for {lot.slices} in {lot.source} ({self._terms(lot, report.currency)})"
-        troubles = {trouble.source: trouble.last for trouble in report.troubles}
         waits = [why for about, why in report.waits if about == tpu_type]
         yield from (f"{who} asks for no more: {why}" for why in waits)
         if not coming and not waits:
             yield f"{who} has asked for none"
         if not waits:
-            yield from (f"{source} is not asked now: {last}" for source, last in troubles.items())
+            troubles = (trouble for trouble in report.troubles if trouble.tpu_type == tpu_type)
+            yield from (f"{trouble.source} is not asked now: {trouble.last}" for trouble in troubles)
 
     def _terms(self, lot: Lot, currency: str) -> str:
         since = since_words(self.waited_s(lot)) if lot.since else ""

@@ -119,7 +119,10 @@ HOURLY_COST = Metric(
     "price of the slices that provisioners hold, as far as it is known",
 )
 PROVISIONER_FAILURES = Metric(
-    "iris_provisioner_failures", _G, ("provisioner", "source"), "failures in a row at a source of slices"
+    "iris_provisioner_failures",
+    _G,
+    ("provisioner", "source"),
+    "failures in a row at a source of slices, of the type with most",
 )
 
 METRICS = (
@@ -400,8 +403,8 @@ class Measurements:
                     priced = *kind, market, self._named("currency", report.currency)
                     costs[priced] = costs.get(priced, 0.0) + lot.hourly
             for trouble in report.troubles:
-                who = self._named("provisioner", report.owner)
-                failures[who, self._named("source", trouble.source)] = trouble.failures
+                place = self._named("provisioner", report.owner), self._named("source", trouble.source)
+                failures[place] = max(failures.get(place, 0.0), trouble.failures)
         for metric, amounts in (
             (PROVISIONED_CHIPS, chips),
             (PROVISIONING_WAIT, waits),

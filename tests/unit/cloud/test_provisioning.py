@@ -20,6 +20,7 @@ from tests.support.costs import calls
 from tests.support.worlds import World
 
 Q = QueuedState
+TYPE = "v6e-16"
 HERE = "projects/p/locations/here"
 SETTINGS = Settings(
     "ann", (get_tpu_config("v6e-16"),), (Source(HERE, Market.SPOT),), least=0, most=4, idle_s=600.0, max_wait_s=900.0
@@ -251,8 +252,8 @@ def test_plan_backs_off_after_each_failure() -> None:
         again = make_plan(1, queued(number, Q.FAILED, error="stockout"), history=history, now=now)
         assert not creates(again)
         assert "pausing" in waits(again)[0]
-        pauses.append(history.at(HERE).not_before - now)
-        now = history.at(HERE).not_before
+        pauses.append(history.at(HERE, TYPE).not_before - now)
+        now = history.at(HERE, TYPE).not_before
         assert len(creates(make_plan(1, history=history, now=now))) == 1
     assert pauses == [30, 60, 120, 240, 480, 960, 1800, 1800]
 
@@ -262,21 +263,21 @@ def test_only_joining_slice_ends_row_of_failures() -> None:
     make_plan(0, queued(1), joined={name(1): BUSY}, history=history)
     for number, now in ((2, 1000.0), (3, 1030.0)):
         make_plan(1, queued(1), queued(number, Q.FAILED), joined={name(1): BUSY}, history=history, now=now)
-    assert history.at(HERE).failures == 2
+    assert history.at(HERE, TYPE).failures == 2
     make_plan(0, queued(1), queued(4), joined={name(1): BUSY, name(4): FREE}, history=history)
-    assert history.at(HERE).failures == 0
+    assert history.at(HERE, TYPE).failures == 0
 
 
 def test_gang_whose_slices_fail_together_is_one_failure() -> None:
     history = ProvisioningHistory()
     make_plan((4,), *(queued(n, Q.FAILED) for n in range(3)), history=history, now=0.0)
     make_plan((4,), queued(3, Q.FAILED), history=history, now=20.0)
-    assert (history.at(HERE).failures, history.at(HERE).not_before) == (1, 30.0)
+    assert (history.at(HERE, TYPE).failures, history.at(HERE, TYPE).not_before) == (1, 30.0)
 
 
 def test_refused_request_is_a_failure_and_loses_its_name() -> None:
     history = ProvisioningHistory(unconfirmed={name(1): Unconfirmed(HERE, 1000.0)})
-    history.refused(name(1), HERE, 1000.0, "no quota")
+    history.refused(name(1), HERE, TYPE, 1000.0, "no quota")
     assert not creates(make_plan(1, history=history))
     assert "no quota" in waits(make_plan(1, history=history))[0]
 
@@ -345,7 +346,7 @@ def test_plan_replaces_slice_that_lost_a_host() -> None:
     history.unconfirmed.clear()
     later = make_plan(0, queued(1), joined={name(1): PARTLY}, history=history, now=2.0 + BROKEN_S)
     assert deletes(later) == [name(1)]
-    assert history.at(HERE).failures == 0
+    assert history.at(HERE, TYPE).failures == 0
 
 
 def test_plan_deletes_slice_that_is_made_for_ever() -> None:
@@ -422,24 +423,37 @@ def asked(actions: list[Action]) -> list[str]:
 def test_refusal_falls_over_and_returns_to_preferred_source() -> None:
     history = ProvisioningHistory()
     assert asked(make_plan(2, history=history, now=0.0, **BOTH)) == ["here", "here"]
-    history.refused("x", HERE, 0.0, "no capacity")
+    history.refused("x", HERE, TYPE, 0.0, "no capacity")
     assert asked(make_plan(2, history=history, now=1.0, **BOTH)) == ["there", "there"]
     assert asked(make_plan(2, history=history, now=30.0, **BOTH)) == ["here", "here"]
 
 
 def test_all_sources_pausing_are_named_with_reasons() -> None:
     history = ProvisioningHistory()
-    history.refused("x", HERE, 0.0, "no capacity")
-    history.refused("y", SECOND.key, 0.0, "quota")
+    history.refused("x", HERE, TYPE, 0.0, "no capacity")
+    history.refused("y", SECOND.key, TYPE, 0.0, "quota")
     (waiting,) = waits(make_plan(1, history=history, now=1.0, **BOTH))
     assert "pausing: here for 30 s after 1 failures, the last: no capacity; there for 30 s" in waiting
+
+
+def test_stockout_of_one_type_pauses_no_other() -> None:
+    types = get_tpu_config("v6e-256"), get_tpu_config("v4-8")
+    settings, history = replace(SETTINGS, configs=types), ProvisioningHistory()
+    history.refused("x", HERE, "v6e-256", 0.0, "no capacity")
+    actions = plan(settings, {"v6e-256": [1], "v4-8": [1]}, [], NOTHING, history, 1.0, 1.7e9)
+    assert [action.config.name for action in actions if isinstance(action, Create)] == ["v4-8"]
+    (waiting,) = waits(actions)
+    assert waiting.startswith("1 more v6e-256 wanted")
+    v4 = queued(0, name="iris-ann-v4-8-1", accelerator_type="v4-8")
+    plan(settings, {}, [v4], {v4.name: FREE}, history, 2.0, 1.7e9)
+    assert history.at(HERE, "v6e-256").failures == 1, "a v4-8 that joins says nothing of v6e-256"
 
 
 def test_waiting_request_moves_on_only_if_another_source_is_open() -> None:
     history, waiting = ProvisioningHistory(), queued(1, Q.WAITING_FOR_RESOURCES)
     assert make_plan(1, waiting, history=history, now=0.0, **BOTH) == []
     assert make_plan(1, waiting, history=history, now=899.0, **BOTH) == []
-    history.refused("x", SECOND.key, 895.0, "quota")
+    history.refused("x", SECOND.key, TYPE, 895.0, "quota")
     assert make_plan(1, waiting, history=history, now=901.0, **BOTH) == [], "it would only lose its place"
     actions = make_plan(1, waiting, history=history, now=930.0, **BOTH)
     assert deletes(actions) == [name(1)]
@@ -472,9 +486,9 @@ def test_failed_slice_is_replaced_from_next_source() -> None:
 def test_joining_slice_ends_only_its_own_sources_failures() -> None:
     history = ProvisioningHistory()
     for source in (HERE, SECOND.key):
-        history.refused("x", source, 0.0, "no capacity")
+        history.refused("x", source, TYPE, 0.0, "no capacity")
     make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=1.0, **BOTH)
-    assert (history.at(HERE).failures, history.at(SECOND.key).failures) == (0, 1)
+    assert (history.at(HERE, TYPE).failures, history.at(SECOND.key, TYPE).failures) == (0, 1)
 
 
 def test_unlisted_zone_is_neither_asked_nor_cleared() -> None:
@@ -528,7 +542,7 @@ def test_budget_counts_all_types_sources_and_requests() -> None:
 def test_paused_gang_keeps_its_chips_from_smaller_ones() -> None:
     """It is first; its chips are not given away while its only source pauses."""
     history = ProvisioningHistory()
-    history.refused("x", SECOND.key, 0.0, "no capacity")
+    history.refused("x", SECOND.key, TYPE, 0.0, "no capacity")
     sources: dict[str, Any] = {"sources": (replace(RESERVED, chips=16), SECOND), "budget": 48, "most": None}
     assert asked(make_plan((3, 1), history=history, now=1.0, **sources)) == []
 
@@ -562,7 +576,7 @@ class Provider:
     def create(self, action: Create) -> None:
         self.history.unconfirmed.setdefault(action.name, Unconfirmed(action.source.key, self.now))
         if self.mood.get(action.source.key) == "refuses":
-            self.history.refused(action.name, action.source.key, self.now, "refused")
+            self.history.refused(action.name, action.source.key, action.config.name, self.now, "refused")
         else:
             kind, where = action.config.accelerator_type, action.source
             self.slices[action.name] = queued(

@@ -17,7 +17,7 @@ FULL = CapacityReport(
     "iris",
     ("v6e-16", "v6e-32"),
     (WAITING, HELD),
-    (Trouble("res in us-east5-a", 3, "reservation res is full"),),
+    (Trouble("v6e-16", "res in us-east5-a", 3, "reservation res is full"),),
     (("v6e-32", "2 more wanted, but the budget is spent"),),
 )
 
