@@ -118,6 +118,22 @@ def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "set aside", f"{aside.name}{began}{ends}: {aside.why}")
 
 
+def check_demand(about: Mapping[str, Any]) -> Iterator[Finding]:
+    """Say how the Controller asks for missing slices, and if not as it should, why.
+
+    Args:
+        about: what it says about itself.
+    """
+    if (demand := about.get("demand")) is None:
+        return
+    check, found = "missing slices", f"they are asked for by {demand['way']}"
+    if demand["problem"] is None:
+        yield Finding(Level.OK, check, found)
+        return
+    advice = "let the account of the head's pod read and patch its RayCluster; the Controller looks again by itself"
+    yield Finding(Level.WARNING, check, f"{found}, which miscounts slices on KubeRay: {demand['problem']}", advice)
+
+
 def check_clock(about: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding if somebody has set the wall clock of the Controller's machine within a day.
 
