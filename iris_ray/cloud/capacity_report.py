@@ -19,6 +19,7 @@ def capacity_report(
     joined: Mapping[str, Joined],
     history: ProvisioningHistory,
     actions: Sequence[Action],
+    undeleted: Mapping[str, str],
     prices: Prices,
     now: float,
     date: float,
@@ -28,6 +29,7 @@ def capacity_report(
     Args:
         settings, found, joined, history: as for `plan`; ``history`` has the requests of this turn.
         actions: the plan.
+        undeleted: why slices that are to go stay, by name.
         prices: of chips.
         now: seconds on the monotonic clock of ``history``.
         date: the same moment in seconds since the epoch.
@@ -63,6 +65,7 @@ def capacity_report(
         ),
         waits=tuple((action.tpu_type, action.reason) for action in actions if isinstance(action, Wait)),
         currency=prices.currency,
+        undeleted=tuple(undeleted.items()),
     )
 
 

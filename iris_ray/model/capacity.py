@@ -58,6 +58,7 @@ class CapacityReport:
         troubles: its sources that have failed, by type.
         waits: by type, why it asks for no more, although jobs wait.
         currency: of prices.
+        undeleted: the slices that it can't delete now, with the reason.
     """
 
     owner: str
@@ -66,3 +67,4 @@ class CapacityReport:
     troubles: tuple[Trouble, ...] = ()
     waits: tuple[tuple[str, Words], ...] = ()
     currency: str = "USD"
+    undeleted: tuple[tuple[str, Words], ...] = ()

@@ -124,6 +124,12 @@ PROVISIONER_FAILURES = Metric(
     ("provisioner", "source"),
     "failures in a row at a source of slices, of the type with most",
 )
+PROVISIONER_OVERDUE = Metric(
+    "iris_provisioner_overdue_seconds", _G, ("provisioner",), "by how much the report of a provisioner is late"
+)
+PROVISIONER_UNDELETED = Metric(
+    "iris_provisioner_undeleted_slices", _G, ("provisioner",), "slices that a provisioner can't delete, and that cost"
+)
 
 METRICS = (
     PENDING_JOBS,
@@ -148,6 +154,8 @@ METRICS = (
     PROVISIONING_WAIT,
     HOURLY_COST,
     PROVISIONER_FAILURES,
+    PROVISIONER_OVERDUE,
+    PROVISIONER_UNDELETED,
 )
 
 
@@ -392,6 +400,7 @@ class Measurements:
         waits: dict[Values, float] = {}
         costs: dict[Values, float] = {}
         failures: dict[Values, float] = {}
+        undeleted: Counter[Values] = Counter()
         for report in board.reports():
             for lot in report.lots:
                 kind = self._named("tpu_type", lot.tpu_type), self._named("source", lot.source)
@@ -402,6 +411,8 @@ class Measurements:
                 if lot.joined and lot.hourly is not None:
                     priced = *kind, market, self._named("currency", report.currency)
                     costs[priced] = costs.get(priced, 0.0) + lot.hourly
+            if report.undeleted:
+                undeleted[(self._named("provisioner", report.owner),)] += len(report.undeleted)
             for trouble in report.troubles:
                 place = self._named("provisioner", report.owner), self._named("source", trouble.source)
                 failures[place] = max(failures.get(place, 0.0), trouble.failures)
@@ -410,6 +421,8 @@ class Measurements:
             (PROVISIONING_WAIT, waits),
             (HOURLY_COST, costs),
             (PROVISIONER_FAILURES, failures),
+            (PROVISIONER_OVERDUE, {(self._named("provisioner", who),): s for who, s in board.overdue().items()}),
+            (PROVISIONER_UNDELETED, undeleted),
         ):
             self._set(metric, amounts)
 

@@ -264,6 +264,11 @@ class UserCalls(ControllerProcess):
         await self.ping()
         self._capacity.take(report)
 
+    @checked
+    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
+        await self.ping()
+        self._capacity.lease(owner, instance, seconds)
+
     async def about(self) -> dict[str, Any]:
         return {
             "epoch": (await self.statistics())["epoch"],
