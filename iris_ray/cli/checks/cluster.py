@@ -28,7 +28,8 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         table: a snapshot of Ray's tables.
         reserved: how many chips of each node iris_ray has reserved, by node id.
     """
-    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, OwnSlices, registration
+    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, registration
+    from iris_ray.actors.controller.own_slices import OwnSlices
 
     slices: dict[str, list[Worker]] = {}
     refused: list[str] = []
