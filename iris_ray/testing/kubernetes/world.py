@@ -188,7 +188,7 @@ class KubernetesWorld:
     def raycluster(self) -> dict[str, Any]:
         """Return the RayCluster as the API server would answer it."""
         with self._store.lock:
-            return copy.deepcopy(self._raycluster())
+            return copy.deepcopy(self._store.raycluster(self._name))
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return the events, oldest first; those about one object, such as a pod, or all."""
@@ -202,10 +202,7 @@ class KubernetesWorld:
         TPU_WORKER_HOSTNAMES (``v6e-16-0-1.tpus-headless``); both as soon as the pod has an address.
         """
         with self._store.lock:
-            raycluster = self._store.get(RAYCLUSTERS, self._name)
-            if raycluster is None:
-                return None
-            service = head_service(raycluster)
+            service = head_service(self._store.raycluster(self._name))
             for pod in self._store.all(PODS):
                 is_head = pod["metadata"]["labels"][GROUP_LABEL] == HEAD_GROUP
                 own = f"{pod['spec'].get('hostname')}.{pod['spec'].get('subdomain')}.{self.namespace}.svc.cluster.local"
@@ -227,7 +224,7 @@ class KubernetesWorld:
         """
         file = read_cluster_file(raycluster, self._gates)
         with self._store.lock:
-            before = self._raycluster()
+            before = self._store.raycluster(self._name)
             if file.raycluster["metadata"]["name"] != self._name:
                 raise InvalidClusterFileError(f"This world runs the RayCluster {self._name}; the file has another one.")
             spec = copy.deepcopy(file.raycluster["spec"])
@@ -276,12 +273,6 @@ class KubernetesWorld:
         for other in others:
             if other.get("kind") == "PersistentVolumeClaim" and not self._store.get(CLAIMS, other["metadata"]["name"]):
                 self._store.add(CLAIMS, copy.deepcopy(other))
-
-    def _raycluster(self) -> Manifest:
-        found = self._store.get(RAYCLUSTERS, self._name)
-        if found is None:
-            raise UnknownNameError(f"The RayCluster {self._name} was deleted.")
-        return found
 
 
 def _short_forms(name: str, is_service: bool) -> set[str]:
