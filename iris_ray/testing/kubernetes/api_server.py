@@ -169,8 +169,8 @@ class ApiServer:
         port: its port, once it serves.
     """
 
-    def __init__(self, store: ObjectStore, api: Api, port: int) -> None:
-        self._store, self._api, self.port = store, api, port
+    def __init__(self, store: ObjectStore, api: Api) -> None:
+        self._store, self._api, self.port = store, api, 0
         self._token = secrets.token_urlsafe(24)
         self._loop = asyncio.new_event_loop()
         self._runner: web.ServerRunner | None = None
