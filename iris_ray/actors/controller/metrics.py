@@ -416,12 +416,13 @@ class Measurements:
             for trouble in report.troubles:
                 place = self._named("provisioner", report.owner), self._named("source", trouble.source)
                 failures[place] = max(failures.get(place, 0.0), trouble.failures)
+        overdue: dict[Values, float] = {(self._named("provisioner", who),): s for who, s in board.overdue().items()}
         for metric, amounts in (
             (PROVISIONED_CHIPS, chips),
             (PROVISIONING_WAIT, waits),
             (HOURLY_COST, costs),
             (PROVISIONER_FAILURES, failures),
-            (PROVISIONER_OVERDUE, {(self._named("provisioner", who),): s for who, s in board.overdue().items()}),
+            (PROVISIONER_OVERDUE, overdue),
             (PROVISIONER_UNDELETED, undeleted),
         ):
             self._set(metric, amounts)

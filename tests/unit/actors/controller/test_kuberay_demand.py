@@ -36,7 +36,7 @@ class Ticking:
         self.now = 0.0
         self.world = KubeRayWorld()
         self.api = OurApi(self.world)
-        self.demand = KubeRayDemand(self.api, clock=lambda: self.now)
+        self.demand: Demand = KubeRayDemand(self.api, clock=lambda: self.now)
 
     def update(self, missing: dict[str, list[int]], seconds: float = 20.0) -> tuple[str, ...]:
         for _ in range(int(seconds * 2)):
