@@ -303,7 +303,7 @@ class GangRun:
                 TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason, is_hopeless=True)
             )
         elif failure.moves:
-            events.append(GangMovedEvent(attempt.id, reason))
+            events.append(GangMovedEvent(attempt.id, reason, started=False))
         else:
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, failure.counts))
         job = await self._report(attempt_over(attempt.id, events, released))
