@@ -209,7 +209,8 @@ async def test_host_tells_its_versions_once_and_each_standby_its_own() -> None:
     async def ready() -> StandbyReady:
         return StandbyReady(PID, 1, "token", (1, 2, 3, 4), 1, 1, None)
 
-    async def adopt(*_: object) -> None: ...
+    async def adopt(*_: object) -> str:
+        return "10.0.0.1:7"
 
     actor = SliceActor("a", [handle(versions=telling("host"), adopt=adopt)])
     for generation in range(3):
