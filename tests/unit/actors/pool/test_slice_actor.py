@@ -215,5 +215,7 @@ async def test_host_tells_its_versions_once_and_each_standby_its_own() -> None:
     actor = SliceActor("a", [handle(versions=telling("host"), adopt=adopt)])
     for generation in range(3):
         standby = handle(versions=telling("standby"), ready=ready)
-        assert isinstance(await actor.prepare(generation, [standby], 1.0), SliceReady)
+        prepared = await actor.prepare(generation, [standby], 1.0)
+        assert isinstance(prepared, SliceReady)
+        assert prepared.file_services == ("10.0.0.1:7",)
     assert asked == {"host": 1, "standby": 3}
