@@ -41,9 +41,8 @@ def without(box: Box, hole: Box) -> list[Box]:
     """Return disjoint boxes with the elements of a box that a box within it, ``hole``, does not have."""
     left, core = [], list(box)
     for axis, ((start, end), (first, last)) in enumerate(zip(box, hole, strict=True)):
-        for side in ((start, first), (last, end)):
-            if side[0] < side[1]:
-                left.append((*core[:axis], side, *core[axis + 1 :]))
+        sides = [(a, b) for a, b in ((start, first), (last, end)) if a < b]
+        left += [(*core[:axis], side, *core[axis + 1 :]) for side in sides]
         core[axis] = (first, last)
     return left
 

@@ -65,12 +65,18 @@ class Gang:
 
 
 class Talk:
-    """How the processes of a JAX program agree, through JAX's coordination service. One process only asks itself."""
+    """How the processes of a JAX program agree, through JAX's coordination service. One process only asks itself.
 
-    def __init__(self, client: Any, index: int) -> None:
+    Args:
+        client: of the service; None for a single process.
+        index: the number of this process.
+        name: of the talk, which no other of the program has.
+    """
+
+    def __init__(self, client: Any, index: int, name: str) -> None:
         self._client = client
         self._index = index
-        self._prefix = f"iris_ray/checkpoint/{next(_numbers)}"
+        self._prefix = f"iris_ray/checkpoint/{name}"
 
     def decide(self, key: str, decision: Callable[[], str]) -> str:
         """Return what process 0 decides. All processes call it with the same key, which is new."""
@@ -113,7 +119,7 @@ def this_gang(name: str, directory: Path | None) -> Gang:
     """
     me = get_job_info()
     index, count = jax.process_index(), jax.process_count()
-    talk = Talk(_client() if count > 1 else None, index)
+    talk = Talk(_client() if count > 1 else None, index, f"{name}/{next(_numbers)}")
     if directory is None and me is not None and me.local_dir:
         return _on_hosts(me, name, index, count, talk)
     if directory is None:
@@ -179,9 +185,7 @@ def _for_this_process() -> Path:
     memory = Path("/dev/shm")
     made = Path(tempfile.mkdtemp(prefix="iris_ray-steps-", dir=memory if memory.is_dir() else None))
     atexit.register(rmtree, made, ignore_errors=True)
-    logger.warning(
-        "This process is no task of a job, so what it keeps in memory ends with it; give directory= to keep it"
-    )
+    logger.warning("This process is no task of a job: what it keeps ends with it, unless you give directory=")
     return made
 
 

@@ -83,13 +83,8 @@ def _numpy_array(name: str, leaf: Any, processes: int) -> StateLeaf:
         array = boxes[box].view(dtype).reshape(leaf.shape)
         return array if isinstance(leaf, np.ndarray) else array[()]
 
-    return StateLeaf(
-        Leaf(name, _dtype_name(dtype), leaf.shape),
-        _everywhere(box, dtype, processes),
-        (box,),
-        lambda: {box: leaf},
-        build,
-    )
+    about, held = Leaf(name, _dtype_name(dtype), leaf.shape), _everywhere(box, dtype, processes)
+    return StateLeaf(about, held, (box,), lambda: {box: leaf}, build)
 
 
 def _jax_array(name: str, leaf: Any, processes: int) -> StateLeaf:
@@ -101,9 +96,8 @@ def _jax_array(name: str, leaf: Any, processes: int) -> StateLeaf:
         def on_default_device(_: Any, boxes: Mapping[Box, Bytes]) -> Any:
             return jax.numpy.asarray(boxes[box].view(dtype).reshape(shape))
 
-        return StateLeaf(
-            about, _everywhere(box, dtype, processes), (box,), lambda: {box: leaf}, on_default_device, _on_device(leaf)
-        )
+        held = _everywhere(box, dtype, processes)
+        return StateLeaf(about, held, (box,), lambda: {box: leaf}, on_default_device, _on_device(leaf))
     here, holders = _layout(sharding, shape)
     if sharding.is_fully_addressable:  # each process has an array of its own
         holders = dict.fromkeys(holders, tuple(range(processes)))

@@ -168,14 +168,13 @@ class GangSteps:
         need += sum(2 * size for giver, size in plan.copies.items() if partner(giver, gang.domains) in here)
         used = sum(gang.own.list(gang.folder).values())
         free = psutil.disk_usage(str(gang.own.root))
-        room = min(free.free - SPARED * free.total, psutil.virtual_memory().available * (1 - SPARED)) + used
-        if need > (room if self._limit is None else self._limit):
+        room = int(min(free.free - SPARED * free.total, psutil.virtual_memory().available * (1 - SPARED))) + used
+        if need > (most := room if self._limit is None else self._limit):
             raise CheckpointTooLargeError(
-                f"steps of this state take {need:,} bytes of this host's memory ({self._keep} files, and copies of other"
-                f" slices' shards), and {'the limit' if self._limit is not None else 'what may be used'} is"
-                f" {int(room if self._limit is None else self._limit):,}; shard the state over more hosts,"
-                + (" set copies='none'," if plan.copies else "")
-                + " raise limit=, or keep only checkpoints in a bucket"
+                f"steps of this state take {need:,} bytes of each host's memory, as {self._keep} files"
+                f"{' and the copies of other slices' * bool(plan.copies)}, and"
+                f" {'there is room for' if self._limit is None else 'limit is'} {most:,}; shard the state over more"
+                " hosts, or keep it in a bucket only"
             )
 
     # -- restoring -----------------------------------------------------------------------------------------------------
