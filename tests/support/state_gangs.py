@@ -1,11 +1,12 @@
 """Gangs whose processes are threads and keep a state in directories: hosts are lost, processes die at any write."""
 
 import contextlib
+import errno
 import itertools
 import math
 import mmap
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,15 @@ class Fuse:
 class FilesUntilDeath(DirectoryFiles):
     """Files that a process changes until it dies, even in the middle of a call."""
 
-    def __init__(self, root: Path, fuse: Fuse) -> None:
+    def __init__(self, root: Path, fuse: Fuse, refused: Collection[int] = ()) -> None:
         super().__init__(root)
         self._fuse = fuse
+        self._refused = refused
 
     def write(self, path: str, source: Path | memoryview) -> None:
         self._fuse.burn()
+        if path.endswith(".copy") and int(path.split("-")[-2]) in self._refused:
+            raise OSError(errno.ENOSPC, "no room for the copy", path)
         super().write(path, source)
 
     def delete(self, path: str) -> None:
@@ -193,7 +197,13 @@ class Program:
         return path
 
     def run(
-        self, hosts: Sequence[Path], slices: int, steps: int, dies: int | None = None, at_write: int = 0
+        self,
+        hosts: Sequence[Path],
+        slices: int,
+        steps: int,
+        dies: int | None = None,
+        at_write: int = 0,
+        refused: Collection[int] = (),
     ) -> list[tuple[int, list[Any]] | None]:
         """Restore in a new attempt, and keep some steps; return what each process has restored.
 
@@ -203,6 +213,7 @@ class Program:
             steps: how many to keep.
             dies: the process that dies at one of its writes.
             at_write: at which one.
+            refused: steps of which no host takes a copy, as if it had no room.
         """
         self._attempt += 1
         attempt, count = self._attempt, len(hosts)
@@ -214,7 +225,7 @@ class Program:
         def process(index: int) -> None:
             fuse = Fuse(at_write if index == dies else None)
             own = FilesUntilDeath(hosts[index], fuse)
-            files = [own if host == index else FilesUntilDeath(path, fuse) for host, path in enumerate(hosts)]
+            files = [own if host == index else FilesUntilDeath(path, fuse, refused) for host, path in enumerate(hosts)]
             a_slice = count // slices
             domains = [each // a_slice if slices > 1 else each for each in range(count)]
             talk = Talk(service, index, "state")
@@ -227,7 +238,8 @@ class Program:
                     arrays = content(self.layouts, attempt, step)
                     states.save(step, leaves_of(self.layouts, arrays, index, slices, a_slice))
                     states.finish()
-                    kept[index] = step
+                    if step not in refused:
+                        kept[index] = step
                 states.finish()
             except Killed:
                 pass
