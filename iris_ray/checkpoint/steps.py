@@ -77,8 +77,12 @@ class GangSteps:
         self.finish()
         if step == self._latest:
             return
-        plan = self._planned(leaves)
-        slot, memory = self._files.begin(plan.size)
+        plan, key = self._planned(leaves), f"saved/{next(self._counter)}/{step}"
+        try:
+            slot, memory = self._files.begin(plan.size)
+        except CheckpointTooLargeError as error:
+            self._tell(key, error)  # the others wait for it
+            raise
         arrays = {leaf: leaves[leaf].shards() for leaf in {each.leaf for each in plan.kept}}
         for each in plan.kept:
             if leaves[each.leaf].on_device:
@@ -92,11 +96,12 @@ class GangSteps:
                 np.copyto(memory[offset : offset + each.size], content)
         about = tuple(leaf.leaf for leaf in leaves)
         self._latest = step
-        self._background = _Background(lambda: self._complete(step, slot, memory, about, plan, later))
+        self._background = _Background(lambda: self._complete(step, key, slot, memory, about, plan, later))
 
     def _complete(
         self,
         step: int,
+        key: str,
         slot: int,
         memory: Bytes,
         leaves: tuple[Leaf, ...],
@@ -116,15 +121,17 @@ class GangSteps:
             self._copy(step, memory, Part(leaves, tuple(shards[: plan.alone])), plan)
         except Exception as caught:  # the others must hear of it
             error = caught
-        said = None if error is None else f"process {self._gang.index}: {error}"
-        failures = self._gang.talk.agree(f"saved/{next(self._counter)}/{step}", said)
-        if failures:
+        if failures := self._tell(key, error):
             logger.warning("Step %d is not whole in memory, the step before stays: %s", step, failures[0])
         else:
             self._files.settled(step)
             self._drop_copies(plan, but=step)
         if error is not None and not isinstance(error, OSError):
             raise error
+
+    def _tell(self, key: str, error: Exception | None) -> list[str]:
+        """Tell the other processes how this one fared; return all failures."""
+        return self._gang.talk.agree(key, None if error is None else f"process {self._gang.index}: {error}")
 
     def _copy(self, step: int, memory: Bytes, part: Part, plan: "_Plan") -> None:
         """Give the shards that no other slice has to a host of another slice."""
@@ -151,7 +158,9 @@ class GangSteps:
         held = [leaf.held for leaf in leaves]
         if self._plan is None or self._plan.held != held:
             plan = _Plan.of(held, gang, self._copies)
-            self._require_room(plan)
+            refusals = self._gang.talk.agree(f"room/{next(self._counter)}", self._why_too_large(plan))
+            if refusals:
+                raise CheckpointTooLargeError(refusals[0])
             self._plan = plan
         return self._plan
 
@@ -161,7 +170,8 @@ class GangSteps:
             size = self._planned(leaves).size
             self._background = _Background(lambda: self._files.prepare(size))
 
-    def _require_room(self, plan: "_Plan") -> None:
+    def _why_too_large(self, plan: "_Plan") -> str | None:
+        """Return why the steps don't fit into the memory of this host; None if they do."""
         gang = self._gang
         here = [process for process, host in enumerate(gang.host_of) if host == gang.host_of[gang.index]]
         need = sum(self._keep * plan.sizes[process] for process in here)
@@ -169,13 +179,14 @@ class GangSteps:
         used = sum(gang.own.list(gang.folder).values())
         free = psutil.disk_usage(str(gang.own.root))
         room = int(min(free.free - SPARED * free.total, psutil.virtual_memory().available * (1 - SPARED))) + used
-        if need > (most := room if self._limit is None else self._limit):
-            raise CheckpointTooLargeError(
-                f"steps of this state take {need:,} bytes of each host's memory, as {self._keep} files"
-                f"{' and the copies of other slices' * bool(plan.copies)}, and"
-                f" {'there is room for' if self._limit is None else 'limit is'} {most:,}; shard the state over more"
-                " hosts, or keep it in a bucket only"
-            )
+        if need <= (most := room if self._limit is None else self._limit):
+            return None
+        return (
+            f"steps of this state take {need:,} bytes of the memory of process {gang.index}'s host, as {self._keep} files"
+            f"{' and the copies of other slices' * bool(plan.copies)}, and"
+            f" {'there is room for' if self._limit is None else 'limit is'} {most:,}; shard the state over more hosts,"
+            " or keep it in a bucket only"
+        )
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
