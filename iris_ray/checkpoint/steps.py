@@ -5,14 +5,14 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import psutil
 
+from iris_ray.actors.protocol.local_files import room_in
 from iris_ray.checkpoint.boxes import Box
 from iris_ray.checkpoint.gang import Gang
 from iris_ray.checkpoint.leaves import StateLeaf
@@ -28,8 +28,6 @@ READERS: Final = 8
 """Threads that read during a restore."""
 TRIES: Final = 5
 """How often the processes look for a step, each time without the hosts that have failed."""
-SPARED: Final = 0.1
-"""This part of a host's memory stays free, if no limit is given."""
 
 
 class GangSteps:
@@ -39,7 +37,7 @@ class GangSteps:
         gang: the processes.
         keep: files for steps on each host.
         copies: whether shards that only one slice has are copied to another one.
-        limit: bytes of each host's memory; None for what is free.
+        limit: bytes of each host's memory; None for what `room_in` gives.
     """
 
     def __init__(self, gang: Gang, keep: int, copies: bool, limit: int | None) -> None:
@@ -177,13 +175,12 @@ class GangSteps:
         need = sum(self._keep * plan.sizes[process] for process in here)
         need += sum(2 * size for giver, size in plan.copies.items() if partner(giver, gang.domains) in here)
         used = sum(gang.own.list(gang.folder).values())
-        free = psutil.disk_usage(str(gang.own.root))
-        room = int(min(free.free - SPARED * free.total, psutil.virtual_memory().available * (1 - SPARED))) + used
+        room = room_in(gang.own.root) + used
         if need <= (most := room if self._limit is None else self._limit):
             return None
         return (
-            f"steps of this state take {need:,} bytes of the memory of process {gang.index}'s host, as {self._keep} files"
-            f"{' and the copies of other slices' * bool(plan.copies)}, and"
+            f"steps of this state take {need:,} bytes of the memory of process {gang.index}'s host, as {self._keep}"
+            f" files{' and the copies of other slices' * bool(plan.copies)}, and"
             f" {'there is room for' if self._limit is None else 'limit is'} {most:,}; shard the state over more hosts,"
             " or keep it in a bucket only"
         )
@@ -204,20 +201,23 @@ class GangSteps:
         self._prepare(leaves)
         return None if found is None else (found.step, built)
 
+    def newest(self) -> int | None:
+        """Return the newest step that is whole; None if there is none."""
+        self.finish()
+        with ThreadPoolExecutor(READERS, "iris_ray.checkpoint") as pool:
+            found = self._found(f"newest/{next(self._counter)}", (), pool)
+        return None if found is None else found.step
+
     def _agreed(self, leaves: Sequence[StateLeaf], pool: ThreadPoolExecutor) -> tuple[Found | None, list[Any]]:
         """Restore the step that process 0 has found; without the hosts that fail, until all processes succeed."""
         gang, failed = self._gang, set[int]()
         for _ in range(TRIES):
             key = f"restore/{next(self._counter)}"
-
-            def decision() -> str:
-                found = newest_whole(gang.hosts, gang.folder, failed, pool)
-                return "" if found is None else found.to_text()
-
-            text = gang.talk.decide(key, decision)
-            if not text:
+            found = self._found(key, failed, pool)
+            if found is None:
                 return None, []
-            found, built, failure = Found.from_text(text), [], None
+            built: list[Any] = []
+            failure = None
             try:
                 built = self._built(leaves, found, pool)
             except HostFailedError as error:
@@ -234,6 +234,16 @@ class GangSteps:
             if not failures:
                 return found, built
         return None, []
+
+    def _found(self, key: str, without: Collection[int], pool: ThreadPoolExecutor) -> Found | None:
+        """Return the newest whole step, as process 0 sees it."""
+
+        def decision() -> str:
+            found = newest_whole(self._gang.hosts, self._gang.folder, without, pool)
+            return "" if found is None else found.to_text()
+
+        text = self._gang.talk.decide(key, decision)
+        return Found.from_text(text) if text else None
 
     def _built(self, leaves: Sequence[StateLeaf], found: Found, pool: ThreadPoolExecutor) -> list[Any]:
         if why := difference(found.leaves, [leaf.leaf for leaf in leaves]):
