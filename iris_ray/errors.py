@@ -27,6 +27,7 @@
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
+    ├── PeerFilesError (OSError)              a host of the gang did not read, write, list or delete a file
     ├── InspectionFailedError (RuntimeError) the stacks or the profile of a task can't be had
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
@@ -156,6 +157,10 @@ class ResultTooLargeError(IrisError, ValueError):
 
 class ActorUnavailableError(IrisError, RuntimeError):
     """An actor of `iris_ray.fray` does not run now, or was lost during a call. Newer Frays have an error for it."""
+
+
+class PeerFilesError(IrisError, OSError):
+    """A host of the gang did not list, read, write or delete files of the job; the message says which, and why."""
 
 
 class InspectionFailedError(IrisError, RuntimeError):
