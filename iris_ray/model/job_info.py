@@ -32,8 +32,9 @@ class JobInfo:
             before: what lies in ``local_dir`` is of that task. None if the gang did not use the host then. Attempts in
             which no task ran don't count.
         file_services: ``host:port`` by task index, where the host of each task of the gang serves the job's files in
-            ``local_dir`` (see `iris_ray.task.peer_files`); "" for a host that can't. Empty without chips, in local
-            processes, and in a gang of so many hosts that the addresses don't fit into a variable (about 5,000).
+            ``local_dir`` to the job's tasks (see `iris_ray.task.peer_files`); "" for a host that can't. A task that is
+            placed by itself knows its own host's only. Empty without chips, in local processes, and in a gang of so
+            many hosts that the addresses don't fit into a variable: about 5,000.
     """
 
     job_id: str

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 from iris_ray.actors.protocol.local_files import (
     FILES,
@@ -91,7 +92,7 @@ class PeerFiles:
         if isinstance(source, Path):
             with source.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                with self._ask("PUT", FILES, path, size=size, send=lambda to: to.sendfile(file, 0, size)):
+                with self._ask("PUT", FILES, path, size=size, send=lambda to: _send_file(to, file, size)):
                     pass
         else:
             content = source.cast("B")
@@ -142,7 +143,8 @@ class PeerFiles:
                     connection.putheader("Expect", "100-continue")
                 connection.endheaders()
                 if send is not None and self._agrees(connection.sock):
-                    send(connection.sock)
+                    with contextlib.suppress(ConnectionError):  # it may have refused meanwhile, and said why
+                        send(connection.sock)
                 response = connection.getresponse()
                 if response.status == HTTPStatus.FORBIDDEN and time.monotonic() < deadline:
                     time.sleep(ASK_AGAIN_S)
@@ -155,7 +157,7 @@ class PeerFiles:
             except (OSError, HTTPException) as error:
                 if isinstance(error, PeerFilesError):
                     raise
-                why = "it is silent" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+                why = "it is silent" if isinstance(error, TimeoutError) else str(error).strip() or type(error).__name__
                 raise PeerFilesError(
                     f"{self.address} did not answer {what}: {why}. The host, or the network to it, is lost: use another"
                     " copy"
@@ -177,6 +179,11 @@ def _send_all(connection: socket.socket, content: memoryview) -> None:
     """Send in chunks: the time limit of a socket is for a whole call of ``sendall``."""
     for start in range(0, len(content), CHUNK_BYTES):
         connection.sendall(content[start : start + CHUNK_BYTES])
+
+
+def _send_file(connection: socket.socket, file: BinaryIO, size: int) -> None:
+    if size and connection.sendfile(file, 0, size) < size:
+        raise PeerFilesError(f"{file.name} has become shorter while it was sent; write files under another name first")
 
 
 def peers() -> list[PeerFiles]:

@@ -65,7 +65,7 @@ async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -
     async def adopt(process: subprocess.Popen[bytes]) -> None:
         stat = stat_of(process.pid)
         assert stat is not None
-        assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") is None
+        assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") == ""
 
     for process in ending:
         await adopt(process)
