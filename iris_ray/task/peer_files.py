@@ -30,7 +30,7 @@ from iris_ray.task.job_info import get_job_info
 
 SILENCE_S = 10.0
 """A host that moves no byte for so long counts as unable to answer."""
-START_S = 5.0
+START_S = 20.0
 """The tasks of a gang start within so long of each other. A host knows a job once its task has started there."""
 ASK_AGAIN_S = 0.05
 CHUNK_BYTES = 4 << 20
