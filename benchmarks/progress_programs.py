@@ -53,11 +53,8 @@ class Keeper(Protocol):
     def restore(self, like: Any) -> tuple[int, Any] | None:
         """Return the next step and the state, if any is kept."""
 
-    def save(self, step: int, state: Any) -> None:
-        """Save the state with which this step begins. Return once the program may go on."""
-
-    def wait(self) -> None:
-        """Return once everything is saved."""
+    def save(self, step: int, state: Any, now: bool) -> None:
+        """Save the state with which this step begins. Return once the program may go on or, if ``now``, once it is."""
 
 
 class NoKeeper:
@@ -68,9 +65,20 @@ class NoKeeper:
     def restore(self, like: Any) -> tuple[int, Any] | None:
         return None
 
-    def save(self, step: int, state: Any) -> None: ...
+    def save(self, step: int, state: Any, now: bool) -> None: ...
 
-    def wait(self) -> None: ...
+
+class MemoryKeeper:
+    """The hosts' memory."""
+
+    def __init__(self, directory: str, every: int) -> None:
+        from iris_ray.checkpoint import MemoryCheckpointer
+
+        self._memory = MemoryCheckpointer(every=every)
+        self.restore = self._memory.restore
+
+    def save(self, step: int, state: Any, now: bool) -> None:
+        self._memory.save(step, state, now=now)
 
 
 class OrbaxKeeper:
@@ -97,17 +105,18 @@ class OrbaxKeeper:
             return None
         return step, self._manager.restore(step, args=self._ocp.args.StandardRestore(like))
 
-    def save(self, step: int, state: Any) -> None:
+    def save(self, step: int, state: Any, now: bool) -> None:
         self._manager.save(step, args=self._ocp.args.StandardSave(state), force=True)
+        if now:
+            self._manager.wait_until_finished()
 
-    def wait(self) -> None:
-        self._manager.wait_until_finished()
 
-
-KEEPERS: dict[str, Any] = {"none": NoKeeper, "orbax": OrbaxKeeper}
+KEEPERS: dict[str, Any] = {"memory": MemoryKeeper, "orbax": OrbaxKeeper, "none": NoKeeper}
+_PRELOAD = ["jax", "sklearn.datasets", "iris_ray.jax"]
 PRELOAD = {
-    "none": ["jax", "sklearn.datasets", "iris_ray.jax"],
-    "orbax": ["jax", "sklearn.datasets", "iris_ray.jax", "orbax.checkpoint"],
+    "memory": [*_PRELOAD, "iris_ray.checkpoint"],
+    "orbax": [*_PRELOAD, "orbax.checkpoint"],
+    "none": _PRELOAD,
 }
 
 
@@ -163,10 +172,9 @@ def train(directory: str, keeper_name: str, every: int, state_mb: float) -> None
         notice = iris_ray.jax.agreed_notice(step)
         if notice or (step + 1) % every == 0:
             began = time.time()
-            keeper.save(step + 1, state)
+            keeper.save(step + 1, state, now=notice is not None)
             notes.note(saved=step + 1, time=time.time(), stall=time.time() - began)
         if notice:
-            keeper.wait()
             notice.saved()
         time.sleep(STEP_S)
 

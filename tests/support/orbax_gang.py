@@ -1,4 +1,4 @@
-"""One process of a gang that saves, or restores, with a manager of Orbax's. `tests/proofs/test_orbax_managers.py`.
+"""One process of a gang that saves, or restores, with a manager of Orbax's. `tests/cluster/marin/test_orbax_managers.py`.
 
     python -m tests.support.orbax_gang save|restore MANAGER PROCESS COORDINATOR LOCAL_DIRECTORY BUCKET
 
