@@ -183,6 +183,7 @@ class Gangs:
                     started=True,
                     exit_code=event.exit_code,
                     is_hopeless=event.is_hopeless and not job.started,
+                    is_hang=event.is_hang,
                 )
             case TaskState.SUCCEEDED:
                 self._succeeded(job, gang, task, change)
