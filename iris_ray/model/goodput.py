@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 
-from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
+from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, move_s
 
 
 class TimeKind(Enum):
@@ -238,6 +238,11 @@ def time_lost(times: JobTimes, now: float) -> dict[FailureCause, TimeLost]:
         if failure.is_over:
             _add(found, failure)
     return found
+
+
+def planned_move_s(times: JobTimes, now: float) -> float | None:
+    """Return what it costs a job to move to slices that are ready for it; None if it names no steps or never failed."""
+    return move_s(time_lost(times, now)) if _says_steps(times) else None
 
 
 def _add(found: dict[FailureCause, TimeLost], failure: Failure) -> None:

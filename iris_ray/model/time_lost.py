@@ -139,9 +139,11 @@ def elastic_seconds(lost: Mapping[FailureCause, TimeLost]) -> dict[str, float]:
 
 
 def move_s(lost: Mapping[FailureCause, TimeLost]) -> float | None:
-    """Return the median of what the planned moves of a job cost, without the wait for slices; None if it has made none.
+    """Return the median of what the planned moves of a job cost, without the wait for slices.
 
-    That is what it costs the job to move to slices that are ready for it.
+    As long as it has made none, that of its other failures, which cost more; None if there was no failure.
     """
-    moves = [lost_s - waited_s for cause in PLANNED & lost.keys() for lost_s, waited_s in lost[cause].latest]
-    return median(moves) if moves else None
+    for causes in (PLANNED, frozenset(FailureCause)):
+        if costs := [lost_s - waited_s for cause in causes & lost.keys() for lost_s, waited_s in lost[cause].latest]:
+            return median(costs)
+    return None

@@ -13,6 +13,7 @@ from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, TaskStateChangedEvent
 from iris_ray.state.evictions import KeptRoom
 from iris_ray.state.fleet import Allocations, Fleet
+from iris_ray.state.growth import note_size
 from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
 from iris_ray.state.job_table import JobTable, move, new_tasks
 from iris_ray.state.records import JobRecord
@@ -200,7 +201,8 @@ class Gangs:
         if job.spec.coscheduling and job.counts[TaskState.RUNNING] == len(gang.tasks):
             if len(gang.groups) >= gang.groups_wanted:
                 gang.groups_wanted = 0
-            self._spares.gang_runs(job, gang, change)
+            note_size(job, change.now)
+            self._spares.gang_runs(job)
 
     def _succeeded(self, job: Job, gang: Gang, task: Task, change: Change) -> None:
         if job.spec.spare_for is not None:

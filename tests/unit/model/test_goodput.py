@@ -314,7 +314,8 @@ def test_time_lost_of_jobs_is_summed_by_cause() -> None:
 def test_move_costs_what_planned_moves_did_without_wait() -> None:
     evicted = TimeLost(2, 80.0, worst_s=70.0, latest=((70.0, 60.0), (12.0, 0.0)))
     assert move_s({C.EVICTED: evicted, C.LOST: TimeLost(1, 99.0, latest=((99.0, 0.0),))}) == 11.0
-    assert move_s({C.LOST: evicted}) is None
+    assert move_s({C.LOST: evicted}) == 11.0, "a failure costs more than a move"
+    assert move_s({}) is None
 
 
 # -- Google's library -------------------------------------------------------------------------------------------------
