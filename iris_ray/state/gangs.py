@@ -199,9 +199,9 @@ class Gangs:
         task.started_at = change.now
         self._has_started(job, gang, change)
         if job.spec.coscheduling and job.counts[TaskState.RUNNING] == len(gang.tasks):
+            note_size(job, change.now)
             if len(gang.groups) >= gang.groups_wanted:
                 gang.groups_wanted = 0
-            note_size(job, change.now)
             self._spares.gang_runs(job)
 
     def _succeeded(self, job: Job, gang: Gang, task: Task, change: Change) -> None:

@@ -10,8 +10,10 @@ from iris_ray.model.goodput import planned_move_s
 from iris_ray.model.jobs import Job
 from iris_ray.model.time_lost import FailureCause
 
-LEAST_S = 10.0
-"""Slices must have been free for so long in any case."""
+LEAST_S = 300.0
+"""Slices must have been free for so long in any case: who comes next finds some free."""
+LEAST_TO_RETURN_S = 10.0
+"""The same for a gang that goes back to as many slices as it had before it lost some."""
 MOST_S = 12 * 3600.0
 """No gang waits longer, however often its moves were undone."""
 UNKNOWN_S = 600.0
@@ -32,8 +34,9 @@ def patience_s(job: Job, have: int, gained: int, now: float) -> float:
     """
     measured = planned_move_s(job.times, now)
     cost_s = UNKNOWN_S if measured is None else measured
+    least_s = LEAST_TO_RETURN_S if have + gained <= job.gang.groups_wanted else LEAST_S
     doublings = min(job.gang.growths_undone, MOST_DOUBLINGS)
-    return min(max(LEAST_S, cost_s * have / gained) * 2.0**doublings, MOST_S)
+    return min(max(least_s, cost_s * have / gained) * 2.0**doublings, MOST_S)
 
 
 def note_size(job: Job, now: float) -> None:

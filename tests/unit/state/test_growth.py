@@ -13,7 +13,7 @@ from iris_ray.state.events import (
     TimePassedEvent,
     WorkerFailedEvent,
 )
-from iris_ray.state.growth import LEAST_S, MOST_S, UNKNOWN_S, patience_s
+from iris_ray.state.growth import LEAST_S, LEAST_TO_RETURN_S, MOST_S, UNKNOWN_S, patience_s
 from tests.support.worlds import S, World, attempt_id
 
 
@@ -93,21 +93,21 @@ def test_unmeasured_gang_waits_for_cautious_price(world: World) -> None:
 
 
 def test_measured_gang_moves_once_slices_were_free_as_long_as_move_costs(world: World) -> None:
-    """A crash cost it a step of 1 s that broke off, and 38 s until the next step: no move costs more."""
+    """A crash cost it a step of 1 s that broke off, and 399 s until the next step: no move costs more."""
     job = small(world, max_retries_failure=3)
     world.do(AttemptMarkedEvent(attempt_id(job), Marks(((0, 1.0), (1, 2.0), (9, 10.0)))))
     world.now += 11.0
     world.report(job, S.FAILED)
     world.confirm(job, 1)
-    runs(world, job, steps=(9, 10), start_s=38.0)
-    world.now += 40.0
-    assert patience_s(job, 1, 1, world.now) == pytest.approx(39.0)
+    runs(world, job, steps=(9, 10), start_s=399.0)
+    world.now += 400.0
+    assert patience_s(job, 1, 1, world.now) == pytest.approx(400.0)
     frees(world)
-    assert passes(world, 38.0) == []
+    assert passes(world, 399.0) == []
     assert passes(world, 2.0) == [NoticeKind.GROWTH]
 
 
-@pytest.mark.parametrize(("have", "gained", "share"), [(1, 1, 1.0), (3, 1, 3.0), (1, 3, 1 / 3), (2, 2, 1.0)])
+@pytest.mark.parametrize(("have", "gained", "share"), [(1, 1, 1.0), (3, 1, 3.0), (2, 3, 2 / 3), (2, 2, 1.0)])
 def test_patience_is_price_over_gain(world: World, have: int, gained: int, share: float) -> None:
     job = world.start()
     assert patience_s(job, have, gained, world.now) == pytest.approx(UNKNOWN_S * share)
@@ -116,6 +116,8 @@ def test_patience_is_price_over_gain(world: World, have: int, gained: int, share
 def test_patience_has_floor_and_limit(world: World) -> None:
     job = world.start()
     assert patience_s(job, 1, 1000, world.now) == LEAST_S
+    job.gang.groups_wanted = 1001
+    assert patience_s(job, 1, 1000, world.now) == LEAST_TO_RETURN_S, "it goes back to what it had"
     job.gang.growths_undone = 1_000_000
     assert patience_s(job, 1, 1, world.now) == MOST_S
 
