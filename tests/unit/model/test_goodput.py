@@ -24,7 +24,7 @@ from iris_ray.model.goodput import (
     time_lost,
     with_step,
 )
-from iris_ray.model.time_lost import LATEST_KEPT, Failure, FailureCause, TimeLost, move_s, summed_up
+from iris_ray.model.time_lost import LATEST_KEPT, Failure, FailureCause, TimeLost, elastic_seconds, move_s, summed_up
 
 K = TimeKind
 C = FailureCause
@@ -353,3 +353,24 @@ def test_goodput_agrees_with_googles_library(every: int, tolerance: float, settl
     )
     assert sum(ours.seconds.values()) == pytest.approx(THEIRS["total"], abs=1e-3)
     assert ours.goodput == pytest.approx(THEIRS["productive"] / THEIRS["total"], abs=tolerance / THEIRS["total"])
+
+
+@pytest.mark.parametrize("cause", [C.LOST, C.GROWN])
+def test_elastic_kinds_agree_with_googles_library(cause: FailureCause) -> None:
+    """`ElasticGoodputCalculator`, told of the events that MaxText records. Growth waits under a name of its own."""
+    first, second = (attempt(number, recorded, 1) for number, recorded in enumerate(RUN["attempts"], 1))
+    first.cause, second.assigned_at = cause, 146.0
+    lost = time_lost(JobTimes([first, second], ended_at=RUN["ended"], succeeded=True), 1e9)
+    theirs = dict(RUN["elastic, by ml-goodput-measurement 0.2.3"])
+    if cause is C.GROWN:
+        theirs |= {"elastic_slice_down": 0.0, "elastic_scale_up": theirs["elastic_slice_down"]}
+    assert elastic_seconds(lost) == pytest.approx(theirs, abs=1e-3)
+
+
+def test_time_lost_is_googles_badput_of_second_attempt_on() -> None:
+    first, second = (attempt(number, recorded, 1) for number, recorded in enumerate(RUN["attempts"], 1))
+    (failure,) = failures(JobTimes([first, second], ended_at=RUN["ended"], succeeded=True), 1e9)
+    alone = Totals.of(measure(JobTimes([first]), 0.0, first.ended_at or 0.0)).seconds
+    kinds = [kind.value for kind in (*AT_FAULT, *STARTS, K.DATA_LOADING_SYNC, K.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME)]
+    starts = sum(alone.get(kind, 0.0) for kind in kinds if kind != RECOVERY.value)
+    assert failure.lost_s == pytest.approx(sum(THEIRS[kind] for kind in kinds) - starts, abs=0.1)

@@ -1,5 +1,7 @@
 """When a gang moves to more slices: the price of the move against what it wins, and no move to and fro."""
 
+from typing import Any
+
 import pytest
 
 from iris_ray.model.goodput import Marks
@@ -45,7 +47,7 @@ def runs(world: World, job: Job, steps: tuple[int, int] | None = None, start_s: 
         world.report_all(held, S.RUNNING)
 
 
-def small(world: World, **changes: object) -> Job:
+def small(world: World, **changes: Any) -> Job:
     """A gang on slice c, where it would have two; slices a and b are another job's."""
     world.submit("other", slices=(2,), user="bob")
     world.schedule()
