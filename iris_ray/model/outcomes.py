@@ -21,7 +21,7 @@ class TpuPreempted:
 
 @dataclass(frozen=True, slots=True)
 class TpuFailed:
-    """The host, or a process of iris_ray on it, was lost without notice. Charged like a preemption."""
+    """The host, or a process of iris_ray there, was lost without notice, or the gang hung. Charged as a preemption."""
 
     error: str
 

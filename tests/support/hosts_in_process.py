@@ -23,6 +23,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.model.stall_limit import RhythmMeter
 from iris_ray.model.workers import TPU
 from tests.support.ray_in_process import Handle
 
@@ -70,6 +71,7 @@ class Task:
         self._beat: tuple[float, int | None] | None = None
         self._status: str | None = None
         self._began = time.time()
+        self._meter = RhythmMeter()
         self._first_steps: tuple[StepTime, ...] = ()
 
     def save(self) -> None:
@@ -78,6 +80,7 @@ class Task:
 
     def heartbeat(self, step: int | None = None) -> None:
         self._beat = time.time(), step
+        self._meter.beat(time.monotonic())
         if step is not None and len(self._first_steps) < 2:
             self._first_steps = with_step(self._first_steps, step, time.time() - self._began)
 
@@ -94,7 +97,7 @@ class Task:
             return Progress(None, None, self._saved.is_set(), self._status)
         (at, step), steps = self._beat, self._first_steps
         marks = Marks(steps if step is None else with_step(steps, step, at - self._began))
-        return Progress(time.time() - at, step, self._saved.is_set(), self._status, marks)
+        return Progress(time.time() - at, step, self._saved.is_set(), self._status, marks, self._meter.told)
 
     def tell(self, notice: Notice) -> None:
         self.notice = notice

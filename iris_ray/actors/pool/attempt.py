@@ -34,6 +34,7 @@ from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice, NoticeKind, is_as_urgent, is_same
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.model.stall_limit import StallLimit
 
 RUNNING_DELAY_S = 0.1
 """A gang that ends sooner is never reported as running."""
@@ -60,7 +61,12 @@ class Attempt:
     """
 
     def __init__(
-        self, slices: ReservedSlices, controller: ControllerClient, request: RunRequest, order: AttemptOrder
+        self,
+        slices: ReservedSlices,
+        controller: ControllerClient,
+        request: RunRequest,
+        order: AttemptOrder,
+        stall_limit: StallLimit,
     ) -> None:
         self.place = AttemptPlace(order)
         self.phase = Phase.PREPARING
@@ -70,7 +76,7 @@ class Attempt:
         self._request = request
         self._stop = StopRequest()
         self._notices = NoticeDelivery(self.place, slices, controller, self._stop)
-        self._hangs = HangWatch(self.place, slices, self._notices, self._stop, request.stall_timeout)
+        self._hangs = HangWatch(self.place, slices, self._notices, self._stop, stall_limit)
         self.progress = ProgressWatch(self.place, slices, self._hangs, controller, request.spec.most_tasks)
         self.shutdown = AttemptShutdown(self.place, slices, request)
         self._background = BackgroundTasks()

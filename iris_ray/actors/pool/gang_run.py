@@ -35,6 +35,7 @@ from iris_ray.errors import (
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, HostNotice, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
+from iris_ray.model.stall_limit import StallLimit
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import (
@@ -81,6 +82,7 @@ class GangRun:
         self._controller = controller
         self._request = request
         self._attempt: Attempt | None = None
+        self._stall_limit = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
         self._taken = 0  # orders up to this attempt have come, some of them twice
         self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
         self._refused = 0  # attempts up to this number were stopped, perhaps before they began
@@ -188,7 +190,7 @@ class GangRun:
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """Run one attempt. Return its verdict (None if it did not start) and the job's state (None after success)."""
-        attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
+        attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order, self._stall_limit)
         if self._told is not None and self._told[0] == order.attempt.number:  # the notice was faster than the order
             attempt.notify(self._told[1])
         try:

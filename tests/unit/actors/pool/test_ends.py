@@ -15,6 +15,7 @@ from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.stall_limit import ENOUGH_STEPS, FIRST_STEPS
 from iris_ray.state.quarantine import QUARANTINE
 from tests.support import virtual_time
 from tests.support.hosts_in_process import Crash, OutOfMemory, Task, returns_at_once
@@ -154,6 +155,57 @@ async def test_hanging_gang_costs_a_failure_and_names_last_task(
     worker = f"slice {slices - 1} .* worker 1, at step 2; the furthest is at step 3" if heartbeats else "worker 0"
     with pytest.raises(TaskCrashedError, match=f"no task has made progress for .* the last is .*{worker}"):
         await cluster.run("fails", (slices,), work, stall_timeout=20.0)
+
+
+STEPS = 1 + FIRST_STEPS + ENOUGH_STEPS
+
+
+@played()
+async def test_hang_beyond_learned_limit_costs_a_preemption(cluster: VirtualCluster) -> None:
+    """Nobody has set a limit. The first attempt is ended, and users see why."""
+
+    async def work(task: Task) -> int:
+        for step in range(STEPS):
+            task.heartbeat(step)
+            await asyncio.sleep(100.0 if task.info.job_id == "slow" else 10.0)
+        if task.info.attempt == 1:
+            await asyncio.sleep(2_000.0)
+        return task.info.attempt
+
+    began = virtual_time.now()
+    results = cluster.run("job", (1,), work, max_retries_failure=0, max_retries_preemption=1)
+    await cluster.runs("job", 2)
+    assert (await cluster.status("job")).stall_limit is None
+    await asyncio.sleep(10.0 * STEPS)
+    seen = await cluster.status("job")
+    assert seen.stall_limit == "600 s (learned: the longest step took 10 s)"
+    assert f"it starts again after {seen.stall_limit} without a heartbeat" in seen.explanation
+    assert await results == [2, 2]
+    assert 600.0 < virtual_time.now() - began - 10.0 * (2 * STEPS - 1) < 620.0
+    assert await cluster.charged("job") == (0, 1)
+    error = (await cluster.status("job")).error or ""
+    assert "no task has made progress for 60" in error
+    assert "stall_timeout=0 switches this off" in error
+    began = virtual_time.now()
+    assert await cluster.run("slow", (1,), work, max_retries_failure=0, max_retries_preemption=1) == [2, 2]
+    assert 1000.0 < virtual_time.now() - began - 100.0 * (2 * STEPS - 1) < 1020.0, "ten times the longest step"
+
+
+@played()
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [(0, {}), (STEPS, {"stall_timeout": 0}), (STEPS, {"max_retries_preemption": 0})],
+    ids=["no heartbeats", "switched off", "no retries"],
+)
+async def test_hang_without_learned_limit_lasts(cluster: VirtualCluster, steps: int, options: dict[str, float]) -> None:
+    async def work(task: Task) -> int:
+        for step in range(steps):
+            task.heartbeat(step)
+            await asyncio.sleep(10.0)
+        await asyncio.sleep(2_000.0)
+        return task.info.attempt
+
+    assert await cluster.run("job", (1,), work, **options) == [1, 1]
 
 
 @played()
