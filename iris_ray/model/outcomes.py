@@ -88,6 +88,7 @@ class Fault(Enum):
     CRASH = "crash"  # of a task process, in user code
     DISK = "disk"  # user code raised that a disk is full or faulty
     NO_START = "no start"  # a task process ended before user code ran
+    HANG = "hang"  # user code held up its gang, and did something else than the other tasks
     HOST = "host"  # the host itself is not fit: another process holds its chips, or its disk is full or faulty
 
 

@@ -16,6 +16,7 @@ from iris_ray.actors.protocol.messages import (
     ProcessSpec,
     Progress,
     RunRequest,
+    TaskLook,
 )
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
@@ -88,6 +89,9 @@ class Slices:
         return self.steps.get(host)
 
     async def dump_stacks(self, attempt: AttemptId) -> None: ...
+
+    async def look(self, attempt: AttemptId, within_s: float) -> dict[int, TaskLook]:
+        return {i: TaskLook("", 0.0, (), 0.0) for i in self.steps}
 
     async def healthy(self, patience_s: float) -> dict[int, None]:
         self.patience.append(patience_s)

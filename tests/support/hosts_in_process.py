@@ -16,7 +16,7 @@ from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_di
 from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
-from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
@@ -56,6 +56,7 @@ class Task:
         end: what the default task waits for; tests set its result or exception.
         exit_takes: how long its exit handlers run; seconds.
         saved: whether they have come to their end.
+        stack: what its host sees of it when its gang hangs.
     """
 
     def __init__(self, info: JobInfo, host: "NodeProcesses", process: "Process") -> None:
@@ -66,6 +67,7 @@ class Task:
         self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.exit_takes = 0.0
         self.saved = False
+        self.stack: tuple[str, ...] = ()
         self.host = host
         self._saved = asyncio.Event()
         self._beat: tuple[float, int | None] | None = None
@@ -300,6 +302,10 @@ class Host:
     async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None: ...
 
     async def dump_stacks(self, pid: int) -> None: ...
+
+    async def look(self, pid: int) -> TaskLook:
+        task = self._node.processes[pid].task
+        return TaskLook("", 0.0, () if task is None else task.stack, 0.0)
 
     async def job_over(self, job_id: str) -> None: ...
 

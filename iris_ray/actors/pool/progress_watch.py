@@ -14,12 +14,13 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.stall_blame import Finding, find_culprit
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.messages import GangProgress, Progress
+from iris_ray.actors.protocol.messages import GangProgress, Progress, TaskLook
 from iris_ray.model.goodput import Marks, with_step
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuRunError
+from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
 from iris_ray.model.stall_limit import StallLimit
 
 logger = logging.getLogger(__name__)
@@ -172,6 +173,8 @@ def summed_up(
 
 STACKS_S = 1.0
 """When a gang hangs, its stacks have so long to reach the logs."""
+LOOK_WITHIN_S = 5.0
+"""When a gang hangs, its hosts have so long to say what its processes do, before they are ended."""
 LOOK_AT_MOST_S = 5.0
 
 
@@ -248,19 +251,39 @@ class HangWatch:
 
     async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
         last = min(progress, key=lambda key: _how_far(progress[key]))
-        attempt = self._place.order.attempt
-        dumps = (self._slices.actor(name).ask_once(SliceActor.dump_stacks, attempt) for name in self._place.names)
-        await asyncio.gather(*dumps, return_exceptions=True)
-        await asyncio.sleep(STACKS_S)
-        reason = (
-            f"no task has made progress for {silence:.0f} s, and the limit was {self.limit_in_words}; the last is"
-            f" {self._place.in_words(last)}, {_in_words(progress[last], progress)}. What each was doing is in its log"
-        )
+        found = await self._look(progress)
+        if found.culprit is not None:
+            who = f"{self._place.in_words(found.culprit)} holds the others up: {found.why}"
+        else:
+            who = f"the last is {self._place.in_words(last)}, {_in_words(progress[last], progress)}"
+            who += f"; which process is at fault is not clear: {found.why}" if len(progress) > 1 else ""
+        reason = f"no task has made progress for {silence:.0f} s, and the limit was {self.limit_in_words}; {who}."
+        reason += " What each was doing is in its log"
         if self._limit.is_learned:
             self._limit.alarmed(_furthest(progress), silence)
-            self._stop.blame(last, TpuFailed(f"{reason}; stall_timeout=0 switches this off"), reason)
+            result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
         else:
-            self._stop.blame(last, TpuRunError(reason, kind=RunErrorKind.HANG), reason)
+            result = TpuRunError(reason, kind=RunErrorKind.HANG)
+        self._stop.blame(found.culprit or last, result, reason, held_up=found.culprit is not None)
+
+    async def _look(self, progress: Mapping[TaskKey, Progress]) -> Finding:
+        """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
+        attempt, names = self._place.order.attempt, self._place.names
+        dumps = (self._slices.actor(name).ask_once(SliceActor.dump_stacks, attempt) for name in names)
+        asks = (
+            self._slices.actor(name).ask_within(LOOK_WITHIN_S + 1.0, SliceActor.look, attempt, LOOK_WITHIN_S)
+            for name in names
+        )
+        printed = asyncio.gather(asyncio.sleep(STACKS_S), *dumps, return_exceptions=True)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
+        await printed
+        looks: dict[TaskKey, TaskLook | None] = dict.fromkeys(progress)
+        for slice_id, reply in enumerate(replies):
+            if not isinstance(reply, (Unreachable, BaseException)):
+                found = {self._place.key(slice_id, process): look for process, look in reply.items()}
+                looks |= {key: None if isinstance(look, Unreachable) else look for key, look in found.items()}
+        steps = {key: found.step for key, found in progress.items() if found.step is not None}
+        return find_culprit(looks, steps, lambda key: self._place.host(key).node_id)
 
 
 def _paused(progress: Mapping[TaskKey, Progress]) -> set[str]:

@@ -7,7 +7,7 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import Progress, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.messages import Progress, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
@@ -110,6 +110,9 @@ class HostInterface(Protocol):
 
     async def dump_stacks(self, pid: int) -> None:
         """Have a task print its stacks."""
+
+    async def look(self, pid: int) -> TaskLook:
+        """Return what a task's process does now. That takes seconds."""
 
     async def job_over(self, job_id: str) -> None:
         """Remove a job's directory on this host."""

@@ -209,6 +209,26 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskLook:
+    """What a task's process does while its gang makes no progress.
+
+    Attributes:
+        state: the kernel's letter if the process, or one that it has started, does not run: T (stopped) or D (waits for
+            a disk or a device); else "".
+        cpu: how many cores it and its descendants use.
+        stack: the frames of its main thread, as py-spy shows them, the innermost first; empty if they are not known.
+        took_s: how long the look took on the host; seconds.
+        late_s: how much longer the answer took than the look; seconds.
+    """
+
+    state: str
+    cpu: float
+    stack: tuple[str, ...]
+    took_s: float
+    late_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class GangProgress:
     """The progress of an attempt.
 

@@ -152,8 +152,10 @@ async def test_hanging_gang_costs_a_failure_and_names_last_task(
     results = cluster.run("job", (slices,), work, max_retries_failure=1, stall_timeout=20.0)
     assert await results == [2] * (2 * slices)
     assert await cluster.charged("job") == (1, 0)
-    worker = f"slice {slices - 1} .* worker 1, at step 2; the furthest is at step 3" if heartbeats else "worker 0"
-    with pytest.raises(TaskCrashedError, match=f"no task has made progress for .* the last is .*{worker}"):
+    named = f"slice {slices - 1} .* worker 1 holds the others up: it is at step 2, and the furthest at step 3"
+    unclear = "the last is slice 0 .* worker 0, .*which process is at fault is not clear: no process differs"
+    who = named if heartbeats else unclear
+    with pytest.raises(TaskCrashedError, match=f"no task has made progress for .*; {who}"):
         await cluster.run("fails", (slices,), work, stall_timeout=20.0)
 
 
@@ -206,6 +208,45 @@ async def test_hang_without_learned_limit_lasts(cluster: VirtualCluster, steps: 
         return task.info.attempt
 
     assert await cluster.run("job", (1,), work, **options) == [1, 1]
+
+
+WAITS, LOOPS = ("_value (jax/_src/array.py:664)",), ("spin (train.py:7)",)
+
+
+@played()
+@pytest.mark.parametrize("options", [{"stall_timeout": 20.0, "max_retries_failure": 1}, {"max_retries_preemption": 1}])
+async def test_culprit_of_hang_is_named_and_its_slice_avoided(
+    cluster: VirtualCluster, options: dict[str, float]
+) -> None:
+    async def work(task: Task) -> str:
+        culprit = task.info.attempt == 1 and task.info.task_index == 1
+        task.stack = LOOPS if culprit else WAITS
+        for step in range(STEPS):
+            task.heartbeat(step)
+            await asyncio.sleep(1.0)
+        if task.info.attempt == 1:
+            await asyncio.sleep(2_000.0)
+        return task.info.slice_name
+
+    results = cluster.run("job", (1,), work, **options)
+    (first, _) = await cluster.runs("job", 2)
+    elsewhere = await results
+    assert first.info.slice_name not in elsewhere, "another slice is free"
+    error = (await cluster.status("job")).error or ""
+    assert f"slice 0 ({first.info.slice_name}) worker 1 holds the others up: it is in spin (train.py:7)" in error
+    (past, _) = (await cluster.ask("list_tasks", "job"))[1].attempts
+    assert "holds the others up" in past.error
+
+
+@played(slices=1)
+async def test_avoided_slice_is_taken_if_there_is_no_other(cluster: VirtualCluster) -> None:
+    async def work(task: Task) -> int:
+        task.stack = LOOPS if task.info.task_index else WAITS
+        if task.info.attempt == 1:
+            await asyncio.sleep(2_000.0)
+        return task.info.attempt
+
+    assert await cluster.run("job", (1,), work, stall_timeout=20.0, max_retries_failure=1) == [2, 2]
 
 
 @played()
