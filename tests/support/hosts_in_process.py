@@ -16,7 +16,7 @@ from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_di
 from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
-from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady, TaskLaunch, TaskLook
+from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tests.support.cluster_in_process import ClusterInProcess
 
 _pids = itertools.count(100_001)
+
+HEALTHY = Link(0.001, 1e8)
 
 REAPED_S = 0.5
 """How long what a slice's tasks have left lives on after their host's actor."""
@@ -222,6 +224,8 @@ class NodeProcesses:
         held_by: why it can't take a task, or None.
         setup_error: why it can't set up what a user asks for, or None.
         versions: those in which it differs from this process.
+        tested, fails_test: how often it was tested because it is suspected, and why it fails then, if it does.
+        link: how fast it reaches any other.
     """
 
     node_id: str
@@ -230,6 +234,9 @@ class NodeProcesses:
     held_by: NotFree | None = None
     setup_error: str | None = None
     versions: dict[str, Any] = field(default_factory=dict)
+    tested: int = 0
+    fails_test: str | None = None
+    link: Link = HEALTHY
     logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
 
     def left(self) -> list[Process]:
@@ -306,6 +313,13 @@ class Host:
     async def look(self, pid: int) -> TaskLook:
         task = self._node.processes[pid].task
         return TaskLook("", 0.0, () if task is None else task.stack, 0.0)
+
+    async def preflight(self) -> str | None:
+        self._node.tested += 1
+        return self._node.fails_test
+
+    async def measure_link(self, peer: Handle, name: str) -> Link:
+        return self._node.link
 
     async def job_over(self, job_id: str) -> None: ...
 

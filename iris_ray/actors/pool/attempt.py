@@ -129,9 +129,9 @@ class Attempt:
         told = self._notices.latest
         return self._stop.asked and self._stop.cause is None and told is not None and told.kind is NoticeKind.EVICTION
 
-    async def prepare(self) -> Launch:
+    async def prepare(self, suspected: Mapping[str, str]) -> Launch:
         """Get every host ready to start its task at once. See `prepare_launch`."""
-        return await prepare_launch(self.place, self._slices, self._request, self._stop)
+        return await prepare_launch(self.place, self._slices, self._request, self._stop, suspected)
 
     async def run(self, launch: Launch, report_running: Callable[[], None]) -> AttemptEnd:
         """Start every task, wait for the gang's end and judge it. After success, `shutdown` ends its processes.

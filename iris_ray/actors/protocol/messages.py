@@ -228,6 +228,13 @@ class TaskLook:
     late_s: float = 0.0
 
 
+class Link(NamedTuple):
+    """How fast one host reaches another: seconds for a call and its answer, and bytes per second."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class GangProgress:
     """The progress of an attempt.
