@@ -22,7 +22,7 @@ NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
+class ReplaySuspect:
     """A device whose bytes differ from those of most others.
 
     Attributes:
@@ -52,7 +52,7 @@ class ReplayReport:
     """
 
     replicas: int
-    suspects: tuple[Suspect, ...] = ()
+    suspects: tuple[ReplaySuspect, ...] = ()
     unclear: tuple[str, ...] = ()
 
     @property
@@ -126,7 +126,7 @@ def compared(digests: np.ndarray, names: list[str], hosts: list[str]) -> ReplayR
             wrong.setdefault(at, []).append(f"{name} differs from {count} of {len(steady)}")
     per_process = len(said) // len(hosts)
     suspects = (
-        Suspect(hosts[at // per_process], at // per_process, at % per_process, _listed(tuple(facts)))
+        ReplaySuspect(hosts[at // per_process], at // per_process, at % per_process, _listed(tuple(facts)))
         for at, facts in sorted(wrong.items())
     )
     return ReplayReport(len(said), tuple(suspects), tuple(unclear))
