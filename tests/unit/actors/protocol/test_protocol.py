@@ -163,7 +163,8 @@ FIELDS = {
         "is_hopeless",
         "is_hang",
     ],
-    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers"],
+    "GangMovedEvent": ["attempt", "reason", "started"],
+    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers", "stall_limit"],
 }
 MODULES = {
     **dict.fromkeys(
