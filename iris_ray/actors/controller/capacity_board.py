@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from iris_ray.actors.controller.autoscaler_demand import since_words
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.errors import ProvisionerTakenError
-from iris_ray.model.capacity import CapacityReport, Lot
+from iris_ray.model.capacity import CapacityReport, Lot, chip_hour
 from iris_ray.model.topology import get_tpu_config
 
 KEPT_S = 900.0
@@ -84,6 +84,10 @@ class CapacityBoard:
             name: (at, one) for name, (at, one) in self._reports.items() if now - at < KEPT_S + looks_s.get(name, 0.0)
         }
         return [one for _, one in self._reports.values()]
+
+    def chip_hour(self, device: str) -> tuple[float, str] | None:
+        """Return the price of a chip-hour of a type and its currency; None if no provisioner tells one."""
+        return chip_hour(self.reports(), get_tpu_config(device).name) if self._reports else None
 
     def words(self, device: str) -> tuple[str, ...]:
         """Return what is asked for of a type: how many slices, where, since when, at what price, and why no more."""

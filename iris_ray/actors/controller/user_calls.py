@@ -83,7 +83,7 @@ class UserCalls(ControllerProcess):
     async def list_goodput(self, after: int = 0) -> list[JobGoodput]:
         await self.ping()
         jobs = (job for job in self._state.jobs.values() if job.number > after and is_measured(job))
-        return [job_goodput(job, self._progress.of(job.spec.job_id), self._clock) for job in islice(jobs, PAGE)]
+        return [self._goodput(job) for job in islice(jobs, PAGE)]
 
     @checked
     async def job_goodput(self, job_id: str) -> JobGoodput:
@@ -91,7 +91,11 @@ class UserCalls(ControllerProcess):
         job = self._job(job_id)
         if not is_measured(job):
             raise InvalidRequestError(f"{job_id} is no gang: goodput is measured of jobs whose tasks start together")
-        return job_goodput(job, self._progress.of(job_id), self._clock)
+        return self._goodput(job)
+
+    def _goodput(self, job: Job) -> JobGoodput:
+        price = None if job.spec.device is None else self._capacity.chip_hour(job.spec.device)
+        return job_goodput(job, self._progress.of(job.spec.job_id), self._clock, price)
 
     @checked
     async def user_times(self, since: float) -> list[UserDay]:
