@@ -39,7 +39,7 @@ def training(directory: str, sharded: bool, steps: int) -> Callable[[], dict[str
         assert me is not None
         devices = np.array(jax.devices()).reshape(me.num_slices, -1)
         mesh = jax.sharding.Mesh(devices, ("slice", "host"))
-        over = NamedSharding(mesh, PartitionSpec("slice" if sharded else None, "host"))  # type: ignore[no-untyped-call]
+        over = NamedSharding(mesh, PartitionSpec("slice" if sharded else None, "host"))
 
         def state(step: int) -> dict[str, Any]:
             whole = np.random.default_rng(step).normal(size=(ROWS, COLUMNS)).astype(np.float32)
@@ -86,6 +86,10 @@ def latest(directory: Path, attempt: int) -> int:
     return max((line.get("step", 0) for line in lines(directory) if line["attempt"] == attempt), default=0)
 
 
+def wait_for(directory: Path, attempt: int, step: int) -> None:
+    wait_until(lambda: latest(directory, attempt) >= step, 120)
+
+
 def check(directory: Path, most_lost: int) -> None:
     """No attempt began more than so many steps before the last one that the attempt before it had done."""
     starts = {line["attempt"]: line["start"] for line in lines(directory) if "start" in line}
@@ -102,11 +106,11 @@ def test_lost_slices_cost_a_step_or_two_and_no_bit(cluster: SimulatedCluster, tm
         training(str(tmp_path), sharded, 60), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
     )
     for attempt in (1, 2):
-        wait_until(lambda attempt=attempt: latest(tmp_path, attempt) > 5 * attempt, 120)
+        wait_for(tmp_path, attempt, 5 * attempt)
         time.sleep(chance.random() / 5)
         where = {line["slice"] for line in lines(tmp_path) if line["attempt"] == attempt}
         cluster.preempt_slice(where.pop())
-        wait_until(lambda attempt=attempt: latest(tmp_path, attempt + 1), 120)
+        wait_for(tmp_path, attempt + 1, 1)
         cluster.add_slice("v4-16")
     results = ray.get(ref)
     assert {result["attempt"] for result in results} == {3}
@@ -119,7 +123,7 @@ def test_noticed_slice_costs_no_step(cluster: SimulatedCluster, tmp_path: Path) 
     ref = run_on_pod_ray.remote(
         training(str(tmp_path), True, 60), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
     )
-    wait_until(lambda: latest(tmp_path, 1) > 5, 120)
+    wait_for(tmp_path, 1, 5)
     cluster.preempt_slice(lines(tmp_path)[-1]["slice"], notice_s=60)
     assert ray.get(ref)[0]["attempt"] == 2
     check(tmp_path, most_lost=0)
@@ -131,7 +135,7 @@ def test_gang_of_fewer_slices_goes_on_from_memory(cluster: SimulatedCluster, tmp
     ref = run_on_pod_ray.remote(
         training(str(tmp_path), True, 60), "v4-16", num_slices=[2, 3], max_retries_failure=0, preload=PRELOAD
     )
-    wait_until(lambda: latest(tmp_path, 1) > 5, 120)
+    wait_for(tmp_path, 1, 5)
     cluster.preempt_slice(lines(tmp_path)[-1]["slice"])
     results = ray.get(ref)
     assert results[0]["start"] > 0
