@@ -93,7 +93,8 @@ def forget(host: Any) -> None:
 def slowest(of_processes: list[dict[str, list[list[float]]]], what: str, which: int) -> float:
     """The median of what the slowest process took each time."""
     turns = zip(*(times[what][which] for times in of_processes), strict=True)
-    return statistics.median([max(turn) for turn in turns])
+    median: float = statistics.median([max(turn) for turn in turns])
+    return median
 
 
 def free_port() -> int:
