@@ -103,12 +103,13 @@ def _jax_array(name: str, leaf: Any, processes: int) -> StateLeaf:
         holders = dict.fromkeys(holders, tuple(range(processes)))
 
     def build(_: Any, boxes: Mapping[Box, Bytes]) -> Any:
-        arrays, used = [], set()
-        for device, box in here:
+        places = [SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device, _ in here]
+        contents, used = [], set()
+        for _, box in here:
             content = boxes[box].copy() if box in used else boxes[box]  # on a CPU, JAX takes the memory over
             used.add(box)
-            place = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-            arrays.append(jax.device_put(content.view(dtype).reshape(shape_of(box)), place))
+            contents.append(content.view(dtype).reshape(shape_of(box)))
+        arrays = jax.device_put(contents, places)
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays, dtype=dtype)
 
     def shards() -> Mapping[Box, Any]:

@@ -12,7 +12,7 @@ import ray
 
 from iris_ray import run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
-from tests.support.proofs import a_seed, in_proofs
+from tests.support.proofs import a_seed, in_long, in_proofs
 from tests.support.waiting import wait_until
 
 PRELOAD = ["iris_ray.checkpoint"]
@@ -98,14 +98,19 @@ def check(directory: Path, most_lost: int) -> None:
             assert start >= latest(directory, attempt - 1) - most_lost, lines(directory)
 
 
-@pytest.mark.parametrize("sharded", [True, *in_proofs(False)])
-def test_lost_slices_cost_a_step_or_two_and_no_bit(cluster: SimulatedCluster, tmp_path: Path, sharded: bool) -> None:
+CASES = [(True, 2), *in_proofs((False, 2)), *in_long((True, 12), (False, 12))]
+
+
+@pytest.mark.parametrize(("sharded", "kills"), CASES)
+def test_lost_slices_cost_a_step_or_two_and_no_bit(
+    cluster: SimulatedCluster, tmp_path: Path, sharded: bool, kills: int
+) -> None:
     """Slices are killed at random moments, also during saves. A step lasts so long that saves take most of the time."""
     chance = random.Random(a_seed(38))
     ref = run_on_pod_ray.remote(
-        training(str(tmp_path), sharded, 60), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
+        training(str(tmp_path), sharded, 30 * kills), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
     )
-    for attempt in (1, 2):
+    for attempt in range(1, kills + 1):
         wait_for(tmp_path, attempt, 5 * attempt)
         time.sleep(chance.random() / 5)
         where = {line["slice"] for line in lines(tmp_path) if line["attempt"] == attempt}
@@ -113,7 +118,7 @@ def test_lost_slices_cost_a_step_or_two_and_no_bit(cluster: SimulatedCluster, tm
         wait_for(tmp_path, attempt + 1, 1)
         cluster.add_slice("v4-16")
     results = ray.get(ref)
-    assert {result["attempt"] for result in results} == {3}
+    assert {result["attempt"] for result in results} == {kills + 1}
     assert results[0]["start"] > 0
     check(tmp_path, most_lost=2)
 
