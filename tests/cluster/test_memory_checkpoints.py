@@ -105,10 +105,10 @@ CASES = [(True, 2), *in_proofs((False, 2)), *in_long((True, 12), (False, 12))]
 def test_lost_slices_cost_a_step_or_two_and_no_bit(
     cluster: SimulatedCluster, tmp_path: Path, sharded: bool, kills: int
 ) -> None:
-    """Slices are killed at random moments, also during saves. A step lasts so long that saves take most of the time."""
+    """Slices are killed at random moments, also during saves, which are most of each step."""
     chance = random.Random(a_seed(38))
     ref = run_on_pod_ray.remote(
-        training(str(tmp_path), sharded, 30 * kills), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
+        training(str(tmp_path), sharded, 80 * kills), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
     )
     for attempt in range(1, kills + 1):
         wait_for(tmp_path, attempt, 5 * attempt)
