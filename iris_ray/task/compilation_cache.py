@@ -75,10 +75,10 @@ def _write_in_every_process() -> None:
 
     write = compiler._cache_write
 
-    def write_here(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
+    def write_here(key: str, seconds: float, name: str, backend: Any, executable: Any, *callbacks: Any) -> None:
         if distributed.global_state.process_id == 0:
-            write(key, seconds, name, backend, executable, callbacks)
-        elif not callbacks and seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
+            write(key, seconds, name, backend, executable, *callbacks)  # JAX 0.11 has no callbacks any more
+        elif not any(callbacks) and seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
             try:
                 compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
             except Exception as error:  # the disk may be full
