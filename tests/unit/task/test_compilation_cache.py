@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ print(int(step(ones)), any(hits))
 """
 
 
-def run_gang(local_dirs: list[Path], attempt: int, env: Mapping[str, str] = {}) -> list[str]:
+def run_gang(local_dirs: list[Path], attempt: int, env: dict[str, str] | None = None) -> list[str]:
     """Run the program as a gang of so many processes; return what they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -48,7 +47,7 @@ def run_gang(local_dirs: list[Path], attempt: int, env: Mapping[str, str] = {}) 
             coordinator_address=coordinator,
             local_dir=str(local_dir),
         )
-        of_task = outside | {"JAX_PLATFORMS": "cpu"} | env | info.to_env()
+        of_task = outside | {"JAX_PLATFORMS": "cpu"} | (env or {}) | info.to_env()
         command = [sys.executable, "-c", PROGRAM]
         processes.append(subprocess.Popen(command, env=of_task, stdout=subprocess.PIPE, text=True))
     outputs = [process.communicate(timeout=60)[0] for process in processes]
