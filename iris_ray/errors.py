@@ -52,6 +52,7 @@
     ├── VersionMismatchError (RuntimeError)  versions that do not go together; the message says which, where, what to do
     ├── ProviderError (RuntimeError)         the cloud provider's API refused, or could not be reached
     │   └── ProviderDeniedError              this account may not do that
+    ├── ProvisionerTakenError (RuntimeError) another provisioner of that name runs; the message says where
     ├── NotYetError (RuntimeError)           between processes: ask again in a moment
     ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
     ├── SupersededError (RuntimeError)       a call of a pool's process that a newer one has replaced
@@ -262,6 +263,10 @@ class ProviderError(IrisError, RuntimeError):
 
 class ProviderDeniedError(ProviderError):
     """The cloud provider's API says that this account may not do that."""
+
+
+class ProvisionerTakenError(IrisError, RuntimeError):
+    """Another provisioner of that name runs, and two would ask for the same slices; the message says where it runs."""
 
 
 class NotYetError(IrisError, RuntimeError):

@@ -121,6 +121,10 @@ class MemoryCheckpointer:
             step, restored = found
             return step, jax.block_until_ready(jax.tree_util.tree_unflatten(structure, restored))  # type: ignore[no-untyped-call]
 
+    def newest(self) -> int | None:
+        """Return the step that `restore` would return now, the same in all processes; None if there is none."""
+        return self._here()[1].newest()
+
     def wait(self) -> None:
         """Return once the latest step is whole, with its copies.
 

@@ -5,14 +5,14 @@ import itertools
 import json
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import psutil
 
+from iris_ray.actors.protocol.local_files import room_in
 from iris_ray.checkpoint.boxes import Box
 from iris_ray.checkpoint.gang import Gang
 from iris_ray.checkpoint.leaves import StateLeaf
@@ -28,8 +28,6 @@ READERS: Final = 8
 """Threads that read during a restore."""
 TRIES: Final = 5
 """How often the processes look for a step, each time without the hosts that have failed."""
-SPARED: Final = 0.1
-"""This part of a host's memory stays free, if no limit is given."""
 
 
 class GangSteps:
@@ -39,7 +37,7 @@ class GangSteps:
         gang: the processes.
         keep: files for steps on each host.
         copies: whether shards that only one slice has are copied to another one.
-        limit: bytes of each host's memory; None for what is free.
+        limit: bytes of each host's memory; None for what `room_in` gives.
     """
 
     def __init__(self, gang: Gang, keep: int, copies: bool, limit: int | None) -> None:
@@ -77,8 +75,12 @@ class GangSteps:
         self.finish()
         if step == self._latest:
             return
-        plan = self._planned(leaves)
-        slot, memory = self._files.begin(plan.size)
+        plan, key = self._planned(leaves), f"saved/{next(self._counter)}/{step}"
+        try:
+            slot, memory = self._files.begin(plan.size)
+        except CheckpointTooLargeError as error:
+            self._tell(key, error)  # the others wait for it
+            raise
         arrays = {leaf: leaves[leaf].shards() for leaf in {each.leaf for each in plan.kept}}
         for each in plan.kept:
             if leaves[each.leaf].on_device:
@@ -92,11 +94,12 @@ class GangSteps:
                 np.copyto(memory[offset : offset + each.size], content)
         about = tuple(leaf.leaf for leaf in leaves)
         self._latest = step
-        self._background = _Background(lambda: self._complete(step, slot, memory, about, plan, later))
+        self._background = _Background(lambda: self._complete(step, key, slot, memory, about, plan, later))
 
     def _complete(
         self,
         step: int,
+        key: str,
         slot: int,
         memory: Bytes,
         leaves: tuple[Leaf, ...],
@@ -116,15 +119,17 @@ class GangSteps:
             self._copy(step, memory, Part(leaves, tuple(shards[: plan.alone])), plan)
         except Exception as caught:  # the others must hear of it
             error = caught
-        said = None if error is None else f"process {self._gang.index}: {error}"
-        failures = self._gang.talk.agree(f"saved/{next(self._counter)}/{step}", said)
-        if failures:
+        if failures := self._tell(key, error):
             logger.warning("Step %d is not whole in memory, the step before stays: %s", step, failures[0])
         else:
             self._files.settled(step)
             self._drop_copies(plan, but=step)
         if error is not None and not isinstance(error, OSError):
             raise error
+
+    def _tell(self, key: str, error: Exception | None) -> list[str]:
+        """Tell the other processes how this one fared; return all failures."""
+        return self._gang.talk.agree(key, None if error is None else f"process {self._gang.index}: {error}")
 
     def _copy(self, step: int, memory: Bytes, part: Part, plan: "_Plan") -> None:
         """Give the shards that no other slice has to a host of another slice."""
@@ -151,7 +156,9 @@ class GangSteps:
         held = [leaf.held for leaf in leaves]
         if self._plan is None or self._plan.held != held:
             plan = _Plan.of(held, gang, self._copies)
-            self._require_room(plan)
+            refusals = self._gang.talk.agree(f"room/{next(self._counter)}", self._why_too_large(plan))
+            if refusals:
+                raise CheckpointTooLargeError(refusals[0])
             self._plan = plan
         return self._plan
 
@@ -161,21 +168,22 @@ class GangSteps:
             size = self._planned(leaves).size
             self._background = _Background(lambda: self._files.prepare(size))
 
-    def _require_room(self, plan: "_Plan") -> None:
+    def _why_too_large(self, plan: "_Plan") -> str | None:
+        """Return why the steps don't fit into the memory of this host; None if they do."""
         gang = self._gang
         here = [process for process, host in enumerate(gang.host_of) if host == gang.host_of[gang.index]]
         need = sum(self._keep * plan.sizes[process] for process in here)
         need += sum(2 * size for giver, size in plan.copies.items() if partner(giver, gang.domains) in here)
         used = sum(gang.own.list(gang.folder).values())
-        free = psutil.disk_usage(str(gang.own.root))
-        room = int(min(free.free - SPARED * free.total, psutil.virtual_memory().available * (1 - SPARED))) + used
-        if need > (most := room if self._limit is None else self._limit):
-            raise CheckpointTooLargeError(
-                f"steps of this state take {need:,} bytes of each host's memory, as {self._keep} files"
-                f"{' and the copies of other slices' * bool(plan.copies)}, and"
-                f" {'there is room for' if self._limit is None else 'limit is'} {most:,}; shard the state over more"
-                " hosts, or keep it in a bucket only"
-            )
+        room = room_in(gang.own.root) + used
+        if need <= (most := room if self._limit is None else self._limit):
+            return None
+        return (
+            f"steps of this state take {need:,} bytes of the memory of process {gang.index}'s host, as {self._keep}"
+            f" files{' and the copies of other slices' * bool(plan.copies)}, and"
+            f" {'there is room for' if self._limit is None else 'limit is'} {most:,}; shard the state over more hosts,"
+            " or keep it in a bucket only"
+        )
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
@@ -193,20 +201,23 @@ class GangSteps:
         self._prepare(leaves)
         return None if found is None else (found.step, built)
 
+    def newest(self) -> int | None:
+        """Return the newest step that is whole; None if there is none."""
+        self.finish()
+        with ThreadPoolExecutor(READERS, "iris_ray.checkpoint") as pool:
+            found = self._found(f"newest/{next(self._counter)}", (), pool)
+        return None if found is None else found.step
+
     def _agreed(self, leaves: Sequence[StateLeaf], pool: ThreadPoolExecutor) -> tuple[Found | None, list[Any]]:
         """Restore the step that process 0 has found; without the hosts that fail, until all processes succeed."""
         gang, failed = self._gang, set[int]()
         for _ in range(TRIES):
             key = f"restore/{next(self._counter)}"
-
-            def decision() -> str:
-                found = newest_whole(gang.hosts, gang.folder, failed, pool)
-                return "" if found is None else found.to_text()
-
-            text = gang.talk.decide(key, decision)
-            if not text:
+            found = self._found(key, failed, pool)
+            if found is None:
                 return None, []
-            found, built, failure = Found.from_text(text), [], None
+            built: list[Any] = []
+            failure = None
             try:
                 built = self._built(leaves, found, pool)
             except HostFailedError as error:
@@ -223,6 +234,16 @@ class GangSteps:
             if not failures:
                 return found, built
         return None, []
+
+    def _found(self, key: str, without: Collection[int], pool: ThreadPoolExecutor) -> Found | None:
+        """Return the newest whole step, as process 0 sees it."""
+
+        def decision() -> str:
+            found = newest_whole(self._gang.hosts, self._gang.folder, without, pool)
+            return "" if found is None else found.to_text()
+
+        text = self._gang.talk.decide(key, decision)
+        return Found.from_text(text) if text else None
 
     def _built(self, leaves: Sequence[StateLeaf], found: Found, pool: ThreadPoolExecutor) -> list[Any]:
         if why := difference(found.leaves, [leaf.leaf for leaf in leaves]):

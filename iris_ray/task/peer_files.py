@@ -14,7 +14,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from types import MappingProxyType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from iris_ray.actors.protocol.local_files import (
     FILES,
@@ -67,7 +67,7 @@ class PeerFiles:
             found: dict[str, int] = json.loads(response.read())
             return found
 
-    def read(self, path: str, into: memoryview, offset: int = 0) -> None:
+    def read(self, path: str, into: "memoryview[Any]", offset: int = 0) -> None:
         """Fill a buffer with the bytes of a file from an offset on. The file must have so many."""
         buffer = into.cast("B")
         if not buffer:
@@ -84,7 +84,7 @@ class PeerFiles:
                     raise ConnectionResetError("the host broke the answer off")
                 buffer = buffer[count:]
 
-    def write(self, path: str, source: Path | memoryview) -> None:
+    def write(self, path: str, source: "Path | memoryview[Any]") -> None:
         """Store a file, whole at once or not at all, in place of an earlier one. Make the directories above it.
 
         The files of a job on a host leave a tenth of its memory, or disk, free. What would not fit is refused.

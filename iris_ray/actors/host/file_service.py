@@ -87,7 +87,7 @@ class FileService:
         """Take no more connections."""
         self._stopped = True
         with contextlib.suppress(OSError):  # the thread looks up only when somebody connects, or has just done so
-            socket.create_connection(self._server.server_address[:2]).close()
+            socket.create_connection(self._server.socket.getsockname()).close()
 
     def _serve(self) -> None:
         with self._server:
@@ -181,8 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
-        self.timeout = self.server.silence_s
         super().setup()
+        self.connection.settimeout(self.server.silence_s)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: a job has thousands of files."""

@@ -27,11 +27,13 @@ from iris_ray.actors.host.gang_peers import GangPeers
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
+from iris_ray.actors.host.preflight import measure_link, problem_of
 from iris_ray.actors.host.process_tree import ProcessTree
+from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.host_interface import HostInterface
-from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, TaskLook
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.actors.protocol.version import versions_here
@@ -182,6 +184,17 @@ class TPUHostActor:
 
     async def dump_stacks(self, pid: int) -> None:
         self._watches[pid].dump_stacks()
+
+    async def look(self, pid: int) -> TaskLook:
+        return await asyncio.to_thread(look_at, pid)
+
+    async def preflight(self) -> str | None:
+        return await asyncio.to_thread(lambda: problem_of(host_directory(), self._devices, self._ledger))
+
+    async def measure_link(self, peer: ActorHandle, name: str) -> Link:
+        return await measure_link(Actor(peer, name))
+
+    async def take_bytes(self, data: bytes) -> None: ...
 
     async def job_over(self, job_id: str) -> None:
         await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)

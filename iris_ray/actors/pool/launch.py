@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.preflight import Preflight
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
 from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
@@ -79,22 +80,30 @@ class LaunchFailed(Exception):
         self.other_version = other_version
 
 
-async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest) -> Launch:
+async def prepare_launch(
+    place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest, suspected: Mapping[str, str]
+) -> Launch:
     """Hold the slices, and wait until every host can start its task at once, or `stop` ends the wait.
+
+    Hosts that are suspected, by node id with the reason, are tested meanwhile.
 
     Raises:
         LaunchFailed: some host did not get ready, or the attempt was asked to stop.
     """
     slices.scale_multislice(place.order, request.process, request.keep_warm)
     ready = asyncio.ensure_future(slices.all_ready(place.names, request.host_silence))
+    preflight = Preflight(place, slices, suspected)
     first: set[asyncio.Future[Any]] = {ready, stop.reason}
     try:
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if stop.asked:
+            raise LaunchFailed(stop.reason.result(), moves=stop.moved_for is not None)
+        answers = ready.result()
+        if not any(map(is_broken, answers.values())):
+            answers |= await preflight.failed()
     finally:
         ready.cancel()
-    if stop.asked:
-        raise LaunchFailed(stop.reason.result(), moves=stop.moved_for is not None)
-    answers = ready.result()
+        preflight.cancel()
     broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
     if broken:
         other_version = all(isinstance(reply, OtherVersion) for reply in broken.values())

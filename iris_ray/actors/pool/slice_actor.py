@@ -20,7 +20,7 @@ from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_u
 from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.actors.protocol.version import in_words, require_fit, versions_here
 from iris_ray.errors import VersionMismatchError
@@ -433,6 +433,19 @@ class SliceActor:
             tasks = self._tasks.values()
             asks = (self._hosts[task.host].ask_once(HostInterface.dump_stacks, task.pid) for task in tasks)
             await asyncio.gather(*asks)
+
+    async def look(self, attempt: AttemptId, within_s: float) -> dict[int, TaskLook | Unreachable]:
+        """Return what every process of that attempt that has not returned does, as far as its host says so in time."""
+        if self._running != attempt:
+            return {}
+        running = {i: task for i, task in self._tasks.items() if not task.end.done()}
+        looks = await asyncio.gather(*(self._look(task, within_s) for task in running.values()))
+        return dict(zip(running, looks, strict=True))
+
+    async def _look(self, task: HostTask, within_s: float) -> TaskLook | Unreachable:
+        began = time.monotonic()
+        look = await self._hosts[task.host].ask_within(within_s, HostInterface.look, task.pid)
+        return look if isinstance(look, Unreachable) else replace(look, late_s=time.monotonic() - began - look.took_s)
 
     @within(TEARDOWN_TIMEOUT_S)
     async def teardown(self) -> None:

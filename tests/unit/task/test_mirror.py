@@ -13,6 +13,7 @@ from iris_ray.actors.host.file_service import FileService
 from iris_ray.errors import InvalidRequestError, PeerFilesError
 from iris_ray.task import mirror as module
 from iris_ray.task.mirror import mirror
+from iris_ray.task.peer_files import PeerFiles
 from tests.unit.model.test_job_info import INFO
 
 TOKEN = "5ec2e7"
@@ -229,7 +230,7 @@ def test_next_copy_is_used_if_one_breaks_off(world: World, monkeypatch: pytest.M
     gang[0] = world.new(1)[0]
     fetch, tried = module._fetch_file, []
 
-    def breaks(host: module.PeerFiles, source: str, target: Path, size: int) -> None:
+    def breaks(host: PeerFiles, source: str, target: Path, size: int) -> None:
         tried.append(host.address)
         if host.address == gang[2].service.address:
             target.parent.mkdir(parents=True, exist_ok=True)
