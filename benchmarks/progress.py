@@ -147,9 +147,8 @@ class Run:
         self._until(self._standbys_ready)
         time.sleep(QUIET_S)
         if self._saves:
-            saved = self._last_save()
-            self._until(lambda: self._last_save() > saved and self._last_save())
-            middle = self._last_save() + self._every // 2
+            middle = self._until(lambda: self._last_save() + 1) - 1 + self._every // 2
+            middle += max(0, math.ceil((self._last_step() - middle) / self._every)) * self._every
             self._until(lambda: self._last_step() >= middle)
         before, step_s, at = self._attempt, self._step_s(), time.time()
         hit = fault(self)
