@@ -26,7 +26,6 @@ from iris_ray.errors import (
     ProviderError,
     ProvisionerTakenError,
     UnknownNameError,
-    VersionMismatchError,
 )
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.constraints import TAINT_PREFIX
@@ -45,24 +44,17 @@ class Jobs:
         if find_controller() is None:
             return None, {}
         controller = ControllerConnection()
-        try:
-            demand = controller.ask(ControllerInterface.demand)
-        except AttributeError:
-            raise VersionMismatchError(
-                "the Controller can't say what its jobs miss, as it is older: iris-ray cluster controller upgrade"
-            ) from None
+        demand = controller.ask(ControllerInterface.demand)
         return demand, joined_slices(controller.ask_all(ControllerInterface.list_workers))
 
     def lease(self, owner: str, instance: str, seconds: float) -> None:
-        """Keep others of this name from working for so long; a Controller of an older version can't."""
+        """Keep others of this name from working for so long, if a Controller runs."""
         if find_controller() is not None:
-            with suppress(AttributeError):
-                ControllerConnection().ask(ControllerInterface.lease_provisioner, owner, instance, seconds)
+            ControllerConnection().ask(ControllerInterface.lease_provisioner, owner, instance, seconds)
 
     def report(self, report: CapacityReport) -> None:
-        """Tell the Controller what this provisioner has asked for and holds; one of an older version does not care."""
-        with suppress(AttributeError):
-            ControllerConnection().ask(ControllerInterface.report_capacity, report)
+        """Tell the Controller what this provisioner has asked for and holds."""
+        ControllerConnection().ask(ControllerInterface.report_capacity, report)
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""

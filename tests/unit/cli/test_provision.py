@@ -38,6 +38,7 @@ from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from iris_ray.testing.compute_server import ComputeServer
+from tests.support.controller_in_process import ControllerInProcess
 from tests.unit.actors.protocol.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
@@ -485,6 +486,15 @@ def test_second_provisioner_of_one_name_waits_for_the_first(
     assert capsys.readouterr().err.count("another provisioner is named ann: process ") == 1
     assert server.count("CreateQueuedResource") == 1
     assert jobs.holder is not None, "the waiting one's end does not end the other's lease"
+
+
+def test_controller_leases_a_name_to_one_process(world: ControllerInProcess) -> None:
+    jobs = Jobs()
+    jobs.lease("iris", "process 1 of a", 60.0)
+    with pytest.raises(ProvisionerTakenError, match=r"named iris: process 1 of a\."):
+        jobs.lease("iris", "process 2 of b", 60.0)
+    jobs.lease("iris", "process 1 of a", 0.0)
+    jobs.lease("iris", "process 2 of b", 60.0)
 
 
 @pytest.mark.parametrize(("end", "is_missed"), [(KeyboardInterrupt(), False), (VersionMismatchError("new"), True)])

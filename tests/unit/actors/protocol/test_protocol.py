@@ -163,7 +163,6 @@ FIELDS = {
         "is_hopeless",
         "is_hang",
     ],
-    "GangMovedEvent": ["attempt", "reason", "started"],
     "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers", "stall_limit"],
 }
 MODULES = {
