@@ -339,9 +339,9 @@ def main() -> None:
         for program in args.program or installed:
             faults = args.fault or (list(FAULTS) if program == installed[0] else list(OF_ALL))
             found.append(measure(cluster, program, faults, args.samples, args.loss_every, args.state_mb))
+            if args.json:
+                args.json.write_text(json.dumps([asdict(figures) for figures in found], indent=1))
     print("\n" + table(found))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(figures) for figures in found], indent=1))
 
 
 if __name__ == "__main__":
