@@ -49,8 +49,9 @@ def selftest(tpu_type: str, slices: int, await_notice: float, timeout: float, as
       iris-ray cluster selftest --tpu v4-8 --await-notice 600
 
     Small jobs start on the slices, see their chips with JAX, start again on warm slices, crash, go on from a state in
-    memory and leave processes behind. Each step says what it found, and how long it took. The exit code is 1 if one found an ERROR. If something
-    is wrong, send us the output with --json: it has versions, names of slices and times, and nothing else of yours.
+    memory and leave processes behind. Each step says what it found, and how long it took. The exit code is 1 if one
+    found an ERROR. If something is wrong, send us the output with --json: it has versions, names of slices and times,
+    and nothing else of yours.
     """
     config = get_tpu_config(tpu_type)
     findings = []
@@ -167,8 +168,8 @@ class SelfTest:
         seen = {name: max(host[name] for host in hosts) for name in hosts[0]}
         found = (
             f"{seen['away']:.1f} s from a crash to the next step: {seen['restoring']:.1f} for {seen['mb']:.0f} MB"
-            f" a host from memory, {seen['compiling']:.1f} for what took {seen['compiled']:.1f} to compile at first; a save"
-            f" holds the program up for {seen['saved']:.2f} s"
+            f" a host from memory, {seen['compiling']:.1f} for what took {seen['compiled']:.1f} to compile at first; a"
+            f" save holds the program up for {seen['saved']:.2f} s"
         )
         return Finding(Level.OK, "", found)
 
