@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -72,34 +73,34 @@ def _copy_from_another_slice(info: JobInfo) -> None:
 
 
 def _write_in_every_process() -> None:
-    from jax._src import compilation_cache, compiler, distributed
+    """Have JAX's own function that writes the cache take every process for process 0, in all versions of JAX."""
+    from jax._src import compiler
 
     private: Any = compiler
     write = private._cache_write
+    as_process_0 = {"distributed": SimpleNamespace(global_state=SimpleNamespace(process_id=0))}
+    write_here = FunctionType(write.__code__, write.__globals__ | as_process_0, write.__name__, write.__defaults__)
 
-    def write_here(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
-        if distributed.global_state.process_id == 0:
-            write(key, seconds, name, backend, executable, callbacks)
-        elif not callbacks and seconds >= config.jax_persistent_cache_min_compile_time_secs:
-            try:
-                compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
-            except Exception as error:  # the disk may be full
-                warnings.warn(f"JAX's compilation cache could not be written: {error}", stacklevel=2)
+    def write_if_possible(*args: Any, **kwargs: Any) -> None:
+        try:
+            write_here(*args, **kwargs)
+        except Exception as error:  # a cache must not end a program
+            warnings.warn(f"JAX's compilation cache could not be written: {error}", stacklevel=2)
 
-    private._cache_write = write_here
+    private._cache_write = write_if_possible
 
 
 def _have_one_key_for_all_processes() -> None:
-    """Leave the CPU's topology out of the keys: JAX 0.10 describes it differently in each process."""
+    """Leave the CPU's topology out of the keys: JAX (0.10 to 0.11) describes it differently in each process."""
     from jax._src import cache_key
 
     private: Any = cache_key
-    add = private._hash_accelerator_config
+    add, add_kinds = private._hash_accelerator_config, private._hash_devices
 
-    def add_unless_cpu(hash_obj: Any, devices: Any) -> None:
+    def add_unless_cpu(hash_obj: Any, devices: Any, *rest: Any) -> None:
         if devices.flat[0].platform == "cpu":
-            private._hash_devices(hash_obj, devices)
+            add_kinds(hash_obj, devices)
         else:
-            add(hash_obj, devices)
+            add(hash_obj, devices, *rest)
 
     private._hash_accelerator_config = add_unless_cpu
