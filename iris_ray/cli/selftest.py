@@ -86,6 +86,7 @@ class SelfTest:
         if start.level is not Level.ERROR:
             yield self._step("chips", self._chips)
             yield self._step("warm start", self._chips)
+            yield self._step("same results", self._replay)
             yield self._step("crash", self._crash)
             yield self._step("processes left behind", self._daemons)
             if self._slices > 1:
@@ -144,6 +145,12 @@ class SelfTest:
         _expect("devices", first["devices"], slices * self._config.chip_count * self._config.devices_per_chip)
         _expect("MEGASCALE_NUM_SLICES", first["megascale_slices"], slices)
         return Finding(Level.OK, "", found)
+
+    def _replay(self) -> Finding:
+        agrees, words = self._job(on_host.replay, self._slices)[0]
+        if not agrees:
+            return Finding(Level.ERROR, "", words, "drain that host: iris-ray host drain HOST; and tell your provider")
+        return Finding(Level.OK, "", words)
 
     def _crash(self) -> Finding:
         try:

@@ -33,14 +33,16 @@ class Lot:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A source from which nothing is asked for during a pause.
+    """A source from which no slice of a type is asked for during a pause.
 
     Attributes:
+        tpu_type: such as ``v6e-16``.
         source: the zone, or the reservation and its zone.
         failures: how many in a row.
         last: the last of them, in a sentence.
     """
 
+    tpu_type: str
     source: str
     failures: int
     last: Words
@@ -54,9 +56,10 @@ class CapacityReport:
         owner: its name.
         tpu_types: the types that it brings.
         lots: what it has asked for and holds.
-        troubles: its sources that have failed.
+        troubles: its sources that have failed, by type.
         waits: by type, why it asks for no more, although jobs wait.
         currency: of prices.
+        undeleted: the slices that it can't delete now, with the reason.
     """
 
     owner: str
@@ -65,6 +68,7 @@ class CapacityReport:
     troubles: tuple[Trouble, ...] = ()
     waits: tuple[tuple[str, Words], ...] = ()
     currency: str = "USD"
+    undeleted: tuple[tuple[str, Words], ...] = ()
 
 
 def chip_hour(reports: Iterable[CapacityReport], tpu_type: str) -> tuple[float, str] | None:

@@ -300,10 +300,11 @@ class ContainerOptions(TypedDict, total=False):
         float | None,
         Option(
             default=None,
-            check=Seconds(above=True, or_none=True),
-            help="The gang starts again if no task has called iris_ray.heartbeat() for this time.",
+            check=Seconds(or_none=True),
+            help="The gang starts again if no task has called iris_ray.heartbeat() for this time; 0: never.",
             more="The stacks of all tasks go to their logs before, and it costs one failure. The start of the function"
-            " counts, too. None: never.",
+            " counts, too. None: ten times the longest step seen, at least ten minutes, for tasks that call heartbeat;"
+            " see docs/hangs.md.",
             flag="--stall-timeout",
         ),
     ]

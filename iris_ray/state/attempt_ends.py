@@ -65,7 +65,7 @@ class AttemptEnds:
         self._launch_failed(job, gang, event.error, change, event.counts)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
-        """Requeue a gang that has saved its state to run elsewhere. It is not charged."""
+        """Requeue a gang that is to run elsewhere. It is not charged."""
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             if gang.eviction is not None:
@@ -73,7 +73,7 @@ class AttemptEnds:
                 return
             job.times.failed(FailureCause.GROWN)
             returns_to_move(job, gang, change.now)
-            self._requeue(job, gang, event.reason, change.now, started=True)
+            self._requeue(job, gang, event.reason, change.now, started=event.started)
 
     def evicted(self, job: Job, gang: Gang, change: Change) -> None:
         """Stop the attempt of a gang whose time to move by itself is up."""

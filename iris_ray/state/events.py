@@ -311,10 +311,17 @@ class AttemptMarkedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangMovedEvent:
-    """A gang saved its state and ended its attempt to run elsewhere. It is requeued and not charged."""
+    """A gang ended its attempt to run elsewhere: it has saved its state, or its hosts leave before it has started.
+
+    It is requeued and not charged.
+
+    Attributes:
+        started: whether its tasks ran.
+    """
 
     attempt: AttemptId
     reason: Words
+    started: bool = True
 
 
 @dataclass(frozen=True, slots=True)

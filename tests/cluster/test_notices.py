@@ -142,7 +142,7 @@ def test_notice_of_one_host_reaches_gang_whatever_hangs(cluster: SimulatedCluste
     try:
         began = time.time()
         cluster._host(here, 1).metadata.preempt()
-        wait_until(lambda: len(list(directory.glob("told-*"))) == 4, 10)
+        wait_until(lambda: len([told for told in directory.glob("told-*") if told.stat().st_size]) == 4, 10)
     finally:
         hangs.resume()
     told = [(directory / f"told-{index}").read_text().split(" ", 2) for index in range(4)]

@@ -101,7 +101,7 @@ class ControllerProcess:
         self._dispatcher = Dispatcher(
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
-        self._nodes = NodeDiff(self._state, self._clock)
+        self._nodes = NodeDiff(self._state, self._clock, self._journal.own_slices)
         self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._capacity, self._clock)
         self._permissions = Permissions(self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))

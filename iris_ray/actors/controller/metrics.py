@@ -130,7 +130,16 @@ HOURLY_COST = Metric(
     "price of the slices that provisioners hold, as far as it is known",
 )
 PROVISIONER_FAILURES = Metric(
-    "iris_provisioner_failures", _G, ("provisioner", "source"), "failures in a row at a source of slices"
+    "iris_provisioner_failures",
+    _G,
+    ("provisioner", "source"),
+    "failures in a row at a source of slices, of the type with most",
+)
+PROVISIONER_OVERDUE = Metric(
+    "iris_provisioner_overdue_seconds", _G, ("provisioner",), "by how much the report of a provisioner is late"
+)
+PROVISIONER_UNDELETED = Metric(
+    "iris_provisioner_undeleted_slices", _G, ("provisioner",), "slices that a provisioner can't delete, and that cost"
 )
 
 METRICS = (
@@ -158,6 +167,8 @@ METRICS = (
     PROVISIONING_WAIT,
     HOURLY_COST,
     PROVISIONER_FAILURES,
+    PROVISIONER_OVERDUE,
+    PROVISIONER_UNDELETED,
 )
 
 
@@ -420,6 +431,7 @@ class Measurements:
         waits: dict[Values, float] = {}
         costs: dict[Values, float] = {}
         failures: dict[Values, float] = {}
+        undeleted: Counter[Values] = Counter()
         for report in board.reports():
             for lot in report.lots:
                 kind = self._named("tpu_type", lot.tpu_type), self._named("source", lot.source)
@@ -430,14 +442,19 @@ class Measurements:
                 if lot.joined and lot.hourly is not None:
                     priced = *kind, market, self._named("currency", report.currency)
                     costs[priced] = costs.get(priced, 0.0) + lot.hourly
+            if report.undeleted:
+                undeleted[(self._named("provisioner", report.owner),)] += len(report.undeleted)
             for trouble in report.troubles:
-                who = self._named("provisioner", report.owner)
-                failures[who, self._named("source", trouble.source)] = trouble.failures
+                place = self._named("provisioner", report.owner), self._named("source", trouble.source)
+                failures[place] = max(failures.get(place, 0.0), trouble.failures)
+        overdue: dict[Values, float] = {(self._named("provisioner", who),): s for who, s in board.overdue().items()}
         for metric, amounts in (
             (PROVISIONED_CHIPS, chips),
             (PROVISIONING_WAIT, waits),
             (HOURLY_COST, costs),
             (PROVISIONER_FAILURES, failures),
+            (PROVISIONER_OVERDUE, overdue),
+            (PROVISIONER_UNDELETED, undeleted),
         ):
             self._set(metric, amounts)
 

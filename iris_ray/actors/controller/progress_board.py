@@ -20,7 +20,7 @@ class Heard:
     Attributes:
         at: when it was reported, on the Controller's clock.
         beat_at: when a task last called ``heartbeat``, on the same clock; None if none has.
-        step, status, marks, stragglers: see `GangProgress`.
+        step, status, marks, stragglers, stall_limit: see `GangProgress`.
     """
 
     gang: int
@@ -31,6 +31,7 @@ class Heard:
     status: str | None
     marks: Marks
     stragglers: tuple[str, ...]
+    stall_limit: str | None
 
 
 def newer_marks(times: JobTimes, heard: Heard | None) -> Marks | None:
@@ -67,7 +68,8 @@ class ProgressBoard:
         beat_at = None if progress.age is None else now - max(0.0, progress.age)
         status = None if progress.status is None else progress.status[:STATUS_CHARACTERS]
         slow = tuple(words[:STATUS_CHARACTERS] for words in progress.stragglers[:MOST_STRAGGLERS])
-        self._of[job_id] = Heard(gang, attempt, now, beat_at, progress.step, status, progress.marks, slow)
+        limit = None if progress.stall_limit is None else progress.stall_limit[:STATUS_CHARACTERS]
+        self._of[job_id] = Heard(gang, attempt, now, beat_at, progress.step, status, progress.marks, slow, limit)
         if len(self._of) > self._most:
             self._of = {known_id: heard for known_id, heard in self._of.items() if known_id in jobs}
             self._most = max(JOBS_BEFORE_SWEEP, 2 * len(self._of))

@@ -42,7 +42,7 @@ from iris_ray.actors.protocol.version import package_directory
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.checks import unknown, unknown_number
-from iris_ray.model.cluster_settings import WasSet, setting_named
+from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, WasSet, setting_named
 from iris_ray.model.containment import SetAside
 from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.jobs import Job
@@ -268,6 +268,11 @@ class UserCalls(ControllerProcess):
         await self.ping()
         self._capacity.take(report)
 
+    @checked
+    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
+        await self.ping()
+        self._capacity.lease(owner, instance, seconds)
+
     async def about(self) -> dict[str, Any]:
         return {
             "epoch": (await self.statistics())["epoch"],
@@ -278,11 +283,19 @@ class UserCalls(ControllerProcess):
             "address": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "set_aside": self._set_aside(),
+            "demand": self._asks_for_slices(),
             "clock_jumps": self._clock.jumps,
         }
 
     def _status(self, job: Job) -> JobStatus:
         return job_status(job, self._state, self._clock, self._waiting(job), self._progress.of(job.spec.job_id))
+
+    def _asks_for_slices(self) -> dict[str, str | None] | None:
+        """Return how missing slices are asked for, and why not as they should be; None if nobody asks for any."""
+        demand = self._demand
+        if demand is None or not demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND)):
+            return None
+        return {"way": demand.way, "problem": demand.problem}
 
     def _set_aside(self) -> list[SetAside]:
         """Return jobs that the Controller could not handle or can't place, and records that can't be read."""

@@ -67,6 +67,7 @@ def job_status(
         step=said.step if said else None,
         status=said.status if said else None,
         stragglers=said.stragglers if said and job.state is JobState.RUNNING else (),
+        stall_limit=said.stall_limit if said and job.state is JobState.RUNNING else None,
         heartbeat_at=clock.wall_or_none(said.beat_at) if said else None,
         num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
         spare_for=spec.spare_for.job_id if spec.spare_for else None,

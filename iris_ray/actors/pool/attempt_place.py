@@ -97,12 +97,14 @@ class StopRequest:
         reason: the reason, for people; done once the attempt is asked to end.
         cause: the task that we blame for the end, and its outcome; None if the owner or the Controller asked for it.
         moved_for: the notice that moves the gang, if a notice is the reason.
+        held_up: whether the blamed task held up the others, and its host may be why.
     """
 
     def __init__(self) -> None:
         self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.cause: tuple[TaskKey, TpuResult] | None = None
         self.moved_for: Notice | None = None
+        self.held_up = False
 
     @property
     def asked(self) -> bool:
@@ -113,10 +115,11 @@ class StopRequest:
         if not self.asked:
             self.reason.set_result(reason)
 
-    def blame(self, key: TaskKey, result: TpuResult, reason: str) -> None:
+    def blame(self, key: TaskKey, result: TpuResult, reason: str, held_up: bool = False) -> None:
         """Ask the attempt to end because of one of its tasks."""
         if not self.asked:
             self.cause = key, result
+            self.held_up = held_up
             self.ask(reason)
 
     def move(self, notice: Notice, reason: str) -> None:

@@ -39,6 +39,7 @@ class JobStatus:
         step: the furthest step of ``heartbeat(step)``.
         status: the latest ``report_status``.
         stragglers: tasks that are clearly slower than the others, in words, the slowest first.
+        stall_limit: after how long without a heartbeat it starts again, and why; None: never, or it is not known yet.
         yields: whether it waits behind all others, and gives its hosts to any waiting job.
         heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
         processes_per_host: how many processes each of ``tasks`` consists of. Each has a log.
@@ -71,6 +72,7 @@ class JobStatus:
     stragglers: tuple[str, ...] = ()
     yields: bool = False
     processes_per_host: int = 1
+    stall_limit: str | None = None
 
     @property
     def starting(self) -> bool:
@@ -98,7 +100,8 @@ class JobStatus:
         if self.state is JobState.RUNNING:
             but = "; any job that waits may have its hosts" if self.yields else ""
             but = f"; its hosts are to go: {self.gives_way[0]}" if self.gives_way else but
-            return f"it does not wait: attempt {self.attempt} is running{where}{but}"
+            limit = f"; it starts again after {self.stall_limit} without a heartbeat" if self.stall_limit else ""
+            return f"it does not wait: attempt {self.attempt} is running{where}{but}{limit}"
         return "it will be looked at in a moment"
 
 

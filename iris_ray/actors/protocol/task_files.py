@@ -80,6 +80,11 @@ class TaskFiles:
         return Path(f"{self.prefix}.heartbeat")
 
     @property
+    def rhythm(self) -> Path:
+        """The `Rhythm` of the task's process that told its own last, as JSON."""
+        return Path(f"{self.prefix}.rhythm")
+
+    @property
     def status(self) -> Path:
         """The task's latest status: one line of at most `STATUS_CHARACTERS`."""
         return Path(f"{self.prefix}.status")
@@ -136,7 +141,7 @@ class TaskFiles:
 
     def remove(self) -> None:
         """Remove all files that exist, except the FIFO, and the container's record, which goes with the container."""
-        said = self.heartbeat, self.status, self.first_steps, self.marked
+        said = self.heartbeat, self.rhythm, self.status, self.first_steps, self.marked
         for path in (self.started, self.notice, self.saved, self.members, *said):
             remove_file(path)
 

@@ -40,10 +40,7 @@ FAMILY = {
 ZONE = Constraint("zone", ConstraintOp.EQ, "us-a")
 NO_NUMBERS = [-1, -0.5, math.nan, math.inf, True, "60", [60]]
 BAD = [
-    *(
-        ("stall_timeout", value, "stall_timeout.*give seconds, more than 0, or None")
-        for value in (*NO_NUMBERS, 0, 10**400)
-    ),
+    *(("stall_timeout", value, "stall_timeout.*give seconds, 0 or more, or None") for value in (*NO_NUMBERS, 10**400)),
     *(("exit_grace", value, "exit_grace.*give seconds, 0 or more") for value in (*NO_NUMBERS, None, 10**400)),
     *(("keep_warm", value, "keep_warm.*give seconds, 0 or more") for value in (10**400, -1, math.nan, True)),
     *(("grow_after", value, "grow_after.*give .*, 'auto', or None") for value in (*NO_NUMBERS, 10**400, "12h")),

@@ -163,7 +163,7 @@ FIELDS = {
         "is_hopeless",
         "is_hang",
     ],
-    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers"],
+    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers", "stall_limit"],
 }
 MODULES = {
     **dict.fromkeys(
