@@ -103,8 +103,9 @@ class MadeUpHosts:
         self._calls["silent_peers"] += 1
         return ({}, {}) if watch in self._watches else None
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
+    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> str:
         self._calls["adopt"] += 1
+        return ""
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         self._calls["how_it_ended"] += 1

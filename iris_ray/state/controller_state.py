@@ -312,6 +312,11 @@ class ControllerState:
         return self._evictions.attempts
 
     @property
+    def next_growth_at(self) -> float:
+        """When a gang may grow next, though nothing else happens; infinite if none may."""
+        return self._spares.next_look_at
+
+    @property
     def queue_version(self) -> int:
         """Count of the changes to the queue."""
         return self._table.queue_version

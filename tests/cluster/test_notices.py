@@ -142,7 +142,7 @@ def test_notice_of_one_host_reaches_gang_whatever_hangs(cluster: SimulatedCluste
     try:
         began = time.time()
         cluster._host(here, 1).metadata.preempt()
-        wait_until(lambda: len(list(directory.glob("told-*"))) == 4, 10)
+        wait_until(lambda: len([told for told in directory.glob("told-*") if told.stat().st_size]) == 4, 10)
     finally:
         hangs.resume()
     told = [(directory / f"told-{index}").read_text().split(" ", 2) for index in range(4)]
@@ -299,7 +299,9 @@ def test_gang_grows_back_and_may_save_before(cluster: SimulatedCluster, trace: T
         (directory / f"saved-{facts['index']}").write_text(str(step + 1))
         notice.saved()
 
-    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=[1, 3], max_retries_failure=0)
+    ref = run_on_pod_ray.remote(
+        trace.gang(steps(directory, save)), "v4-16", num_slices=[1, 3], max_retries_failure=0, grow_after=3600.0
+    )  # a number: after a loss it grows back at once
     first = trace.wait_for_tasks(6)
     cluster.preempt_slice(first[0]["slice"])
     trace.wait_for_tasks(2, attempt=2)

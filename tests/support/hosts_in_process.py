@@ -266,14 +266,14 @@ class Host:
     async def healthy(self) -> bool:
         return True
 
-    async def adopt(self, place: str, standby: Handle, pid: int, started: int, token: str) -> Unfit | None:
+    async def adopt(self, place: str, standby: Handle, pid: int, started: int, token: str) -> Unfit | str:
         if self._exclusive and not self.adopted:
             for process in self._node.left():
                 if process.exclusive:
                     process.kill("an earlier actor has left it behind")
         self.adopted[pid] = place
         if self._node.held_by is None:
-            return None
+            return ""
         name = f"{self._place.slice_name} host {self._place.host_index}"
         held = self._node.held_by
         return Unfit(f"{name}: {held.why}", self._node.node_id, held.why, held.ours)

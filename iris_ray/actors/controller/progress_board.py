@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from iris_ray.actors.protocol.messages import GangProgress
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS
-from iris_ray.model.goodput import Marks
+from iris_ray.model.goodput import JobTimes, Marks
 
 STALE_S = 120.0
 """If a gang has not reported for so long, another gang of the same job may take its place."""
@@ -32,6 +32,15 @@ class Heard:
     marks: Marks
     stragglers: tuple[str, ...]
     stall_limit: str | None
+
+
+def newer_marks(times: JobTimes, heard: Heard | None) -> Marks | None:
+    """Return the marks that a job's latest attempt has reported, if they know a later step than the recorded ones."""
+    latest = times.attempts[-1] if times.attempts else None
+    if heard is None or latest is None or heard.attempt != latest.number or not heard.marks.makes_sense:
+        return None
+    known = latest.marks.steps[-1:]
+    return heard.marks if not known or heard.marks.steps[-1:] > known else None
 
 
 class ProgressBoard:

@@ -22,6 +22,7 @@ from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
+from iris_ray.actors.host.file_service import FileService
 from iris_ray.actors.host.gang_peers import GangPeers
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
@@ -71,6 +72,7 @@ class TPUHostActor:
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
         self._peers: dict[str, tuple[str, HostWatch]] = {}  # by place
+        self._file_service: asyncio.Task[str] | None = None
         self._gangs = GangPeers(lambda pid, notice: self._watches[pid].hear(notice))
 
     @cached_property
@@ -104,7 +106,7 @@ class TPUHostActor:
         peers.asked()
         return peers.detector.silent, peers.detector.hung
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
+    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | str:
         try:
             not_free = await self._preparation.ensure()
             if not_free is None:
@@ -112,8 +114,24 @@ class TPUHostActor:
         except OSError as error:
             not_free = NotFree(can_not_start(error))
         if not_free is None:
-            return None
+            return await self._where_files_are_served()
         return Unfit(f"{self._name}: {not_free.why}", self._place.node_id, not_free.why, not_free.ours)
+
+    async def _where_files_are_served(self) -> str:
+        """Return the address of the file service; "" on a shared host, which has no job directories."""
+        if not self._exclusive:
+            return ""
+        if self._file_service is None:
+            self._file_service = self._background.start(self._serve_files(), "starting the file service")
+        return await asyncio.shield(self._file_service)
+
+    async def _serve_files(self) -> str:
+        try:
+            directories = LocalDirectories.of_host(host_directory())
+            return (await asyncio.to_thread(FileService, self._place.address, directories)).address
+        except (OSError, RuntimeError) as error:  # such as no thread left
+            logger.warning("%s serves no files to other hosts of its gang: %s", self._name, error)
+            return ""
 
     async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:

@@ -75,7 +75,7 @@ class TaskProcess:
             return TaskEnd(kind, Moment.now(), error=not_free.why)
         try:
             files = TaskFiles.of_process(host_directory(), os.getpid())
-            local_dir = self._take_local_directory(launch.info)
+            local_dir = self._take_local_directory(launch)
             survive_notices(files)  # before `redirect_output` marks the start: then the host may send signals
             print_stacks_when_asked(files)
             pipe = redirect_output(host_directory(), launch)
@@ -99,11 +99,11 @@ class TaskProcess:
         finally:
             ray.actor.exit_actor()
 
-    def _take_local_directory(self, info: JobInfo) -> str:
-        if not info.slice_name:  # other jobs use the host, too
+    def _take_local_directory(self, launch: TaskLaunch) -> str:
+        if not launch.info.slice_name:  # other jobs use the host, too
             return ""
         self._local_directories = LocalDirectories.of_host(host_directory())  # an attribute keeps the directory's lock
-        return str(self._local_directories.take(info.job_id))
+        return str(self._local_directories.take(launch.info.job_id, launch.files_token))
 
     def _chips_in_use(self, info: JobInfo) -> NotFree | None:
         """Return which other process holds this host's chips, in words; None, within about 10 µs, if none does."""

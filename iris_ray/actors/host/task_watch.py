@@ -174,10 +174,9 @@ class TaskWatch:
         if not had_ended:
             await asyncio.to_thread(self._tree.update)  # while its descendants still have their parents
             await self._end_standby(reason, exit_grace)
+        found = [] if self._searched_at_exit is None else await self._searched_at_exit
         if self._searched_at_exit is None or had_ended:  # its descendants may have started others since then
             found = await asyncio.to_thread(self._search)
-        else:
-            found = await self._searched_at_exit
         left = await asyncio.to_thread(end_task, found, self._search, DYING_S)
         self.gone.set()
         if left := left + await asyncio.to_thread(end_container, self._files):

@@ -268,7 +268,9 @@ class GangRun:
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # it may not have been reported yet
             index = attempt.place.task_index(verdict.cause)
-            events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, end.exit_code))
+            is_hang = isinstance(verdict.result, TpuRunError) and verdict.result.kind is RunErrorKind.HANG
+            ended = TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, end.exit_code, is_hang=is_hang)
+            events.append(ended)
         job = await self._report(attempt_over(attempt.id, [*_marked(attempt), *events], released))
         self._refill(attempt, job_goes_on=not job.state.finished)
         is_free = moved_by_us or attempt.evicted or end.never_started
@@ -311,7 +313,7 @@ class GangRun:
                 TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason, is_hopeless=True)
             )
         elif failure.moves:
-            events.append(GangMovedEvent(attempt.id, reason))
+            events.append(GangMovedEvent(attempt.id, reason, started=False))
         else:
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, failure.counts))
         job = await self._report(attempt_over(attempt.id, events, released))

@@ -113,7 +113,8 @@ async def prepare_launch(
     first_slice: SliceReady = answers[place.names[0]]
     slices.used_ports.extend(first_slice.ports[0])
     ports = {name: answers[name].ports for name in place.names}
-    return Launch(launch_plan(request, place, ports), refill(first_slice, place.num_hosts, request.standbys))
+    services = tuple(address for name in place.names for address in answers[name].file_services)
+    return Launch(launch_plan(request, place, ports, services), refill(first_slice, place.num_hosts, request.standbys))
 
 
 def refill(ready: SliceReady, hosts: int, wanted: int | None) -> Refill:
@@ -178,18 +179,28 @@ Ports = Mapping[str, Sequence[tuple[int, ...]]]
 coordinator, and libtpu. If hosts have one process each, only those of the first process are needed."""
 
 
-def launch_plan(request: RunRequest, place: AttemptPlace, ports: Ports) -> dict[str, list[TaskLaunch]]:
+MOST_ADDRESS_CHARS = 100_000
+"""The addresses of a gang's hosts travel in a variable of each task, and Linux allows 128 KiB for one."""
+
+
+def launch_plan(
+    request: RunRequest, place: AttemptPlace, ports: Ports, file_services: Sequence[str] = ()
+) -> dict[str, list[TaskLaunch]]:
     """Return what to launch, by slice name and then process of the slice.
 
     Args:
         request: the job.
         place: where the attempt runs.
         ports: for this attempt alone.
+        file_services: where the hosts serve files of the job, by slice and then host; empty if they don't.
     """
     addresses = _process_addresses(place, ports)
+    if sum(map(len, file_services)) + len(file_services) > MOST_ADDRESS_CHARS:
+        file_services = ()
+    of_tasks = tuple(address for address in file_services for _ in range(place.order.processes_per_host))
     launches: dict[str, list[TaskLaunch]] = {name: [] for name in place.names}
     for key in place.tasks():
-        launches[place.name(key)].append(_launch(request, place, key, ports, addresses))
+        launches[place.name(key)].append(_launch(request, place, key, ports, addresses, of_tasks))
     return launches
 
 
@@ -206,7 +217,12 @@ def _process_addresses(place: AttemptPlace, ports: Ports) -> dict[str, tuple[str
 
 
 def _launch(
-    request: RunRequest, place: AttemptPlace, key: TaskKey, ports: Ports, addresses: Mapping[str, tuple[str, ...]]
+    request: RunRequest,
+    place: AttemptPlace,
+    key: TaskKey,
+    ports: Ports,
+    addresses: Mapping[str, tuple[str, ...]],
+    file_services: tuple[str, ...],
 ) -> TaskLaunch:
     slices, spec = place.order.slices, request.spec
     host, index, per_host = place.host(key), place.rank(key), place.order.processes_per_host
@@ -230,6 +246,7 @@ def _launch(
         local_index=key.local_index,
         processes_per_host=per_host,
         previous_task_index=place.previous_rank(key),
+        file_services=file_services if place.on_slices else (),
     )
     num_slices = len(slices) if place.on_slices else 1
     multislice = MultisliceInfo(address, key.slice_id, num_slices, megascale_port, debug_port, own_port)
@@ -245,6 +262,7 @@ def _launch(
         f"{spec.name} {label}",
         spec.resources.get(GPU, 0.0),
         _tpu_process(spec.device, place, key, addresses[place.name(key)]) if addresses and spec.device else None,
+        request.files_token,
     )
 
 

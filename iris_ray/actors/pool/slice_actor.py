@@ -127,6 +127,7 @@ class SliceActor:
         self._name = name
         self._hosts = {i: Actor[HostInterface](handle, f"{name} host {i}") for i, handle in enumerate(hosts)}
         self._fitting: set[int] = set()  # hosts whose TPUHostActor has an iris_ray that fits this one
+        self._file_services: dict[int, str] = {}  # where each host serves files of jobs
         self._standbys: dict[int, Standbys] = {}  # by generation
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
@@ -176,7 +177,8 @@ class SliceActor:
             return kind(reasons, hosts, works_elsewhere=len(hosts) < len(self._hosts))
         self._standbys[generation] = [(standby, one.pid) for standby, one in zip(standbys, ready, strict=True)]
         ports = tuple(one.ports for one in (ready if per_host > 1 else ready[:1]))
-        return SliceReady(ports, ready[0].cores, ready[0].free_bytes)
+        services = tuple(self._file_services[i] for i in self._hosts)
+        return SliceReady(ports, ready[0].cores, ready[0].free_bytes, services)
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
         behind, name, who = (
@@ -202,7 +204,10 @@ class SliceActor:
             process = ready.pid, ready.started, ready.token
             adopt = HostInterface.adopt
             adopted = await self._hosts[host].ask_within(timeout_s, adopt, self._name, standby, *process)
-            return adopted if isinstance(adopted, Unreachable) else ready
+            if isinstance(adopted, Unreachable):
+                return adopted
+            self._file_services[host] = adopted
+            return ready
         except RuntimeEnvSetupError as error:
             return SetupFailed(f"{name}: {error}", (host,))
 

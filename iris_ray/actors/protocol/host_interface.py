@@ -39,7 +39,7 @@ class HostInterface(Protocol):
     async def silent_peers(self, place: str, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
         """Return the silent and the hung hosts of a watch, as `FailureDetector` has them; None without this watch."""
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
+    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | str:
         """Watch a standby from now on. The first call prepares the host.
 
         Args:
@@ -49,7 +49,8 @@ class HostInterface(Protocol):
             token: the token that processes of its task will carry.
 
         Returns:
-            None, or why the host can't take a task. Then the standby is not watched.
+            The ``host:port`` where this host serves files of jobs (see `protocol/local_files.py`), "" if it serves
+            none; or why the host can't take a task. Then the standby is not watched.
 
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended, or the standby has ended.

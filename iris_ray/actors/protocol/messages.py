@@ -1,8 +1,9 @@
 """Messages between the driver and the actors: frozen data without behaviour, and user objects only as bytes.
 
-No ``repr`` has the values of the user's variables, because it ends up in logs.
+No ``repr`` has the values of the user's variables or the job's token, because it ends up in logs.
 """
 
+import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -55,6 +56,8 @@ class RunRequest:
         host_silence: seconds without an answer after which a host counts as lost.
         exit_grace: seconds that threads and exit handlers of a task have after its function has returned.
         standbys: how many standbys a host of a warm slice keeps; None: as many as it has room for.
+        files_token: by which the hosts know who may see the job's files. It is as old as the job: a restarted pool gets
+            the same request again.
     """
 
     spec: JobSpec
@@ -66,6 +69,7 @@ class RunRequest:
     host_silence: float = HOST_SILENCE_S
     exit_grace: float = default_of("exit_grace")
     standbys: int | None = None
+    files_token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False, compare=False)
 
 
 def with_stored_function(request: RunRequest) -> RunRequest:
@@ -155,11 +159,13 @@ class SliceReady(NamedTuple):
     Attributes:
         ports: free ports that the standbys hold, by process. With one standby a host only those of the first.
         cores, free_bytes: CPUs and free memory of host 0.
+        file_services: where each host serves files of jobs, as `HostInterface.adopt` says.
     """
 
     ports: tuple[tuple[int, ...], ...]
     cores: int
     free_bytes: int
+    file_services: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +181,7 @@ class TaskLaunch:
         label: marks the task's output.
         num_gpus: GPUs that the task claims.
         tpu_process: its place among the processes of its slice if its host has several, else None.
+        files_token: as in `RunRequest`.
     """
 
     pickled_function: Payload
@@ -185,6 +192,7 @@ class TaskLaunch:
     label: str
     num_gpus: float = 0.0
     tpu_process: TpuProcess | None = None
+    files_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

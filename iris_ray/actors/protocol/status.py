@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.goodput import Disruption
 from iris_ray.model.lifecycle import JobState, TaskState, job_of
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state.quarantine import QUARANTINE
 
@@ -135,7 +135,10 @@ class JobGoodput:
         goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
             ``heartbeat(step)``.
         measured: the share of the time with user code whose use is known; None if no user code ran.
-        last_disruption: the cost of the latest disruption until now; None if there was none, or it is not known.
+        time_lost: what its failures have cost, by cause.
+        elastic_seconds: the same in Google's elastic kinds of badput.
+        last_failure: what the latest of them has cost until now; None if there was none, or it is not known.
+        chip_hour: the price of a chip-hour of its type now and the currency; None if no provisioner has told one.
     """
 
     number: int
@@ -149,7 +152,10 @@ class JobGoodput:
     chip_seconds: Mapping[str, float]
     goodput: float | None
     measured: float | None
-    last_disruption: Disruption | None
+    time_lost: Mapping[FailureCause, TimeLost]
+    elastic_seconds: Mapping[str, float]
+    last_failure: Failure | None
+    chip_hour: tuple[float, str] | None
 
 
 @dataclass(frozen=True, slots=True)

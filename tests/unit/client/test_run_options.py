@@ -43,7 +43,7 @@ BAD = [
     *(("stall_timeout", value, "stall_timeout.*give seconds, 0 or more, or None") for value in (*NO_NUMBERS, 10**400)),
     *(("exit_grace", value, "exit_grace.*give seconds, 0 or more") for value in (*NO_NUMBERS, None, 10**400)),
     *(("keep_warm", value, "keep_warm.*give seconds, 0 or more") for value in (10**400, -1, math.nan, True)),
-    *(("grow_after", value, "grow_after.*give seconds, 0 or more, or None") for value in (*NO_NUMBERS, 10**400)),
+    *(("grow_after", value, "grow_after.*give .*, 'auto', or None") for value in (*NO_NUMBERS, 10**400, "12h")),
     *(
         ("host_silence", value, "host_silence.*give seconds, 2 or more, or None")
         for value in (1.9, 0, -5, math.nan, "5")
@@ -112,7 +112,7 @@ DEFAULTS = {
     "scheduling_timeout": None,
     "keep_warm": 60,
     "spares": 0,
-    "grow_after": 12 * 3600,
+    "grow_after": "auto",
     "stall_timeout": None,
     "host_silence": None,
     "standbys": None,
@@ -210,7 +210,7 @@ def test_valid_options_arrive_in_request() -> None:
     made = pod_request(stall_timeout=None, spares=0, grow_after=None)
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, None)
     made = pod_request()
-    assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, 12 * 3600)
+    assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, "auto")
 
 
 def test_spares_for_single_tasks_are_refused() -> None:

@@ -1,0 +1,102 @@
+"""JAX's persistent compilation cache in ``local_dir``: an attempt compiles nothing that one before it has compiled.
+
+JAX means one directory that all hosts share, and writes it from process 0 alone. Here each host has its own, in memory,
+so each process writes, and a host that is new to the gang copies what a host of another slice has.
+"""
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from iris_ray.actors.protocol.task_files import write_whole
+from iris_ray.errors import PeerFilesError
+from iris_ray.model.job_info import JobInfo
+from iris_ray.task.peer_files import peers
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY = "jax_cache"
+MOST_ASKED = 3
+"""A new host asks so many others; if none of them has the cache, this process compiles."""
+_DEFAULTS: dict[str, Any] = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,  # 1 s by default, which leaves most programs out
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    "jax_persistent_cache_enable_xla_caches": "none",  # those of GPUs put the directory's path into every key
+}
+
+
+def use_compilation_cache(info: JobInfo) -> None:
+    """Have JAX keep what it compiles in the task's ``local_dir``, unless the user has chosen a directory, or none.
+
+    ``JAX_ENABLE_COMPILATION_CACHE=0`` switches it off. Call it before JAX compiles anything.
+    """
+    if not info.local_dir or jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+        return
+    directory = Path(info.local_dir) / DIRECTORY / str(info.local_index)
+    if info.attempt > 1 and not directory.exists():
+        _copy_from_another_slice(info)
+    for name, value in _DEFAULTS.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+    try:
+        _write_in_every_process()
+        _have_one_key_for_all_processes()
+    except (ImportError, AttributeError) as error:  # private parts of JAX
+        warnings.warn(f"this JAX fills the compilation cache in {directory} in process 0 alone: {error}", stacklevel=2)
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+
+
+def _copy_from_another_slice(info: JobInfo) -> None:
+    """Copy what the task of equal place in another slice has compiled. Any failure only costs the compilation."""
+    per_slice, hosts = info.num_tasks // info.num_slices, peers()
+    others = range(info.task_index + per_slice, info.task_index + info.num_tasks, per_slice)
+    for index in others[:MOST_ASKED] if hosts else ():
+        host = hosts[index % info.num_tasks]
+        try:
+            found = host.list(f"{DIRECTORY}/{info.local_index}")
+            for path, size in found.items():
+                content = bytearray(size)
+                host.read(path, memoryview(content))
+                copy = Path(info.local_dir) / path
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(copy, content)
+            if found:
+                return
+        except (PeerFilesError, OSError) as error:
+            logger.warning("no copy of JAX's compilation cache: %s", error)
+
+
+def _write_in_every_process() -> None:
+    from jax._src import compilation_cache, compiler, distributed
+
+    write = compiler._cache_write
+
+    def write_here(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
+        if distributed.global_state.process_id == 0:
+            write(key, seconds, name, backend, executable, callbacks)
+        elif not callbacks and seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
+            try:
+                compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+            except Exception as error:  # the disk may be full
+                warnings.warn(f"JAX's compilation cache could not be written: {error}", stacklevel=2)
+
+    compiler._cache_write = write_here
+
+
+def _have_one_key_for_all_processes() -> None:
+    """Leave the CPU's topology out of the keys: JAX 0.10 describes it differently in each process."""
+    from jax._src import cache_key
+
+    add = cache_key._hash_accelerator_config
+
+    def add_unless_cpu(hash_obj: Any, devices: Any) -> None:
+        if devices.flat[0].platform == "cpu":
+            cache_key._hash_devices(hash_obj, devices)
+        else:
+            add(hash_obj, devices)
+
+    cache_key._hash_accelerator_config = add_unless_cpu
