@@ -62,7 +62,7 @@ bench-controller: $(READY)  ## a storm of tasks through the real Controller, and
 bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spare at hand; about five minutes
 	$(BIN)/python -m benchmarks.faults
 
-bench-progress: $(READY)  ## from the loss of a slice to the next training step, by phase; about two minutes
+bench-progress: $(READY)  ## time lost by each kind of fault, in memory and beside Orbax and Levanter; half an hour
 	$(BIN)/python benchmarks/progress.py
 
 bench-slots: $(READY)  ## slots: decisions a second, loads beside the optimum, requests; about six minutes
