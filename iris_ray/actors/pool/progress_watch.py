@@ -261,7 +261,7 @@ class HangWatch:
         reason += " What each was doing is in its log"
         if self._limit.is_learned:
             self._limit.alarmed(_furthest(progress), silence)
-            result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
+            result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off", is_hang=True)
         else:
             result = TpuRunError(reason, kind=RunErrorKind.HANG)
         self._stop.blame(found.culprit or last, result, reason, held_up=found.culprit is not None)

@@ -17,6 +17,7 @@ from iris_ray.actors.protocol.messages import Link, ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.stall_limit import ENOUGH_STEPS, FIRST_STEPS
+from iris_ray.model.time_lost import FailureCause
 from iris_ray.state.quarantine import QUARANTINE
 from tests.support import virtual_time
 from tests.support.hosts_in_process import HEALTHY, Crash, Host, OutOfMemory, Task, returns_at_once
@@ -238,6 +239,8 @@ async def test_hang_beyond_learned_limit_costs_a_preemption(cluster: VirtualClus
     assert await results == [2, 2]
     assert 600.0 < virtual_time.now() - began - 10.0 * (2 * STEPS - 1) < 620.0
     assert await cluster.charged("job") == (0, 1)
+    (cause,) = (await cluster.ask("job_goodput", "job")).time_lost
+    assert cause is FailureCause.HUNG
     error = (await cluster.status("job")).error or ""
     assert "no task has made progress for 60" in error
     assert "stall_timeout=0 switches this off" in error
