@@ -4,8 +4,8 @@
 
 Four processes of JAX on CPU stand for two slices of two hosts; each has a directory in memory and a file service of its
 own, as a `TPUHostActor` gives it. Orbax writes to one directory on disk. The state is random numbers, since Orbax
-compresses. ``data-parallel``: both slices have all of it. ``sharded``: each process has a quarter, and a copy of another
-one. Orbax and the memory take turns. Of each save and restore the slowest process counts; the table has medians.
+compresses. ``data-parallel``: both slices have all of it. ``sharded``: each process has a quarter, and a copy of one
+more. Orbax and the memory take turns. Of each save and restore the slowest process counts; the table has medians.
 
 - save: from the call until it returns, with the state computed before. Then all wait until the step is there.
 - restore, own host: by a new attempt on the same hosts. Orbax's files have been dropped from the page cache before.
@@ -92,7 +92,9 @@ def forget(host: Any) -> None:
 
 def slowest(of_processes: list[dict[str, list[list[float]]]], what: str, which: int) -> float:
     """The median of what the slowest process took each time."""
-    return statistics.median(map(max, zip(*(times[what][which] for times in of_processes), strict=True)))
+    turns = zip(*(times[what][which] for times in of_processes), strict=True)
+    median: float = statistics.median([max(turn) for turn in turns])
+    return median
 
 
 def free_port() -> int:
@@ -152,14 +154,14 @@ def task() -> None:
             return np.random.default_rng(seed).random((len(range(shape[0])[index[0]]), shape[1]), np.float32)
 
         return {
-            f"leaf-{leaf}": jax.make_array_from_callback(shape, over, lambda index, leaf=leaf: numbers(leaf, index))
+            f"leaf-{leaf}": jax.make_array_from_callback(shape, over, functools.partial(numbers, leaf))
             for leaf in range(leaves)
         }
 
     def timed(name: str, function: Any) -> tuple[float, Any]:
         multihost_utils.sync_global_devices(name)
         began = time.perf_counter()
-        result = jax.block_until_ready(function())
+        result = jax.block_until_ready(function())  # type: ignore[no-untyped-call]
         return time.perf_counter() - began, result
 
     def require_same(found: Any, step: int) -> None:
@@ -167,7 +169,10 @@ def task() -> None:
             for mine, theirs in zip(one.addressable_shards, other.addressable_shards, strict=True):
                 assert (np.asarray(mine.data) == np.asarray(theirs.data)).all()
 
-    blank = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
+    blank = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),  # type: ignore[no-untyped-call]
+        state(0),
+    )
     times: dict[str, list[list[float]]] = {}
     with (
         MemoryCheckpointer() as memory,
@@ -177,7 +182,7 @@ def task() -> None:
             assert memory.restore(blank) is None
             ours, theirs = [], []
             for step in range(1, saves + 3):
-                now = jax.block_until_ready(state(step))
+                now = jax.block_until_ready(state(step))  # type: ignore[no-untyped-call]
                 ours.append(timed(f"memory {step}", functools.partial(memory.save, step, now))[0])
                 memory.wait()
                 theirs.append(

@@ -1,6 +1,6 @@
 """Time lost by a fault: the steps that are done again, and the seconds until the next new step; by fault and program.
 
-    python -m benchmarks.progress [--samples 3] [--fault "slice killed"] [--program memory] [--json FILE]
+    python benchmarks/progress.py [--samples 3] [--fault "slice killed"] [--program memory] [--json FILE]
 
 Each program runs as one job on two of three simulated v4-16 slices: four processes of JAX on CPU. The third slice is
 its spare, and all standbys have started before each fault. A new slice comes after it. The programs:
@@ -42,13 +42,13 @@ from typing import Any
 
 import ray
 
-from benchmarks.faults import freeze_host, kill_host, kill_task, sound_slices, take_slice
-from benchmarks.progress_programs import KEEPERS, PHASES, PRELOAD, train, train_with_levanter
+from faults import freeze_host, kill_host, kill_task, sound_slices, take_slice
 from iris_ray import run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
+from progress_programs import KEEPERS, PHASES, PRELOAD, train, train_with_levanter
 
 TPU_TYPE, TASKS = "v4-16", 4
 COLUMNS = ("detect", "restart", "import", "join", "restore", "compile", "first step")
@@ -125,7 +125,8 @@ class Run:
             function: Callable[[], None] = functools.partial(train_with_levanter, str(directory), every)
             preload: list[str] = list(iris_ray.levanter.PRELOAD)
         else:
-            function = functools.partial(train, str(directory), program, every, state_mb)
+            own_mb = state_mb if self._saves else 0.0  # it would make it anew
+            function = functools.partial(train, str(directory), program, every, own_mb)
             preload = PRELOAD[program]
         self._ref = run_on_pod_ray.remote(
             function, TPU_TYPE, num_slices=2, spares=spares, preload=preload, max_retries_failure=1000
@@ -146,9 +147,8 @@ class Run:
         self._until(self._standbys_ready)
         time.sleep(QUIET_S)
         if self._saves:
-            saved = self._last_save()
-            self._until(lambda: self._last_save() > saved and self._last_save())
-            middle = self._last_save() + self._every // 2
+            middle = self._until(lambda: self._last_save() + 1) - 1 + self._every // 2
+            middle += max(0, math.ceil((self._last_step() - middle) / self._every)) * self._every
             self._until(lambda: self._last_step() >= middle)
         before, step_s, at = self._attempt, self._step_s(), time.time()
         hit = fault(self)
@@ -209,7 +209,7 @@ class Run:
 
     def _step_s(self) -> float:
         times = [note["time"] for note in self._notes(self._attempt, 0) if "step" in note][-200:]
-        return statistics.median(then - now for now, then in pairwise(times))
+        return float(statistics.median(then - now for now, then in pairwise(times)))
 
     def _standbys_ready(self) -> bool:
         pool = pool_of_this_process._pool
@@ -339,9 +339,9 @@ def main() -> None:
         for program in args.program or installed:
             faults = args.fault or (list(FAULTS) if program == installed[0] else list(OF_ALL))
             found.append(measure(cluster, program, faults, args.samples, args.loss_every, args.state_mb))
+            if args.json:
+                args.json.write_text(json.dumps([asdict(figures) for figures in found], indent=1))
     print("\n" + table(found))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(figures) for figures in found], indent=1))
 
 
 if __name__ == "__main__":

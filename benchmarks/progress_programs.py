@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PHASES = ("called", "imported", "joined", "restored", "compiled", "stepped")
 """What a task notes in this order. From one to the next: imports, joining, restoring, compiling, the first step."""
 TICK_S = 0.01
+ROW = 1024
 STEP_S = 0.02
 """The demo's steps take a millisecond; these sleep, as those of a larger model would compute."""
 
@@ -139,6 +140,7 @@ def train(directory: str, keeper_name: str, every: int, state_mb: float) -> None
 
     import iris_ray.jax
 
+    abstract: Any = jax.ShapeDtypeStruct
     keeper: Keeper = KEEPERS[keeper_name](directory, every)
     notes.mark("imported")
     iris_ray.jax.initialize()
@@ -147,10 +149,18 @@ def train(directory: str, keeper_name: str, every: int, state_mb: float) -> None
     notes.mark("joined")
 
     spread, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-    fresh = {"params": train_digits.fresh_parameters(), "ballast": ballast_of(rank, world, state_mb)}
-    shardings = {"params": dict.fromkeys(fresh["params"], everywhere), "ballast": spread}
-    state = jax.tree.map(lambda sharding, own: jax.make_array_from_process_local_data(sharding, own), shardings, fresh)
-    start, state = keeper.restore(state) or (0, state)
+    distribute: Any = jax.make_array_from_process_local_data
+    digits: Any = train_digits
+    params, rows = digits.fresh_parameters(), ballast_rows(state_mb, world)
+    of_params = {name: abstract(array.shape, array.dtype, sharding=everywhere) for name, array in params.items()}
+    like = {"params": of_params, "ballast": abstract((rows * world, ROW), np.float32, sharding=spread)}
+    start, state = keeper.restore(like) or (0, None)
+    if state is None:
+        own = np.random.default_rng(rank).standard_normal((rows, ROW), dtype=np.float32)  # it does not compress
+        state = {
+            "params": {n: distribute(everywhere, a) for n, a in params.items()},
+            "ballast": distribute(spread, own),
+        }
     jax.block_until_ready(state)  # type: ignore[no-untyped-call]
     notes.mark("restored")
 
@@ -159,9 +169,9 @@ def train(directory: str, keeper_name: str, every: int, state_mb: float) -> None
 
     def batch_of(step: int) -> tuple[Any, Any]:
         chosen = np.random.default_rng(step).integers(len(images), size=128)[rank::world]
-        return tuple(jax.make_array_from_process_local_data(spread, each[chosen]) for each in (images, labels))
+        return distribute(spread, images[chosen]), distribute(spread, labels[chosen])
 
-    update = train_digits.update.lower(state["params"], *batch_of(start)).compile()
+    update = digits.update.lower(state["params"], *batch_of(start)).compile()
     notes.mark("compiled")
     for step in range(start, sys.maxsize):
         params, _ = jax.block_until_ready(update(state["params"], *batch_of(step)))  # type: ignore[no-untyped-call]
@@ -179,12 +189,9 @@ def train(directory: str, keeper_name: str, every: int, state_mb: float) -> None
         time.sleep(STEP_S)
 
 
-def ballast_of(rank: int, world: int, state_mb: float) -> Any:
-    """Return this process's share of random numbers: such state does not compress."""
-    import numpy as np
-
-    rows = max(1, round(state_mb * 1e6 / 4 / 1024 / world))
-    return np.random.default_rng(rank).standard_normal((rows, 1024), dtype=np.float32)
+def ballast_rows(state_mb: float, world: int) -> int:
+    """Return how many rows of numbers each process has of so many MB."""
+    return max(1, round(state_mb * 1e6 / 4 / ROW / world))
 
 
 def train_with_levanter(directory: str, every: int) -> None:

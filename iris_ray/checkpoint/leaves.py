@@ -65,7 +65,7 @@ def _state_leaf(name: str, leaf: Any, processes: int) -> StateLeaf:
         kind = type(leaf)
         return StateLeaf(Leaf(name, value=leaf), None, (), dict, lambda value, _: kind(value))
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return _keys(name, leaf, processes)
         return _jax_array(name, leaf, processes)
     if isinstance(leaf, (np.ndarray, np.generic)) and not leaf.dtype.hasobject:
@@ -103,12 +103,13 @@ def _jax_array(name: str, leaf: Any, processes: int) -> StateLeaf:
         holders = dict.fromkeys(holders, tuple(range(processes)))
 
     def build(_: Any, boxes: Mapping[Box, Bytes]) -> Any:
-        arrays, used = [], set()
-        for device, box in here:
+        places = [SingleDeviceSharding(device, memory_kind=sharding.memory_kind) for device, _ in here]
+        contents, used = [], set()
+        for _, box in here:
             content = boxes[box].copy() if box in used else boxes[box]  # on a CPU, JAX takes the memory over
             used.add(box)
-            place = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-            arrays.append(jax.device_put(content.view(dtype).reshape(shape_of(box)), place))
+            contents.append(content.view(dtype).reshape(shape_of(box)))
+        arrays = jax.device_put(contents, places)
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays, dtype=dtype)
 
     def shards() -> Mapping[Box, Any]:
@@ -141,7 +142,7 @@ def _of_keys_to_come(keys: Any) -> tuple[Any, Any]:
         return jax.random.key_data(given)
 
     data = jax.eval_shape(data_of, keys)
-    return impls[0], jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=keys.sharding)
+    return impls[0], jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=keys.sharding)  # type: ignore[no-untyped-call]
 
 
 def _on_device(leaf: Any) -> bool:
@@ -157,7 +158,8 @@ def _layout(sharding: Sharding, shape: tuple[int, ...]) -> tuple[list[tuple[Any,
     """Return the box of each device of this process, and the processes that have each box."""
     holders: dict[Box, set[int]] = {}
     here = []
-    for device, index in sharding.devices_indices_map(shape).items():
+    devices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    for device, index in devices.items():
         box = box_of(index or (), shape) if shape else ()
         holders.setdefault(box, set()).add(device.process_index)
         if device.process_index == jax.process_index():

@@ -193,7 +193,7 @@ def _assembled(
         exact = piece.box == wanted and end - start == volume(wanted)
         content = result if exact else aligned((end - start) * item)
         try:
-            hosts[piece.host].read(piece.data, memoryview(content), piece.shard.offset + start * item)
+            hosts[piece.host].read(piece.data, content.data, piece.shard.offset + start * item)
         except OSError as error:
             raise HostFailedError(piece.host, str(error)) from error
         if piece.box == piece.shard.box and checksum(content) != piece.shard.checksum:

@@ -138,7 +138,7 @@ class GangSteps:
         gang = self._gang
         there, name = gang.hosts[gang.host_of[plan.partner]], PartName(gang.attempt, step, gang.index)
         self._copied.add(step)
-        there.write(f"{gang.folder}/{name.data}", memoryview(memory)[: part.size])
+        there.write(f"{gang.folder}/{name.data}", memory.data[: part.size])
         there.write(f"{gang.folder}/{name.record}", memoryview(part.to_bytes()))
 
     def _drop_copies(self, plan: "_Plan", but: int) -> None:

@@ -153,11 +153,11 @@ def begun_from_memory(memory: MemoryCheckpointer) -> Iterator[None]:
         print(f"Step {found[0] - 1} of this run was in the hosts' memory", flush=True)
         return _with_arrays(fresh, found[1])
 
-    trainers.Trainer.initial_state = from_memory  # type: ignore[attr-defined]
+    trainers.Trainer.initial_state = from_memory
     try:
         yield
     finally:
-        trainers.Trainer.initial_state = initial_state  # type: ignore[attr-defined]
+        trainers.Trainer.initial_state = initial_state
 
 
 def arrays_of(tree: Any) -> dict[str, Any]:

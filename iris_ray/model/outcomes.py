@@ -21,15 +21,9 @@ class TpuPreempted:
 
 @dataclass(frozen=True, slots=True)
 class TpuFailed:
-    """The host, or a process of iris_ray there, was lost without notice, or the gang hung. Charged as a preemption.
-
-    Attributes:
-        error: one line for people.
-        is_hang: whether the gang hung, by the limit that iris_ray has learned.
-    """
+    """The host, or a process of iris_ray there, was lost without notice, or the gang hung. Charged as a preemption."""
 
     error: str
-    is_hang: bool = False
 
 
 class RunErrorKind(Enum):

@@ -116,13 +116,6 @@ class Verdict:
         return self.cause is None
 
     @property
-    def is_hang(self) -> bool:
-        """Whether iris_ray ended the gang because no task had made progress for too long."""
-        if isinstance(self.result, TpuFailed):
-            return self.result.is_hang
-        return isinstance(self.result, TpuRunError) and self.result.kind is RunErrorKind.HANG
-
-    @property
     def charged_as(self) -> TaskState:
         """The state in which the first cause is reported; it decides which budget is charged. Not for successes."""
         assert not self.succeeded

@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.task.peer_files import peers
 
 logger = logging.getLogger(__name__)
+config: Any = jax.config  # its options have no types
 
 DIRECTORY = "jax_cache"
 MOST_ASKED = 3
@@ -34,20 +36,20 @@ def use_compilation_cache(info: JobInfo) -> None:
 
     ``JAX_ENABLE_COMPILATION_CACHE=0`` switches it off. Call it before JAX compiles anything.
     """
-    if not info.local_dir or jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    if not info.local_dir or config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
         return
     directory = Path(info.local_dir) / DIRECTORY / str(info.local_index)
     if info.attempt > 1 and not directory.exists():
         _copy_from_another_slice(info)
     for name, value in _DEFAULTS.items():
         if name.upper() not in os.environ:
-            jax.config.update(name, value)
+            config.update(name, value)
     try:
         _write_in_every_process()
         _have_one_key_for_all_processes()
     except (ImportError, AttributeError) as error:  # private parts of JAX
         warnings.warn(f"this JAX fills the compilation cache in {directory} in process 0 alone: {error}", stacklevel=2)
-    jax.config.update("jax_compilation_cache_dir", str(directory))
+    config.update("jax_compilation_cache_dir", str(directory))
 
 
 def _copy_from_another_slice(info: JobInfo) -> None:
@@ -63,7 +65,7 @@ def _copy_from_another_slice(info: JobInfo) -> None:
                 host.read(path, memoryview(content))
                 copy = Path(info.local_dir) / path
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(copy, content)
+                write_whole(copy, bytes(content))
             if found:
                 return
         except (PeerFilesError, OSError) as error:
@@ -71,32 +73,34 @@ def _copy_from_another_slice(info: JobInfo) -> None:
 
 
 def _write_in_every_process() -> None:
-    from jax._src import compilation_cache, compiler, distributed
+    """Have JAX's own function that writes the cache take every process for process 0, in all versions of JAX."""
+    from jax._src import compiler
 
-    write = compiler._cache_write
+    private: Any = compiler
+    write = private._cache_write
+    as_process_0 = {"distributed": SimpleNamespace(global_state=SimpleNamespace(process_id=0))}
+    write_here = FunctionType(write.__code__, write.__globals__ | as_process_0, write.__name__, write.__defaults__)
 
-    def write_here(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
-        if distributed.global_state.process_id == 0:
-            write(key, seconds, name, backend, executable, callbacks)
-        elif not callbacks and seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
-            try:
-                compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
-            except Exception as error:  # the disk may be full
-                warnings.warn(f"JAX's compilation cache could not be written: {error}", stacklevel=2)
+    def write_if_possible(*args: Any, **kwargs: Any) -> None:
+        try:
+            write_here(*args, **kwargs)
+        except Exception as error:  # a cache must not end a program
+            warnings.warn(f"JAX's compilation cache could not be written: {error}", stacklevel=2)
 
-    compiler._cache_write = write_here
+    private._cache_write = write_if_possible
 
 
 def _have_one_key_for_all_processes() -> None:
-    """Leave the CPU's topology out of the keys: JAX 0.10 describes it differently in each process."""
+    """Leave the CPU's topology out of the keys: JAX (0.10 to 0.11) describes it differently in each process."""
     from jax._src import cache_key
 
-    add = cache_key._hash_accelerator_config
+    private: Any = cache_key
+    add, add_kinds = private._hash_accelerator_config, private._hash_devices
 
-    def add_unless_cpu(hash_obj: Any, devices: Any) -> None:
+    def add_unless_cpu(hash_obj: Any, devices: Any, *rest: Any) -> None:
         if devices.flat[0].platform == "cpu":
-            cache_key._hash_devices(hash_obj, devices)
+            add_kinds(hash_obj, devices)
         else:
-            add(hash_obj, devices)
+            add(hash_obj, devices, *rest)
 
-    cache_key._hash_accelerator_config = add_unless_cpu
+    private._hash_accelerator_config = add_unless_cpu

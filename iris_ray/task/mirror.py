@@ -50,7 +50,7 @@ def mirror(directory: Path | str) -> int | None:
     Example::
 
         steps = Path(iris_ray.get_job_info().local_dir, "steps")
-        mirror(steps)
+        iris_ray.checkpoint.mirror(steps)
         manager = ReplicatorCheckpointManager(steps, global_mesh=mesh)
     """
     me = get_job_info()

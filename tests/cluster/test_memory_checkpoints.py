@@ -12,7 +12,7 @@ import ray
 
 from iris_ray import run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
-from tests.support.proofs import a_seed, in_proofs
+from tests.support.proofs import a_seed, in_long, in_proofs
 from tests.support.waiting import wait_until
 
 PRELOAD = ["iris_ray.checkpoint"]
@@ -39,7 +39,7 @@ def training(directory: str, sharded: bool, steps: int) -> Callable[[], dict[str
         assert me is not None
         devices = np.array(jax.devices()).reshape(me.num_slices, -1)
         mesh = jax.sharding.Mesh(devices, ("slice", "host"))
-        over = NamedSharding(mesh, PartitionSpec("slice" if sharded else None, "host"))  # type: ignore[no-untyped-call]
+        over = NamedSharding(mesh, PartitionSpec("slice" if sharded else None, "host"))
 
         def state(step: int) -> dict[str, Any]:
             whole = np.random.default_rng(step).normal(size=(ROWS, COLUMNS)).astype(np.float32)
@@ -86,6 +86,10 @@ def latest(directory: Path, attempt: int) -> int:
     return max((line.get("step", 0) for line in lines(directory) if line["attempt"] == attempt), default=0)
 
 
+def wait_for(directory: Path, attempt: int, step: int) -> None:
+    wait_until(lambda: latest(directory, attempt) >= step, 120)
+
+
 def check(directory: Path, most_lost: int) -> None:
     """No attempt began more than so many steps before the last one that the attempt before it had done."""
     starts = {line["attempt"]: line["start"] for line in lines(directory) if "start" in line}
@@ -94,22 +98,27 @@ def check(directory: Path, most_lost: int) -> None:
             assert start >= latest(directory, attempt - 1) - most_lost, lines(directory)
 
 
-@pytest.mark.parametrize("sharded", [True, *in_proofs(False)])
-def test_lost_slices_cost_a_step_or_two_and_no_bit(cluster: SimulatedCluster, tmp_path: Path, sharded: bool) -> None:
-    """Slices are killed at random moments, also during saves. A step lasts so long that saves take most of the time."""
+CASES = [(True, 2), *in_proofs((False, 2)), *in_long((True, 12), (False, 12))]
+
+
+@pytest.mark.parametrize(("sharded", "kills"), CASES)
+def test_lost_slices_cost_a_step_or_two_and_no_bit(
+    cluster: SimulatedCluster, tmp_path: Path, sharded: bool, kills: int
+) -> None:
+    """Slices are killed at random moments, also during saves, which are most of each step."""
     chance = random.Random(a_seed(38))
     ref = run_on_pod_ray.remote(
-        training(str(tmp_path), sharded, 60), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
+        training(str(tmp_path), sharded, 80 * kills), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
     )
-    for attempt in (1, 2):
-        wait_until(lambda attempt=attempt: latest(tmp_path, attempt) > 5 * attempt, 120)
+    for attempt in range(1, kills + 1):
+        wait_for(tmp_path, attempt, 5 * attempt)
         time.sleep(chance.random() / 5)
         where = {line["slice"] for line in lines(tmp_path) if line["attempt"] == attempt}
         cluster.preempt_slice(where.pop())
-        wait_until(lambda attempt=attempt: latest(tmp_path, attempt + 1), 120)
+        wait_for(tmp_path, attempt + 1, 1)
         cluster.add_slice("v4-16")
     results = ray.get(ref)
-    assert {result["attempt"] for result in results} == {3}
+    assert {result["attempt"] for result in results} == {kills + 1}
     assert results[0]["start"] > 0
     check(tmp_path, most_lost=2)
 
@@ -119,7 +128,7 @@ def test_noticed_slice_costs_no_step(cluster: SimulatedCluster, tmp_path: Path) 
     ref = run_on_pod_ray.remote(
         training(str(tmp_path), True, 60), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
     )
-    wait_until(lambda: latest(tmp_path, 1) > 5, 120)
+    wait_for(tmp_path, 1, 5)
     cluster.preempt_slice(lines(tmp_path)[-1]["slice"], notice_s=60)
     assert ray.get(ref)[0]["attempt"] == 2
     check(tmp_path, most_lost=0)
@@ -131,7 +140,7 @@ def test_gang_of_fewer_slices_goes_on_from_memory(cluster: SimulatedCluster, tmp
     ref = run_on_pod_ray.remote(
         training(str(tmp_path), True, 60), "v4-16", num_slices=[2, 3], max_retries_failure=0, preload=PRELOAD
     )
-    wait_until(lambda: latest(tmp_path, 1) > 5, 120)
+    wait_for(tmp_path, 1, 5)
     cluster.preempt_slice(lines(tmp_path)[-1]["slice"])
     results = ray.get(ref)
     assert results[0]["start"] > 0

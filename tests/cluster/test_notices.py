@@ -303,7 +303,9 @@ def test_gang_grows_back_and_may_save_before(cluster: SimulatedCluster, trace: T
         (directory / f"saved-{facts['index']}").write_text(str(step + 1))
         notice.saved()
 
-    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=[1, 3], max_retries_failure=0)
+    ref = run_on_pod_ray.remote(
+        trace.gang(steps(directory, save)), "v4-16", num_slices=[1, 3], max_retries_failure=0, grow_after=3600.0
+    )  # a number: after a loss it grows back at once
     first = trace.wait_for_tasks(6)
     cluster.preempt_slice(first[0]["slice"])
     trace.wait_for_tasks(2, attempt=2)

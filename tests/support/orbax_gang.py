@@ -1,4 +1,4 @@
-"""One process of a gang that saves, or restores, with a manager of Orbax's. `tests/cluster/marin/test_orbax_managers.py`.
+"""One process of a gang that saves, or restores, with one of Orbax's managers: `test_orbax_managers.py`.
 
     python -m tests.support.orbax_gang save|restore MANAGER PROCESS COORDINATOR LOCAL_DIRECTORY BUCKET
 
@@ -72,15 +72,7 @@ def p2p(mesh: Mesh, like: Any, local: Path, bucket: Path) -> tuple[Any, Any]:
     return checkpoint_manager.CheckpointManager(mesh, like, local, bucket, options=given), args.Composite
 
 
-def replicator(mesh: Mesh, like: Any, local: Path, bucket: Path) -> tuple[Any, Any]:
-    import orbax.checkpoint as ocp
-    from orbax.checkpoint.experimental.emergency import replicator_checkpoint_manager as replicator
-
-    options = replicator.ReplicatorCheckpointManagerOptions(save_interval_steps=1)
-    return replicator.ReplicatorCheckpointManager(local, options=options, global_mesh=mesh), ocp.args.Composite
-
-
-MANAGERS = {"emergency": emergency, "p2p": p2p, "replicator": replicator}
+MANAGERS = {"emergency": emergency, "p2p": p2p}
 
 
 if __name__ == "__main__":

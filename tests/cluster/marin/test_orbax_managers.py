@@ -33,14 +33,11 @@ class Gang:
             each.mkdir()
         self._run("save")
 
-    def lose(self, hosts: list[int], mirrored: bool) -> None:
-        """Have empty hosts in their places, or hosts with what those of equal place in the other slice have."""
+    def lose(self, hosts: list[int]) -> None:
+        """Have empty hosts in their places."""
         for host in hosts:
             shutil.rmtree(self._locals[host])
-            if mirrored:
-                shutil.copytree(self._locals[(host + 2) % PROCESSES], self._locals[host])
-            else:
-                self._locals[host].mkdir()
+            self._locals[host].mkdir()
 
     def restored_step(self) -> int:
         (step,) = {int(line.split()[1]) for line in self._run("restore")}
@@ -67,17 +64,11 @@ class Gang:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("lost", HOSTS)
-@pytest.mark.parametrize(
-    ("manager", "mirrored", "covered"),
-    [
-        ("emergency", False, {"slice 0"}),  # it never keeps local copies on slice 0
-        ("p2p", False, {"slice 0", "slice 1"}),
-        ("replicator", True, {"slice 0", "slice 1"}),
-    ],
-)
+@pytest.mark.parametrize(("manager", "covered"), [("emergency", ["slice 0"]), ("p2p", ["slice 0", "slice 1"])])
 def test_manager_restores_from_hosts_only_covered_losses(
-    tmp_path: Path, manager: str, mirrored: bool, covered: set[str], lost: str
+    tmp_path: Path, manager: str, covered: list[str], lost: str
 ) -> None:
+    """The emergency manager keeps no local copies on slice 0. `tests/unit/task/test_mirror.py` has the replicator."""
     gang = Gang(tmp_path, manager)
-    gang.lose(HOSTS[lost], mirrored)
+    gang.lose(HOSTS[lost])
     assert gang.restored_step() == (ON_HOSTS if lost in covered else IN_BUCKET)

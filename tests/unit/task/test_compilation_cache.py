@@ -1,18 +1,19 @@
 """JAX's compilation cache in the `local_dir` of each task, with real processes of JAX on CPU."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from iris_ray.actors.host.directories import LocalDirectories
+from iris_ray.actors.host.file_service import FileService
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task.compilation_cache import DIRECTORY
 
+TOKEN = "5ec2e7"
 PROGRAM = """
 import iris_ray.jax
 iris_ray.jax.initialize()
@@ -27,7 +28,9 @@ print(int(step(ones)), any(hits))
 """
 
 
-def run_gang(local_dirs: list[Path], attempt: int, env: Mapping[str, str] = {}) -> list[str]:
+def run_gang(
+    local_dirs: list[Path], attempt: int, env: dict[str, str] | None = None, file_services: tuple[str, ...] = ()
+) -> list[str]:
     """Run the program as a gang of so many processes; return what they print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -47,8 +50,9 @@ def run_gang(local_dirs: list[Path], attempt: int, env: Mapping[str, str] = {}) 
             worker_id=0,
             coordinator_address=coordinator,
             local_dir=str(local_dir),
+            file_services=file_services,
         )
-        of_task = outside | {"JAX_PLATFORMS": "cpu"} | env | info.to_env()
+        of_task = outside | {"JAX_PLATFORMS": "cpu"} | (env or {}) | info.to_env()
         command = [sys.executable, "-c", PROGRAM]
         processes.append(subprocess.Popen(command, env=of_task, stdout=subprocess.PIPE, text=True))
     outputs = [process.communicate(timeout=60)[0] for process in processes]
@@ -60,13 +64,18 @@ def steps_in(local_dir: Path) -> set[str]:
     return {path.name for path in local_dir.glob(f"{DIRECTORY}/0/jit__lambda*")}
 
 
-def test_next_attempt_compiles_nothing_again_even_with_anothers_cache(tmp_path: Path) -> None:
-    stays, lost, new = tmp_path / "stays", tmp_path / "lost", tmp_path / "new"
+def test_next_attempt_compiles_nothing_again_even_on_a_new_host(tmp_path: Path) -> None:
+    for name in ("stays", "lost", "new"):
+        (tmp_path / name).mkdir()
+    hosts = [LocalDirectories(tmp_path / name, None) for name in ("stays", "lost", "new")]
+    stays, lost, new = (host.take("j", TOKEN) for host in hosts)
     assert run_gang([stays, lost], attempt=1) == ["288 False"] * 2
     assert steps_in(stays) == steps_in(lost) != set()  # each process has written it
-    shutil.copytree(stays / DIRECTORY, new / DIRECTORY)
-    assert run_gang([stays, new], attempt=2) == ["288 True"] * 2
-    assert run_gang([new, stays], attempt=3) == ["288 True"] * 2
+    service = FileService("127.0.0.9", hosts[0], lambda _: 1 << 30)
+    try:
+        assert run_gang([stays, new], attempt=2, file_services=(service.address, "")) == ["288 True"] * 2
+    finally:
+        service.stop()
 
 
 @pytest.mark.parametrize("variable", ["JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"])

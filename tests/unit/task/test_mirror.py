@@ -1,7 +1,13 @@
 """Which step directories the hosts of a gang have after their tasks have mirrored them, over real sockets."""
 
 import itertools
+import json
+import os
 import random
+import socket
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -308,3 +314,81 @@ def test_local_run_has_no_steps_to_mirror(monkeypatch: pytest.MonkeyPatch, tmp_p
     for name, value in replace(INFO, local_dir=str(tmp_path)).to_env().items():
         monkeypatch.setenv(name, value)
     assert mirror(tmp_path / "steps") is None
+
+
+# -- for Orbax's manager of replicated hosts, in real JAX processes ----------------------------------------------------
+
+TRAIN = textwrap.dedent("""
+    import json, os, sys
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+    from absl import flags
+    from etils import epath
+    from orbax.checkpoint.experimental.emergency import replicator_checkpoint_manager as replicator
+    import iris_ray, iris_ray.jax
+    from iris_ray.task.mirror import mirror
+
+    to, fails_after = int(sys.argv[1]), int(sys.argv[2])
+    flags.FLAGS(["train"])
+    me = iris_ray.get_job_info()
+    steps = epath.Path(me.local_dir) / "steps"
+    iris_ray.jax.initialize()
+    ocp.multihost.initialize_runtime_to_distributed_ids()
+    ocp.multihost.initialize_distributed_to_device_ids()
+    began = mirror(steps)
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("slices", "hosts"))
+    by_host = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("hosts"))
+    state = {"x": jax.make_array_from_callback((8,), by_host, lambda index: np.arange(8.0)[index])}
+    manager = replicator.ReplicatorCheckpointManager(steps, global_mesh=mesh)
+    first = manager.latest_step()
+    if first is not None:
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_host), state)
+        args = ocp.args.PyTreeRestore(shapes, restore_args=ocp.checkpoint_utils.construct_restore_args(shapes))
+        state = manager.restore(first, args=ocp.args.Composite(state=args))["state"]
+    for step in range((first or 0) + 1, to + 1):
+        state = jax.jit(lambda state: {"x": state["x"] * 2 + 1})(state)
+        manager.save(step, args=ocp.args.Composite(state=ocp.args.PyTreeSave(state)))
+        if step == fails_after:
+            manager.wait_until_finished()
+            os._exit(1)
+    manager.close()
+    (shard,) = state["x"].addressable_shards
+    print(json.dumps([began, first, shard.data.tolist()]))
+""")
+
+
+def run(world: World, gang: Sequence[Host], to: int, fails_after: int = 0) -> list[list[object]]:
+    """Run the program on a gang, and return what its tasks print."""
+    world.attempt += 1
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    services = tuple(host.service.address for host in gang)
+    tasks = []
+    for index, host in enumerate(gang):
+        me = replace(INFO, task_index=index, num_tasks=len(gang), slice_id=index // 2, worker_id=index % 2)
+        me = replace(me, attempt=world.attempt, local_dir=str(host.files), file_services=services)
+        me = replace(me, coordinator_address=coordinator)
+        environ = {**os.environ, **me.to_env(), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+        command = [sys.executable, "-c", TRAIN, str(to), str(fails_after)]
+        tasks.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    try:
+        said = [task.communicate(timeout=120) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+    if fails_after:
+        return []
+    return [json.loads(out.splitlines()[-1]) if out else pytest.fail(err) for out, err in said]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("lost", [0, 1])
+def test_orbax_goes_on_from_hosts_own_steps_after_loss_of_either_slice(world: World, lost: int) -> None:
+    pytest.importorskip("orbax.checkpoint", reason="needs orbax-checkpoint")
+    gang = world.new(4)
+    run(world, gang, to=9, fails_after=4)
+    gang[2 * lost : 2 * lost + 2] = world.new(2)
+    computed = [[x * 64 + 63 for x in range(start, start + 4)] for start in (0, 4)]
+    assert run(world, gang, to=6) == [[4, 4, computed[index % 2]] for index in range(4)]

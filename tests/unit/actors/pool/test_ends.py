@@ -17,7 +17,6 @@ from iris_ray.actors.protocol.messages import Link, ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.stall_limit import ENOUGH_STEPS, FIRST_STEPS
-from iris_ray.model.time_lost import FailureCause
 from iris_ray.state.quarantine import QUARANTINE
 from tests.support import virtual_time
 from tests.support.hosts_in_process import HEALTHY, Crash, Host, OutOfMemory, Task, returns_at_once
@@ -225,7 +224,7 @@ async def test_hang_beyond_learned_limit_costs_a_preemption(cluster: VirtualClus
             task.heartbeat(step)
             await asyncio.sleep(100.0 if task.info.job_id == "slow" else 10.0)
         if task.info.attempt == 1:
-            await asyncio.sleep(2_000.0)
+            await asyncio.sleep(1_000.0)
         return task.info.attempt
 
     began = virtual_time.now()
@@ -239,8 +238,6 @@ async def test_hang_beyond_learned_limit_costs_a_preemption(cluster: VirtualClus
     assert await results == [2, 2]
     assert 600.0 < virtual_time.now() - began - 10.0 * (2 * STEPS - 1) < 620.0
     assert await cluster.charged("job") == (0, 1)
-    (cause,) = (await cluster.ask("job_goodput", "job")).time_lost
-    assert cause is FailureCause.HUNG
     error = (await cluster.status("job")).error or ""
     assert "no task has made progress for 60" in error
     assert "stall_timeout=0 switches this off" in error
@@ -260,7 +257,7 @@ async def test_hang_without_learned_limit_lasts(cluster: VirtualCluster, steps: 
         for step in range(steps):
             task.heartbeat(step)
             await asyncio.sleep(10.0)
-        await asyncio.sleep(2_000.0)
+        await asyncio.sleep(1_000.0)
         return task.info.attempt
 
     assert await cluster.run("job", (1,), work, **options) == [1, 1]
@@ -281,7 +278,7 @@ async def test_culprit_of_hang_is_named_and_its_slice_avoided(
             task.heartbeat(step)
             await asyncio.sleep(1.0)
         if task.info.attempt == 1:
-            await asyncio.sleep(2_000.0)
+            await asyncio.sleep(1_000.0)
         return task.info.slice_name
 
     results = cluster.run("job", (1,), work, **options)
@@ -299,7 +296,7 @@ async def test_avoided_slice_is_taken_if_there_is_no_other(cluster: VirtualClust
     async def work(task: Task) -> int:
         task.stack = LOOPS if task.info.task_index else WAITS
         if task.info.attempt == 1:
-            await asyncio.sleep(2_000.0)
+            await asyncio.sleep(1_000.0)
         return task.info.attempt
 
     assert await cluster.run("job", (1,), work, stall_timeout=20.0, max_retries_failure=1) == [2, 2]
