@@ -13,6 +13,7 @@ more. Orbax and the memory take turns. Of each save and restore the slowest proc
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -88,6 +89,8 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> dict[str, tupl
 def forget(host: Any) -> None:
     for job in host.jobs():
         shutil.rmtree(job.path)
+        with contextlib.suppress(OSError):  # not empty
+            job.path.parent.rmdir()
 
 
 def slowest(of_processes: list[dict[str, list[list[float]]]], what: str, which: int) -> float:
