@@ -42,8 +42,8 @@ def work(index: int, processes: int, coordinator: str, directory: Path) -> None:
     """Make steps for ever. A file tells this process to get slow, or to loop, as long as the file exists."""
     import jax
 
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.config.update("jax_platforms", "cpu")  # type: ignore[no-untyped-call]
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")  # type: ignore[no-untyped-call]
     jax.distributed.initialize(coordinator_address=coordinator, num_processes=processes, process_id=index)
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
@@ -51,8 +51,8 @@ def work(index: int, processes: int, coordinator: str, directory: Path) -> None:
     import iris_ray
 
     mesh = jax.make_mesh((processes,), ("all",))
-    spread = NamedSharding(mesh, PartitionSpec("all"))
-    whole = NamedSharding(mesh, PartitionSpec())
+    spread = NamedSharding(mesh, PartitionSpec("all"))  # type: ignore[no-untyped-call]
+    whole = NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
     batch = jax.make_array_from_callback((processes, 256), spread, lambda at: np.ones((processes, 256), "f")[at])
     weights = jax.device_put(np.ones((256, 256), "f") / 256, whole)
 

@@ -346,8 +346,10 @@ def failure_cause(gang: Gang, end: TaskState, is_hang: bool) -> FailureCause:
         end: FAILED or WORKER_FAILED, as it is charged.
         is_hang: whether no task had made progress for too long.
     """
+    if is_hang:
+        return FailureCause.HUNG
     if end is TaskState.FAILED:
-        return FailureCause.HUNG if is_hang else FailureCause.CRASHED
+        return FailureCause.CRASHED
     was_told = gang.notice is not None and gang.notice.kind not in OUR_MOVES
     return FailureCause.PREEMPTED if was_told else FailureCause.LOST
 

@@ -289,7 +289,7 @@ class TaskStateChangedEvent:
         exit_code: of its process if the task failed, or None if that is not known.
         is_hopeless: whether the task FAILED because none of several hosts could set up what its job asks for. A job
             that has never run then ends at once.
-        is_hang: whether the task FAILED because no task of its gang had made progress for too long.
+        is_hang: whether the attempt ended because no task of the gang had made progress for too long.
     """
 
     attempt: AttemptId

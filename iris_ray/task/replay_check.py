@@ -90,9 +90,11 @@ def replay_check(step_fn: Callable[..., Any], state: Any, *batch: Any) -> Replay
             if not report.agrees:
                 raise RuntimeError(f"silent corruption: {report}")
     """
-    state, batch = jax.tree.map(_whole, state), jax.tree.map(_whole, batch)
-    common = multihost_utils.broadcast_one_to_all(batch)
-    results = [_run(step_fn, state, common) for _ in range(RUNS)]
+    given = state, *batch
+    state = jax.tree.map(_whole, state)
+    common = multihost_utils.broadcast_one_to_all(jax.tree.map(_whole, batch))
+    arguments = jax.tree.map(_as_given, given, (state, *common))
+    results = [_run(step_fn, arguments) for _ in range(RUNS)]
     names = [*(f"state{name}" for name in _names(state)), *(f"result{name}" for name in _names(results[0][0]))]
     devices = jax.local_device_count()
     mine = np.stack([[_digests((state, run[at])) for run in results] for at in range(devices)])
@@ -132,17 +134,17 @@ def compared(digests: np.ndarray, names: list[str], hosts: list[str]) -> ReplayR
     return ReplayReport(len(said), tuple(suspects), tuple(unclear))
 
 
-def _run(step_fn: Callable[..., Any], state: Any, batch: tuple[Any, ...]) -> list[Any]:
+def _run(step_fn: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
     """Return the results of all devices of this process. They run side by side."""
     step = jax.jit(step_fn)
-    on_devices = [step(*jax.device_put((state, *batch), device)) for device in jax.local_devices()]
+    on_devices = [step(*jax.device_put(arguments, device)) for device in jax.local_devices()]
     return [jax.tree.map(_whole, result) for result in on_devices]
 
 
 def _whole(leaf: Any) -> np.ndarray:
     """Return an array on the host."""
     if isinstance(leaf, jax.Array):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if _is_key(leaf):
             leaf = jax.random.key_data(leaf)
         if leaf.is_fully_replicated:
             leaf = leaf.addressable_data(0)
@@ -152,6 +154,15 @@ def _whole(leaf: Any) -> np.ndarray:
                 " process holds whole: give replicated ones, or a small state for this check"
             )
     return np.asarray(leaf)
+
+
+def _as_given(given: Any, whole: np.ndarray) -> Any:
+    """Return an array of the kind that was given: bytes of a random key become a key again."""
+    return jax.random.wrap_key_data(jax.numpy.asarray(whole), impl=jax.random.key_impl(given)) if _is_key(given) else whole
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _digests(tree: Any) -> np.ndarray:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 import iris_ray.jax
-from iris_ray import get_job_info, heartbeat, run_on_pod
+from iris_ray import get_job_info, heartbeat, release, run_on_pod
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris, iris_json
+from tests.support.gangs import slice_of_this_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -75,3 +77,34 @@ def test_culprit_of_each_hang_is_named_and_avoided(cluster: SimulatedCluster, tm
     told = " ".join(event["what"] for event in iris_json(cluster, "job", "events", job))
     assert all(words in told for words in SAID.values())
     assert "holds the others up" in iris(cluster, "job", "status", job).stdout
+
+
+def crashes_once() -> str:
+    me = get_job_info()
+    assert me is not None
+    if me.attempt == 1 and me.task_index == 1:
+        time.sleep(2 * AT_ONCE_S)  # else the host counts as broken before
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.0 if me.attempt > 1 else 1000.0)
+    return me.slice_name
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_suspected_host_is_tested_before_gang_returns(cluster: SimulatedCluster, breaks: bool) -> None:
+    """A chip that does not open any more is found before the next attempt starts."""
+    release()
+    chips = {name: cluster.host_dir(name, 1) / "dev" / "accel0" for name in cluster.slice_names}
+    (first, _) = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
+    if breaks:
+        chips[first].unlink()
+        chips[first].mkdir()
+    try:
+        names = run_on_pod(crashes_once, "v4-16", max_retries_failure=1, max_retries_preemption=0)
+    finally:
+        if breaks:
+            chips[first].rmdir()
+            chips[first].touch()
+    assert (first in names) != breaks
+    job = ControllerConnection().ask_all(ControllerInterface.list_jobs)[-1]
+    assert (job.failures, job.preemptions) == (1, 0)
+    release()

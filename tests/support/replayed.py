@@ -25,7 +25,8 @@ ODD = processes - 2
 flips = 0
 
 
-def step(state: dict[str, jax.Array], batch: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+def step(state: dict[str, jax.Array], batch: jax.Array, key: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    batch = batch + jax.random.normal(key, batch.shape)
     loss, gradient = jax.value_and_grad(lambda now: ((batch @ now["weights"]) ** 2).mean() + now["bias"].sum())(state)
     return jax.tree.map(lambda a, b: a - 0.01 * b, state, gradient), loss
 
@@ -37,8 +38,8 @@ def flipped(array: Any) -> Any:
     return words
 
 
-def with_flip(state: dict[str, jax.Array], batch: jax.Array) -> Any:
-    after, loss = step(state, batch)
+def with_flip(state: dict[str, jax.Array], batch: jax.Array, key: jax.Array) -> Any:
+    after, loss = step(state, batch, key)
     weights = jax.pure_callback(flipped, jax.ShapeDtypeStruct((64, 64), "float32"), after["weights"])
     return after | {"weights": weights}, loss
 
@@ -49,14 +50,14 @@ def flipped_once(array: Any) -> Any:
     return flipped(array) if flips == 1 else np.array(array)
 
 
-def with_one_flip(state: dict[str, jax.Array], batch: jax.Array) -> Any:
-    after, loss = step(state, batch)
+def with_one_flip(state: dict[str, jax.Array], batch: jax.Array, key: jax.Array) -> Any:
+    after, loss = step(state, batch, key)
     weights = jax.pure_callback(flipped_once, jax.ShapeDtypeStruct((64, 64), "float32"), after["weights"])
     return after | {"weights": weights}, loss
 
 
 state = {"weights": np.random.default_rng(1).normal(size=(64, 64)).astype("f"), "bias": np.ones(4, "f")}
-batch = np.full((8, 64), 1.0 + index, "f")  # that of process 0 counts
+batch, key = np.full((8, 64), 1.0 + index, "f"), jax.random.key(index)  # those of process 0 count
 is_odd = index == ODD
 spread = jax.make_array_from_callback(
     (processes * 2,),
@@ -64,16 +65,16 @@ spread = jax.make_array_from_callback(
     lambda at: np.zeros(processes * 2)[at],
 )
 try:
-    iris_ray.jax.replay_check(step, spread, batch)
+    iris_ray.jax.replay_check(step, spread, batch, key)
     refused = ""
 except ValueError as error:
     refused = str(error)
 reports = {
-    "sound": iris_ray.jax.replay_check(step, state, batch),
-    "flip": iris_ray.jax.replay_check(with_flip if is_odd else step, state, batch),
-    "once": iris_ray.jax.replay_check(with_one_flip if is_odd else step, state, batch),
+    "sound": iris_ray.jax.replay_check(step, state, batch, key),
+    "flip": iris_ray.jax.replay_check(with_flip if is_odd else step, state, batch, key),
+    "once": iris_ray.jax.replay_check(with_one_flip if is_odd else step, state, batch, key),
     "state": iris_ray.jax.replay_check(
-        step, state | {"weights": flipped(state["weights"])} if is_odd else state, batch
+        step, state | {"weights": flipped(state["weights"])} if is_odd else state, batch, key
     ),
 }
 told = {name: asdict(report) | {"words": str(report)} for name, report in reports.items()}

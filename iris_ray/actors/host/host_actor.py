@@ -29,7 +29,6 @@ from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
 from iris_ray.actors.host.preflight import measure_link, problem_of
 from iris_ray.actors.host.process_tree import ProcessTree
-from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.host_interface import HostInterface
@@ -186,7 +185,7 @@ class TPUHostActor:
         self._watches[pid].dump_stacks()
 
     async def look(self, pid: int) -> TaskLook:
-        return await asyncio.to_thread(look_at, pid)
+        return await self._watches[pid].look()
 
     async def preflight(self) -> str | None:
         return await asyncio.to_thread(lambda: problem_of(host_directory(), self._devices, self._ledger))

@@ -4,7 +4,6 @@ It starts ahead of time as a *standby* and imports only Ray and iris_ray, so tha
 import see the task's variables. It is a single-threaded actor: user code runs in the main thread, where signals arrive.
 """
 
-import faulthandler
 import os
 import secrets
 from collections.abc import Collection
@@ -32,7 +31,7 @@ from iris_ray.actors.host.task_environment import (
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
-from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TOKEN_VARIABLE, TaskFiles, survive_notices
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, print_stacks_when_asked, survive_notices
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -78,7 +77,7 @@ class TaskProcess:
             files = TaskFiles.of_process(host_directory(), os.getpid())
             local_dir = self._take_local_directory(launch)
             survive_notices(files)  # before `redirect_output` marks the start: then the host may send signals
-            faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
+            print_stacks_when_asked(files)
             pipe = redirect_output(host_directory(), launch)
         except OSError as error:
             return TaskEnd(EndKind.HOST_UNFIT, Moment.now(), error=can_not_start(error))

@@ -26,9 +26,10 @@ from iris_ray.actors.host.exit_status import ProcessExit, RecentOomKills, Watche
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree, end_task
+from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.protocol.host_interface import TaskInterface
-from iris_ray.actors.protocol.messages import Progress
-from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, STATUS_CHARACTERS, TaskFiles
+from iris_ray.actors.protocol.messages import Progress, TaskLook
+from iris_ray.actors.protocol.task_files import LOOK_SIGNAL, STACKS_SIGNAL, STATUS_CHARACTERS, TaskFiles
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
 from iris_ray.model.notices import Notice, is_news, keeps
 from iris_ray.model.outcomes import TaskEnd
@@ -132,6 +133,11 @@ class TaskWatch:
         """Have the process print the stacks of its threads, if it has a handler for that signal already."""
         if self._has_started():
             self._process.signal(STACKS_SIGNAL)
+
+    async def look(self) -> TaskLook:
+        """Return what the task does while its gang makes no progress."""
+        ask = (lambda: self._process.signal(LOOK_SIGNAL)) if self._has_started() else None
+        return await asyncio.to_thread(look_at, self._tree.pid, self._files.stacks, ask)
 
     async def end(self, reason: str | None, exit_grace: float = 0.0) -> str | None:
         """End every process of the task. Later calls wait for the same end; a call with a reason cuts its grace short.

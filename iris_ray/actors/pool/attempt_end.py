@@ -202,7 +202,8 @@ class AttemptEnd:
         suspects: why a host did not answer or can't take a task, by node id.
         lost_before: tasks whose host broke before they started, while its slice was idle.
         moved_for: the notice that moved the gang, if a notice was the reason for the end.
-        held_up: whether the first cause held up the other tasks, and did something else than they.
+        is_hang: whether it ended because no task had made progress for too long.
+        held_up: whether the first cause held up the other tasks then.
     """
 
     place: AttemptPlace
@@ -211,6 +212,7 @@ class AttemptEnd:
     suspects: Mapping[str, str] = field(default_factory=dict)
     lost_before: Collection[TaskKey] = frozenset()
     moved_for: Notice | None = None
+    is_hang: bool = False
     held_up: bool = False
 
     @property
@@ -316,6 +318,7 @@ def judge_attempt(place: AttemptPlace, ends: Ends, evidence: Evidence, stop: Sto
         suspects=suspects,
         lost_before=evidence.lost_without_notice if at_once else frozenset(),
         moved_for=stop.moved_for if was_ours else None,
+        is_hang=stop.is_hang and was_ours,
         held_up=stop.held_up and was_ours,
     )
 

@@ -268,8 +268,9 @@ class GangRun:
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # it may not have been reported yet
             index = attempt.place.task_index(verdict.cause)
-            is_hang = isinstance(verdict.result, TpuRunError) and verdict.result.kind is RunErrorKind.HANG
-            ended = TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, end.exit_code, is_hang=is_hang)
+            ended = TaskStateChangedEvent(
+                attempt.id, index, verdict.charged_as, error, end.exit_code, is_hang=end.is_hang
+            )
             events.append(ended)
         job = await self._report(attempt_over(attempt.id, [*_marked(attempt), *events], released))
         self._refill(attempt, job_goes_on=not job.state.finished)

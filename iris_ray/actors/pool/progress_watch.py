@@ -264,7 +264,7 @@ class HangWatch:
             result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
         else:
             result = TpuRunError(reason, kind=RunErrorKind.HANG)
-        self._stop.blame(found.culprit or last, result, reason, held_up=found.culprit is not None)
+        self._stop.blame_for_hang(found.culprit or last, result, reason, held_up=found.culprit is not None)
 
     async def _look(self, progress: Mapping[TaskKey, Progress]) -> Finding:
         """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""

@@ -17,6 +17,7 @@ CLEAR = 2
 """So many points make a case: see `_Case`."""
 NAMED = 3
 
+_FILE_AND_LINE = re.compile(r"^.*?\((?:.*/)?([^/]*)\)$")
 _IN_JAX = re.compile(r"\((?:.*/)?jax(?:lib)?/")
 
 
@@ -120,17 +121,24 @@ def _elsewhere(cases: Mapping[TaskKey, _Case], seen: Mapping[TaskKey, TaskLook])
     stacks = {key: look.stack for key, look in seen.items() if look.stack}
     if len(stacks) < 2:
         return
-    usual, count = Counter(stacks.values()).most_common(1)[0]
+    places = {key: _places(stack) for key, stack in stacks.items()}
+    usual, count = Counter(places.values()).most_common(1)[0]
+    usual_frame = next(stacks[key][0] for key, where in places.items() if where == usual)
     is_usual = 2 * count > len(stacks)
     waiting = {key for key, stack in stacks.items() if _IN_JAX.search(stack[0])}
     busy = set(_few(stacks.keys() - waiting, len(stacks)))
     for key, stack in stacks.items():
-        odd = is_usual and stack != usual
+        odd = is_usual and places[key] != usual
         if key in busy:
             others = f"{len(waiting)} others wait in JAX"
             cases[key].add(3 if odd else 2, f"it is in {stack[0]}, and {others}")
         elif odd and not busy:
-            cases[key].add(2, f"it is in {stack[0]}, and {count} of {len(stacks)} are in {usual[0]}")
+            cases[key].add(2, f"it is in {stack[0]}, and {count} of {len(stacks)} are in {usual_frame}")
+
+
+def _places(stack: Iterable[str]) -> tuple[str, ...]:
+    """Return files and lines without directories and names: py-spy and a task that tells its stack differ in these."""
+    return tuple(_FILE_AND_LINE.sub(r"\1", frame) for frame in stack)
 
 
 def _busy(cases: Mapping[TaskKey, _Case], seen: Mapping[TaskKey, TaskLook]) -> None:

@@ -67,6 +67,7 @@ function showHead({ head, why, facts }, job) {
     fact("Tasks", String(job.size)),
     job.status || job.step !== null ? fact("Says", howFar({ step: job.step, says: job.status }), "wide") : null,
     job.heartbeat_at ? fact("Heartbeat", [since(job.heartbeat_at), " ago"]) : null,
+    job.stall_limit ? fact("Hangs after", job.stall_limit) : null,
     fact("Preemptions", ofAllowed(job.preemptions, job.max_retries_preemption)),
     fact("Failures", ofAllowed(job.failures, job.max_retries_failure)),
     job.evictions ? fact("Evictions", `${job.evictions}, free of charge`) : null,

@@ -211,6 +211,8 @@ def took(world: World, job: Job, how: str) -> None:
             world.report(job, S.FAILED)
         case "hung":
             world.do(TaskStateChangedEvent(attempt, 0, S.FAILED, "no task has made progress", is_hang=True))
+        case "hung beyond a learned limit":
+            world.do(dataclasses.replace(lost, is_hang=True))
         case "moved to more slices":
             world.do(GangMovedEvent(attempt, "to more slices"))
         case "its pool died":
@@ -225,6 +227,7 @@ def took(world: World, job: Job, how: str) -> None:
         ("moved after a notice", FailureCause.PREEMPTED),
         ("failed", FailureCause.CRASHED),
         ("hung", FailureCause.HUNG),
+        ("hung beyond a learned limit", FailureCause.HUNG),
         ("moved to more slices", FailureCause.GROWN),
         ("its pool died", FailureCause.LOST),
     ],

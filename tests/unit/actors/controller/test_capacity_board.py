@@ -44,6 +44,21 @@ def test_words_say_where_since_when_and_at_what_price() -> None:
     assert board.words("v5p-16") == ()
 
 
+def test_chip_hour_is_mean_price_of_slices_that_are_held() -> None:
+    lots = (
+        Lot("v6e-16", "a", "spot", joined=True, slices=1, chips=16, since=0.0, hourly=16.0),
+        Lot("v6e-16", "b", "reserved", joined=True, slices=1, chips=16, since=0.0, hourly=48.0),
+        Lot("v6e-16", "b", "spot", joined=False, slices=9, chips=144, since=0.0, hourly=1.0),
+        Lot("v6e-16", "c", "spot", joined=True, slices=1, chips=16, since=0.0),
+        Lot("v6e-32", "c", "spot", joined=True, slices=1, chips=32, since=0.0, hourly=3.2),
+    )
+    board, times = board_with(CapacityReport("p", ("v6e-16",), lots, currency="EUR"))
+    assert board.chip_hour("v6e-16") == (2.0, "EUR")
+    assert board.chip_hour("v5p-16") is None
+    times[0] += KEPT_S
+    assert board.chip_hour("v6e-16") is None
+
+
 def test_report_replaces_earlier_one_and_silent_provisioner_is_dropped() -> None:
     board, times = board_with(FULL, CapacityReport("iris", ("v6e-16",)))
     assert board.words("v6e-16") == ("provisioner iris has asked for none",)

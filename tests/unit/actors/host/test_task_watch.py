@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 
-from iris_ray.actors.host import task_watch
+from iris_ray.actors.host import stall_look, task_watch
 from iris_ray.actors.host import task_watch as task_notices
 from iris_ray.actors.host.chips import RELEASE_S, Devices
 from iris_ray.actors.host.exit_status import WatchedProcess
@@ -22,8 +22,9 @@ from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.messages import HostPlace, Progress, TaskLook
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.errors import InspectionFailedError
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind
@@ -80,6 +81,52 @@ async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -
     assert end.kind is EndKind.NEVER_STARTED
     for process in sleeps:
         process.wait()
+
+
+HANGS = """
+import threading
+def hangs_here():
+    print("hangs", flush=True)
+    time.sleep(1000)
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+hangs_here()
+"""
+
+
+@pytest.mark.parametrize("may_look", [True, False], ids=["by py-spy", "by itself"])
+def test_host_sees_where_task_hangs(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_look: bool
+) -> None:
+    """py-spy may not look into a process in most containers."""
+
+    def is_refused(arguments: object, timeout_s: float) -> str:
+        raise InspectionFailedError("not permitted")
+
+    if not may_look:
+        monkeypatch.setattr(stall_look, "py_spy", is_refused)
+    child = make(HANGS)
+
+    async def look(watch: TaskWatch) -> TaskLook:
+        child.start()
+        await asyncio.to_thread(child.says, "hangs")
+        return await watch.look()
+
+    found = watched(child, tmp_path, look)
+    assert found.state == ""
+    assert found.stack[0].startswith("hangs_here (")
+
+
+def test_task_that_has_not_begun_is_not_asked(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would die of the signal."""
+    monkeypatch.setattr(stall_look, "_main_thread", lambda pid: ())
+    child = make(HANGS)
+
+    async def look(watch: TaskWatch) -> tuple[str, ...]:
+        found = await watch.look()
+        assert not watch.ended
+        return found.stack
+
+    assert watched(child, tmp_path, look) == ()
 
 
 def test_host_delivers_notice_to_task_that_saves(make: Make, tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ async def test_hang_beyond_learned_limit_costs_a_preemption(cluster: VirtualClus
             task.heartbeat(step)
             await asyncio.sleep(100.0 if task.info.job_id == "slow" else 10.0)
         if task.info.attempt == 1:
-            await asyncio.sleep(2_000.0)
+            await asyncio.sleep(1_000.0)
         return task.info.attempt
 
     began = virtual_time.now()
@@ -257,7 +257,7 @@ async def test_hang_without_learned_limit_lasts(cluster: VirtualCluster, steps: 
         for step in range(steps):
             task.heartbeat(step)
             await asyncio.sleep(10.0)
-        await asyncio.sleep(2_000.0)
+        await asyncio.sleep(1_000.0)
         return task.info.attempt
 
     assert await cluster.run("job", (1,), work, **options) == [1, 1]
@@ -278,7 +278,7 @@ async def test_culprit_of_hang_is_named_and_its_slice_avoided(
             task.heartbeat(step)
             await asyncio.sleep(1.0)
         if task.info.attempt == 1:
-            await asyncio.sleep(2_000.0)
+            await asyncio.sleep(1_000.0)
         return task.info.slice_name
 
     results = cluster.run("job", (1,), work, **options)
@@ -296,7 +296,7 @@ async def test_avoided_slice_is_taken_if_there_is_no_other(cluster: VirtualClust
     async def work(task: Task) -> int:
         task.stack = LOOPS if task.info.task_index else WAITS
         if task.info.attempt == 1:
-            await asyncio.sleep(2_000.0)
+            await asyncio.sleep(1_000.0)
         return task.info.attempt
 
     assert await cluster.run("job", (1,), work, stall_timeout=20.0, max_retries_failure=1) == [2, 2]

@@ -77,6 +77,11 @@ def test_nobody_is_named_if_it_is_not_clear(
     assert re.search(why, told), told
 
 
+def test_ways_to_tell_a_stack_do_not_differ() -> None:
+    told = ("_value (/usr/lib/python3/site-packages/jax/_src/array.py:664)", "train (/home/ann/train.py:30)")
+    assert finding(W, W, W, look(told))[0] is None
+
+
 def test_late_answer_decides_between_two() -> None:
     odd = look(LOOPS)
     assert finding(odd, look(LOOPS, late_s=3.0), W, W)[0] == 1
