@@ -185,11 +185,8 @@ def task() -> None:
                 now = jax.block_until_ready(state(step))  # type: ignore[no-untyped-call]
                 ours.append(timed(f"memory {step}", functools.partial(memory.save, step, now))[0])
                 memory.wait()
-                theirs.append(
-                    timed(
-                        f"orbax {step}", lambda step=step, now=now: orbax.save(step, args=ocp.args.StandardSave(now))
-                    )[0]
-                )
+                save = functools.partial(orbax.save, step, args=ocp.args.StandardSave(now))
+                theirs.append(timed(f"orbax {step}", save)[0])
                 orbax.wait_until_finished()
             times["save"] = [ours[2:], theirs[2:]]  # the first two touch fresh memory
         else:
