@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import secrets
 import sys
 import tempfile
 import threading
@@ -22,13 +23,16 @@ from iris_ray.actors.pool.gang_run import failure_error
 from iris_ray.actors.pool.launch import launch_plan
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import load
-from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles
+from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
 from iris_ray.client.log_stream import print_line
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import ModeKind
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidJobError
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.membership import Membership
+from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
 from iris_ray.model.verdict import judge_gang
 from iris_ray.model.workers import TPU
@@ -61,8 +65,13 @@ def run_gang(request: RunRequest) -> list[Any]:
         ended_at_last(tasks),
     ):
         _say(request, place)
-        for key, launch in _launches(request, place).items():
-            tasks[key] = LocalTask(request, launch, LocalRun(Path(folder)))
+        run, launches = LocalRun(Path(folder)), _launches(request, place)
+        if request.spec.failure_domain == EACH_SLICE:  # a slice that fails ends the others, so this does not change
+            members = Membership(1, dict.fromkeys(range(len(place.names)), 1), token=secrets.token_hex(16))
+            for launch in launches.values():
+                write_whole(run.files(launch.info.task_index).membership, members.to_json().encode())
+        for key, launch in launches.items():
+            tasks[key] = LocalTask(request, launch, run)
         ends = _wait(tasks)
         verdict = judge_gang(ends, {key: HostEvidence() for key in ends})
         if verdict.cause is not None:
@@ -165,8 +174,20 @@ def _launches(request: RunRequest, place: AttemptPlace) -> dict[TaskKey, TaskLau
         ports[place.name(key)].append(next(each))
     for one in held:
         one.close()
-    launches = launch_plan(request, place, ports)
+    launches: dict[str, list[TaskLaunch]] = {}
+    for gang in _gangs(place, request.spec):
+        launches |= launch_plan(request, gang, ports)
     return {key: launches[place.name(key)][place.process(key)] for key in place.tasks()}
+
+
+def _gangs(place: AttemptPlace, spec: JobSpec) -> Iterator[AttemptPlace]:
+    """Yield the place of each gang of a job: of the whole job, or of each slice."""
+    if spec.is_one_gang:
+        yield place
+        return
+    for number, hosts in enumerate(place.order.slices):
+        attempt = place.order.attempt._replace(gang=number)
+        yield AttemptPlace(replace(place.order, attempt=attempt, slices=(hosts,)))
 
 
 def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict[str, str]:
