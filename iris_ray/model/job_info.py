@@ -25,8 +25,9 @@ class JobInfo:
         num_slices: slices, or other groups, in the job.
         slice_name: the TPU slice's name in the cluster; empty without chips.
         worker_id: 0-based number of the host within its slice or group.
-        coordinator_address: ``ip:port`` on the host of the gang's first task, free when the attempt started and new for every
-            attempt; ``iris_ray.jax.initialize()`` uses it. Empty for one of several tasks that are placed one by one.
+        coordinator_address: ``ip:port`` on the host of the gang's first task, free when the attempt started and new for
+            every attempt; ``iris_ray.jax.initialize()`` uses it. Empty for one of several tasks that are placed one by
+            one.
         local_dir: a directory of the job on this host, in memory if there is room. It outlives the job's attempts on
             the host, and is removed when the job ends or another job takes the host. Empty without chips. All tasks of
             the job on the host have the same one.

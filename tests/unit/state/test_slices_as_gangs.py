@@ -151,7 +151,7 @@ def test_notice_reaches_only_the_slice_concerned(world: World) -> None:
 
 def test_returning_slice_goes_before_other_jobs_but_its_siblings_do_not(world: World) -> None:
     job = start(world, slices=4)
-    other = world.submit("other", user="a user with less")
+    other = world.submit("other", user="bob")
     world.lose("b-0")
     world.add_slice("d")
     world.schedule()
