@@ -283,19 +283,17 @@ class Member:
         self._has_read(number)
 
     def _give_states(self, number: int, connection: Connection, newcomer: Any) -> None:
-        """Give a newcomer the state at the end of this round. Give another process of this slice each state."""
-        self._wait(lambda: self.joined or self.is_over or newcomer is not None)
-        with self.changed:
-            follows = self._readers[number] = self.round
-            if newcomer is not None:
-                self.admitted.append(_who(newcomer))
+        """Give a newcomer the state once it is in the next round. Give another process of this slice each state."""
         if newcomer is not None:
-            self._wait(lambda: self.round > follows)
+            who = _who(newcomer)
+            with self.changed:
+                self.admitted.append(who)
+            self._wait(lambda: who in self.roster or self.leader() != self.me)
+            self._send_state(connection)
+            return
+        self._wait(lambda: self.joined or self.is_over)
         while True:
             follows = self._send_state(connection)
-            if newcomer is not None:
-                self._has_read(number)
-                return
             with self.changed:
                 self._readers[number] = follows
                 self.changed.notify_all()

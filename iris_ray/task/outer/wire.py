@@ -7,6 +7,7 @@ import hmac
 import json
 import math
 import secrets
+import select
 import socket
 import struct
 import time
@@ -123,10 +124,10 @@ class Connection:
     def is_open(self) -> bool:
         """Whether the other end has not closed the connection, as far as this end knows."""
         try:
-            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except (BlockingIOError, TimeoutError):
-            return True
-        except OSError:
+            look = select.poll()
+            look.register(self._socket, select.POLLIN)
+            return not look.poll(0) or self._socket.recv(1, socket.MSG_PEEK) != b""
+        except (OSError, ValueError):  # a socket that is closed here has no number
             return False
 
     def close(self) -> None:
