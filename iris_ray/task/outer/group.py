@@ -192,7 +192,7 @@ class Group:
             roster = [(slice_id, attempt) for slice_id, attempt in joined["roster"]]
             member.following = True
             if (leader := next((who for who in roster if member.runs(who)), None)) is not None:
-                self._take_state(leader, {"kind": "follow", "who": member.me})
+                self._take_state(leader, {"kind": "join", "who": member.me})
             member.following = False
         elif view.returned:
             member.is_over = True
@@ -270,7 +270,7 @@ class Group:
         first = self._member.me
         try:
             if first not in self._connections:
-                self._connection(first).send({"kind": "follow", "who": None})
+                self._connection(first).send({"kind": "follow"})
             header, leaves = self._connections[first].receive()
         except ConnectionLost:
             self._forget(first)

@@ -156,8 +156,7 @@ class Member:
         return {
             who: one.leaves
             for who, one in self.contributions.items()
-            if one.number == self.round
-            and (one.connection is None or (self.runs(who) and one.connection.is_open))
+            if one.number == self.round and (one.connection is None or (self.runs(who) and one.connection.is_open))
         }
 
     def _made(self, there: dict[Who, Leaves]) -> Result:
@@ -258,11 +257,13 @@ class Member:
                     connection.send({"kind": "no"})
             case "contribute":
                 self._take(number, connection, header, leaves)
+            case "join":
+                self._admit(connection, _who(header["who"]))
             case "follow":
-                self._give_states(number, connection, header["who"])
+                self._give_states(number, connection)
 
     def _take(self, number: int, connection: Connection, header: Header, leaves: Leaves) -> None:
-        """Take a contribution, and answer with the result of its round; with the state, if it comes too late."""
+        """Take a contribution, and answer with the result of its round. A slice that is too late is a newcomer."""
         of, who = header["round"], _who(header["who"])
         self._wait(lambda: self.state_round >= of)
         with self.changed:
@@ -279,18 +280,18 @@ class Member:
                 connection.send(*last.message())
                 self._has_read(number)
                 return
-        self._send_state(connection)
         self._has_read(number)
+        self._admit(connection, who)
 
-    def _give_states(self, number: int, connection: Connection, newcomer: Any) -> None:
-        """Give a newcomer the state once it is in the next round. Give another process of this slice each state."""
-        if newcomer is not None:
-            who = _who(newcomer)
-            with self.changed:
-                self.admitted.append(who)
-            self._wait(lambda: who in self.roster or self.leader() != self.me)
-            self._send_state(connection)
-            return
+    def _admit(self, connection: Connection, who: Who) -> None:
+        """Give a newcomer the state at the end of this round, after which the others count on it."""
+        with self.changed:
+            self.admitted.append(who)
+        self._wait(lambda: who in self.roster or self.leader() != self.me)
+        self._send_state(connection)
+
+    def _give_states(self, number: int, connection: Connection) -> None:
+        """Give another process of this slice the state, and each state after it."""
         self._wait(lambda: self.joined or self.is_over)
         while True:
             follows = self._send_state(connection)

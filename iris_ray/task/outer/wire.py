@@ -133,9 +133,7 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def _send_all(
-        self, data: "bytes | memoryview", wanted: Callable[[], bool], deadline: float = math.inf
-    ) -> None:
+    def _send_all(self, data: "bytes | memoryview", wanted: Callable[[], bool], deadline: float = math.inf) -> None:
         left = memoryview(data)
         while left:
             try:
