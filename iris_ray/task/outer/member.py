@@ -61,7 +61,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a slice contributes to a round, and the connection on which it waits for the result; None: it is this one."""
+    """What a slice contributes to a round; the connection on which it waits for the result is None for this slice."""
 
     number: int
     leaves: Leaves

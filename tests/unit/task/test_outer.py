@@ -1,5 +1,6 @@
 """Rounds of slices that train by themselves, over real sockets: each slice is a thread, and a dict is the runtime."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -129,6 +130,10 @@ class Runtime:
                 one.error = error
 
 
+def add_up(state: Tree, mean: Tree) -> Tree:
+    return {"sum": state["sum"] + mean["up"]}
+
+
 def cut(group: Group) -> None:
     """End what a process of that group would have ended with."""
     group._member._closed = True
@@ -156,7 +161,7 @@ def all_agree(slices: list[Slice]) -> None:
     assert {number: states for number, states in seen.items() if len(states) > 1} == {}
 
 
-# -- calm ---------------------------------------------------------------------------------------------------------------
+# -- calm -------------------------------------------------------------------------------------------------------------
 
 
 def test_slices_average_what_they_contribute(runtime: Runtime) -> None:
@@ -181,7 +186,7 @@ def test_outside_a_task_a_process_is_a_group_of_its_own() -> None:
         assert (group.round, group.state, group.members) == (1, [2.0], (0,))
 
 
-# -- losses -------------------------------------------------------------------------------------------------------------
+# -- losses -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
@@ -239,7 +244,7 @@ def test_slice_that_comes_back_after_the_end_has_nothing_to_do(runtime: Runtime)
     all_agree(slices)
 
 
-# -- slices that hang ---------------------------------------------------------------------------------------------------
+# -- slices that hang -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
@@ -257,7 +262,7 @@ def test_slice_that_hangs_is_left_out_after_the_deadline_and_catches_up(runtime:
     assert not set(range(1, last)) <= slices[frozen].states.keys()
 
 
-# -- what is refused ----------------------------------------------------------------------------------------------------
+# -- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_stranger_without_the_token_is_not_answered(runtime: Runtime) -> None:
@@ -271,8 +276,6 @@ def test_stranger_without_the_token_is_not_answered(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 1000])
 def test_noise_on_the_port_harms_nobody(runtime: Runtime, noise: bytes) -> None:
-    import socket
-
     one = runtime.start(0)
     wait_until(lambda: one.is_in(2))
     host, port = next(iter(runtime.addresses.values())).split(":")
