@@ -251,7 +251,7 @@ async def bench(slices: int) -> None:
         order = AttemptOrder(AttemptId("gang", number), places, {"TPU": 4.0}, 1, 1)
         attempt, place = Attempt(held, NoController(), request, order), AttemptPlace(order)  # type: ignore[arg-type]
         running = asyncio.ensure_future(
-            attempt.run(Launch(launch_plan(request, place, {place.names[0]: [PORTS]})), lambda: None)
+            attempt.run(Launch(launch_plan(request, place, {place.names[0]: [PORTS]})), lambda: None, lambda: None)
         )
         await hosts.all_started.remote(HOSTS)
         return attempt, running
