@@ -20,7 +20,7 @@ QUIETLY := --quiet --disable-pip-version-check
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
+.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
 .SECONDARY:  # environments stay
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
@@ -62,13 +62,16 @@ bench-controller: $(READY)  ## a storm of tasks through the real Controller, and
 bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spare at hand; about five minutes
 	$(BIN)/python -m benchmarks.faults
 
-bench-progress: $(READY)  ## from the loss of a slice to the next training step, by phase; about two minutes
+bench-progress: $(READY)  ## time lost by each kind of fault, in memory and beside Orbax and Levanter; half an hour
 	$(BIN)/python benchmarks/progress.py
 
 bench-slots: $(READY)  ## slots: decisions a second, loads beside the optimum, requests; about six minutes
 	$(BIN)/python benchmarks/slots.py
 	$(BIN)/python benchmarks/slot_traffic.py
 	$(BIN)/python benchmarks/slots_on_ray.py
+
+bench-hangs: $(READY)  ## how often the process that holds up its gang is named, of 120; about six minutes
+	$(BIN)/python benchmarks/hangs.py --trials 120
 
 bench-large-gang: $(READY)  ## what 1,024 hosts cost the pool and its SliceActors; about five minutes
 	$(BIN)/python benchmarks/large_gang.py

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 
@@ -49,6 +49,21 @@ def noting(directory: str) -> Callable[[], None]:
                     told.saved()
 
     return note
+
+
+class Victim(Protocol):
+    """A gang that is hit.
+
+    Attributes:
+        cluster: where it runs.
+        number: how many faults came before.
+    """
+
+    cluster: SimulatedCluster
+    number: int
+
+    def task(self, index: int) -> tuple[int, str]:
+        """Return the process of a task, and its slice."""
 
 
 class Sample:
@@ -108,7 +123,7 @@ class Sample:
             time.sleep(0.02)
 
 
-def kill_task(sample: Sample) -> set[int]:
+def kill_task(sample: Victim) -> set[int]:
     # On another host each time: after three failures on one host alone, the user's jobs and spares avoid it.
     index = sample.number % 4
     os.kill(sample.task(index)[0], signal.SIGKILL)
@@ -131,22 +146,22 @@ def kill_pool(sample: Sample) -> set[int]:
     return set()
 
 
-def kill_host(sample: Sample) -> set[int]:
+def kill_host(sample: Victim) -> set[int]:
     sample.cluster.kill_host(sample.task(3)[1], 1)
     return {3}
 
 
-def freeze_host(sample: Sample) -> set[int]:
+def freeze_host(sample: Victim) -> set[int]:
     sample.cluster.freeze_host(sample.task(3)[1], 1)
     return {3}
 
 
-def take_slice(sample: Sample) -> set[int]:
+def take_slice(sample: Victim) -> set[int]:
     sample.cluster.preempt_slice(sample.task(3)[1])
     return {2, 3}
 
 
-def announce(sample: Sample) -> set[int]:
+def announce(sample: Victim) -> set[int]:
     sample.cluster.preempt_slice(sample.task(3)[1], notice_s=30)
     return set()
 

@@ -44,6 +44,7 @@ from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
+from iris_ray.model.stall_limit import StallLimit
 
 HOSTS = 1024
 WATCH_S = 20.0
@@ -102,8 +103,9 @@ class MadeUpHosts:
         self._calls["silent_peers"] += 1
         return ({}, {}) if watch in self._watches else None
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
+    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> str:
         self._calls["adopt"] += 1
+        return ""
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         self._calls["how_it_ended"] += 1
@@ -249,7 +251,8 @@ async def bench(slices: int) -> None:
 
     async def start(number: int) -> tuple[Attempt, "asyncio.Task[Any]"]:
         order = AttemptOrder(AttemptId("gang", number), places, {"TPU": 4.0}, 1, 1)
-        attempt, place = Attempt(held, NoController(), request, order), AttemptPlace(order)  # type: ignore[arg-type]
+        attempt = Attempt(held, NoController(), request, order, StallLimit(None))  # type: ignore[arg-type]
+        place = AttemptPlace(order)
         running = asyncio.ensure_future(
             attempt.run(Launch(launch_plan(request, place, {place.names[0]: [PORTS]})), lambda: None, lambda: None)
         )

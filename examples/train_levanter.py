@@ -14,13 +14,12 @@ from pathlib import Path
 
 import haliax
 import jax
-import levanter
 import numpy as np
 from levanter.checkpoint import CheckpointerConfig
 from levanter.data.dataset import ListAsyncDataset
 from levanter.optim.config import AdamConfig
 from levanter.tracker import NoopConfig
-from levanter.trainer import Trainer, TrainerConfig
+from levanter.trainer import Trainer, TrainerConfig, initialize
 
 import iris_ray.levanter
 from iris_ray import run_on_pod_ray
@@ -53,7 +52,7 @@ def train(checkpoints: str, steps: int = 100, on_step=lambda info: None, **of_th
 
 def main(config: TrainerConfig, on_step) -> float:
     """Levanter's part, which knows nothing of gangs, as `levanter.main.train_lm.main` does not."""
-    levanter.initialize(config)
+    initialize(config)
     numbers = multiplications(4096)
     with Trainer(config, AdamConfig(learning_rate=1e-2).build(config.num_train_steps), loss_of) as trainer:
         model_key, training_key = jax.random.split(jax.random.PRNGKey(config.seed))

@@ -16,6 +16,8 @@
     │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
     │   ├── InvalidClusterFileError          no RayCluster, or one that KubeRay refuses; the message names the line
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
+    │   ├── CheckpointMismatchError          a step that was saved is of another state than the one to restore
+    │   ├── CheckpointTooLargeError          the memory of a host has no room for the state of its processes
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
     ├── LimitReachedError (RuntimeError)     the job's user has too many waiting jobs, or too many tasks
     ├── FrayMissingError (ImportError)       Fray, Marin's interface to jobs, is not installed
@@ -27,6 +29,7 @@
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
+    ├── PeerFilesError (OSError)              a host of the gang did not read, write, list or delete a file
     ├── InspectionFailedError (RuntimeError) the stacks or the profile of a task can't be had
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
@@ -49,6 +52,7 @@
     ├── VersionMismatchError (RuntimeError)  versions that do not go together; the message says which, where, what to do
     ├── ProviderError (RuntimeError)         the cloud provider's API refused, or could not be reached
     │   └── ProviderDeniedError              this account may not do that
+    ├── ProvisionerTakenError (RuntimeError) another provisioner of that name runs; the message says where
     ├── NotYetError (RuntimeError)           between processes: ask again in a moment
     ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
     ├── SupersededError (RuntimeError)       a call of a pool's process that a newer one has replaced
@@ -114,6 +118,14 @@ class InvalidFunctionError(InvalidRequestError):
     """The function can't be run on a gang: it needs arguments, can't be pickled, or is not a function."""
 
 
+class CheckpointMismatchError(InvalidRequestError):
+    """The newest step in memory is of another state than the one to restore; the message names the difference."""
+
+
+class CheckpointTooLargeError(InvalidRequestError):
+    """Steps of this state don't fit into the memory of a host; the message has the numbers. Earlier steps stay."""
+
+
 class UnsupportedOptionError(InvalidRequestError):
     """An option of a Ray remote function can't be honoured for a gang, and is not silently dropped."""
 
@@ -156,6 +168,10 @@ class ResultTooLargeError(IrisError, ValueError):
 
 class ActorUnavailableError(IrisError, RuntimeError):
     """An actor of `iris_ray.fray` does not run now, or was lost during a call. Newer Frays have an error for it."""
+
+
+class PeerFilesError(IrisError, OSError):
+    """A host of the gang did not list, read, write or delete files of the job; the message says which, and why."""
 
 
 class InspectionFailedError(IrisError, RuntimeError):
@@ -247,6 +263,10 @@ class ProviderError(IrisError, RuntimeError):
 
 class ProviderDeniedError(ProviderError):
     """The cloud provider's API says that this account may not do that."""
+
+
+class ProvisionerTakenError(IrisError, RuntimeError):
+    """Another provisioner of that name runs, and two would ask for the same slices; the message says where it runs."""
 
 
 class NotYetError(IrisError, RuntimeError):

@@ -81,7 +81,7 @@ def _shown(option: Option, value: object) -> str:
     """Return a default for people, times with their unit."""
     if isinstance(value, PriorityBand):
         return value.name
-    if isinstance(option.check, Seconds) and value is not None:
+    if isinstance(option.check, Seconds) and isinstance(value, int | float):
         return f"{value:,.0f} s"
     return "none" if value == () else f"{value:,}" if isinstance(value, int) else str(value)
 

@@ -14,6 +14,7 @@ from iris_ray.cli.checks.cluster import (
     check_clock,
     check_controller,
     check_controllers_code,
+    check_demand,
     check_hosts,
     check_quarantine,
     check_set_aside,
@@ -118,6 +119,7 @@ def _examine_controller() -> Iterator[Finding]:
     yield check_controllers_code(about, bootstrap.installed_on_head())
     yield from check_quarantine(workers)
     yield from check_set_aside(about)
+    yield from check_demand(about)
     yield from check_clock(about)
 
 

@@ -1,4 +1,4 @@
-"""``iris-ray job goodput``: what the time of jobs and the chips of the cluster went into."""
+"""``iris-ray job goodput``: what the time of jobs and the chips of the cluster went into, and what failures cost."""
 
 import csv
 import re
@@ -15,8 +15,9 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import duration, print_facts, print_json, print_table
-from iris_ray.model.goodput import Disruption, TimeKind, Totals, productive_share
+from iris_ray.model.goodput import TimeKind, Totals, productive_share
 from iris_ray.model.goodput_sums import UserDay
+from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, all_together, summed_up
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 _NOT_MEASURED = "its tasks call no iris_ray.heartbeat(step), so it is not known what they did"
@@ -37,9 +38,12 @@ def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> float 
 @click.option("--user", metavar="NAME", help="The jobs of this user, one by one.")
 @click.option("--since", callback=_seconds, metavar="TIME", help="Jobs that ran within this time, such as 7d.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line of comma-separated values for each job and kind of time.")
+@click.option("--failures", is_flag=True, help="With --csv: one line for each job and cause of failures instead.")
 @json_option
 @address_option
-def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool, as_json: bool) -> None:
+def goodput(
+    job: str | None, user: str | None, since: float | None, as_csv: bool, failures: bool, as_json: bool
+) -> None:
     """What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.
 
     \b
@@ -48,11 +52,15 @@ def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool
       iris-ray job goodput train-1a2b3c4d      one job, by kind of time
       iris-ray job goodput --since 7d --csv    all jobs of a week, for a spreadsheet
 
+    Below is what failures cost: the time of the steps that were done again, and all the time until the next new step.
+
     Goodput is the productive share of the time since user code began, as Google's ml-goodput-measurement defines it.
     Jobs whose tasks call iris_ray.heartbeat(step) have one. Of jobs before the latest 1000 only sums by user are known.
     """
     if as_csv and as_json:
         raise click.UsageError("give --csv or --json, not both.")
+    if failures and not as_csv:
+        raise click.UsageError("--failures goes with --csv; without it, the table of failures is printed anyway.")
     now = time.time()
     with cluster():
         controller = ControllerConnection()
@@ -64,15 +72,21 @@ def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool
         forgotten = [day for day in days if user in (None, day.user)]
     shown = [one for one in found if _is_wanted(one, user, None if since is None else now - since)]
     if as_json:
-        print_json(shown[0] if job and shown else {"jobs": shown, "forgotten": forgotten, "chip_seconds_by_day": fleet})
+        lost = summed_up(one.time_lost for one in shown)
+        all_of_them = {"jobs": shown, "forgotten": forgotten, "chip_seconds_by_day": fleet, "time_lost": lost}
+        print_json(shown[0] if job and shown else all_of_them)
+    elif failures:
+        _print_failures_csv(shown)
     elif as_csv:
         _print_csv(shown)
     elif job:
         _print_job(shown)
     elif user:
         _print_jobs_of(user, shown, forgotten)
+        _print_time_lost(shown)
     else:
         _print_users(shown, forgotten)
+        _print_time_lost(shown)
         _print_fleet(fleet)
 
 
@@ -143,7 +157,7 @@ def _print_job(jobs: Sequence[JobGoodput]) -> None:
     unmeasured = None if job.measured is None or job.measured > 0.99 else _NOT_MEASURED
     print_facts({
         "job": job.job_id, "user": job.user, "state": job.state.value, "attempts": job.attempts,
-        "goodput": _percent(job.goodput), "but": unmeasured, "last disruption": _disruption(job.last_disruption),
+        "goodput": _percent(job.goodput), "but": unmeasured, "last failure": _last_failure(job.last_failure),
     })  # fmt: skip
     total = sum(job.seconds.values()) or 1.0
     ordered = sorted(job.seconds.items(), key=lambda one: -one[1])
@@ -153,15 +167,66 @@ def _print_job(jobs: Sequence[JobGoodput]) -> None:
     ]
     click.echo()
     print_table(("TIME", "HOW LONG", "SHARE", "CHIP-HOURS"), rows, "it has not begun")
+    _print_time_lost(jobs)
 
 
-def _disruption(last: Disruption | None) -> str | None:
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+def _print_time_lost(jobs: Sequence[JobGoodput]) -> None:
+    """Print what the failures of some jobs cost, by cause; nothing if there were none."""
+    lost = summed_up(job.time_lost for job in jobs)
+    if not lost:
+        return
+    has_price = any(job.chip_hour for job in jobs if job.time_lost)
+    rows = [_lost_row(cause.value, found, jobs, [cause], has_price) for cause, found in _worst_first(lost)]
+    if len(lost) > 1:
+        rows.append(_lost_row("all", all_together(lost.values()), jobs, list(lost), has_price))
+    click.echo()
+    headers = ("TIME LOST BY", "FAILURES", "MEDIAN", "WORST", "IN ALL", "CHIP-HOURS")
+    print_table((*headers, "COST") if has_price else headers, rows, "")
+
+
+def _worst_first(lost: Mapping[FailureCause, TimeLost]) -> list[tuple[FailureCause, TimeLost]]:
+    return sorted(lost.items(), key=lambda one: -one[1].seconds)
+
+
+def _lost_row(
+    name: str, lost: TimeLost, jobs: Sequence[JobGoodput], causes: Sequence[FailureCause], has_price: bool
+) -> tuple[object, ...]:
+    times = _short(lost.median_s), _short(lost.worst_s), _short(lost.seconds)
+    cells = name, lost.count, *times, _hours(lost.chip_seconds)
+    return (*cells, ", ".join(_costs(jobs, causes)) or "-") if has_price else cells
+
+
+def _costs(jobs: Sequence[JobGoodput], causes: Sequence[FailureCause]) -> list[str]:
+    """Return what failures of some causes cost in money, in each currency."""
+    found: dict[str, float] = {}
+    for job in jobs:
+        held = sum(job.time_lost[cause].chip_seconds for cause in causes if cause in job.time_lost)
+        if job.chip_hour is not None and held:
+            price, currency = job.chip_hour
+            found[currency] = found.get(currency, 0.0) + held / 3600 * price
+    return [f"{amount:,.2f} {currency}" for currency, amount in sorted(found.items())]
+
+
+def _short(seconds: float) -> str:
+    """Return a duration; below a minute with tenths of seconds, because seconds count here."""
+    return f"{seconds:.1f}s" if seconds < 60 else duration(seconds)
+
+
+def _last_failure(last: Failure | None) -> str | None:
     if last is None:
         return None
-    so_far = "" if last.over else " so far"
-    again = f", {duration(last.wasted_s)} of them for steps that were done again" if last.wasted_s >= 1 else ""
-    cost = f"{duration(last.wasted_s + last.recovery_s)} and {_hours(last.chip_seconds)} chip-hours{so_far}{again}"
-    return f"the end of attempt {last.attempt} cost {cost}"
+    so_far = "" if last.is_over else " so far"
+    parts = (
+        ("steps done again", last.again_s),
+        ("away, the wait for slices included", last.away_s),
+        ("until the first step", last.start_s),
+    )
+    of_it = ", ".join(f"{_short(seconds)} {what}" for what, seconds in parts if seconds > 0)
+    cost = f"{_short(last.lost_s)} and {_hours(last.chip_seconds)} chip-hours{so_far}"
+    return f"the end of attempt {last.attempt} ({last.cause.value}) cost {cost}" + (f": {of_it}" if of_it else "")
 
 
 def _print_csv(jobs: Iterable[JobGoodput]) -> None:
@@ -172,6 +237,19 @@ def _print_csv(jobs: Iterable[JobGoodput]) -> None:
         ended = "" if job.ended_at is None else f"{job.ended_at:.3f}"
         for kind, seconds in job.seconds.items():
             writer.writerow((*facts, ended, kind, f"{seconds:.3f}", f"{job.chip_seconds.get(kind, 0.0):.3f}"))
+
+
+def _print_failures_csv(jobs: Iterable[JobGoodput]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    counts = "failures", "median_s", "worst_s", "seconds", "chip_seconds", "cost", "currency"
+    writer.writerow(("job_id", "user", "state", "cause", *counts))
+    for job in jobs:
+        price, currency = job.chip_hour or (None, "")
+        for cause, lost in _worst_first(job.time_lost):
+            amounts = (lost.median_s, lost.worst_s, lost.seconds, lost.chip_seconds)
+            cost = "" if price is None else f"{lost.chip_seconds / 3600 * price:.4f}"
+            shown = (f"{amount:.3f}" for amount in amounts)
+            writer.writerow((job.job_id, job.user, job.state.value, cause.value, lost.count, *shown, cost, currency))
 
 
 def _words(kind: str) -> str:

@@ -102,6 +102,7 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "says": found.how_far,
         "slow": "; ".join(found.stragglers),
         "heartbeat": _ago(found.heartbeat_at),
+        "hangs after": found.stall_limit,
         "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
         "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
         "evictions": found.evictions or None,

@@ -1,7 +1,6 @@
 """``iris-ray cluster provision``: ask Google for the slices that waiting jobs miss, and give unused ones back."""
 
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -214,11 +213,8 @@ def provision(
             tags=tuple(tags),
             max_run_s=max_run_s,
         )
-        provisioner = Provisioner(settings, zones, Jobs(), hosts, prices, dry_run)
-        provisioner.turn()
-        while not (once or dry_run):
-            time.sleep(every_s)
-            provisioner.try_turn()
+        provisioner = Provisioner(settings, zones, Jobs(), hosts, prices, every_s, dry_run)
+        provisioner.run(once)
 
 
 def _config(tpu_type: str) -> TPUConfig:

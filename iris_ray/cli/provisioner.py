@@ -1,5 +1,8 @@
 """Carries out the plans of `iris_ray.cloud.provisioning`, one turn after the other."""
 
+import os
+import secrets
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,12 +24,14 @@ from iris_ray.errors import (
     ControllerUnavailableError,
     NotPermittedError,
     ProviderError,
+    ProvisionerTakenError,
     UnknownNameError,
-    VersionMismatchError,
 )
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.constraints import TAINT_PREFIX
 
+TURN_S = 120.0
+"""How long one turn may take. A name is leased for that, and two intervals between turns."""
 GIVEN_BACK = "given-back"
 """The taint of slices that are about to be deleted."""
 
@@ -39,18 +44,17 @@ class Jobs:
         if find_controller() is None:
             return None, {}
         controller = ControllerConnection()
-        try:
-            demand = controller.ask(ControllerInterface.demand)
-        except AttributeError:
-            raise VersionMismatchError(
-                "the Controller can't say what its jobs miss, as it is older: iris-ray cluster controller upgrade"
-            ) from None
+        demand = controller.ask(ControllerInterface.demand)
         return demand, joined_slices(controller.ask_all(ControllerInterface.list_workers))
 
+    def lease(self, owner: str, instance: str, seconds: float) -> None:
+        """Keep others of this name from working for so long, if a Controller runs."""
+        if find_controller() is not None:
+            ControllerConnection().ask(ControllerInterface.lease_provisioner, owner, instance, seconds)
+
     def report(self, report: CapacityReport) -> None:
-        """Tell the Controller what this provisioner has asked for and holds; one of an older version does not care."""
-        with suppress(AttributeError):
-            ControllerConnection().ask(ControllerInterface.report_capacity, report)
+        """Tell the Controller what this provisioner has asked for and holds."""
+        ControllerConnection().ask(ControllerInterface.report_capacity, report)
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""
@@ -86,6 +90,7 @@ class Provisioner:
         jobs: the cluster.
         hosts: what the hosts of all slices have in common.
         prices: of chips, for people.
+        every_s: seconds between two turns.
         dry_run: print what would be done, and change nothing.
     """
 
@@ -96,6 +101,7 @@ class Provisioner:
         jobs: Jobs,
         hosts: HostSettings,
         prices: Prices = Prices(),  # noqa: B008 - frozen
+        every_s: float = 30.0,
         dry_run: bool = False,
     ) -> None:
         self._settings = settings
@@ -103,12 +109,41 @@ class Provisioner:
         self._jobs = jobs
         self._hosts = hosts
         self._prices = prices
+        self._every_s, self._lease_s = every_s, 2 * every_s + TURN_S
         self._dry_run = dry_run
+        self._instance = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
         self._history = ProvisioningHistory()
         self._seen: dict[str, list[QueuedSlice]] = {}  # by location
         self._closed: set[str] = set()  # slices with our taint
         self._said: set[str] = set()
         self._said_before: set[str] = set()
+        self._undeleted: dict[str, str] = {}  # slices that are to go and stay, with the reason
+
+    def run(self, once: bool = False) -> None:
+        """Take one turn, or turns until Ctrl-C.
+
+        An error of the first one is raised, unless another process has the name: an option or the account is wrong.
+        """
+        if self._dry_run:
+            self.turn()
+            return
+        in_order = once
+        try:
+            try:
+                self.turn()
+            except ProvisionerTakenError as error:
+                if once:
+                    raise
+                self._say(str(error), problem=True)
+            while not once:
+                time.sleep(self._every_s)
+                self.try_turn()
+        except KeyboardInterrupt:
+            in_order = True
+            raise
+        finally:
+            if in_order:
+                self._end()
 
     def try_turn(self) -> None:
         """Take a turn, and report errors that may be gone by the next one, such as those of a missing head."""
@@ -116,17 +151,24 @@ class Provisioner:
 
         try:
             self.turn()
-        except (ProviderError, ControllerUnavailableError) as error:
+        except (ProviderError, ControllerUnavailableError, ProvisionerTakenError) as error:
             self._say(str(error), problem=True)
         except (RayError, OSError) as error:
             self._say(f"Ray does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}", problem=True)
 
     def turn(self) -> None:
-        """Take a turn; raises ProviderError, ControllerUnavailableError and VersionMismatchError.
+        """Take a turn.
 
         A zone that can't be reached keeps nothing from the others: its error is raised at the end.
+
+        Raises:
+            ProviderError: a zone can't be reached.
+            ProvisionerTakenError: another provisioner of the same name works.
+            ControllerUnavailableError, VersionMismatchError: the Controller can't be asked.
         """
         self._said_before, self._said = self._said, set()
+        if not self._dry_run:
+            self._jobs.lease(self._settings.owner, self._instance, self._lease_s)
         unreachable = self._list()
         found = [one for slices in self._seen.values() for one in slices]
         demand, joined = self._jobs.look()
@@ -146,6 +188,7 @@ class Provisioner:
             return
         if demand is not None:
             self._reopen(found, joined, actions)
+        self._undeleted = {}
         for action in actions:
             if isinstance(action, Delete):
                 self._delete(action, self._location_of(action.name), unreachable)
@@ -157,10 +200,17 @@ class Provisioner:
         if demand is not None:
             now, date = time.monotonic(), time.time()
             self._jobs.report(
-                capacity_report(self._settings, found, joined, self._history, actions, self._prices, now, date)
+                capacity_report(
+                    self._settings, found, joined, self._history, actions, self._undeleted, self._prices, now, date
+                )
             )
         if unreachable:
             raise next(iter(unreachable.values()))
+
+    def _end(self) -> None:
+        """Tell the Controller that this one ends in order: nobody is to miss it, and another one may have its name."""
+        with suppress(ControllerUnavailableError, ProvisionerTakenError):
+            self._jobs.lease(self._settings.owner, self._instance, 0.0)
 
     def _list(self) -> dict[str, ProviderError]:
         """List the slices of all zones. Return the errors of those that can't be asked, by location.
@@ -187,12 +237,12 @@ class Provisioner:
 
     def _create_all(self, actions: Sequence[Action], unreachable: dict[str, ProviderError]) -> bool:
         """Request slices. Return whether a source has refused one."""
-        refusing: set[str] = set()  # the API would refuse the next request, too
+        refusing: set[tuple[str, str]] = set()  # the API would refuse the next request of this type, too
         for action in actions:
-            if isinstance(action, Create) and not {action.source.key, action.source.location} & {
-                *refusing,
-                *unreachable,
-            }:
+            if isinstance(action, Create) and action.source.location not in unreachable:
+                kind = action.source.key, action.config.name
+                if kind in refusing:
+                    continue
                 now = time.monotonic()
                 self._history.unconfirmed.setdefault(action.name, Unconfirmed(action.source.key, now))
                 try:
@@ -203,27 +253,31 @@ class Provisioner:
                     unreachable[action.source.location] = error
                     continue
                 if refused is not None:
-                    refusing.add(action.source.key)
-                    self._history.refused(action.name, action.source.key, now, refused)
+                    refusing.add(kind)
+                    self._history.refused(action.name, *kind, now, refused)
                     self._say(f"{action.name} is not available in {action.source}: {refused}", problem=True)
         return bool(refusing)
 
     def _delete(self, action: Delete, location: str, unreachable: dict[str, ProviderError]) -> None:
         if location in unreachable:
+            self._undeleted[action.name] = str(unreachable[location])
             return
         try:
             if action.if_unused and not self._close(action.name):
                 self._say(f"{action.name} stays: it is in use meanwhile, or the Controller does not answer any more")
                 return
         except NotPermittedError as error:
+            self._undeleted[action.name] = f"it can't be closed to jobs: {error}"
             self._say(f"{action.name} stays: it can't be closed to jobs: {error}", problem=True)
             return
         try:
             refused = self._clouds[location].delete(action.name)
         except ProviderError as error:
             unreachable[location] = error
+            self._undeleted[action.name] = str(error)
             return
         if refused is not None:  # it counts towards the limits as long as it is there; the next turn tries again
+            self._undeleted[action.name] = refused
             self._say(f"{action.name} can't be deleted: {refused}", problem=True)
 
     def _close(self, name: str) -> bool:

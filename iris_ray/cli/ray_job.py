@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -53,60 +54,51 @@ def require_fitting_options(ray_job: bool) -> None:
             )
 
 
-def submit_ray_job(
-    target: str,
-    arguments: Sequence[str],
-    working_dir: str | None,
-    excludes: Sequence[str],
-    env: Mapping[str, str],
-    env_file: str | None,
-    run_id: str | None,
-    follow: bool,
-    as_json: bool,
-) -> None:
-    """Send a directory and a command to a cluster; print the job's id."""
-    from iris_ray.client.ray_jobs import RayJobConfig
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What is sent to a cluster by Ray's job API, beside the command; as the flags of ``submit`` say it.
 
-    directory = Path(working_dir or ".")
-    command = [*_program(target, directory), *arguments]
-    config = RayJobConfig(command, directory, list(excludes), dict(env), env_file)
-    jobs = _jobs(address_for_ray_jobs())
-    submitted = jobs.submit(config, run_id)
-    if as_json:
-        print_json({"run_id": submitted})
-    else:
-        click.echo(submitted)
+    Attributes:
+        directory: is sent, and the command runs in it.
+        excludes, env, env_file: as in `RayJobConfig`.
+        run_id: of the job; None: Ray chooses one.
+    """
+
+    directory: Path
+    excludes: Sequence[str]
+    env: Mapping[str, str]
+    env_file: str | None
+    run_id: str | None
+
+    def submit(self, command: Sequence[str]) -> tuple["RayJobs", str]:
+        """Send the directory and a command to the cluster. Return its jobs, and the id of the new one."""
+        from iris_ray.client.ray_jobs import RayJobConfig
+
+        config = RayJobConfig(command, self.directory, list(self.excludes), dict(self.env), self.env_file)
+        jobs = _jobs(address_for_ray_jobs())
+        return jobs, jobs.submit(config, self.run_id)
+
+
+def submit_ray_job(target: str, arguments: Sequence[str], sending: Sending, follow: bool, as_json: bool) -> None:
+    """Send a directory and a command to a cluster; print the job's id."""
+    jobs, submitted = sending.submit([*_program(target, sending.directory), *arguments])
+    _print_id("run_id", submitted, as_json)
     if follow:
         follow_ray_job(jobs, submitted)
 
 
-def submit_through_dashboard(
-    target: str,
-    working_dir: str | None,
-    excludes: Sequence[str],
-    env: Mapping[str, str],
-    env_file: str | None,
-    run_id: str | None,
-    follow: bool,
-    as_json: bool,
-) -> None:
+def submit_through_dashboard(target: str, sending: Sending, follow: bool, as_json: bool) -> None:
     """Send a directory to a cluster, and have ``iris-ray submit`` run there as it was typed; print the job's id.
 
     That job needs no driver. The job of Ray's job API only submits it.
     """
     from iris_ray.client.connection import current_user
-    from iris_ray.client.ray_jobs import RayJobConfig
     from iris_ray.errors import RayJobError
 
-    directory = Path(working_dir or ".")
-    there = _program(target, directory)[-1]
+    there = _program(target, sending.directory)[-1]
     words = [there if word == target else word for word in _words_for_the_cluster(typed())]
     command = ["env", f"{USER.name}={current_user()}", "python", "-m", "iris_ray", "submit"]
-    config = RayJobConfig(
-        [*command, *(() if follow else ("--json",)), *words], directory, list(excludes), dict(env), env_file
-    )
-    jobs = _jobs(address_for_ray_jobs())
-    submitted = jobs.submit(config, run_id)
+    jobs, submitted = sending.submit([*command, *(() if follow else ("--json",)), *words])
     if follow:
         follow_ray_job(jobs, submitted)
         return
@@ -116,10 +108,14 @@ def submit_through_dashboard(
     if found is None:
         last = ("".join(printed).strip().splitlines() or [status.message])[-1]
         raise RayJobError(f"the cluster did not take the job: {one_line(last.removeprefix('iris-ray: '))}")
+    _print_id("job_id", found[1], as_json)
+
+
+def _print_id(name: str, value: str, as_json: bool) -> None:
     if as_json:
-        print_json({"job_id": found[1]})
+        print_json({name: value})
     else:
-        click.echo(found[1])
+        click.echo(value)
 
 
 def _words_for_the_cluster(words: Sequence[str]) -> list[str]:

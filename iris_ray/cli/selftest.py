@@ -48,9 +48,10 @@ def selftest(tpu_type: str, slices: int, await_notice: float, timeout: float, as
       iris-ray cluster selftest --tpu v5litepod-16 --slices 2
       iris-ray cluster selftest --tpu v4-8 --await-notice 600
 
-    Small jobs start on the slices, see their chips with JAX, start again on warm slices, crash and leave processes
-    behind. Each step says what it found, and how long it took. The exit code is 1 if one found an ERROR. If something
-    is wrong, send us the output with --json: it has versions, names of slices and times, and nothing else of yours.
+    Small jobs start on the slices, see their chips with JAX, start again on warm slices, crash, go on from a state in
+    memory and leave processes behind. Each step says what it found, and how long it took. The exit code is 1 if one
+    found an ERROR. If something is wrong, send us the output with --json: it has versions, names of slices and times,
+    and nothing else of yours.
     """
     config = get_tpu_config(tpu_type)
     findings = []
@@ -86,7 +87,9 @@ class SelfTest:
         if start.level is not Level.ERROR:
             yield self._step("chips", self._chips)
             yield self._step("warm start", self._chips)
+            yield self._step("same results", self._replay)
             yield self._step("crash", self._crash)
+            yield self._step("recovery", self._recovery)
             yield self._step("processes left behind", self._daemons)
             if self._slices > 1:
                 yield self._step("across slices", functools.partial(self._chips, self._slices))
@@ -106,14 +109,14 @@ class SelfTest:
             found = Finding(Level.ERROR, name, one_line(error), "iris-ray doctor examines the hosts")
         return Finding(found.level, name, f"{found.found}; {time.monotonic() - began:.1f} s", found.advice)
 
-    def _job(self, function: Callable[[], Any], slices: int = 1) -> list[Any]:
+    def _job(self, function: Callable[[], Any], slices: int = 1, crashes: int = 0) -> list[Any]:
         from iris_ray.client.run_on_pod import run_on_pod
 
         return run_on_pod(
             function,
             self._config.name,
             num_slices=slices,
-            max_retries_failure=0,
+            max_retries_failure=crashes,
             scheduling_timeout=self._timeout_s,
             keep_warm=KEEP_WARM_S,
             mode="cluster",
@@ -145,6 +148,12 @@ class SelfTest:
         _expect("MEGASCALE_NUM_SLICES", first["megascale_slices"], slices)
         return Finding(Level.OK, "", found)
 
+    def _replay(self) -> Finding:
+        agrees, words = self._job(on_host.replay, self._slices)[0]
+        if not agrees:
+            return Finding(Level.ERROR, "", words, "drain that host: iris-ray host drain HOST; and tell your provider")
+        return Finding(Level.OK, "", words)
+
     def _crash(self) -> Finding:
         try:
             self._job(on_host.crash)
@@ -153,6 +162,16 @@ class SelfTest:
                 raise NotAsExpected(f"a task that ended with code 3 was called: {one_line(error)}") from None
             return Finding(Level.OK, "", "a task that ends with code 3 is called a crash, with its code")
         raise NotAsExpected("a task that ended with code 3 counts as a success")
+
+    def _recovery(self) -> Finding:
+        hosts = self._job(_recover, crashes=1)
+        seen = {name: max(host[name] for host in hosts) for name in hosts[0]}
+        found = (
+            f"{seen['away']:.1f} s from a crash to the next step: {seen['restoring']:.1f} for {seen['mb']:.0f} MB"
+            f" a host from memory, {seen['compiling']:.1f} for what took {seen['compiled']:.1f} to compile at first; a"
+            f" save holds the program up for {seen['saved']:.2f} s"
+        )
+        return Finding(Level.OK, "", found)
 
     def _daemons(self) -> Finding:
         seconds = str(random.uniform(300, 400))
@@ -168,6 +187,12 @@ class SelfTest:
             return Finding(Level.WARNING, "", f"none came in {seconds:g} s", f"have one sent: {_SIMULATE}")
         kind, reason, left = notices[0]
         return Finding(Level.OK, "", f"{counted(len(notices), 'task')} heard of a {kind}, {left:.0f} s ahead: {reason}")
+
+
+def _recover() -> dict[str, float]:
+    from iris_ray.checkpoint.selftest import recovery  # imports JAX, which this machine may lack
+
+    return recovery()
 
 
 def _expect(what: str, found: int, expected: int) -> None:

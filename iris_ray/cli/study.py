@@ -34,6 +34,7 @@ _OVERVIEW = (
     "EVICTED", "IN USE", "USEFUL", "LOST", "STARTING", "SPARE",
 )  # fmt: skip
 _WAITS = ("JOBS", "WAITING", "HALF WAIT", "9 OF 10", "99 OF 100", "LONGEST")
+_TURNAROUNDS = ("JOBS", "NOT ENDED", "HALF", "9 OF 10", "99 OF 100", "LONGEST")
 
 Reports = Mapping[str, Report]
 """By policy."""
@@ -44,6 +45,8 @@ def print_reports(reports: Reports) -> None:
     print_table(_OVERVIEW, [_overview(policy, found) for policy, found in reports.items()], "no policies")
     bands = [band.name.lower() for band in PriorityBand]
     _print_waits("Waits by priority band", "BAND", reports, lambda found: found.waits_by_band, bands)
+    of_bands = "From submission to end, by priority band"
+    _print_waits(of_bands, "BAND", reports, lambda found: found.turnarounds_by_band, bands, _TURNAROUNDS)
     sizes = sorted({size for found in reports.values() for size in found.waits_by_size})
     _print_waits(f"Waits by size, in {_unit(reports)}", "SIZE", reports, lambda found: found.waits_by_size, sizes)
     users = _largest_users(reports)
@@ -54,9 +57,14 @@ def print_reports(reports: Reports) -> None:
 
 
 def _print_waits(
-    title: str, label: str, reports: Reports, of: Callable[[Report], Mapping[Any, Waits]], keys: Iterable[Any]
+    title: str,
+    label: str,
+    reports: Reports,
+    of: Callable[[Report], Mapping[Any, Waits]],
+    keys: Iterable[Any],
+    headers: Sequence[str] = _WAITS,
 ) -> None:
-    """Print how long the jobs of each group waited, under each policy.
+    """Print how long the jobs of each group waited, or took, under each policy.
 
     Args:
         title: of the table.
@@ -64,6 +72,7 @@ def _print_waits(
         reports: by policy.
         of: returns the waits by group.
         keys: the groups.
+        headers: of the columns with the times.
     """
     rows = [
         (f"{key:g}" if isinstance(key, float) else key, policy, *_waits(of(found)[key]))
@@ -72,7 +81,7 @@ def _print_waits(
         if key in of(found)
     ]
     click.echo(f"\n{title}:")
-    print_table((label, "POLICY", *_WAITS), rows, "no jobs came")
+    print_table((label, "POLICY", *headers), rows, "no jobs came")
 
 
 def _overview(policy: str, found: Report) -> tuple[object, ...]:

@@ -1,6 +1,7 @@
 """``iris-ray submit``: put a job into the queue and leave it to the cluster."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import click
@@ -12,7 +13,7 @@ from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_
 from iris_ray.cli.logs import show
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
 from iris_ray.cli.printing import one_line, print_json
-from iris_ray.cli.ray_job import require_fitting_options, submit_ray_job, submit_through_dashboard
+from iris_ray.cli.ray_job import Sending, require_fitting_options, submit_ray_job, submit_through_dashboard
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.client.connection import current_user
@@ -95,11 +96,12 @@ def submit(
             "--json and --follow would mix JSON and the tasks' output on stdout; leave out --follow, and follow the id"
             " that is printed: iris-ray logs -f ID, or iris-ray job status ID --json"
         )
+    sending = Sending(Path(flags.working_dir or "."), excludes, flags.env, env_file, run_id)
     if ray_job:
-        submit_ray_job(target, arguments, flags.working_dir, excludes, flags.env, env_file, run_id, follow, as_json)
+        submit_ray_job(target, arguments, sending, follow, as_json)
         return
     if dashboard_address() is not None:
-        submit_through_dashboard(target, flags.working_dir, excludes, flags.env, env_file, run_id, follow, as_json)
+        submit_through_dashboard(target, sending, follow, as_json)
         return
     from iris_ray.client.client import IrisClient
     from iris_ray.model.requirement import ResourceSpec, tpu_device

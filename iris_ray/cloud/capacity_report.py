@@ -19,6 +19,7 @@ def capacity_report(
     joined: Mapping[str, Joined],
     history: ProvisioningHistory,
     actions: Sequence[Action],
+    undeleted: Mapping[str, str],
     prices: Prices,
     now: float,
     date: float,
@@ -28,6 +29,7 @@ def capacity_report(
     Args:
         settings, found, joined, history: as for `plan`; ``history`` has the requests of this turn.
         actions: the plan.
+        undeleted: why slices that are to go stay, by name.
         prices: of chips.
         now: seconds on the monotonic clock of ``history``.
         date: the same moment in seconds since the epoch.
@@ -55,13 +57,15 @@ def capacity_report(
         tpu_types=tuple(config.name for config in settings.configs),
         lots=tuple(lots),
         troubles=tuple(
-            Trouble(str(source), past.failures, past.last_failure)
+            Trouble(config.name, str(source), past.failures, past.last_failure)
             for source in settings.sources
-            for past in [history.at(source.key)]
+            for config in settings.configs
+            for past in [history.at(source.key, config.name)]
             if past.failures
         ),
         waits=tuple((action.tpu_type, action.reason) for action in actions if isinstance(action, Wait)),
         currency=prices.currency,
+        undeleted=tuple(undeleted.items()),
     )
 
 

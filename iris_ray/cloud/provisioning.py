@@ -4,9 +4,9 @@ Every slice is a resource of its own at the provider: to repair one of several, 
 It holds quota until it is deleted, whatever its state, so FAILED and SUSPENDED ones are deleted. A provisioner owns
 the slices with its label and its prefix in the name; it neither touches nor counts others.
 
-Sources are asked in their order. One that fails, refuses or lets a request wait for too long pauses, and the next one
-is asked; when its pause is over, it is the first choice again. The slices that a gang misses are requested from one
-source.
+Sources are asked in their order. One that fails, refuses or lets a request wait for too long pauses for that type of
+slices, and the next one is asked; when its pause is over, it is the first choice again. The slices that a gang misses
+are requested from one source.
 """
 
 import math
@@ -158,7 +158,7 @@ def plan(
         mine = {name: one for name, one in ours.items() if settings.config_of(name) == config}
         gangs = None if demand is None else demand.get(config.name, ())
         shop = _Shop(settings, config, ledger, history, unlisted, now)
-        deletions, coming, present = _sort_out(gangs, mine, joined, history, now)
+        deletions, coming, present = _sort_out(config.name, gangs, mine, joined, history, now)
         moves = _move_on(shop, coming)
         coming = [one for one in coming if all(one.name != move.name for move in moves)]
         actions += [*deletions, *moves, *_release(shop, gangs, coming, present, joined)]
@@ -249,7 +249,10 @@ class _Shop:
 
     def is_open(self, source: Source) -> bool:
         """Return whether a source does not pause and can be asked."""
-        return self.now >= self.history.at(source.key).not_before and source.location not in self.unlisted
+        return (
+            self.now >= self.history.at(source.key, self.config.name).not_before
+            and source.location not in self.unlisted
+        )
 
     def pauses(self, sources: Iterable[Source]) -> str:
         """Return why the sources are not asked now."""
@@ -258,11 +261,12 @@ class _Shop:
             if one.location in self.unlisted
             else f"{one} for {past.pause_s:g} s after {past.failures} failures, the last: {past.last_failure}"
             for one in sources
-            for past in [self.history.at(one.key)]
+            for past in [self.history.at(one.key, self.config.name)]
         )
 
 
 def _sort_out(
+    tpu_type: str,
     demand: Sequence[int] | None,
     ours: Mapping[str, QueuedSlice],
     joined: Mapping[str, Joined],
@@ -280,9 +284,9 @@ def _sort_out(
         is_absent = demand is not None and not in_cluster and may_be_there
         absent_s = history.lasting("absent", name, is_absent, now)
         if in_cluster:
-            history.has_joined(name, one.source)
+            history.has_joined(name, one.source, tpu_type)
         has_lost_hosts = is_absent and history.once_joined(name)
-        if deletion := _deletion(one, has_lost_hosts, absent_s, history, now):
+        if deletion := _deletion(one, tpu_type, has_lost_hosts, absent_s, history, now):
             deletions.append(deletion)
         elif has_lost_hosts:
             continue  # neither coming nor there
@@ -294,12 +298,12 @@ def _sort_out(
 
 
 def _deletion(
-    one: QueuedSlice, has_lost_hosts: bool, absent_s: float, history: ProvisioningHistory, now: float
+    one: QueuedSlice, tpu_type: str, has_lost_hosts: bool, absent_s: float, history: ProvisioningHistory, now: float
 ) -> Delete | None:
     """Return the deletion of a slice that has failed, was suspended, is broken or never joined; otherwise None."""
     if one.state is QueuedState.FAILED:
         flag = f" (--reservation {one.reservation})" if one.reservation else ""
-        history.failed_once(one.name, one.source, now, f"{one.name}: {one.error or 'it has failed'}{flag}")
+        history.failed_once(one.name, one.source, tpu_type, now, f"{one.name}: {one.error or 'it has failed'}{flag}")
         return Delete(one.name, f"it has failed{f' ({one.error})' if one.error else ''} and holds quota")
     if one.state is QueuedState.SUSPENDED:
         who = "the provider" if one.by_service else "a user"
@@ -307,14 +311,16 @@ def _deletion(
     making_s = history.lasting("provisioning", one.name, one.state is QueuedState.PROVISIONING, now)
     if making_s > STUCK_S:
         why = f"it has been provisioned for {making_s / 60:.0f} minutes without becoming active"
-        history.failed_once(one.name, one.source, now, f"{one.name}: {why}")
+        history.failed_once(one.name, one.source, tpu_type, now, f"{one.name}: {why}")
         return Delete(one.name, why, if_unused=True)
     if has_lost_hosts and absent_s > BROKEN_S:
         why = f"it has lacked hosts that it had for {absent_s / 60:.0f} minutes"
         return Delete(one.name, why, if_unused=True)
     if not has_lost_hosts and absent_s > JOIN_S:
         why = f"it is active, but not all of its hosts have joined the cluster after {absent_s / 60:.0f} minutes"
-        history.failed_once(one.name, one.source, now, f"{one.name}: {why}; look at its start-up script's log")
+        history.failed_once(
+            one.name, one.source, tpu_type, now, f"{one.name}: {why}; look at its start-up script's log"
+        )
         return Delete(one.name, why, if_unused=True)
     return None
 
@@ -332,7 +338,9 @@ def _move_on(shop: _Shop, coming: Sequence[QueuedSlice]) -> list[Delete]:
         others = [one for one in shop.with_room(len(requests)) if one.key != source and shop.is_open(one)]
         for name, waited_s in requests if others else ():
             why = f"it has waited for {waited_s:.0f} s, and {others[0]} can be asked instead"
-            shop.history.failed_once(name, source, shop.now, f"{name}: {why}", shop.settings.max_wait_s)
+            shop.history.failed_once(
+                name, source, shop.config.name, shop.now, f"{name}: {why}", shop.settings.max_wait_s
+            )
             moves.append(Delete(name, why))
     return moves
 

@@ -9,12 +9,12 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
 
 @dataclass(slots=True)
 class SourceHistory:
-    """The failures of one source in a row; a slice from it that joins the cluster ends the row.
+    """The failures in a row of one type at one source; a slice of them that joins the cluster ends the row.
 
     Attributes:
         failures: how many.
         pause_s: how long the last pause is.
-        not_before: when the next slice may be requested there; times are of the clock of `plan`.
+        not_before: when the next slice of the type may be requested there; times are of the clock of `plan`.
         last_failure: a sentence.
     """
 
@@ -56,31 +56,31 @@ class ProvisioningHistory:
     """The memory of a provisioner from one plan to the next. If it is lost, timers begin anew."""
 
     unconfirmed: dict[str, Unconfirmed] = field(default_factory=dict)
-    _sources: defaultdict[str, SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
+    _sources: defaultdict[tuple[str, str], SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     _counted: set[str] = field(default_factory=set)
     _joined: set[str] = field(default_factory=set)
 
-    def at(self, source: str) -> SourceHistory:
-        """Return the failures of a source."""
-        return self._sources[source]
+    def at(self, source: str, tpu_type: str) -> SourceHistory:
+        """Return the failures of a type at a source: one that is out of v6e-256 may well have v4-8."""
+        return self._sources[source, tpu_type]
 
-    def refused(self, name: str, source: str, now: float, why: str) -> None:
+    def refused(self, name: str, source: str, tpu_type: str, now: float, why: str) -> None:
         """Record that the provider refuses the slice of that name; it is not requested again."""
         self.unconfirmed.pop(name, None)
-        self.at(source).failed(now, why)
+        self.at(source, tpu_type).failed(now, why)
 
-    def failed_once(self, name: str, source: str, now: float, why: str, at_least_s: float = 0.0) -> None:
+    def failed_once(self, name: str, source: str, tpu_type: str, now: float, why: str, at_least_s: float = 0.0) -> None:
         """Record the failure of a slice, unless it is recorded already."""
         if name not in self._counted:
             self._counted.add(name)
-            self.at(source).failed(now, why, at_least_s)
+            self.at(source, tpu_type).failed(now, why, at_least_s)
 
-    def has_joined(self, name: str, source: str) -> None:
-        """Record that all hosts of a slice are in the cluster. The first such record ends its source's failures."""
+    def has_joined(self, name: str, source: str, tpu_type: str) -> None:
+        """Record that all hosts of a slice are in the cluster. The first such record ends its type's failures there."""
         if name not in self._joined:
             self._joined.add(name)
-            self._sources.pop(source, None)
+            self._sources.pop((source, tpu_type), None)
 
     def once_joined(self, name: str) -> bool:
         """Return whether all hosts of a slice were in the cluster at some time."""

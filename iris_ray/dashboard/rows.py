@@ -180,7 +180,7 @@ def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:
     """Return a row for the slices of a type and source that a provisioner has asked for, and one for those it holds."""
     rows: dict[str, Row] = {}
     for report in reports:
-        last = {trouble.source: trouble.last for trouble in report.troubles}
+        last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
         for lot in report.lots:
             rows[f"{report.owner}/{lot.tpu_type}/{lot.source}/{lot.market}/{lot.joined}"] = {
                 "provisioner": report.owner,
@@ -193,7 +193,7 @@ def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:
                 "since": lot.since or None,
                 "hourly": lot.hourly,
                 "currency": report.currency,
-                "note": "" if lot.joined else last.get(lot.source, ""),
+                "note": "" if lot.joined else last.get((lot.tpu_type, lot.source), ""),
             }
         for tpu_type, why in report.waits:
             rows[f"{report.owner}/{tpu_type}/waits"] = {

@@ -1,7 +1,7 @@
 """For users of Levanter: the functions of ``levanter.infra.ray_tpu`` with its signatures, and `run` for tasks.
 
-May import: `client`, `task`, `model`, `errors`. Imports neither Levanter nor JAX until a function needs them.
-Start with `ray_tpu.py` and `training.py`. docs/coming-from-levanter.md is the page for users.
+May import: `client`, `checkpoint`, `task`, `model`, `errors`. Imports neither Levanter nor JAX until a function needs
+them. Start with `ray_tpu.py` and `training.py`. docs/coming-from-levanter.md is the page for users.
 """
 
 from iris_ray.client.run_on_pod import run_on_pod, run_on_pod_multislice, run_on_pod_ray

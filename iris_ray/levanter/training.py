@@ -1,5 +1,6 @@
 """A run of Levanter as the task of a gang: joined with its peers, resumed, and saved at a notice and at its end."""
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -12,22 +13,28 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
+    from iris_ray.checkpoint import MemoryCheckpointer
     from iris_ray.levanter.checkpointing import GangCheckpointer
 
-PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.jax"]
+PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.jax", "iris_ray.checkpoint"]
 """Modules for the option ``preload``: waiting processes import them ahead, so that a start does not wait for them."""
+
+MEMORY_EVERY: Final = 10
+"""Every so many steps, a run is kept in the memory of its hosts."""
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")
 
 
-def run(main: Callable[[Config], Result], config: Config) -> Result | None:
+def run(main: Callable[[Config], Result], config: Config, memory_every: int | None = MEMORY_EVERY) -> Result | None:
     """Call a ``main`` function of Levanter in a task of a gang; it continues from the last attempt's checkpoint.
 
     - The gang's processes are joined before Levanter touches JAX. Levanter does not join them again, and starts no Ray.
     - The run's id is the config's, else ``$RUN_ID``, else the job's id: each attempt finds the checkpoints of the run.
+    - Every tenth step is kept in the memory of the hosts. After the loss of one of several slices the gang goes on
+      from there, and not from the last checkpoint of the config. A state that does not fit is left out.
     - Every step is a heartbeat; saves and restores are marked for ``iris-ray job goodput``. At a notice the gang saves
-      a checkpoint, and moves without losing a step.
+      its step, in memory or as a checkpoint, and moves without losing it.
     - When ``main`` has returned, `run` saves the last step and waits for it. Then the run is complete: another attempt,
       or another job with the same id, does not call ``main``.
 
@@ -37,6 +44,7 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
         main: such as ``levanter.main.train_lm.main``.
         config: the argument of ``main``: a ``TrainerConfig``, or a dataclass that has one as ``trainer``. It stays
             unchanged.
+        memory_every: keeps the steps that are multiples of it in the hosts' memory; None for none.
 
     Returns:
         The result of ``main``; None if the run was complete.
@@ -59,15 +67,17 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
         return main(config)
     _require_good_for_a_gang(given)
     _join()
-    from iris_ray.levanter.checkpointing import is_complete, marked_restores
+    from iris_ray.checkpoint import MemoryCheckpointer
+    from iris_ray.levanter.checkpointing import begun_from_memory, is_complete, marked_restores
 
     trainer = _in_a_gang(given, me)
     saved = trainer.checkpointer.expanded_path(trainer.id)
     if trainer.load_checkpoint is not False and is_complete(saved, trainer.num_train_steps):
         print(f"Run {trainer.id} is complete: its last step is in {saved}.", flush=True)
         return None
-    checkpointers = _with_gang_checkpointers(trainer)
-    with marked_restores():
+    memory = None if memory_every is None or not me.local_dir else MemoryCheckpointer(memory_every, name="levanter")
+    checkpointers = _with_gang_checkpointers(trainer, memory)
+    with marked_restores(), contextlib.nullcontext() if memory is None else begun_from_memory(memory):
         result = main(trainer if given is config else dataclasses.replace(config, trainer=trainer))  # type: ignore[type-var]
     for checkpointer in checkpointers:
         checkpointer.save_last_step()
@@ -122,7 +132,7 @@ def _in_a_gang(given: Any, me: JobInfo) -> Any:
     return dataclasses.replace(given, **changes)
 
 
-def _with_gang_checkpointers(trainer: Any) -> "list[GangCheckpointer]":
+def _with_gang_checkpointers(trainer: Any, memory: "MemoryCheckpointer | None") -> "list[GangCheckpointer]":
     """Have a config make checkpointers for a gang, and return a list that will hold them."""
     from iris_ray.levanter.checkpointing import GangCheckpointer
 
@@ -130,7 +140,7 @@ def _with_gang_checkpointers(trainer: Any) -> "list[GangCheckpointer]":
     create = trainer.checkpointer.create
 
     def create_for_gang(run_id: str) -> GangCheckpointer:
-        made.append(GangCheckpointer(create(run_id), trainer.num_train_steps, _finish_trackers))
+        made.append(GangCheckpointer(create(run_id), trainer.num_train_steps, _finish_trackers, memory))
         return made[-1]
 
     trainer.checkpointer.create = create_for_gang

@@ -1,5 +1,6 @@
 """What a provisioner has asked a provider for and holds, in words and numbers for people."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from iris_ray.model.plain_values import Words
@@ -32,14 +33,16 @@ class Lot:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A source from which nothing is asked for during a pause.
+    """A source from which no slice of a type is asked for during a pause.
 
     Attributes:
+        tpu_type: such as ``v6e-16``.
         source: the zone, or the reservation and its zone.
         failures: how many in a row.
         last: the last of them, in a sentence.
     """
 
+    tpu_type: str
     source: str
     failures: int
     last: Words
@@ -53,9 +56,10 @@ class CapacityReport:
         owner: its name.
         tpu_types: the types that it brings.
         lots: what it has asked for and holds.
-        troubles: its sources that have failed.
+        troubles: its sources that have failed, by type.
         waits: by type, why it asks for no more, although jobs wait.
         currency: of prices.
+        undeleted: the slices that it can't delete now, with the reason.
     """
 
     owner: str
@@ -64,3 +68,18 @@ class CapacityReport:
     troubles: tuple[Trouble, ...] = ()
     waits: tuple[tuple[str, Words], ...] = ()
     currency: str = "USD"
+    undeleted: tuple[tuple[str, Words], ...] = ()
+
+
+def chip_hour(reports: Iterable[CapacityReport], tpu_type: str) -> tuple[float, str] | None:
+    """Return the price of a chip-hour of a type and its currency: the mean over the slices that provisioners hold.
+
+    None if none of them has a price. Slices in other currencies than the first one don't count.
+    """
+    lots = [(report.currency, lot) for report in reports for lot in report.lots]
+    priced = [(currency, lot) for currency, lot in lots if lot.joined and lot.chips and lot.tpu_type == tpu_type]
+    found = [(currency, lot.hourly, lot.chips) for currency, lot in priced if lot.hourly is not None]
+    if not found:
+        return None
+    same = [(hourly, chips) for currency, hourly, chips in found if currency == found[0][0]]
+    return sum(hourly for hourly, _ in same) / sum(chips for _, chips in same), found[0][0]

@@ -1,10 +1,11 @@
 """What the time of a job went into: kinds of time, marks in its life, and the measure over them."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
+
+from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, move_s
 
 
 class TimeKind(Enum):
@@ -118,6 +119,7 @@ class AttemptTimes:
         began_at: when user code began; None if it never did.
         ended_at: when its end was known; None before that.
         marks: what its task said about its time.
+        cause: why it ended early; None if it has not.
     """
 
     number: int
@@ -126,6 +128,7 @@ class AttemptTimes:
     began_at: float | None = None
     ended_at: float | None = None
     marks: Marks = field(default_factory=Marks)
+    cause: FailureCause | None = None
 
 
 @dataclass(slots=True)
@@ -139,6 +142,7 @@ class JobTimes:
         has_run: whether user code ran in a settled attempt.
         ended_at: when the job ended; None before that.
         succeeded: whether it has succeeded.
+        settled_failures: what the ends of settled attempts have cost.
     """
 
     attempts: list[AttemptTimes] = field(default_factory=list)
@@ -147,6 +151,7 @@ class JobTimes:
     has_run: bool = False
     ended_at: float | None = None
     succeeded: bool = False
+    settled_failures: dict[FailureCause, TimeLost] = field(default_factory=dict)
 
     def assigned(self, number: int, chips: float, now: float) -> None:
         """Note that an attempt got its chips."""
@@ -156,6 +161,11 @@ class JobTimes:
         """Note that user code of the latest attempt runs."""
         if self.attempts and self.attempts[-1].began_at is None:
             self.attempts[-1].began_at = now
+
+    def failed(self, cause: FailureCause) -> None:
+        """Note why the latest attempt ends early. The first cause counts."""
+        if self.attempts and self.attempts[-1].cause is None:
+            self.attempts[-1].cause = cause
 
     def ended(self, now: float) -> None:
         """Note that the latest attempt is over."""
@@ -172,8 +182,7 @@ class JobTimes:
 # -- measure -----------------------------------------------------------------------------------------------------------
 
 _K = TimeKind
-
-_DISRUPTIONS = _K.WASTED_PROGRESS_FROM_DISRUPTION, _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+_RECOVERY = TimeKind.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
 
 ATTEMPTS_KEPT = 8
 """How many attempts at most are kept one by one. Earlier ones are settled."""
@@ -194,25 +203,6 @@ class Span:
     chips: float
 
 
-@dataclass(frozen=True, slots=True)
-class Disruption:
-    """What one disruption of a job cost, until user code ran again.
-
-    Attributes:
-        attempt: the number of the attempt that it ended.
-        wasted_s: steps that a later attempt did again.
-        recovery_s: from the last step, or from the end of the attempt if it made none, until user code ran again.
-        chip_seconds: of both, times the chips that the job held meanwhile.
-        over: whether user code runs again, or the job has ended.
-    """
-
-    attempt: int
-    wasted_s: float
-    recovery_s: float
-    chip_seconds: float
-    over: bool
-
-
 def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
     """Return the time from the submission of a job to its end, or to now, as spans that add up to it.
 
@@ -228,60 +218,95 @@ def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
         spans += _attempt(times, index, until, has_run, now)
         until = _end(attempt, now)
         has_run = has_run or attempt.began_at is not None
-    waits_until = now if times.ended_at is None else times.ended_at
-    spans.append(Span(_recovery(has_run, _K.QUEUEING), max(0.0, waits_until - until), 0.0))
+    spans.append(Span(_recovery(has_run, _K.QUEUEING), max(0.0, _job_end(times, now) - until), 0.0))
     return [span for span in spans if span.seconds > 0]
 
 
-def last_disruption(times: JobTimes, now: float) -> Disruption | None:
-    """Return what the latest disruption of a job has cost until now; None if none is known.
+def failures(times: JobTimes, now: float) -> list[Failure]:
+    """Return what the ends of the kept attempts have cost until now, in their order.
 
-    A disruption is the end of an attempt in which user code ran, if the job went on.
+    A failure is the end of an attempt in which user code ran, if the job went on. All that they cost is, in Google's
+    kinds, wasted progress and infrastructure recovery, and what comes before the first step of each later attempt.
     """
-    if (disrupted := _latest_disrupted(times)) is None:
-        return None
-    attempt = times.attempts[disrupted]
-    _, _, *spans = _attempt(times, disrupted, attempt.assigned_at, True, now)
-    if not attempt.marks.steps:
-        spans = []  # what it may have done is not known
-    recovery, runs_again = _until_user_code_runs(times, disrupted + 1, _end(attempt, now), now)
-    lost = [span for span in (*spans, *recovery) if span.kind in _DISRUPTIONS]
-    wasted_s = sum(span.seconds for span in lost if span.kind is _K.WASTED_PROGRESS_FROM_DISRUPTION)
-    total_s = sum(span.seconds for span in lost)
-    chip_seconds = sum(span.seconds * span.chips for span in lost)
-    over = runs_again or times.ended_at is not None
-    return Disruption(attempt.number, wasted_s, total_s - wasted_s, chip_seconds, over)
+    return [_failure(times, index, now) for index in range(len(times.attempts)) if _has_failed(times, index)]
 
 
-def _latest_disrupted(times: JobTimes) -> int | None:
-    """Return the index of the latest attempt in which user code ran and after which the job went on."""
-    job_ended_at = math.inf if times.ended_at is None else times.ended_at
-    for at, attempt in reversed(list(enumerate(times.attempts))):
-        if attempt.began_at is not None and attempt.ended_at is not None and attempt.ended_at < job_ended_at:
-            return at
-    return None
+def time_lost(times: JobTimes, now: float) -> dict[FailureCause, TimeLost]:
+    """Return what all failures of a job that are over have cost, by cause."""
+    found = dict(times.settled_failures)
+    for failure in failures(times, now):
+        if failure.is_over:
+            _add(found, failure)
+    return found
 
 
-def _until_user_code_runs(times: JobTimes, first: int, since: float, now: float) -> tuple[list[Span], bool]:
-    """Return the waits and launches from an attempt on until user code runs, and whether it does."""
-    spans: list[Span] = []
-    for index in range(first, len(times.attempts)):
-        wait, launch, *_ = _attempt(times, index, since, True, now)
-        spans += [wait, launch]
-        if times.attempts[index].began_at is not None:
-            return spans, True
-        since = _end(times.attempts[index], now)
-    wait_s = max(0.0, (times.ended_at or now) - since)
-    return [*spans, Span(_K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION, wait_s, 0.0)], False
+def planned_move_s(times: JobTimes, now: float) -> float | None:
+    """Return what it costs a job to move to slices that are ready for it; None if it names no steps or never failed."""
+    return move_s(time_lost(times, now)) if _says_steps(times) else None
+
+
+def _add(found: dict[FailureCause, TimeLost], failure: Failure) -> None:
+    found[failure.cause] = found.get(failure.cause, TimeLost()).with_failure(failure)
+
+
+def _has_failed(times: JobTimes, index: int) -> bool:
+    """Return whether user code ran in an attempt, and the job went on after its end."""
+    attempt, is_last = times.attempts[index], index == len(times.attempts) - 1
+    if attempt.began_at is None or attempt.ended_at is None:
+        return False
+    return not is_last or times.ended_at is None or attempt.ended_at < times.ended_at
+
+
+def _failure(times: JobTimes, index: int, now: float) -> Failure:
+    attempt = times.attempts[index]
+    own = _parts(times, index, now)
+    again_s, away_s = own.get(_K.WASTED_PROGRESS_FROM_DISRUPTION, 0.0), own.get(_RECOVERY, 0.0)
+    start_s = waited_s = reinit_s = 0.0
+    if not attempt.marks.steps:  # all of its time, or what it may have done is not known
+        again_s, away_s, start_s = 0.0, 0.0, sum(own.values()) if _says_steps(times) else 0.0
+    chip_seconds = (again_s + away_s + start_s) * attempt.chips
+    since, is_over = _end(attempt, now), times.ended_at is not None
+    for later in range(index + 1, len(times.attempts)):
+        following = times.attempts[later]
+        waited_s += max(0.0, following.assigned_at - since)
+        since = _end(following, now)
+        launch_s = max(0.0, (since if following.began_at is None else following.began_at) - following.assigned_at)
+        reinit_s, chip_seconds = reinit_s + launch_s, chip_seconds + launch_s * following.chips
+        if following.began_at is not None:
+            before_s, startup_s, is_over = _to_first_step(times, later, now)
+            chip_seconds += (before_s + startup_s) * following.chips
+            away_s, start_s, reinit_s = away_s + reinit_s, start_s + before_s + startup_s, reinit_s + before_s
+            break
+    else:
+        away_s, waited_s = away_s + reinit_s, waited_s + max(0.0, _job_end(times, now) - since)
+    cause, away_s = attempt.cause or FailureCause.LOST, away_s + waited_s
+    return Failure(attempt.number, cause, again_s, away_s, start_s, waited_s, reinit_s, chip_seconds, is_over)
+
+
+def _to_first_step(times: JobTimes, index: int, now: float) -> tuple[float, float, bool]:
+    """Return how long an attempt took until its first step, how much longer that step took, and whether it is over.
+
+    An attempt that has failed before its first step has lost that time itself.
+    """
+    attempt, run = times.attempts[index], _run(times, index, now)
+    if attempt.marks.steps:
+        first_at = min(attempt.marks.steps[0][1], run.seconds)
+        is_over = len(attempt.marks.steps) > 1 or attempt.ended_at is not None
+        return first_at, run.startup(attempt.marks), is_over
+    if not _says_steps(times) or _has_failed(times, index):
+        return 0.0, 0.0, True
+    return run.seconds, 0.0, attempt.ended_at is not None
 
 
 def settle(times: JobTimes, submitted_at: float) -> None:
     """Settle the earliest attempts: those without steps or whose steps a later one continued, and any beyond the limit.
 
-    The latest attempt that ran is settled only beyond `ATTEMPTS_KEPT`, because `last_disruption` needs it.
+    The latest attempt that ran is settled only beyond `ATTEMPTS_KEPT`: what its end costs is not known yet.
     """
     while len(times.attempts) > 1 and _can_settle(times):
         first = times.attempts[0]
+        if _has_failed(times, 0):
+            _add(times.settled_failures, _failure(times, 0, first.ended_at or first.assigned_at))
         until = submitted_at if times.settled_until is None else times.settled_until
         for span in _attempt(times, 0, until, times.has_run, first.ended_at or first.assigned_at):
             seconds, chip_seconds = times.settled.get(span.kind.value, (0.0, 0.0))
@@ -308,13 +333,23 @@ def _attempt(times: JobTimes, index: int, since: float, has_run: bool, now: floa
     end = _end(attempt, now)
     began = end if attempt.began_at is None else attempt.began_at
     yield Span(_recovery(has_run, _K.LAUNCH), max(0.0, began - attempt.assigned_at), attempt.chips)
+    for kind, seconds in _parts(times, index, now).items():
+        yield Span(kind, seconds, attempt.chips)
+
+
+def _parts(times: JobTimes, index: int, now: float) -> dict[TimeKind, float]:
+    """Return what the time of an attempt with user code went into."""
+    attempt, run = times.attempts[index], _run(times, index, now)
+    return _with_steps(attempt.marks, run) if attempt.marks.steps else _without_steps(attempt.marks, run, times)
+
+
+def _run(times: JobTimes, index: int, now: float) -> "_Run":
+    attempt, end = times.attempts[index], _end(times.attempts[index], now)
     goes_on = attempt.ended_at is not None and times.ended_at is None
     is_last = index == len(times.attempts) - 1 and not goes_on
     resumed = next((later.marks.steps[0][0] for later in times.attempts[index + 1 :] if later.marks.steps), None)
-    run = _Run(max(0.0, end - began), resumed, is_last, is_last and times.succeeded)
-    parts = _with_steps(attempt.marks, run) if attempt.marks.steps else _without_steps(attempt.marks, run, times)
-    for kind, seconds in parts.items():
-        yield Span(kind, seconds, attempt.chips)
+    began = end if attempt.began_at is None else attempt.began_at
+    return _Run(max(0.0, end - began), resumed, is_last, is_last and times.succeeded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,23 +371,37 @@ class _Run:
     @property
     def unfinished(self) -> TimeKind:
         """The kind of the time after its last step."""
-        return _K.OTHER if self.is_last else _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+        return _K.OTHER if self.is_last else _RECOVERY
+
+    def startup(self, marks: Marks) -> float:
+        """Return how many seconds longer the first step took than the other kept steps. There must be a step."""
+        steps = tuple((step, min(began, self.seconds)) for step, began in marks.steps)
+        kept = steps[-1][0] if self.resumed is None else min(steps[-1][0], self.resumed)
+        if len(steps) < 2 or kept <= steps[1][0]:
+            return 0.0
+        (first, first_at), (second, second_at) = steps[:2]
+        average = (replace(marks, steps=steps).began(kept) - second_at) / (kept - second)
+        return max(0.0, second_at - first_at - average * (second - first))
 
 
 def _end(attempt: AttemptTimes, now: float) -> float:
     return now if attempt.ended_at is None else attempt.ended_at
 
 
+def _job_end(times: JobTimes, now: float) -> float:
+    return now if times.ended_at is None else times.ended_at
+
+
 def _recovery(has_run: bool, else_kind: TimeKind) -> TimeKind:
-    return _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION if has_run else else_kind
+    return _RECOVERY if has_run else else_kind
 
 
 def _with_steps(marks: Marks, run: _Run) -> dict[TimeKind, float]:
     marks = replace(marks, steps=tuple((step, min(began, run.seconds)) for step, began in marks.steps))
-    (_, first_at), (last, last_at) = marks.steps[0], marks.steps[-1]
+    first_at, last_at = marks.steps[0][1], marks.steps[-1][1]
     kept_at = _kept_until(marks, run)
     parts, unmarked = _before_the_first_step(marks.before, first_at)
-    startup = _startup(marks, last if run.resumed is None else min(last, run.resumed))
+    startup = run.startup(marks)
     kept_s = max(0.0, kept_at - first_at - startup)
     saves = min(marks.during.get("checkpoint_save", 0.0), kept_s)
     return parts | {
@@ -376,15 +425,6 @@ def _kept_until(marks: Marks, run: _Run) -> float:
     return min(run.seconds, last_at + (last_at - before_at) / (last - before))
 
 
-def _startup(marks: Marks, kept: int) -> float:
-    """Return how many seconds longer the first step took than the other kept steps."""
-    if len(marks.steps) < 2 or kept <= marks.steps[1][0]:
-        return 0.0
-    (first, first_at), (second, second_at) = marks.steps[:2]
-    average = (marks.began(kept) - second_at) / (kept - second)
-    return max(0.0, second_at - first_at - average * (second - first))
-
-
 def _before_the_first_step(before: Mapping[str, float], left_s: float) -> tuple[dict[TimeKind, float], float]:
     """Return the kinds of the time before the first step, and how many seconds the task has not marked."""
     parts: dict[TimeKind, float] = {}
@@ -397,9 +437,13 @@ def _before_the_first_step(before: Mapping[str, float], left_s: float) -> tuple[
 def _without_steps(marks: Marks, run: _Run, times: JobTimes) -> dict[TimeKind, float]:
     """Return the kinds of the time of an attempt that made no step."""
     parts, unmarked = _before_the_first_step(marks.before, run.seconds)
-    says_steps = _K.PRODUCTIVE.value in times.settled or any(attempt.marks.steps for attempt in times.attempts)
-    kind = _K.UNMEASURED if not says_steps else _K.TRAINING_PREP if run.is_last else run.unfinished
+    kind = _K.UNMEASURED if not _says_steps(times) else _K.TRAINING_PREP if run.is_last else run.unfinished
     return parts | {kind: parts.get(kind, 0.0) + unmarked}
+
+
+def _says_steps(times: JobTimes) -> bool:
+    """Return whether any attempt of a job has named a step."""
+    return _K.PRODUCTIVE.value in times.settled or any(attempt.marks.steps for attempt in times.attempts)
 
 
 # -- totals ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A task's place in its job. It travels in ``IRIS_*`` variables, so child processes of a task know it, too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.options import EACH_SLICE, WHOLE_JOB
@@ -37,6 +37,10 @@ class JobInfo:
             before: what lies in ``local_dir`` is of that task. None if the gang did not use the host then. Attempts in
             which no task ran don't count.
         failure_domain: what starts again together: the whole "job" or each "slice".
+        file_services: ``host:port`` by gang rank, where the host of each task of the gang serves the job's files in
+            ``local_dir`` to the job's tasks (see `iris_ray.task.peer_files`); "" for a host that can't. A task that is
+            placed by itself knows its own host's only. Empty without chips, in local processes, and in a gang of so
+            many hosts that the addresses don't fit into a variable: about 5,000.
     """
 
     job_id: str
@@ -54,6 +58,7 @@ class JobInfo:
     processes_per_host: int = 1
     previous_task_index: int | None = None
     failure_domain: str = WHOLE_JOB
+    file_services: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def namespace(self) -> str:
@@ -79,11 +84,13 @@ class JobInfo:
 
     def to_env(self) -> dict[str, str]:
         """Return the ``IRIS_*`` variables that describe this task."""
-        values = {variable: getattr(self, field) for field, variable in _VARIABLES.items()}
+        values = {variable: getattr(self, name) for name, variable in _VARIABLES.items()}
+        values[_FILE_SERVICES] = ",".join(self.file_services[:: self.processes_per_host])  # one for each host
         return {variable: "" if value is None else str(value) for variable, value in values.items()}
 
 
-_VARIABLES = {field: f"IRIS_{field.upper()}" for field in JobInfo.__dataclass_fields__}
+_VARIABLES = {name: f"IRIS_{name.upper()}" for name in JobInfo.__dataclass_fields__}
+_FILE_SERVICES = _VARIABLES["file_services"]
 
 
 def job_info_of(environ: Mapping[str, str]) -> JobInfo | None:
@@ -98,7 +105,9 @@ def job_info_of(environ: Mapping[str, str]) -> JobInfo | None:
         raise InvalidRequestError(
             f"IRIS_TASK_ID is set, and {missing[0]} is not; a child process of a task needs all IRIS_… variables of it"
         )
-    values = {field: environ[variable] for field, variable in _VARIABLES.items()}
-    types = {field: JobInfo.__dataclass_fields__[field].type for field in values}
-    ints = {f: int(v) if v else None for f, v in values.items() if types[f] in (int, int | None)}
-    return JobInfo(**{**values, **ints})  # type: ignore[arg-type]
+    values = {name: environ[variable] for name, variable in _VARIABLES.items()}
+    types = {name: JobInfo.__dataclass_fields__[name].type for name in values}
+    ints = {n: int(v) if v else None for n, v in values.items() if types[n] in (int, int | None)}
+    hosts = environ[_FILE_SERVICES].split(",") if environ[_FILE_SERVICES] else []
+    of_tasks = tuple(address for address in hosts for _ in range(ints["processes_per_host"] or 1))
+    return JobInfo(**{**values, **ints, "file_services": of_tasks})  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from iris_ray.errors import InvalidJobError, InvalidMessageError, InvalidRequestError
 from iris_ray.model.checks import (
@@ -112,7 +112,8 @@ class JobSpec:
             unschedulable. None, and 0 or less (kept as None): it waits for as long as it takes.
         spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
         grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
-            free; None: it never does. After a loss it does not wait so long.
+            free; after a loss it does not wait so long. "auto": once they have been free for as long as the move
+            costs. None: it never does.
         processes_per_host: how many processes each task of a gang on slices consists of.
         failure_domain: "job": a coscheduled job is one gang. "slice": it is as many gangs as it has slices, each of
             which is placed, fails and is retried by itself.
@@ -142,7 +143,7 @@ class JobSpec:
     max_task_failures: int | None = None
     scheduling_timeout: float | None = None
     spares: int = 0
-    grow_after: float | None = default_of("grow_after")
+    grow_after: float | Literal["auto"] | None = default_of("grow_after")
     processes_per_host: int = default_of("processes_per_host")
     failure_domain: str = default_of("failure_domain")
     spare_for: SpareFor | None = None
@@ -238,7 +239,8 @@ _PLAIN: Mapping[str, Any] = {
     **{name: kind for name, (_, _, kind) in _FIELDS.items() if kind is not None},
     **dict.fromkeys(("max_retries_failure", "max_retries_preemption", "spares", "processes_per_host"), int),
     "max_task_failures": int | None,
-    **dict.fromkeys(("scheduling_timeout", "grow_after"), float | None),
+    "scheduling_timeout": float | None,
+    "grow_after": float | str | None,
     "tolerations": tuple[str, ...],
     "failure_domain": str,
 }

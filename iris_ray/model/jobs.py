@@ -122,6 +122,9 @@ class Gang:
         past: its earlier attempts, the latest at the end; at most `ATTEMPTS_KEPT`.
         eviction: why and when its current attempt must give its hosts to another job, or None.
         last_ran: where its last attempt ran that is over and in which a task ran; empty before there was one.
+        pays_at: when its latest move to more groups has paid for itself; seconds.
+        growths_undone: how many such moves in a row were undone before that.
+        asks_at: it asks for room to grow no earlier, since the last room was given back; seconds.
     """
 
     tasks: list[Task]
@@ -145,6 +148,9 @@ class Gang:
     past: tuple[PastAttempt, ...] = ()
     eviction: Eviction | None = None
     last_ran: Layout = ()
+    pays_at: float = 0.0
+    growths_undone: int = 0
+    asks_at: float = 0.0
 
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Annotated, Any, Protocol, TypedDict, get_type_hints
+from typing import Annotated, Any, Final, Literal, Protocol, TypedDict, get_type_hints
 
 from iris_ray.model.checks import is_int, is_number, is_variables, shown
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
@@ -29,7 +29,8 @@ class PriorityBand(IntEnum):
 
 WHOLE_JOB, EACH_SLICE = "job", "slice"
 """What may start again together after a fault: all tasks of a coscheduled job, or those of one slice."""
-
+AUTO: Final = "auto"
+"""A time that iris_ray works out itself."""
 MOST_STANDBYS = 8
 """Limit for the task processes that wait on a host: each takes some 100 MB, and more with modules of ``preload``."""
 
@@ -76,20 +77,22 @@ class Seconds:
         least: the smallest number; None: any, since all numbers below 0 mean the same.
         above: whether the number must be more than ``least``.
         endless: whether infinity is allowed.
+        auto: whether `AUTO` is allowed.
     """
 
     least: float | None = 0
     above: bool = False
     endless: bool = False
     or_none: bool = False
+    auto: bool = False
 
     @property
     def wanted(self) -> str:
         least = "" if self.least is None else f", more than {self.least}" if self.above else f", {self.least} or more"
-        return f"seconds{least}{', or None' * self.or_none}"
+        return f"seconds{least}{f', {AUTO!r}' * self.auto}{', or None' * self.or_none}"
 
     def problem(self, value: object) -> str | None:
-        if value is None and self.or_none:
+        if (value is None and self.or_none) or (self.auto and isinstance(value, str) and value == AUTO):
             return None
         if self.endless and isinstance(value, float) and value == math.inf:
             return None
@@ -301,22 +304,25 @@ class ContainerOptions(TypedDict, total=False):
         ),
     ]
     grow_after: Annotated[
-        float | None,
+        float | Literal["auto"] | None,
         Option(
-            default=12 * 3600.0,
-            check=Seconds(or_none=True),
-            help="After this time a run on fewer slices than it can use moves to more, once they are free.",
-            more="Tasks are told before: see `preemption_notice`. After a loss it does not wait so long. None: never.",
+            default=AUTO,
+            check=Seconds(or_none=True, auto=True),
+            help="When a run on fewer slices than it can use moves to more: auto weighs what that costs this job.",
+            more="It then moves once they have been free for as long as the move costs. A number: after so many"
+            " seconds, once they are free, and after a loss at once. Tasks are told before: see `preemption_notice`."
+            " None: never.",
         ),
     ]
     stall_timeout: Annotated[
         float | None,
         Option(
             default=None,
-            check=Seconds(above=True, or_none=True),
-            help="The gang starts again if no task has called iris_ray.heartbeat() for this time.",
+            check=Seconds(or_none=True),
+            help="The gang starts again if no task has called iris_ray.heartbeat() for this time; 0: never.",
             more="The stacks of all tasks go to their logs before, and it costs one failure. The start of the function"
-            " counts, too. None: never.",
+            " counts, too. None: ten times the longest step seen, at least ten minutes, for tasks that call heartbeat;"
+            " see docs/hangs.md.",
             flag="--stall-timeout",
         ),
     ]

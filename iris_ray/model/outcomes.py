@@ -21,7 +21,7 @@ class TpuPreempted:
 
 @dataclass(frozen=True, slots=True)
 class TpuFailed:
-    """The host, or a process of iris_ray on it, was lost without notice. Charged like a preemption."""
+    """The host, or a process of iris_ray there, was lost without notice, or the gang hung. Charged as a preemption."""
 
     error: str
 
@@ -88,6 +88,7 @@ class Fault(Enum):
     CRASH = "crash"  # of a task process, in user code
     DISK = "disk"  # user code raised that a disk is full or faulty
     NO_START = "no start"  # a task process ended before user code ran
+    HANG = "hang"  # user code held up its gang, and did something else than the other tasks
     HOST = "host"  # the host itself is not fit: another process holds its chips, or its disk is full or faulty
 
 

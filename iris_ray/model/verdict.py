@@ -16,7 +16,8 @@ process ended by itself on a host with notice TpuPreempted  preemption budget
 exit code or signal, after a notice           as the move   as the move
 all tasks had saved after a notice            TpuPreempted  preemption budget
 exception, exit code, crash, memory used up   TpuRunError   failure budget
-no heartbeat of any task for too long         TpuRunError   failure budget
+no heartbeat of any task for stall_timeout    TpuRunError   failure budget
+no heartbeat for as long as the job's steps   TpuFailed     preemption budget
 process had died before any user code ran     TpuFailed     nothing, but a pause
 the host's disk is full, no user code ran     TpuFailed     nothing, but a pause
 moved to more slices, or evicted              TpuCancelled  nothing

@@ -8,6 +8,8 @@ import math
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, TaskState
+from iris_ray.model.notices import OUR_MOVES
+from iris_ray.model.time_lost import FailureCause
 from iris_ray.model.workers import Worker
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.events import (
@@ -63,14 +65,15 @@ class AttemptEnds:
         self._launch_failed(job, gang, event.error, change, event.counts)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
-        """Requeue a gang that has saved its state to run elsewhere. It is not charged."""
+        """Requeue a gang that is to run elsewhere. It is not charged."""
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             if gang.eviction is not None:
                 self._gives_way(job, gang, gang.eviction, change)
                 return
+            job.times.failed(FailureCause.GROWN)
             returns_to_move(job, gang, change.now)
-            self._requeue(job, gang, event.reason, change.now, started=True)
+            self._requeue(job, gang, event.reason, change.now, started=event.started)
 
     def evicted(self, job: Job, gang: Gang, change: Change) -> None:
         """Stop the attempt of a gang whose time to move by itself is up."""
@@ -180,6 +183,7 @@ class AttemptEnds:
         started: bool,
         exit_code: int | None = None,
         is_hopeless: bool = False,
+        is_hang: bool = False,
     ) -> None:
         """Charge one retry budget for the end of a task, then requeue its whole gang or end it.
 
@@ -191,6 +195,7 @@ class AttemptEnds:
             started: whether any task of the attempt ran.
             exit_code: of the task's process, if it is known.
             is_hopeless: whether the gang ends, though its budget may allow more attempts.
+            is_hang: whether no task had made progress for too long.
         """
         cause.exit_code = exit_code
         self._table.gang_changed(job, gang)
@@ -199,6 +204,7 @@ class AttemptEnds:
             count_quick_end(gang, change.now)
             if is_its_own_doing(gang, cause, self._fleet.workers.get(cause.node_id or "")):
                 state = TaskState.FAILED
+        job.times.failed(failure_cause(gang, state, is_hang))
         exhausted = charge(job, gang, state, started) or is_hopeless
         self._end_attempt(job, gang, error, change)
         if not exhausted:
@@ -254,6 +260,7 @@ class AttemptEnds:
         """Requeue a gang that gives its hosts to another job. It is not charged."""
         gang.evictions += 1
         job.evictions += 1
+        job.times.failed(FailureCause.EVICTED)
         job_table.note_attempt_end(gang, change.now)
         returns_after_eviction(job, gang, change.now)
         self._requeue(job, gang, f"evicted: {eviction.reason}", change.now)
@@ -329,6 +336,22 @@ def is_its_own_doing(gang: Gang, lost: Task, worker: Worker | None) -> bool:
     """
     sound = worker is not None and not worker.draining
     return gang.quick_ends > QUICK_ENDS_ARE_FAILURES and sound and lost.state is not TaskState.SUCCEEDED
+
+
+def failure_cause(gang: Gang, end: TaskState, is_hang: bool) -> FailureCause:
+    """Return why a gang's attempt ends early, as the time that it loses is counted.
+
+    Args:
+        gang: still with the notice of that attempt.
+        end: FAILED or WORKER_FAILED, as it is charged.
+        is_hang: whether no task had made progress for too long.
+    """
+    if is_hang:
+        return FailureCause.HUNG
+    if end is TaskState.FAILED:
+        return FailureCause.CRASHED
+    was_told = gang.notice is not None and gang.notice.kind not in OUR_MOVES
+    return FailureCause.PREEMPTED if was_told else FailureCause.LOST
 
 
 def charge(job: Job, gang: Gang, end: TaskState, started: bool) -> bool:

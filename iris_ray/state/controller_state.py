@@ -250,7 +250,7 @@ class ControllerState:
             job = self.jobs.get(event.job_id)
             user = job.spec.user if job else event.job_id
             self._quarantine.blame(Blame(event.node_id, user, event.fault, self._now), event.reason)
-            if job and event.fault is Fault.DISK:
+            if job and event.fault in (Fault.DISK, Fault.HANG):
                 quarantine.avoid_host(job, event.node_id, self._now)
 
     def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
@@ -314,6 +314,11 @@ class ControllerState:
     def evicted(self) -> list[AttemptId]:
         """The attempts that are about to give their hosts to jobs of higher bands."""
         return self._evictions.attempts
+
+    @property
+    def next_growth_at(self) -> float:
+        """When a gang may grow next, though nothing else happens; infinite if none may."""
+        return self._spares.next_look_at
 
     @property
     def queue_version(self) -> int:

@@ -290,6 +290,7 @@ class TaskStateChangedEvent:
         exit_code: of its process if the task failed, or None if that is not known.
         is_hopeless: whether the task FAILED because none of several hosts could set up what its job asks for. A job
             that has never run then ends at once.
+        is_hang: whether the attempt ended because no task of the gang had made progress for too long.
     """
 
     attempt: AttemptId
@@ -298,11 +299,12 @@ class TaskStateChangedEvent:
     error: Words | None = None
     exit_code: int | None = None
     is_hopeless: bool = False
+    is_hang: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptMarkedEvent:
-    """A task has reported what the time of its attempt, which has ended, went into."""
+    """A task has reported what the time of its attempt has gone into: soon after its second step, and at its end."""
 
     attempt: AttemptId
     marks: Marks
@@ -310,10 +312,17 @@ class AttemptMarkedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangMovedEvent:
-    """A gang saved its state and ended its attempt to run elsewhere. It is requeued and not charged."""
+    """A gang ended its attempt to run elsewhere: it has saved its state, or its hosts leave before it has started.
+
+    It is requeued and not charged.
+
+    Attributes:
+        started: whether its tasks ran.
+    """
 
     attempt: AttemptId
     reason: Words
+    started: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, TaskStateChangedEvent
 from iris_ray.state.evictions import KeptRoom
 from iris_ray.state.fleet import Allocations, Fleet
+from iris_ray.state.growth import note_size
 from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
 from iris_ray.state.job_table import JobTable, move, new_gangs
 from iris_ray.state.records import JobRecord
@@ -190,6 +191,7 @@ class Gangs:
                     started=True,
                     exit_code=event.exit_code,
                     is_hopeless=event.is_hopeless and not job.started,
+                    is_hang=event.is_hang,
                 )
             case TaskState.SUCCEEDED:
                 self._succeeded(job, gang, task, change)
@@ -204,9 +206,10 @@ class Gangs:
         task.started_at = change.now
         self._has_started(job, gang, change)
         if job.spec.is_one_gang and job.counts[TaskState.RUNNING] == len(gang.tasks):
+            note_size(job, change.now)
             if len(gang.groups) >= gang.groups_wanted:
                 gang.groups_wanted = 0
-            self._spares.gang_runs(job, gang, change)
+            self._spares.gang_runs(job)
 
     def _succeeded(self, job: Job, gang: Gang, task: Task, change: Change) -> None:
         if job.spec.spare_for is not None:

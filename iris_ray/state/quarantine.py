@@ -61,7 +61,7 @@ class Judgement:
     @property
     def seconds(self) -> float:
         """How long it holds."""
-        in_user_code = any(blame.fault in (Fault.CRASH, Fault.DISK) for blame in self.blames)
+        in_user_code = any(blame.fault in (Fault.CRASH, Fault.DISK, Fault.HANG) for blame in self.blames)
         return QUARANTINE_S if in_user_code else SHORT_QUARANTINE_S
 
 
@@ -206,7 +206,7 @@ def avoid(job: Job, gang: Gang, groups: Iterable[str], fleet: Fleet, now: float)
 
 
 def avoid_host(job: Job, node_id: str, now: float) -> None:
-    """Have a job avoid one host, whose disk was full or faulty when its task ran there."""
+    """Have a job avoid one host: its disk was full or faulty when a task ran there, or the task held up its gang."""
     _add(job, {node_id: None}, now)
 
 

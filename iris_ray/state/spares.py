@@ -17,6 +17,7 @@ from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, Notice, NoticeKind
 from iris_ray.model.workers import Worker
 from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
 from iris_ray.state.fleet import Allocations, Fleet
+from iris_ray.state.growth import patience_s
 from iris_ray.state.instructions import Change, DropSpare, NotifyGang
 from iris_ray.state.job_table import JobTable
 
@@ -34,6 +35,7 @@ class Spares:
         self._restless: dict[str, None] = {}  # ids of jobs that may need other spares than they have
         self._standing_in: dict[str, int] = {}  # job id → how many of its spares replace slices that are about to go
         self._may_grow: list[tuple[float, str]] = []  # a heap: when a running gang may grow, and its job's id
+        self._next_look: dict[str, float] = {}  # job id → when it is looked at again
 
     @property
     def are_settled(self) -> bool:
@@ -50,13 +52,31 @@ class Spares:
     def gang_runs(self, job: Job) -> None:
         """Note that all tasks of a job run."""
         self.look_at(job)
-        if job.spec.grow_after is not None and job.spec.spare_for is None and _has_room_to_grow(job):
-            heapq.heappush(self._may_grow, (job.gang.running_since + job.spec.grow_after, job.spec.job_id))
+        if job.spec.spare_for is None and _has_room_to_grow(job):
+            after = job.spec.grow_after
+            if isinstance(after, str):
+                self.look_again(job, job.gang.asks_at)
+            elif after is not None:
+                self.look_again(job, job.gang.running_since + after)
+
+    def look_again(self, job: Job, at: float) -> None:
+        """Note that a job may need other spares, or may grow, at a time."""
+        if self._next_look.get(job.spec.job_id) != at:
+            self._next_look[job.spec.job_id] = at
+            heapq.heappush(self._may_grow, (at, job.spec.job_id))
+
+    @property
+    def next_look_at(self) -> float:
+        """When a job may grow next; infinite if none may."""
+        return self._may_grow[0][0] if self._may_grow else math.inf
 
     def time_passed(self, now: float) -> None:
         """Note gangs that have run on few slices for long enough and may grow."""
         while self._may_grow and self._may_grow[0][0] <= now:
-            self._restless[heapq.heappop(self._may_grow)[1]] = None
+            at, job_id = heapq.heappop(self._may_grow)
+            if self._next_look.get(job_id) == at:
+                del self._next_look[job_id]
+            self._restless[job_id] = None
 
     def restored(self, spare: Job) -> None:
         """Note a spare that an earlier Controller made."""
@@ -115,11 +135,11 @@ class Spares:
         else:
             self._standing_in.pop(job_id, None)
 
-    def room_is_ready(self, job: Job, jobs: Mapping[str, Job]) -> bool:
-        """Return whether the slices by which a job's gang is to grow are ready, with their processes started."""
+    def ready_room(self, job: Job, jobs: Mapping[str, Job]) -> Job | None:
+        """Return the job that holds the slices by which a gang can grow, if their processes have started."""
         spares = (jobs[spare_id] for spare_id in self._of.get(job.spec.job_id, ()) if spare_id in jobs)
         rooms = (spare for spare in spares if is_for(spare, SparePurpose.GROWTH))
-        return any(room.counts[TaskState.RUNNING] == len(room.tasks) for room in rooms)
+        return next((room for room in rooms if room.counts[TaskState.RUNNING] == len(room.tasks)), None)
 
     def _number(self, job: Job, need: Need, taken: Container[str]) -> int:
         """Return a number that makes an unused id. Ids are never reused: pools remember attempts."""
@@ -143,7 +163,7 @@ class Spares:
                 assert not spare.state.finished, f"{spare.spec.job_id} is over, which spares never are"
         for job_id, job in jobs.items():
             if any(gang.is_to_grow for gang in job.gangs):
-                assert self.room_is_ready(job, jobs), f"{job_id} is to grow, but there is no room for it"
+                assert self.ready_room(job, jobs) is not None, f"{job_id} is to grow, but there is no room for it"
 
 
 def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
@@ -187,13 +207,22 @@ def _sort_out(
 
 
 def may_grow(job: Job, now: float) -> bool:
-    """Return whether a gang on fewer slices than it can use should move to more, once they are free."""
+    """Return whether a gang on fewer slices than it can use asks for room to grow."""
     gang, after = job.gang, job.spec.grow_after
     if after is None or gang.eviction is not None or not _has_room_to_grow(job):
         return False
     if any(task.state is not TaskState.RUNNING for task in gang.tasks):
         return False
+    if isinstance(after, str):
+        return now >= gang.asks_at
     return len(gang.groups) < gang.groups_wanted or now >= gang.running_since + after
+
+
+def moves_at(job: Job, room: Job, now: float) -> float:
+    """Return when a gang moves to the slices that a room holds for it; seconds."""
+    if not isinstance(job.spec.grow_after, str):
+        return 0.0
+    return room.gang.running_since + patience_s(job, len(job.gang.groups), len(room.gang.groups), now)
 
 
 def _has_room_to_grow(job: Job) -> bool:
@@ -357,16 +386,9 @@ class SpareJobs:
         """Note a restored job whose gang has its hosts."""
         self._spares.gang_runs(job)
 
-    def gang_runs(self, job: Job, gang: Gang, change: Change) -> None:
-        """Note that all tasks of a gang run. If it is room for another gang to grow, that gang is told to move."""
+    def gang_runs(self, job: Job) -> None:
+        """Note that all tasks of a gang run. If it is room for another gang to grow, that gang may be told to move."""
         self._spares.gang_runs(job)
-        spare_for = job.spec.spare_for
-        if spare_for is not None and spare_for.purpose is SparePurpose.GROWTH:
-            parent = self._table.jobs[spare_for.job_id]
-            have = len(parent.gang.groups)
-            reason = f"{have + len(gang.groups)} slices are there for it instead of {have}"
-            notice = Notice(NoticeKind.GROWTH, reason, change.now + GROWTH_NOTICE_S)
-            self._notices.tell(parent, parent.gang, notice, change)
 
     def give_back(self, spare_id: str, change: Change) -> None:
         """Free what a spare holds, for a job that waits. Its parent gets another one, which waits behind all jobs."""
@@ -374,6 +396,7 @@ class SpareJobs:
         if spare is not None and spare.spec.spare_for is not None and spare.gang.placed:
             self._spares.look_at(spare)
             self._spares.forget(spare)
+            self._note_lost_room(spare, change.now)
             self._drop(spare, change)
 
     def settle(self, change: Change) -> None:
@@ -385,12 +408,36 @@ class SpareJobs:
                 self._drop(spare, change)
             for spec in missing:
                 self._make(spec, change)
-            if job is not None and job.gang.is_to_grow and not self._spares.room_is_ready(job, self._table.jobs):
-                job.gang.notice = None  # its pool asks before it moves
-                self._table.gang_changed(job, job.gang)
+            if job is not None and job.spec.is_one_gang:
+                self._settle_growth(job, change)
+
+    def _settle_growth(self, job: Job, change: Change) -> None:
+        """Tell a gang to move to more slices once it is worth it. Take that back if they are gone."""
+        gang, room = job.gang, self._spares.ready_room(job, self._table.jobs)
+        if room is None and gang.is_to_grow:
+            gang.notice = None  # its pool asks before it moves
+            self._table.gang_changed(job, gang)
+        elif room is not None and not gang.is_to_grow:
+            at = moves_at(job, room, change.now)
+            if change.now < at:
+                self._spares.look_again(job, at)
+                return
+            have = len(gang.groups)
+            reason = f"{have + len(room.gang.groups)} slices are there for it instead of {have}"
+            self._notices.tell(job, gang, Notice(NoticeKind.GROWTH, reason, change.now + GROWTH_NOTICE_S), change)
+
+    def _note_lost_room(self, spare: Job, now: float) -> None:
+        """Have a gang wait before it asks for room to grow again: others want the slices."""
+        parent = self._table.jobs.get(spare.spec.spare_for.job_id) if spare.spec.spare_for is not None else None
+        if parent is not None and is_for(spare, SparePurpose.GROWTH) and isinstance(parent.spec.grow_after, str):
+            gang = parent.gang
+            gang.asks_at = now + patience_s(parent, len(gang.groups), max(1, len(spare.gang.groups)), now)
+            self._table.gang_changed(parent, gang)
+            self._spares.look_again(parent, gang.asks_at)
 
     def evict(self, spare: Job, change: Change) -> None:
         """Drop a spare whose hosts a higher band takes. Its gang gets another one, which waits in the queue."""
+        self._note_lost_room(spare, change.now)
         self._drop(spare, change)
         self._spares.look_at(spare)
 

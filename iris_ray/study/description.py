@@ -10,7 +10,7 @@ from typing import Any
 from iris_ray.errors import InvalidRequestError, InvalidStudyError
 from iris_ray.model.checks import is_amount, is_int, is_number, nearest
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.options import PriorityBand
+from iris_ray.model.options import AUTO, PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.study.agenda import Timings
@@ -154,7 +154,7 @@ _JOBS = (
     "save_every_min", "heed_notices",
 )  # fmt: skip
 _TRACES = ("file", "format", "name", "type", "band", "save_every_min", "heed_notices")
-_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions")
+_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions", "grow_after_s")
 _BANDS = tuple(band.name.lower() for band in PriorityBand)
 
 
@@ -290,6 +290,7 @@ def _policy(one: Section) -> StudyPolicy:
         heed_notices=one.flag("heed_notices", True),
         backfill_bound_s=one.number("backfill_bound_s", BACKFILL_BOUND_S),
         evictions=one.flag("evictions", True),
+        grow_after=one.number("grow_after_s") if "grow_after_s" in one else AUTO,
     )
 
 

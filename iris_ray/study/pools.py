@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from iris_ray.model.goodput import Marks
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice, NoticeKind
@@ -16,6 +17,7 @@ from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
+    AttemptMarkedEvent,
     Event,
     GangMovedEvent,
     SliceReleasedEvent,
@@ -53,6 +55,15 @@ class SimulatedAttempt:
     node_id: str
     speed: float
     began_at: float = math.inf
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether its job can use several numbers of slices, so that what a move costs it counts."""
+        return self.work is not None and len(self.work.spec.groups_per_gang) > 1
+
+
+STEPS_SEEN_S = 20.0
+"""A gang that can grow has made two steps after so long, and its pool has told the Controller."""
 
 
 class SimulatedPools:
@@ -174,11 +185,24 @@ class SimulatedPools:
         self._report(attempt, TaskState.RUNNING)
         if (work := attempt.work) is None:
             return
+        if attempt.is_elastic:
+            self._agenda.after(STEPS_SEEN_S, self._tell_steps, attempt)
         left_s = (work.run_s - self._saved.get(_key(attempt.id), 0.0)) / attempt.speed
         if work.fails_after_s < left_s:
             self._agenda.after(work.fails_after_s, self._failed, attempt, work)
         else:
             self._agenda.after(left_s, self._returned, attempt)
+
+    def _tell_steps(self, attempt: SimulatedAttempt) -> None:
+        if attempt.id in self._live:
+            self._apply([self._marked(attempt)])
+
+    def _marked(self, attempt: SimulatedAttempt) -> AttemptMarkedEvent:
+        """Return the report of the steps of an attempt that runs, each a second of work."""
+        before, ran = self._saved.get(_key(attempt.id), 0.0), self._agenda.now - attempt.began_at
+        first, last = int(before), int(before + ran * attempt.speed)
+        later = ((last, min(ran, (last - before) / attempt.speed)),) if last > first else ()
+        return AttemptMarkedEvent(attempt.id, Marks(((first, 0.0), *later)))
 
     def _returned(self, attempt: SimulatedAttempt) -> None:
         if attempt.id in self._live:
@@ -247,6 +271,8 @@ class SimulatedPools:
         """Note that an attempt has ended, and how much of its work is saved: all, or up to the last regular save."""
         del self._live[attempt.id]
         now, kept_s = self._agenda.now, 0.0
+        if attempt.is_elastic and attempt.began_at <= now:
+            self._apply([self._marked(attempt)])
         if attempt.work is not None and attempt.began_at <= now:
             done = (now - attempt.began_at) * attempt.speed
             if not saved:

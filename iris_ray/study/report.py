@@ -1,6 +1,6 @@
 """The results of a simulation: waits, shares, use of the hosts, starvation."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -58,6 +58,7 @@ class Report:
     Attributes:
         seconds: the time that it covers.
         resource: Ray's name of the resource that `use`, `shares` and sizes count: chips, or CPUs if there are none.
+        turnarounds_by_band: the same from the submission of jobs to their end, in place of their first hosts.
         shares: each user's part of the resources that all users held.
         finished: the number of jobs that ended in each state.
         attempts: the number of attempts, without those of spares.
@@ -73,6 +74,7 @@ class Report:
     waits_by_band: Mapping[str, Waits]
     waits_by_user: Mapping[str, Waits]
     waits_by_size: Mapping[float, Waits]
+    turnarounds_by_band: Mapping[str, Waits]
     shares: Mapping[str, float]
     use: Use
     finished: Mapping[str, int]
@@ -103,6 +105,9 @@ def report_on(history: History, until: float, since: float = 0.0) -> Report:
         waits_by_band={band.name.lower(): waits(those, until) for band, those in _grouped(jobs, lambda job: job.band)},
         waits_by_user={user: waits(those, until) for user, those in _grouped(jobs, lambda job: job.user)},
         waits_by_size={size: waits(those, until) for size, those in _grouped(jobs, lambda job: job.size)},
+        turnarounds_by_band={
+            band.name.lower(): turnarounds(those, until) for band, those in _grouped(jobs, lambda job: job.band)
+        },
         shares=shares(history, resource, since, until),
         use=use(history, resource, since, until),
         finished={state: ended.count(state) for state in sorted(set(ended))},
@@ -118,10 +123,21 @@ def report_on(history: History, until: float, since: float = 0.0) -> Report:
 
 def waits(jobs: Sequence[JobHistory], now: float) -> Waits:
     """Return the waits of jobs, as seen at a time."""
-    waited = sorted(job.waited_s(now) for job in jobs)
+    still = sum(job.assigned_at is None and job.ended_at is None for job in jobs)
+    return _spread((job.waited_s(now) for job in jobs), still)
+
+
+def turnarounds(jobs: Sequence[JobHistory], now: float) -> Waits:
+    """Return how long it took from the submission of jobs to their end, as seen at a time."""
+    ends = ((now if job.ended_at is None else job.ended_at) - job.submitted_at for job in jobs)
+    return _spread(ends, sum(job.ended_at is None for job in jobs))
+
+
+def _spread(seconds: Iterable[float], waiting: int) -> Waits:
+    waited = sorted(seconds)
     return Waits(
-        jobs=len(jobs),
-        waiting=sum(job.assigned_at is None and job.ended_at is None for job in jobs),
+        jobs=len(waited),
+        waiting=waiting,
         p50_s=percentile(waited, 50),
         p90_s=percentile(waited, 90),
         p99_s=percentile(waited, 99),

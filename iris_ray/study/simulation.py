@@ -58,6 +58,7 @@ class Simulation:
         self._changed = False  # whether events have come since the latest plan
         self._told = 0.0  # the time that the state knows
         self._looks_at = 0.0
+        self._growth_at = math.inf
 
     @property
     def now(self) -> float:
@@ -135,6 +136,9 @@ class Simulation:
         for placement in placements:
             self._note(placement)
         self.pools.carry_out(instructions, placements)
+        if self._growth_at != self.state.next_growth_at:
+            self._growth_at = self.state.next_growth_at
+            self.look_at(self._growth_at)
         if self._planner.pending_reasons and self._looks_at <= self.now:
             self._looks_at = self.now + self._look_again_s
             self.look_at(self._looks_at)

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
+from typing import Literal
 
+from iris_ray.model.options import AUTO
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import DEFAULT_RULES
 from iris_ray.study.agenda import Timings, strike_at_random
@@ -79,6 +81,7 @@ class StudyPolicy:
         heed_notices: whether the gangs that can save do so when they are told to move.
         backfill_bound_s: for how many seconds later jobs may pass a waiting job.
         evictions: whether jobs may take hosts from lower bands.
+        grow_after: the option of all gangs on slices.
     """
 
     name: str
@@ -86,12 +89,13 @@ class StudyPolicy:
     heed_notices: bool = True
     backfill_bound_s: float = BACKFILL_BOUND_S
     evictions: bool = True
+    grow_after: float | Literal["auto"] | None = AUTO
 
     def applied_to(self, job: SimulatedJob) -> SimulatedJob:
         """Return the job with the options of this policy."""
         spec = job.spec
-        if self.spares and spec.coscheduling is not None:
-            spec = replace(spec, spares=self.spares)
+        if spec.coscheduling is not None:
+            spec = replace(spec, spares=self.spares or spec.spares, grow_after=self.grow_after)
         return replace(job, spec=spec, heeds_notices=job.heeds_notices and self.heed_notices)
 
 

@@ -11,6 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from iris_ray.model.job_info import JobInfo
+from iris_ray.task.compilation_cache import use_compilation_cache
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import PreemptionNotice, preemption_notice
 
@@ -28,8 +29,11 @@ def initialize(**kwargs: Any) -> None:
     On Cloud TPU, ``jax.distributed.initialize()`` finds its peers by itself, with one fixed port. This function takes
     the address that iris_ray chose for this attempt, so it can't meet a leftover of an earlier attempt or another gang
     on the host, and it works without TPUs, too. If the job's ``failure_domain`` is the slice, each slice is a JAX
-    program of its own. Outside a task, and in a task without peers, it does nothing, so that
+    program of its own. Outside a task, and in a task without peers, it joins nobody, so that
     a script also runs on its own.
+
+    JAX's compilation cache is then in the task's ``local_dir``, unless ``JAX_COMPILATION_CACHE_DIR`` says otherwise, so
+    the next attempt compiles nothing again. ``JAX_ENABLE_COMPILATION_CACHE=0`` switches it off.
 
     Args:
         kwargs: passed on to ``jax.distributed.initialize``, such as ``initialization_timeout=60`` (seconds).
@@ -40,6 +44,8 @@ def initialize(**kwargs: Any) -> None:
             iris_ray.jax.initialize()
             print(jax.process_index(), "of", jax.process_count())
     """
+    if (me := get_job_info()) is not None:
+        use_compilation_cache(me)
     info = _place_among_others()
     if info is None:
         return

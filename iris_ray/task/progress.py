@@ -6,9 +6,11 @@ So child processes of a task can report, too.
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,13 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import shown
 from iris_ray.model.goodput import MARKS
 from iris_ray.model.plain_values import LARGEST_INT
+from iris_ray.model.stall_limit import RhythmMeter
 
 
 def heartbeat(step: int | None = None) -> None:
-    """Report that this task makes progress, for jobs with a ``stall_timeout``. Writes a small file, and sends nothing.
+    """Report that this task makes progress. Writes a small file, and sends nothing.
+
+    A gang in which no task does so for long counts as hung, and starts again: see the option ``stall_timeout``.
 
     Call it at the beginning of every step: `iris-ray job goodput` then knows how the job spent its time.
 
@@ -35,6 +40,10 @@ def heartbeat(step: int | None = None) -> None:
     if (files := TaskFiles.of_this_task()) is not None:
         if number is not None:
             _note_first_steps(files, number)
+        with _marking:
+            meter = _meters.setdefault(files.prefix, RhythmMeter())
+            if meter.beat(time.monotonic()):
+                _tell_rhythm(files, meter)
         _replace(files.heartbeat, "" if number is None else str(number))
 
 
@@ -66,9 +75,13 @@ def report_status(text: str) -> None:
 def unproductive(what: str) -> Iterator[None]:
     """Mark the time of a block as unproductive: ``iris-ray job goodput`` counts it by its kind.
 
+    The block is also a declared pause: it may take longer than a step, and its gang does not count as hung (see the
+    option ``stall_timeout``).
+
     Args:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;
-            ``"checkpoint_save"`` at any time, while the save delays the next step.
+            ``"checkpoint_save"`` at any time, while the save delays the next step; ``"evaluation"``, which counts as
+            productive.
 
     Raises:
         InvalidRequestError: there is no such kind.
@@ -78,20 +91,47 @@ def unproductive(what: str) -> Iterator[None]:
         with iris_ray.unproductive("checkpoint_restore"):
             state = restore(path)
     """
-    if what not in MARKS:
-        raise InvalidRequestError(f"{what!r} can't be marked; give one of {', '.join(MARKS)}")
+    if what not in PAUSES:
+        raise InvalidRequestError(f"{what!r} can't be marked; give one of {', '.join(PAUSES)}")
+    files = TaskFiles.of_this_task()
+    if files is None:
+        yield
+        return
     began = time.monotonic()
+    with _marking:
+        meter = _meters.setdefault(files.prefix, RhythmMeter())
+        meter.pause_begins(what, began)
+        _tell_rhythm(files, meter)
     try:
         yield
     finally:
-        if (files := TaskFiles.of_this_task()) is not None:
-            _mark(files, what, time.monotonic() - began)
+        now = time.monotonic()
+        with _marking:
+            meter.pause_ends(what, now - began, now)
+            _tell_rhythm(files, meter)
+            if what in MARKS:
+                _mark(files, what, now - began)
+
+
+PAUSES = (*MARKS, "evaluation")
+"""What `unproductive` takes."""
 
 
 _first_steps: dict[str, list[int]] = {}
 """The first steps that this process has named, by the prefix of the task's files."""
 _marked: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
+_meters: dict[str, RhythmMeter] = {}
+"""What measures the heartbeats of this process, by the prefix of the task's files."""
 _marking = threading.Lock()
+
+
+def _make_lock() -> None:
+    """Give a forked child a lock of its own: a thread of its parent may have held that one for ever."""
+    global _marking
+    _marking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_make_lock)
 
 
 def _whole(step: Any) -> int:
@@ -115,11 +155,14 @@ def _note_first_steps(files: TaskFiles, step: int) -> None:
 
 
 def _mark(files: TaskFiles, what: str, seconds: float) -> None:
-    with _marking:
-        before, during = _marked.setdefault(files.prefix, ({}, {}))
-        part = during if files.first_steps.exists() else before
-        part[what] = part.get(what, 0.0) + seconds
-        _replace(files.marked, json.dumps([before, during]))
+    before, during = _marked.setdefault(files.prefix, ({}, {}))
+    part = during if files.first_steps.exists() else before
+    part[what] = part.get(what, 0.0) + seconds
+    _replace(files.marked, json.dumps([before, during]))
+
+
+def _tell_rhythm(files: TaskFiles, meter: RhythmMeter) -> None:
+    _replace(files.rhythm, json.dumps(asdict(meter.told)))
 
 
 def _replace(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from iris_ray.task.preemption import preemption_notice
 
 ENDING_S = 30.0
 """How long a process that a task has left behind may take to end, which it may do after the task's result is out."""
+REPLAY_LAYERS, REPLAY_SIZE = 16, 1024
 PACKAGES = ("iris-ray", "ray", "jax", "jaxlib", "libtpu")
 
 
@@ -54,6 +55,24 @@ def devices() -> dict[str, Any]:
         "sum": int(total),
         "megascale_slices": int(os.environ.get("MEGASCALE_NUM_SLICES", "1")),
     }
+
+
+def replay() -> tuple[bool, str]:
+    """Have all devices of the gang compute the same; return whether they agree in every bit, and that in words."""
+    import iris_ray.jax
+
+    iris_ray.jax.initialize()
+    import jax.numpy as jnp
+    import numpy as np
+
+    def step(state: Any) -> Any:
+        for _ in range(REPLAY_LAYERS):
+            state = jnp.tanh(state @ state.T)
+        return state
+
+    size = (REPLAY_SIZE, REPLAY_SIZE)
+    report = iris_ray.jax.replay_check(step, np.random.default_rng(1).normal(size=size).astype("float32"))
+    return report.agrees, str(report)
 
 
 def crash() -> None:

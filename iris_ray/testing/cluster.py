@@ -303,7 +303,7 @@ class SimulatedCluster:
     def kill_host(self, slice_name: str, worker_id: int) -> None:
         """Take a host away without notice: SIGKILL to everything on it. Return when it is gone.
 
-        Ray notices 1.5 s later. Nothing happens if the host is gone already.
+        Ray notices 0.6 s later. Nothing happens if the host is gone already.
         """
         victim = self._host(slice_name, worker_id)
         self._running().faults.kill(victim)
@@ -345,7 +345,7 @@ class SimulatedCluster:
         self._running().faults.call_off_maintenance(host)
 
     def freeze_host(self, slice_name: str, worker_id: int) -> None:
-        """Stop all processes of a host (SIGSTOP), as if its kernel hung. Ray marks it dead some 15 s later."""
+        """Stop all processes of a host (SIGSTOP), as if its kernel hung. Ray marks it dead some 13 s later."""
         victim = self._host(slice_name, worker_id)
         self._running().faults.freeze(victim)
 

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ import pytest
 import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.model.time_lost import FailureCause, TimeLost
 from iris_ray.settings import HOST_DIR
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line
@@ -41,6 +44,7 @@ def steps(directory: Path, when_told: Callable[[Any, dict[str, Any], int], Any])
         saved = directory / f"saved-{facts['index']}"
         start = int(saved.read_text()) if saved.exists() else 0
         for step in range(start, 10_000):
+            iris_ray.heartbeat(step)
             with (directory / f"steps-{facts['index']}").open("a") as lines:
                 lines.write(f"{facts['attempt']} {step}\n")
             time.sleep(0.02)
@@ -142,7 +146,7 @@ def test_notice_of_one_host_reaches_gang_whatever_hangs(cluster: SimulatedCluste
     try:
         began = time.time()
         cluster._host(here, 1).metadata.preempt()
-        wait_until(lambda: len(list(directory.glob("told-*"))) == 4, 10)
+        wait_until(lambda: len([told for told in directory.glob("told-*") if told.stat().st_size]) == 4, 10)
     finally:
         hangs.resume()
     told = [(directory / f"told-{index}").read_text().split(" ", 2) for index in range(4)]
@@ -299,17 +303,26 @@ def test_gang_grows_back_and_may_save_before(cluster: SimulatedCluster, trace: T
         (directory / f"saved-{facts['index']}").write_text(str(step + 1))
         notice.saved()
 
-    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=[1, 3], max_retries_failure=0)
+    ref = run_on_pod_ray.remote(
+        trace.gang(steps(directory, save)), "v4-16", num_slices=[1, 3], max_retries_failure=0, grow_after=3600.0
+    )  # a number: after a loss it grows back at once
     first = trace.wait_for_tasks(6)
     cluster.preempt_slice(first[0]["slice"])
     trace.wait_for_tasks(2, attempt=2)
     cluster.add_slice("v4-16")
     trace.wait_for_tasks(6, attempt=3, timeout_s=90)
+    wait_until(lambda: FailureCause.GROWN in time_lost(first[0]["job"]), 30)
     trace.finish()
     assert [attempt for attempt, _ in ray.get(ref)] == [3] * 6
     assert set((directory / "notices").read_text().split()) == {"growth"}
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1), "to grow is free"
+    lost = {cause: (found.count, found.worst_s < 30.0) for cause, found in time_lost(first[0]["job"]).items()}
+    assert lost == {FailureCause.LOST: (1, True), FailureCause.GROWN: (1, True)}
+
+
+def time_lost(job_id: str) -> Mapping[FailureCause, TimeLost]:
+    return ControllerConnection().ask(ControllerInterface.job_goodput, job_id).time_lost
 
 
 @pytest.mark.proof

@@ -39,7 +39,7 @@ def held_slice() -> Iterator[list[Any]]:
     held = tpu.slice_placement_group(topology="2x2x2", accelerator_version="v4")
     group = held.placement_group
     try:
-        ray.get(group.ready(), timeout=180)  # slices that a job has left may stay warm for a minute
+        ray.get(group.ready(), timeout=45)  # slices that a job has left would stay warm for a minute
         strategies = [PlacementGroupSchedulingStrategy(group, index) for index in range(held.num_hosts)]
         remote = ray.remote(num_cpus=0, resources={"TPU": 4})(Holder)
         actors = [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]

@@ -40,7 +40,7 @@ ENDS = {
     "SIGSEGV": (segfault, TaskCrashedError, "SIGSEGV|ended without a word"),
     "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), TaskCrashedError, "SIGKILL|ended without a word"),
     "out of memory": (use_up_memory, MemoryError, "no more"),
-    "hang": (hang, TaskCrashedError, "no task has made progress for .* the last is slice 0 .* worker 1"),
+    "hang": (hang, TaskCrashedError, "no task has made progress for .* slice 0 .* worker 1 holds the others up"),
 }
 
 

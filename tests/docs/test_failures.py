@@ -166,7 +166,8 @@ STORIES: dict[str, Callable[[], Row]] = {
 """How each row begins, and what becomes of it: what it is called, and what it costs."""
 ELSEWHERE = {
     "after a notice: an exit code": "tests/unit/model/test_verdict.py",
-    "no task has called": "tests/unit/actors/pool/test_attempt.py",
+    "no task has called `heartbeat()` for `stall_timeout`": "tests/unit/actors/pool/test_attempt.py",
+    "no task has called `heartbeat()` for much longer": "tests/unit/actors/pool/test_ends.py",
     "no host can set up": "tests/unit/actors/pool/test_ends.py",
     "a host is found lost within half a second": "tests/unit/actors/pool/test_ends.py",
 }

@@ -98,7 +98,7 @@ KINDS = st.fixed_dictionaries(
         "priority": st.sampled_from([PriorityBand.INTERACTIVE] * 3 + [PriorityBand.PRODUCTION, PriorityBand.BATCH]),
         "scheduling_timeout": st.sampled_from([None, None, None, 300.0]),
         "spares": st.sampled_from([0, 0, 0, 1, 2]),
-        "grow_after": st.sampled_from([None, 0.0, 30.0]),
+        "grow_after": st.sampled_from([None, 0.0, 30.0, "auto"]),
     }
 )
 JOBS = st.tuples(st.integers(0, 3), st.sampled_from(["ann", "bob", "cem"]), st.sampled_from([0.0, 0.0, LONG]))

@@ -16,10 +16,12 @@ from iris_ray.actors.protocol.messages import (
     ProcessSpec,
     Progress,
     RunRequest,
+    TaskLook,
 )
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
+from iris_ray.model.stall_limit import StallLimit
 from tests.support.worlds import gang_spec
 
 
@@ -88,6 +90,9 @@ class Slices:
 
     async def dump_stacks(self, attempt: AttemptId) -> None: ...
 
+    async def look(self, attempt: AttemptId, within_s: float) -> dict[int, TaskLook]:
+        return {i: TaskLook("", 0.0, (), 0.0) for i in self.steps}
+
     async def healthy(self, patience_s: float) -> dict[int, None]:
         self.patience.append(patience_s)
         return dict.fromkeys(range(self.hosts))
@@ -138,4 +143,4 @@ def new_attempt(
     hosts = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in range(slices.hosts))
     order = AttemptOrder(AttemptId("job", 3), (hosts,), {"TPU": 4.0}, 1, 1)
     request = RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0, stall_timeout, silence_s)
-    return Attempt(slices, controller, request, order)  # type: ignore[arg-type]
+    return Attempt(slices, controller, request, order, StallLimit(stall_timeout))  # type: ignore[arg-type]

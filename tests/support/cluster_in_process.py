@@ -28,7 +28,7 @@ from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LAB
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.output.log_reader import LogReader
 from iris_ray.actors.host.task_process import TaskProcess
-from iris_ray.actors.pool import reserved_slice
+from iris_ray.actors.pool import others_waiting, reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest
 from iris_ray.model.job_spec import JobSpec
@@ -108,6 +108,7 @@ class ClusterInProcess:
         self._nodes: dict[str, NodeProcesses] = {}
         self._draining: dict[str, int] = {}
         self._groups: dict[str, Reservation] = {}
+        self._others: dict[str, dict[str, Any]] = {}  # placement groups of other Ray work
         self._hosts: list[Host] = []
         self._actors: dict[str, list[Handle]] = {}  # by node id
         for tpu_type, count in slices.items():
@@ -121,7 +122,7 @@ class ClusterInProcess:
             monkeypatch.setattr(ClusterStore, name, staticmethod(getattr(self.store, name)))
         monkeypatch.setattr(NodeTable, "read", staticmethod(self.read_nodes))
         monkeypatch.setattr(ray, "nodes", lambda: self.read_nodes().nodes)
-        for module in (reserved_slice, pool_registry, sys.modules["ray.util.placement_group"]):
+        for module in (reserved_slice, others_waiting, pool_registry, sys.modules["ray.util.placement_group"]):
             for name, stand_in in (
                 ("placement_group", self._reserve),
                 ("remove_placement_group", self._remove),
@@ -279,7 +280,16 @@ class ClusterInProcess:
             }
             for number, one in list(self._groups.items())
         }
-        return found if group is None else found[group.number]
+        return found | self._others if group is None else found[group.number]
+
+    def others_wait(self, name: str, *bundles: Mapping[str, float]) -> None:
+        """Other Ray work makes a placement group, which waits."""
+        self._others[name] = {
+            "name": name,
+            "state": "PENDING",
+            "bundles": dict(enumerate(bundles)),
+            "bundles_to_node_id": {},
+        }
 
     # -- jobs and tasks --------------------------------------------------------------------------------------------
 

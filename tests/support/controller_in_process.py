@@ -24,6 +24,7 @@ from ray.exceptions import ActorDiedError
 import iris_ray
 from iris_ray.actors.calls.controller_client import get_or_start_controller
 from iris_ray.actors.controller import bootstrap
+from iris_ray.actors.controller.autoscaler_demand import Demand
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
@@ -211,6 +212,9 @@ class ControllerInProcess(ClusterInProcess):
         first = self._latest(job_id)[0]
         first.heartbeat(step)
         first.report_status(status)
+
+    def asks_for_slices_with(self, demand: Demand) -> None:
+        self._controllers[-1]._demand = demand
 
     def provisioner_reports(self, report: CapacityReport) -> None:
         """A provisioner says what it has asked for and holds."""

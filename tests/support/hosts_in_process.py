@@ -16,7 +16,7 @@ from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_di
 from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
-from iris_ray.actors.protocol.messages import HostPlace, Progress, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
@@ -24,6 +24,7 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.model.stall_limit import RhythmMeter
 from iris_ray.model.workers import TPU
 from tests.support.ray_in_process import Handle
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from tests.support.cluster_in_process import ClusterInProcess
 
 _pids = itertools.count(100_001)
+
+HEALTHY = Link(0.001, 1e8)
 
 REAPED_S = 0.5
 """How long what a slice's tasks have left lives on after their host's actor."""
@@ -57,6 +60,7 @@ class Task:
         end: what the default task waits for; tests set its result or exception.
         exit_takes: how long its exit handlers run; seconds.
         saved: whether they have come to their end.
+        stack: what its host sees of it when its gang hangs.
     """
 
     def __init__(self, info: JobInfo, host: "NodeProcesses", process: "Process") -> None:
@@ -69,11 +73,13 @@ class Task:
         self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.exit_takes = 0.0
         self.saved = False
+        self.stack: tuple[str, ...] = ()
         self.host = host
         self._saved = asyncio.Event()
         self._beat: tuple[float, int | None] | None = None
         self._status: str | None = None
         self._began = time.time()
+        self._meter = RhythmMeter()
         self._first_steps: tuple[StepTime, ...] = ()
 
     def save(self) -> None:
@@ -82,6 +88,7 @@ class Task:
 
     def heartbeat(self, step: int | None = None) -> None:
         self._beat = time.time(), step
+        self._meter.beat(time.monotonic())
         if step is not None and len(self._first_steps) < 2:
             self._first_steps = with_step(self._first_steps, step, time.time() - self._began)
 
@@ -98,7 +105,7 @@ class Task:
             return Progress(None, None, self._saved.is_set(), self._status)
         (at, step), steps = self._beat, self._first_steps
         marks = Marks(steps if step is None else with_step(steps, step, at - self._began))
-        return Progress(time.time() - at, step, self._saved.is_set(), self._status, marks)
+        return Progress(time.time() - at, step, self._saved.is_set(), self._status, marks, self._meter.told)
 
     def tell(self, notice: Notice) -> None:
         self.notice = notice
@@ -221,6 +228,8 @@ class NodeProcesses:
         held_by: why it can't take a task, or None.
         setup_error: why it can't set up what a user asks for, or None.
         versions: those in which it differs from this process.
+        tested, fails_test: how often it was tested because it is suspected, and why it fails then, if it does.
+        link: how fast it reaches any other.
     """
 
     node_id: str
@@ -229,6 +238,9 @@ class NodeProcesses:
     held_by: NotFree | None = None
     setup_error: str | None = None
     versions: dict[str, Any] = field(default_factory=dict)
+    tested: int = 0
+    fails_test: str | None = None
+    link: Link = HEALTHY
     logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
 
     def left(self) -> list[Process]:
@@ -258,14 +270,14 @@ class Host:
     async def healthy(self) -> bool:
         return True
 
-    async def adopt(self, place: str, standby: Handle, pid: int, started: int, token: str) -> Unfit | None:
+    async def adopt(self, place: str, standby: Handle, pid: int, started: int, token: str) -> Unfit | str:
         if self._exclusive and not self.adopted:
             for process in self._node.left():
                 if process.exclusive:
                     process.kill("an earlier actor has left it behind")
         self.adopted[pid] = place
         if self._node.held_by is None:
-            return None
+            return ""
         name = f"{self._place.slice_name} host {self._place.host_index}"
         held = self._node.held_by
         return Unfit(f"{name}: {held.why}", self._node.node_id, held.why, held.ours)
@@ -308,6 +320,17 @@ class Host:
     async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None: ...
 
     async def dump_stacks(self, pid: int) -> None: ...
+
+    async def look(self, pid: int) -> TaskLook:
+        task = self._node.processes[pid].task
+        return TaskLook("", 0.0, () if task is None else task.stack, 0.0)
+
+    async def preflight(self) -> str | None:
+        self._node.tested += 1
+        return self._node.fails_test
+
+    async def measure_link(self, peer: Handle, name: str) -> Link:
+        return self._node.link
 
     async def job_over(self, job_id: str) -> None: ...
 

@@ -18,16 +18,16 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from ray.autoscaler.v2.autoscaler import Autoscaler
 from ray.autoscaler.v2.instance_manager.cloud_providers.kuberay import cloud_provider
 from ray.autoscaler.v2.instance_manager.config import KubeRayConfigReader
-from ray.core.generated import autoscaler_pb2
+from ray.core.generated.autoscaler_pb2 import ClusterResourceState, NodeStatus
 
 from iris_ray.actors.controller.autoscaler_demand import Slices
 from iris_ray.cloud.kuberay import REPLICA
 from iris_ray.cloud.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderError
 from iris_ray.model.topology import get_tpu_config
+from tests.support.rays_autoscaler import SLICE_LABEL, PaperGcs, add_gang, add_node
 
 GKE = Path(__file__).parents[2] / "examples" / "clusters" / "gke.yaml"
-SLICE_LABEL = "ray.io/tpu-slice-name"
 
 
 def shipped() -> dict[str, Any]:
@@ -133,45 +133,19 @@ class KubeRayWorld:
             found[pod.replica] = pod.group, all(hosts)
         return found
 
-    def ray_state(self) -> autoscaler_pb2.ClusterResourceState:
-        state = autoscaler_pb2.ClusterResourceState(cluster_session_name="test", cluster_resource_state_version=1)
-        head = {"CPU": 0.0, "node:__internal_head__": 1.0}
-        self._add_node(state, b"head" * 7, Pod("head", "headgroup", "", 0), head, {})
-        for pod in self.pods:
-            if pod.joined:
-                config = get_tpu_config(pod.group)
-                resources = {"CPU": 100.0, "TPU": float(config.chips_per_vm)}
-                if pod.index == 0:
-                    resources[f"TPU-{pod.group}-head"] = 1.0
-                labels = {SLICE_LABEL: pod.replica}
-                self._add_node(state, pod.node_id, pod, resources, labels)
+    def ray_state(self) -> ClusterResourceState:
+        state = ClusterResourceState(cluster_session_name="test", cluster_resource_state_version=1)
+        add_node(state, b"head" * 7, "head", "headgroup", NodeStatus.RUNNING, {"CPU": 0.0, "node:__internal_head__": 1})
+        for pod in filter(lambda pod: pod.joined, self.pods):
+            resources = {"CPU": 100.0, "TPU": float(get_tpu_config(pod.group).chips_per_vm)}
+            if pod.index == 0:
+                resources[f"TPU-{pod.group}-head"] = 1.0
+            status = NodeStatus.DEAD if pod.drained else NodeStatus.IDLE if pod.idle_s else NodeStatus.RUNNING
+            idle_ms, labels = int(pod.idle_s * 1000), {SLICE_LABEL: pod.replica}
+            add_node(state, pod.node_id, pod.name, pod.group, status, resources, idle_ms, labels)
         for bundles, there in self.gangs:
-            gang = state.pending_gang_resource_requests.add()
-            for bundle in bundles:
-                request = gang.requests.add(resources_bundle=bundle)
-                if there:
-                    constraint = request.label_selectors.add().label_constraints.add(label_key=SLICE_LABEL)
-                    constraint.operator = 2  # not in
-                    constraint.label_values.extend(sorted(there))
+            add_gang(state, bundles, there)
         return state
-
-    @staticmethod
-    def _add_node(
-        state: autoscaler_pb2.ClusterResourceState,
-        node_id: bytes,
-        pod: Pod,
-        resources: Mapping[str, float],
-        labels: Mapping[str, str],
-    ) -> None:
-        status = autoscaler_pb2.NodeStatus
-        now = status.DEAD if pod.drained else status.IDLE if pod.idle_s else status.RUNNING
-        node = state.node_states.add(node_id=node_id, instance_id=pod.name, ray_node_type_name=pod.group, status=now)
-        node.idle_duration_ms = int(pod.idle_s * 1000)
-        node.node_ip_address = pod.name
-        for resource, amount in resources.items():
-            node.total_resources[resource] = node.available_resources[resource] = amount
-        for label, value in labels.items():
-            node.labels[label] = value
 
 
 def _running(is_running: bool) -> dict[str, Any]:
@@ -210,13 +184,10 @@ class RaysAutoscaler:
     def __init__(self, world: KubeRayWorld, most_launches: int = 10) -> None:
         self._world = world
         self._most_launches = most_launches
-        self._ray = mock.MagicMock()  # the client of the GCS
-        self._ray.get_cluster_resource_state.side_effect = self._state
-        self._ray.drain_node.side_effect = self._drain
-        self._ray.address = "127.0.0.1:6379"
+        gcs = PaperGcs(world.ray_state, self._drain)
         with mock.patch.object(cloud_provider, "KubernetesHttpApiClient", return_value=world):
             reader = KubeRayConfigReader(lambda: _derive_autoscaling_config_from_ray_cr(world.cluster))
-            self._autoscaler = Autoscaler(session_name="test", config_reader=reader, gcs_client=self._ray)
+            self._autoscaler = Autoscaler(session_name="test", config_reader=reader, gcs_client=gcs)
 
     def look(self) -> None:
         """Do what it does every five seconds; then KubeRay makes the pods."""
@@ -225,11 +196,6 @@ class RaysAutoscaler:
             assert self._autoscaler.update_autoscaling_state() is not None, "Ray's autoscaler failed; see the log"
         self._world.make_pods()
 
-    def _drain(self, node_id: str, *_: object, **__: object) -> tuple[bool, str]:
+    def _drain(self, node_id: str) -> None:
         for pod in self._world.pods:
             pod.drained = pod.drained or pod.node_id.hex() == node_id
-        return True, ""
-
-    def _state(self) -> bytes:
-        reply = autoscaler_pb2.GetClusterResourceStateReply(cluster_resource_state=self._world.ray_state())
-        return bytes(reply.SerializeToString())

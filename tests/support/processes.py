@@ -124,10 +124,10 @@ class Child:
     """A real process that runs a script as a task does: its files are known, and SIGTERM with a notice is swallowed."""
 
     BEFORE = """
-        import faulthandler, os, select, signal, sys, time
+        import os, select, signal, sys, time
         from pathlib import Path
         from iris_ray.actors.host.directories import host_directory
-        from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, survive_notices
+        from iris_ray.actors.protocol.task_files import print_stacks_when_asked, survive_notices
         from iris_ray.actors.protocol.task_files import TaskFiles
         files = TaskFiles.of_process(host_directory(), os.getpid())
         os.environ[TaskFiles.VARIABLE] = files.prefix
@@ -141,7 +141,7 @@ class Child:
         print("ready", flush=True)
         next_start()
         survive_notices(files)
-        faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
+        print_stacks_when_asked(files)
         TaskFiles.of_process(host_directory(), os.getpid()).started.touch()
     """
 

@@ -52,7 +52,12 @@ class Demand(ABC):
 
     Attributes:
         asked: how many slices of each type are asked for and not there.
+        way: how they are asked for, for people.
+        problem: why that is not the way that it should be, for people; None if it is.
     """
+
+    way: str
+    problem: str | None = None
 
     def __init__(self, has_autoscaler: bool) -> None:
         self._has_autoscaler = has_autoscaler
@@ -88,6 +93,8 @@ class AutoscalerDemand(Demand):
         has_autoscaler: whether one serves this cluster.
         counts_hosts: whether it launches hosts, and not slices.
     """
+
+    way = "placement groups that Ray's autoscaler sees"
 
     def __init__(self, has_autoscaler: bool = False, counts_hosts: bool = False) -> None:
         super().__init__(has_autoscaler)

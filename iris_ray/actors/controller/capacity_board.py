@@ -1,24 +1,65 @@
 """What provisioners have asked for and hold. It is in memory only: they report it again at every look."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from iris_ray.actors.controller.autoscaler_demand import since_words
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.model.capacity import CapacityReport, Lot
+from iris_ray.errors import ProvisionerTakenError
+from iris_ray.model.capacity import CapacityReport, Lot, chip_hour
 from iris_ray.model.topology import get_tpu_config
 
 KEPT_S = 900.0
 """How long the report of a provisioner that is silent is shown."""
 MOST_OWNERS, MOST_LOTS = 100, 100
+MISSED_S = 86_400.0
+"""How long a provisioner that is overdue is missed."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    """The right of one process to a provisioner's name; times are of the Controller's clock.
+
+    Attributes:
+        until: when another process may have the name.
+        due: when the next report of the provisioner should be there.
+    """
+
+    instance: str
+    seconds: float
+    until: float
+    due: float
 
 
 class CapacityBoard:
-    """The latest report of each provisioner."""
+    """The latest report of each provisioner, and which process may work under its name."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._reports: dict[str, tuple[float, CapacityReport]] = {}
+        self._leases: dict[str, _Lease] = {}
+
+    def lease(self, owner: str, instance: str, seconds: float) -> None:
+        """Let one process work under a provisioner's name for so long; 0: it ends, and nobody misses its reports.
+
+        Raises:
+            ProvisionerTakenError: another process has the name.
+        """
+        now, held = self._clock.now(), self._leases.get(owner)
+        if held is not None and held.instance != instance and now < held.until:
+            raise ProvisionerTakenError(
+                f"another provisioner is named {owner}: {held.instance}. Two would ask for the same slices, so this one"
+                f" waits until that one has been silent for {held.until - now:.0f} s more; end one, or give it another"
+                " --name"
+            )
+        if not seconds:
+            self._leases.pop(owner, None)
+            self._reports.pop(owner, None)
+            return
+        self._leases.pop(owner, None)
+        self._leases[owner] = _Lease(instance, seconds, now + seconds, held.due if held else now + seconds)
+        if len(self._leases) > MOST_OWNERS:
+            del self._leases[next(iter(self._leases))]
 
     def take(self, report: CapacityReport) -> None:
         """Replace the report of a provisioner; what is shown of it has a limit."""
@@ -26,12 +67,27 @@ class CapacityBoard:
         self._reports[report.owner] = self._clock.now(), replace(report, lots=report.lots[:MOST_LOTS])
         if len(self._reports) > MOST_OWNERS:
             del self._reports[next(iter(self._reports))]
+        if (lease := self._leases.get(report.owner)) is not None:
+            lease.due = self._clock.now() + lease.seconds
+
+    def overdue(self) -> dict[str, float]:
+        """Return by how many seconds the report of each provisioner that has not ended in order is late."""
+        now = self._clock.now()
+        self._leases = {owner: one for owner, one in self._leases.items() if now - one.due < MISSED_S}
+        return {owner: max(0.0, now - one.due) for owner, one in self._leases.items()}
 
     def reports(self) -> list[CapacityReport]:
         """Return the reports of the provisioners that are not silent."""
         now = self._clock.now()
-        self._reports = {name: (at, one) for name, (at, one) in self._reports.items() if now - at < KEPT_S}
+        looks_s = {owner: lease.seconds for owner, lease in self._leases.items()}
+        self._reports = {
+            name: (at, one) for name, (at, one) in self._reports.items() if now - at < KEPT_S + looks_s.get(name, 0.0)
+        }
         return [one for _, one in self._reports.values()]
+
+    def chip_hour(self, device: str) -> tuple[float, str] | None:
+        """Return the price of a chip-hour of a type and its currency; None if no provisioner tells one."""
+        return chip_hour(self.reports(), get_tpu_config(device).name) if self._reports else None
 
     def words(self, device: str) -> tuple[str, ...]:
         """Return what is asked for of a type: how many slices, where, since when, at what price, and why no more."""
@@ -50,13 +106,13 @@ class CapacityBoard:
         coming = [lot for lot in report.lots if lot.tpu_type == tpu_type and not lot.joined]
         for lot in coming:
             yield f"{who} has asked for {lot.slices} in {lot.source} ({self._terms(lot, report.currency)})"
-        troubles = {trouble.source: trouble.last for trouble in report.troubles}
         waits = [why for about, why in report.waits if about == tpu_type]
         yield from (f"{who} asks for no more: {why}" for why in waits)
         if not coming and not waits:
             yield f"{who} has asked for none"
         if not waits:
-            yield from (f"{source} is not asked now: {last}" for source, last in troubles.items())
+            troubles = (trouble for trouble in report.troubles if trouble.tpu_type == tpu_type)
+            yield from (f"{trouble.source} is not asked now: {trouble.last}" for trouble in troubles)
 
     def _terms(self, lot: Lot, currency: str) -> str:
         since = since_words(self.waited_s(lot)) if lot.since else ""

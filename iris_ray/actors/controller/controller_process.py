@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from iris_ray.actors.controller.metrics import ControllerFacts, Measurements, Me
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeDiff, NodeTable
 from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
-from iris_ray.actors.controller.progress_board import ProgressBoard
+from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
 from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
 from iris_ray.actors.protocol.version import versions_here
@@ -32,12 +32,13 @@ from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.errors import ControllerUnavailableError, DeposedError, ProviderError, UnknownRecordError
 from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, CLOUD_TPU, EVICTION_GRACE_S, EVICTIONS
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
-from iris_ray.state.events import MaintenanceCalledOffEvent
+from iris_ray.state.events import AttemptMarkedEvent, Event, MaintenanceCalledOffEvent, PoolRestartedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -93,14 +94,14 @@ class ControllerProcess:
         self._events = EventProcessor(
             self._state, self._planner, self._journal, self._background, self._end, self._measure_wait
         )
-        self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
-        self._logs = LogService()
         self._progress = ProgressBoard()
+        self._pools = PoolRegistry(self._journal, self._state, self._apply_of_pools, self._background)
+        self._logs = LogService()
         self._capacity = CapacityBoard(self._clock)
         self._dispatcher = Dispatcher(
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
-        self._nodes = NodeDiff(self._state, self._clock)
+        self._nodes = NodeDiff(self._state, self._clock, self._journal.own_slices)
         self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._capacity, self._clock)
         self._permissions = Permissions(self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
@@ -219,6 +220,19 @@ class ControllerProcess:
             except Exception:
                 logger.exception("asking for missing slices failed; trying again")
             await asyncio.sleep(NODE_POLL_S)
+
+    def _apply_of_pools(self, events: Iterable[Event]) -> None:
+        """Apply what the end of a pool means for its jobs. What it had told of their steps is recorded before."""
+        events = list(events)
+        owners = [event.owner for event in events if isinstance(event, PoolRestartedEvent)]
+        jobs = [job for owner in owners for job in self._state.jobs_of(owner)]
+        found = ((job, newer_marks(job.times, self._progress.of(job.spec.job_id))) for job in jobs)
+        marked = [
+            AttemptMarkedEvent(AttemptId(job.spec.job_id, job.times.attempts[-1].number), marks)
+            for job, marks in found
+            if marks is not None
+        ]
+        self._events.apply([*marked, *events])
 
     def _background_failed(self, error: BaseException) -> None:
         if isinstance(error, DeposedError):

@@ -19,6 +19,7 @@ was replaced without knowing it, because its host was frozen, can't write to its
 ``usage/<n>``       the users' past usage: a JSON list of when, and user → resource → amount-hours
 ``fleet/<n>``       the chips' time by state: a JSON object, day → state → chip-seconds
 ``users/<n>``       the time of forgotten jobs by its use: a JSON list of [day, user, jobs, kind → seconds, …]
+``own-slices/<n>``  names of single hosts' slices whose labels are the same: a JSON object, node id → name
 ``complete/<n>``    the n-th Controller has recorded everything that it took over, so its records count from now on
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
 ``corrupt/<id>``    a record that can't be read, moved here, and why
@@ -46,6 +47,7 @@ from iris_ray.actors.calls.names import is_endpoint_of
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.containment import Containment
+from iris_ray.actors.controller.own_slices import OwnSlices
 from iris_ray.actors.controller.write_ahead_log import (
     KINDS,
     SINGLE_KINDS,
@@ -76,9 +78,10 @@ class Journal:
     Attributes:
         epoch: the number of this Controller, larger than that of any before it; 0 before `begin`.
         contained: jobs that were ended because of a failure, and records that can't be read.
-        clock: the Controller's. Like the next two it goes on from that of the Controller before.
+        clock: the Controller's. Like the next three it goes on from that of the Controller before.
         fleet_times: the time of the cluster's chips by state.
         user_times: the time of forgotten jobs by its use.
+        own_slices: the names of single hosts' slices.
     """
 
     def __init__(self) -> None:
@@ -88,6 +91,7 @@ class Journal:
         self.contained = Containment(self._store, self.clock)
         self.fleet_times = FleetTimes()
         self.user_times = UserTimes()
+        self.own_slices = OwnSlices()
         self._left = LeftBehind()
         self._log = WriteAheadLog(self._store, 0)
         self._writings: deque[float] = deque(maxlen=WRITINGS_KEPT)
@@ -95,7 +99,7 @@ class Journal:
         self._collector = self._new_collector()
 
     def _new_collector(self) -> "RecordCollector":
-        shared = SharedRecords(self.fleet_times, self.user_times, self.clock)
+        shared = SharedRecords(self.fleet_times, self.user_times, self.own_slices, self.clock)
         return RecordCollector(self.epoch, self._store, self.clock, shared)
 
     def begin(self) -> tuple[list[JobRecord], list[Event]]:
@@ -126,6 +130,7 @@ class Journal:
         left = self.left_behind()
         self._left.hand_on("clock", "the clock", self.clock.go_on_from, self.contained)
         self._left.hand_on("fleet", "what the chips were in", self.fleet_times.restore, self.contained)
+        self._left.hand_on("own-slices", "the names of single hosts' slices", self.own_slices.restore, self.contained)
         if self._left.hand_on("users", "the time of forgotten jobs", self.user_times.restore, self.contained):
             self.user_times.version += 1  # so that it is recorded again
         return left
@@ -221,16 +226,19 @@ class SharedRecords:
     Args:
         fleet_times: the time of the cluster's chips by state.
         user_times: the time of forgotten jobs by its use.
+        own_slices: the names of single hosts' slices.
         clock: the Controller's.
     """
 
-    def __init__(self, fleet_times: FleetTimes, user_times: UserTimes, clock: Clock) -> None:
+    def __init__(self, fleet_times: FleetTimes, user_times: UserTimes, own_slices: OwnSlices, clock: Clock) -> None:
         self._fleet_times = fleet_times
         self._user_times = user_times
+        self._own_slices = own_slices
         self._clock = clock
         self._taints: dict[str, dict[str, Taint]] = {}
         self._limits = 0  # the version of the users' limits that is recorded
         self._settings = 0  # and that of the cluster's settings
+        self._names = 0  # and that of `own_slices`
         self._users = 0  # the version of `user_times` that is recorded
         self._sums_at = -math.inf  # when the sums were recorded
 
@@ -259,6 +267,9 @@ class SharedRecords:
             recorded = json.dumps(rows).encode()
             self._settings = state.settings.version
             yield "settings", recorded
+        if self._own_slices.version != self._names:
+            self._names = self._own_slices.version
+            yield "own-slices", self._own_slices.to_json()
 
     def _sums(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
         """Yield the records that grow all the time: the time of chips, and the usage and time of users."""

@@ -42,6 +42,8 @@ CRASHES_S = 60.0
 """The interval between two looks at pods that run: those that crash again and again are among them, and all others."""
 SPARE_S = 60.0
 """A slice that has not come is withdrawn once nobody has missed it for so long: a job may be submitted again."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 15.0, 600.0
+"""The pauses between looks whether Kubernetes still denies the RayCluster; each is twice as long as the last."""
 
 
 class KubeRayDemand(Demand):
@@ -52,6 +54,8 @@ class KubeRayDemand(Demand):
         has_autoscaler: whether Ray's autoscaler serves the cluster, and gives back idle slices.
         clock: seconds that only grow.
     """
+
+    way = "replicas of KubeRay's worker groups"
 
     def __init__(
         self, api: KubernetesApi, has_autoscaler: bool = True, clock: Callable[[], float] = time.monotonic
@@ -221,6 +225,62 @@ def _wanted(groups: Sequence[WorkerGroup], tpu_type: str) -> int:
     return sum(group.wanted for group in _of(groups, tpu_type) if group.problem is None)
 
 
+class DeniedDemand(Demand):
+    """Shows placement groups while Kubernetes denies the RayCluster, looks again and again, and then raises replicas.
+
+    A denial may pass: the account's role is bound a moment after the pod starts, or an operator mends it.
+
+    Args:
+        api: of this cluster.
+        denial: its answer at the first look.
+        stand_in: shows the placement groups.
+        has_autoscaler: whether Ray's autoscaler serves the cluster.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        denial: ProviderDeniedError,
+        stand_in: Demand,
+        has_autoscaler: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(has_autoscaler)
+        self._api, self._clock, self._now_by = api, clock, stand_in
+        self._pause_s = FIRST_RETRY_S
+        self._look_at = clock() + self._pause_s
+        self.way, self.problem = stand_in.way, str(denial)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._now_by.is_gone
+
+    def words(self, device: str) -> tuple[str, ...]:
+        words = self._now_by.words(device)
+        denied = f"by {self.way}, which miscounts slices on KubeRay, because {self.problem}"
+        return (*words, denied) if words and self.problem else words
+
+    def update(self, missing: Mapping[str, Sequence[int]], slices: Slices) -> None:
+        if self.problem and self._clock() >= self._look_at:
+            self._look_again(slices)
+        self._now_by.update(missing, slices)
+        self.asked = self._now_by.asked
+
+    def _look_again(self, slices: Slices) -> None:
+        try:
+            self._api.ray_cluster()
+        except ProviderError as error:  # also no answer: it says nothing of what the account may do
+            self.problem = str(error)
+            self._pause_s = min(LONGEST_RETRY_S, self._pause_s * 2)
+            self._look_at = self._clock() + self._pause_s
+            return
+        self._now_by.update({}, slices)  # both ways together would bring twice as many
+        self._now_by = KubeRayDemand(self._api, self._has_autoscaler, self._clock)
+        self.way, self.problem = self._now_by.way, None
+        logger.info("Kubernetes denies the RayCluster no more: missing slices are asked for by %s", self.way)
+
+
 def find_demand() -> Demand:
     """Return who is asked for missing slices of this cluster. It looks at the head's pod or processes, and blocks."""
     has_autoscaler = runs_autoscaler(os.environ)
@@ -230,8 +290,8 @@ def find_demand() -> Demand:
     try:
         api.ray_cluster()
     except ProviderDeniedError as error:
-        logger.warning("missing slices are shown to Ray's autoscaler, which miscounts: %s", error)
-        return AutoscalerDemand(has_autoscaler, counts_hosts())
+        logger.warning("missing slices are shown to Ray's autoscaler, which miscounts; looking again: %s", error)
+        return DeniedDemand(api, error, AutoscalerDemand(has_autoscaler, counts_hosts()), has_autoscaler)
     except ProviderError as error:
         logger.warning("missing slices can't be asked for yet: %s", error)
     return KubeRayDemand(api, has_autoscaler)

@@ -13,10 +13,11 @@ from ray.util import metrics
 from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.views import worker_status
 from iris_ray.actors.protocol.status import HostCondition, condition_of
-from iris_ray.model.goodput import Totals, measure
+from iris_ray.model.goodput import Totals, measure, time_lost
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.time_lost import FailureCause, TimeLost
 from iris_ray.model.workers import Worker
 from iris_ray.state import ControllerState
 from iris_ray.state.job_table import is_measured
@@ -72,6 +73,16 @@ RECOVERY = Metric(
     "from an attempt's end to the first running task of the next",
     WAIT_S,
 )
+TIME_LOST = Metric(
+    "iris_time_lost_seconds",
+    _H,
+    ("tpu_type", "cause"),
+    "what a gang's failure cost, until its next new step",
+    WAIT_S,
+)
+TIME_LOST_CHIPS = Metric(
+    "iris_time_lost_chip_seconds_total", _C, ("user", "cause"), "chip-seconds that failures of gangs cost"
+)
 ATTEMPTS_ENDED = Metric("iris_attempts_ended_total", _C, ("band", "tpu_type", "cause"), "attempts that ended early")
 JOBS_FINISHED = Metric("iris_jobs_finished_total", _C, ("band", "tpu_type", "state"), "jobs that ended, by their state")
 HOSTS = Metric("iris_hosts", _G, ("tpu_type", "condition"), "hosts by condition")
@@ -119,7 +130,16 @@ HOURLY_COST = Metric(
     "price of the slices that provisioners hold, as far as it is known",
 )
 PROVISIONER_FAILURES = Metric(
-    "iris_provisioner_failures", _G, ("provisioner", "source"), "failures in a row at a source of slices"
+    "iris_provisioner_failures",
+    _G,
+    ("provisioner", "source"),
+    "failures in a row at a source of slices, of the type with most",
+)
+PROVISIONER_OVERDUE = Metric(
+    "iris_provisioner_overdue_seconds", _G, ("provisioner",), "by how much the report of a provisioner is late"
+)
+PROVISIONER_UNDELETED = Metric(
+    "iris_provisioner_undeleted_slices", _G, ("provisioner",), "slices that a provisioner can't delete, and that cost"
 )
 
 METRICS = (
@@ -128,6 +148,8 @@ METRICS = (
     ADMISSION_WAIT,
     LAUNCH,
     RECOVERY,
+    TIME_LOST,
+    TIME_LOST_CHIPS,
     ATTEMPTS_ENDED,
     JOBS_FINISHED,
     HOSTS,
@@ -145,6 +167,8 @@ METRICS = (
     PROVISIONING_WAIT,
     HOURLY_COST,
     PROVISIONER_FAILURES,
+    PROVISIONER_OVERDUE,
+    PROVISIONER_UNDELETED,
 )
 
 
@@ -242,6 +266,7 @@ class Measurements:
         self._shown: dict[Metric, set[Values]] = {}  # the label values for which each gauge has been set
         self._jobs_read = state.job_changes.version
         self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
+        self._lost: dict[str, Mapping[FailureCause, TimeLost]] = {}  # job id → the time lost that has been measured
         self._starting: dict[str, dict[tuple[int, int], float]] = {}  # job id → gang, attempt → when it got hosts
         self._hosts_read = -1
         self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
@@ -249,6 +274,8 @@ class Measurements:
         self._missing_since: dict[str, float] = {}
         for job in state.jobs.values():  # their earlier ends are not measured again
             self._ends[job.spec.job_id] = _ends_of(job)
+            if is_measured(job):
+                self._lost[job.spec.job_id] = time_lost(job.times, now)
 
     def placed(self, job: Job, gang: Gang, now: float) -> None:
         """Measure the wait of a gang that gets hosts now."""
@@ -262,7 +289,7 @@ class Measurements:
         changed = self._state.job_changes.since(self._jobs_read)
         known = self._state.jobs, self._ends, self._starting  # the state may have forgotten some of these jobs
         for job_id in dict.fromkeys(chain(*known) if changed is None else changed):
-            self._look_at_job(job_id)
+            self._look_at_job(job_id, now)
         self._jobs_read = self._state.job_changes.version
         self._look_at_hosts(now)
         self._count_jobs()
@@ -284,14 +311,29 @@ class Measurements:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def _look_at_job(self, job_id: str) -> None:
+    def _look_at_job(self, job_id: str, now: float) -> None:
         job = self._state.jobs.get(job_id)
         if job is None or job.spec.spare_for is not None:
             self._ends.pop(job_id, None)
+            self._lost.pop(job_id, None)
             self._starting.pop(job_id, None)
             return
         self._measure_starts(job)
         self._measure_ends(job)
+        if is_measured(job) and (len(job.times.attempts) > 1 or job.times.settled_failures):
+            self._measure_time_lost(job, now)
+
+    def _measure_time_lost(self, job: Job, now: float) -> None:
+        """Measure the failures that are over since the last look."""
+        known, found = self._lost.get(job.spec.job_id, {}), time_lost(job.times, now)
+        self._lost[job.spec.job_id] = found
+        labels, user = self._of_job(job.spec, "tpu_type"), self._named("user", job.spec.user)
+        for cause, lost in found.items():
+            before = known.get(cause, TimeLost())
+            for lost_s, _ in lost.latest[before.count - lost.count :] if lost.count > before.count else ():
+                self._meter.observe(TIME_LOST, lost_s, {**labels, "cause": cause.value})
+            more = max(0.0, lost.chip_seconds - before.chip_seconds)
+            self._meter.add(TIME_LOST_CHIPS, more, {"user": user, "cause": cause.value})
 
     def _measure_starts(self, job: Job) -> None:
         waits = self._starting.pop(job.spec.job_id, {})
@@ -389,6 +431,7 @@ class Measurements:
         waits: dict[Values, float] = {}
         costs: dict[Values, float] = {}
         failures: dict[Values, float] = {}
+        undeleted: Counter[Values] = Counter()
         for report in board.reports():
             for lot in report.lots:
                 kind = self._named("tpu_type", lot.tpu_type), self._named("source", lot.source)
@@ -399,14 +442,19 @@ class Measurements:
                 if lot.joined and lot.hourly is not None:
                     priced = *kind, market, self._named("currency", report.currency)
                     costs[priced] = costs.get(priced, 0.0) + lot.hourly
+            if report.undeleted:
+                undeleted[(self._named("provisioner", report.owner),)] += len(report.undeleted)
             for trouble in report.troubles:
-                who = self._named("provisioner", report.owner)
-                failures[who, self._named("source", trouble.source)] = trouble.failures
+                place = self._named("provisioner", report.owner), self._named("source", trouble.source)
+                failures[place] = max(failures.get(place, 0.0), trouble.failures)
+        overdue: dict[Values, float] = {(self._named("provisioner", who),): s for who, s in board.overdue().items()}
         for metric, amounts in (
             (PROVISIONED_CHIPS, chips),
             (PROVISIONING_WAIT, waits),
             (HOURLY_COST, costs),
             (PROVISIONER_FAILURES, failures),
+            (PROVISIONER_OVERDUE, overdue),
+            (PROVISIONER_UNDELETED, undeleted),
         ):
             self._set(metric, amounts)
 

@@ -11,6 +11,7 @@ import ray
 
 from iris_ray.actors.calls.ray_internals import available_resources_by_node, draining_nodes
 from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.own_slices import OwnSlices, own_name
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.model.lifecycle import TaskState
@@ -150,35 +151,6 @@ def _own_slice(node_id: str, labels: Mapping[str, str], chips: float) -> dict[st
     if not name or labels.get(WORKER_ID_LABEL, "0") != "0":
         name = own_name(name or config.name, node_id)
     return {SLICE_NAME_LABEL: name, WORKER_ID_LABEL: "0"}
-
-
-def own_name(name: str, node_id: str) -> str:
-    """Return a name of one host's slice that no other host's has."""
-    return f"{name}-{node_id[:8]}"
-
-
-class OwnSlices:
-    """Tells the slices of single hosts apart whose labels name the same slice. The first host keeps the name."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}  # node id → the name of its slice
-        self._taken: set[str] = set()
-
-    def named(self, host: WorkerRegisteredEvent) -> WorkerRegisteredEvent:
-        """Return a host with the name that its slice keeps as long as the host lives."""
-        count = host.attributes.get(TPU_VM_COUNT)
-        if count is None or count.value != 1:
-            return host
-        name = self._names.get(host.node_id)
-        if name is None:
-            name = str(host.attributes[TPU_NAME].value)
-            name = own_name(name, host.node_id) if name in self._taken else name
-            self._names[host.node_id] = name
-            self._taken.add(name)
-        return replace(host, attributes={**host.attributes, TPU_NAME: AttributeValue(name)})
-
-    def forget(self, node_id: str) -> None:
-        self._taken.discard(self._names.pop(node_id, ""))
 
 
 @cache
@@ -334,18 +306,19 @@ class NodeDiff:
     Args:
         state: read only; it knows the hosts that are alive.
         clock: the Controller's.
+        own_slices: the names of single hosts' slices.
 
     Attributes:
         unusable: the live hosts that no job gets, by node id.
     """
 
-    def __init__(self, state: ControllerState, clock: Clock) -> None:
+    def __init__(self, state: ControllerState, clock: Clock, own_slices: OwnSlices | None = None) -> None:
         self.unusable: dict[str, UnusableHost] = {}
         self._state = state
         self._clock = clock
         self._readings: dict[str, object] = {}  # node id → its last reading
         self._elsewhere = UseElsewhere(state)
-        self._own_slices = OwnSlices()
+        self._own_slices = OwnSlices() if own_slices is None else own_slices
         self._missing: set[str] = set()  # live hosts that were not in the last reading
         self._gone: dict[str, str] = {}  # node id → how it was lost
         self._notices: dict[str, str] = {}  # node id → the notice that it had when it was lost
@@ -393,6 +366,7 @@ class NodeDiff:
         for node_id in self.unusable.keys() - listed:
             del self.unusable[node_id]
         before, self._missing = self._missing, self._state.workers.keys() - listed
+        self._own_slices.forget_missing(listed)
         vanished = [WorkerFailedEvent(node_id, MISSING) for node_id in before & self._missing]
         return [event for died in vanished for event in self._lost(died)]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from iris_ray.actors.protocol.messages import GangProgress
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS
-from iris_ray.model.goodput import Marks
+from iris_ray.model.goodput import JobTimes, Marks
 
 STALE_S = 120.0
 """If a gang has not reported for so long, another gang of the same job may take its place."""
@@ -20,7 +20,7 @@ class Heard:
     Attributes:
         at: when it was reported, on the Controller's clock.
         beat_at: when a task last called ``heartbeat``, on the same clock; None if none has.
-        step, status, marks, stragglers: see `GangProgress`.
+        step, status, marks, stragglers, stall_limit: see `GangProgress`.
     """
 
     gang: int
@@ -31,6 +31,16 @@ class Heard:
     status: str | None
     marks: Marks
     stragglers: tuple[str, ...]
+    stall_limit: str | None
+
+
+def newer_marks(times: JobTimes, heard: Heard | None) -> Marks | None:
+    """Return the marks that a job's latest attempt has reported, if they know a later step than the recorded ones."""
+    latest = times.attempts[-1] if times.attempts else None
+    if heard is None or latest is None or heard.attempt != latest.number or not heard.marks.makes_sense:
+        return None
+    known = latest.marks.steps[-1:]
+    return heard.marks if not known or heard.marks.steps[-1:] > known else None
 
 
 class ProgressBoard:
@@ -58,7 +68,8 @@ class ProgressBoard:
         beat_at = None if progress.age is None else now - max(0.0, progress.age)
         status = None if progress.status is None else progress.status[:STATUS_CHARACTERS]
         slow = tuple(words[:STATUS_CHARACTERS] for words in progress.stragglers[:MOST_STRAGGLERS])
-        self._of[job_id] = Heard(gang, attempt, now, beat_at, progress.step, status, progress.marks, slow)
+        limit = None if progress.stall_limit is None else progress.stall_limit[:STATUS_CHARACTERS]
+        self._of[job_id] = Heard(gang, attempt, now, beat_at, progress.step, status, progress.marks, slow, limit)
         if len(self._of) > self._most:
             self._of = {known_id: heard for known_id, heard in self._of.items() if known_id in jobs}
             self._most = max(JOBS_BEFORE_SWEEP, 2 * len(self._of))

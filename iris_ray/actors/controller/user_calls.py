@@ -42,7 +42,7 @@ from iris_ray.actors.protocol.version import package_directory
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.checks import unknown, unknown_number
-from iris_ray.model.cluster_settings import WasSet, setting_named
+from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, WasSet, setting_named
 from iris_ray.model.containment import SetAside
 from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.jobs import Job
@@ -83,7 +83,7 @@ class UserCalls(ControllerProcess):
     async def list_goodput(self, after: int = 0) -> list[JobGoodput]:
         await self.ping()
         jobs = (job for job in self._state.jobs.values() if job.number > after and is_measured(job))
-        return [job_goodput(job, self._progress.of(job.spec.job_id), self._clock) for job in islice(jobs, PAGE)]
+        return [self._goodput(job) for job in islice(jobs, PAGE)]
 
     @checked
     async def job_goodput(self, job_id: str) -> JobGoodput:
@@ -91,7 +91,11 @@ class UserCalls(ControllerProcess):
         job = self._job(job_id)
         if not is_measured(job):
             raise InvalidRequestError(f"{job_id} is no gang: goodput is measured of jobs whose tasks start together")
-        return job_goodput(job, self._progress.of(job_id), self._clock)
+        return self._goodput(job)
+
+    def _goodput(self, job: Job) -> JobGoodput:
+        price = None if job.spec.device is None else self._capacity.chip_hour(job.spec.device)
+        return job_goodput(job, self._progress.of(job.spec.job_id), self._clock, price)
 
     @checked
     async def user_times(self, since: float) -> list[UserDay]:
@@ -264,6 +268,11 @@ class UserCalls(ControllerProcess):
         await self.ping()
         self._capacity.take(report)
 
+    @checked
+    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
+        await self.ping()
+        self._capacity.lease(owner, instance, seconds)
+
     async def about(self) -> dict[str, Any]:
         return {
             "epoch": (await self.statistics())["epoch"],
@@ -274,11 +283,19 @@ class UserCalls(ControllerProcess):
             "address": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "set_aside": self._set_aside(),
+            "demand": self._asks_for_slices(),
             "clock_jumps": self._clock.jumps,
         }
 
     def _status(self, job: Job) -> JobStatus:
         return job_status(job, self._state, self._clock, self._waiting(job), self._progress.of(job.spec.job_id))
+
+    def _asks_for_slices(self) -> dict[str, str | None] | None:
+        """Return how missing slices are asked for, and why not as they should be; None if nobody asks for any."""
+        demand = self._demand
+        if demand is None or not demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND)):
+            return None
+        return {"way": demand.way, "problem": demand.problem}
 
     def _set_aside(self) -> list[SetAside]:
         """Return jobs that the Controller could not handle or can't place, and records that can't be read."""

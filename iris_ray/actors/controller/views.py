@@ -11,7 +11,7 @@ from typing import TypeVar
 from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
-from iris_ray.actors.controller.progress_board import Heard, ProgressBoard
+from iris_ray.actors.controller.progress_board import Heard, ProgressBoard, newer_marks
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
     PAGE,
@@ -24,12 +24,13 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
 )
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.goodput import JobTimes, Totals, last_disruption, measure
+from iris_ray.model.goodput import JobTimes, Totals, failures, measure, time_lost
 from iris_ray.model.goodput_sums import ChipState
 from iris_ray.model.jobs import Gang, Job, PastAttempt
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.time_lost import elastic_seconds
 from iris_ray.model.workers import TPU, TPU_TOPOLOGY, Worker, accelerators, string_attribute
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
@@ -66,6 +67,7 @@ def job_status(
         step=said.step if said else None,
         status=said.status if said else None,
         stragglers=said.stragglers if said and job.state is JobState.RUNNING else (),
+        stall_limit=said.stall_limit if said and job.state is JobState.RUNNING else None,
         heartbeat_at=clock.wall_or_none(said.beat_at) if said else None,
         num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
         spare_for=spec.spare_for.job_id if spec.spare_for else None,
@@ -193,10 +195,17 @@ def _limit_status(user: str, band: PriorityBand, state: ControllerState) -> Limi
 # -- goodput -----------------------------------------------------------------------------------------------------------
 
 
-def job_goodput(job: Job, heard: Heard | None, clock: Clock) -> JobGoodput:
-    """Return the time of a job until now, by its use. ``heard`` is the latest progress of its tasks."""
+def job_goodput(job: Job, heard: Heard | None, clock: Clock, chip_hour: tuple[float, str] | None) -> JobGoodput:
+    """Return the time of a job until now, by its use.
+
+    Args:
+        job: the job.
+        heard: the latest progress of its tasks.
+        clock: the Controller's.
+        chip_hour: the price of a chip-hour of its type, and the currency; None if it is not known.
+    """
     times, now = _with_latest(job.times, heard), clock.now()
-    totals = Totals.of(measure(times, job.submitted_at, now))
+    totals, known = Totals.of(measure(times, job.submitted_at, now)), failures(times, now)
     return JobGoodput(
         number=job.number,
         job_id=job.spec.job_id,
@@ -209,19 +218,19 @@ def job_goodput(job: Job, heard: Heard | None, clock: Clock) -> JobGoodput:
         chip_seconds=dict(totals.chip_seconds),
         goodput=totals.goodput,
         measured=totals.measured,
-        last_disruption=last_disruption(times, now),
+        time_lost=(lost := time_lost(times, now)),
+        elastic_seconds=elastic_seconds(lost),
+        last_failure=known[-1] if known else None,
+        chip_hour=chip_hour,
     )
 
 
 def _with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
-    """Return the times with the reported marks of the latest attempt, if the attempt has no recorded marks."""
-    latest = times.attempts[-1] if times.attempts else None
-    if heard is None or latest is None or heard.attempt != latest.number or latest.marks.steps:
-        return times
-    if not heard.marks.makes_sense:
+    """Return the times with the reported marks of the latest attempt, if they are newer than the recorded ones."""
+    if (marks := newer_marks(times, heard)) is None:
         return times
     known = copy(times)
-    known.attempts = [*times.attempts[:-1], replace(latest, marks=heard.marks)]
+    known.attempts = [*times.attempts[:-1], replace(times.attempts[-1], marks=marks)]
     return known
 
 

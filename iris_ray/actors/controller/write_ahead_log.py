@@ -185,7 +185,7 @@ def _number(key: str) -> int:
 
 KINDS = "pool", "job", "gangs"
 """Kinds of keys that have an id after the epoch."""
-SINGLE_KINDS = "taints", "limits", "settings", "usage", "fleet", "users", "clock"
+SINGLE_KINDS = "taints", "limits", "settings", "usage", "fleet", "users", "own-slices", "clock"
 """Kinds of keys that end with the epoch."""
 
 

@@ -79,9 +79,9 @@ def changes_the_client(name: str) -> bool:
 
 
 def _directories(variables: Mapping[str, str], task: JobInfo) -> list[str]:
-    """Return the host's directories to mount: the directory of the task's files, and the job's local directory."""
-    prefix = variables.get(TaskFiles.VARIABLE)
-    return [str(path) for path in (prefix and Path(prefix).parent, task.local_dir) if path]
+    """Return the host's directories to mount: the directory of the task's files, and the job's own with its token."""
+    parts = variables.get(TaskFiles.VARIABLE), task.local_dir
+    return list(dict.fromkeys(str(Path(part).parent) for part in parts if part))
 
 
 # -- engine ------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 from iris_ray.actors.calls.ray_internals import temp_dir
 from iris_ray.actors.host.announced_end import in_rays_directory
+from iris_ray.actors.protocol.local_files import MEMORY, JobDirectory
+from iris_ray.actors.protocol.task_files import remove_file
 from iris_ray.settings import HOST_DIR
 
 # -- host directory ----------------------------------------------------------------------------------------------------
@@ -68,9 +70,10 @@ def directory_name(job_id: str) -> str:
 
 # -- local directories -------------------------------------------------------------------------------------------------
 
-MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 1 << 30
 """A file system in memory is not used if it has less free space, or is more than half full."""
+REMOVAL_TRIES = 3
+"""The file service may be writing into a directory that is being removed."""
 
 
 class LocalDirectories:
@@ -96,10 +99,14 @@ class LocalDirectories:
         """Return this host's directories. If an operator has chosen the host's directory, use no memory."""
         return LocalDirectories(directory, None if HOST_DIR.read(environ) else MEMORY)
 
-    def take(self, job_id: str) -> Path:
-        """Return the directory of a job that has the host to itself, and lock it as long as this process lives.
+    def take(self, job_id: str, token: str = "") -> Path:
+        """Return the ``local_dir`` of a job that has the host to itself, and lock it as long as this process lives.
 
         Create it if needed, and remove those of other jobs.
+
+        Args:
+            job_id: the job.
+            token: what the file service wants of who asks for the job's files; "": it does not serve them.
 
         Raises:
             OSError: it can't be created.
@@ -110,10 +117,14 @@ class LocalDirectories:
             path = next((own for own in self._all() if own.name == name), None) or self._create(name)
             try:
                 self._kept = _lock(path, fcntl.LOCK_SH)
-                os.utime(path)
             except FileNotFoundError:  # another process has removed it meanwhile
                 continue
-            return path
+            job = JobDirectory(path)
+            job.files.mkdir(mode=0o700, exist_ok=True)
+            if token:
+                job.write_token(token)
+            os.utime(path)
+            return job.files
 
     def remove(
         self, job_id: str | None = None, but: str | None = None, not_taken_since: Mapping[Path, int] | None = None
@@ -133,15 +144,19 @@ class LocalDirectories:
                         _remove(path, _remove_all)
 
     def left(self) -> dict[Path, int]:
-        """Return the directories with files, and when each was changed last, in ns. Remove the empty ones."""
+        """Return the directories with files, and when each was changed last, in ns. Remove those without."""
         for path in self._all():
             with contextlib.suppress(OSError):
-                _remove(path, os.rmdir)
+                _remove(path, _remove_if_empty)
         found = {}
         for path in self._all():
             with contextlib.suppress(OSError):
                 found[path] = path.stat().st_mtime_ns
         return found
+
+    def jobs(self) -> list[JobDirectory]:
+        """Return the directories of all jobs."""
+        return [JobDirectory(path) for path in self._all()]
 
     def _all(self) -> Iterator[Path]:
         for root in (self._in_memory, self._on_disk):
@@ -210,15 +225,30 @@ def _remove(path: Path, by: Callable[[Path], object]) -> None:
         os.close(fd)
 
 
+def _remove_if_empty(path: Path) -> None:
+    """Remove a job's directory if its tasks have left no files. Raise `OSError` if they have."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(JobDirectory(path).files)
+    _remove_all(path)
+
+
 def _remove_all(path: Path) -> None:
     """Remove a directory with its content, even if its job has made it read-only. Keep what can't be removed."""
-    try:
-        shutil.rmtree(path)
-    except PermissionError:
-        path.chmod(0o700)
-        for parent, directories, _ in os.walk(path):
-            for each in (os.path.join(parent, name) for name in directories):
-                if not os.path.islink(each):
-                    with contextlib.suppress(OSError):  # another user's, such as a container's program
-                        os.chmod(each, 0o700)
-        shutil.rmtree(path, ignore_errors=True)
+    remove_file(JobDirectory(path).token)  # so that the file service takes no more files for it
+    for _ in range(REMOVAL_TRIES):
+        try:
+            return shutil.rmtree(path)
+        except PermissionError:
+            _make_writable(path)
+        except OSError:
+            pass
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _make_writable(path: Path) -> None:
+    path.chmod(0o700)
+    for parent, directories, _ in os.walk(path):
+        for each in (os.path.join(parent, name) for name in directories):
+            if not os.path.islink(each):
+                with contextlib.suppress(OSError):  # another user's, such as a container's program
+                    os.chmod(each, 0o700)

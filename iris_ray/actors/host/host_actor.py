@@ -22,15 +22,17 @@ from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
+from iris_ray.actors.host.file_service import FileService
 from iris_ray.actors.host.gang_peers import GangPeers
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
+from iris_ray.actors.host.preflight import measure_link, problem_of
 from iris_ray.actors.host.process_tree import ProcessTree
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.host_interface import HostInterface
-from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, TaskLook
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.actors.protocol.version import versions_here
@@ -71,6 +73,7 @@ class TPUHostActor:
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
         self._peers: dict[str, tuple[str, HostWatch]] = {}  # by place
+        self._file_service: asyncio.Task[str] | None = None
         self._gangs = GangPeers(lambda pid, notice: self._watches[pid].hear(notice))
 
     @cached_property
@@ -104,7 +107,7 @@ class TPUHostActor:
         peers.asked()
         return peers.detector.silent, peers.detector.hung
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
+    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | str:
         try:
             not_free = await self._preparation.ensure()
             if not_free is None:
@@ -112,8 +115,24 @@ class TPUHostActor:
         except OSError as error:
             not_free = NotFree(can_not_start(error))
         if not_free is None:
-            return None
+            return await self._where_files_are_served()
         return Unfit(f"{self._name}: {not_free.why}", self._place.node_id, not_free.why, not_free.ours)
+
+    async def _where_files_are_served(self) -> str:
+        """Return the address of the file service; "" on a shared host, which has no job directories."""
+        if not self._exclusive:
+            return ""
+        if self._file_service is None:
+            self._file_service = self._background.start(self._serve_files(), "starting the file service")
+        return await asyncio.shield(self._file_service)
+
+    async def _serve_files(self) -> str:
+        try:
+            directories = LocalDirectories.of_host(host_directory())
+            return (await asyncio.to_thread(FileService, self._place.address, directories)).address
+        except (OSError, RuntimeError) as error:  # such as no thread left
+            logger.warning("%s serves no files to other hosts of its gang: %s", self._name, error)
+            return ""
 
     async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:
@@ -169,6 +188,17 @@ class TPUHostActor:
 
     async def dump_stacks(self, pid: int) -> None:
         self._watches[pid].dump_stacks()
+
+    async def look(self, pid: int) -> TaskLook:
+        return await self._watches[pid].look()
+
+    async def preflight(self) -> str | None:
+        return await asyncio.to_thread(lambda: problem_of(host_directory(), self._devices, self._ledger))
+
+    async def measure_link(self, peer: ActorHandle, name: str) -> Link:
+        return await measure_link(Actor(peer, name))
+
+    async def take_bytes(self, data: bytes) -> None: ...
 
     async def job_over(self, job_id: str) -> None:
         await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)

@@ -44,7 +44,7 @@ def stacks_of(task: InspectedTask) -> str:
     Raises:
         InspectionFailedError: the task does not run here, or py-spy fails; the message says why.
     """
-    return _py_spy(["dump", "--pid", str(_pid_of(task))], DUMP_S)
+    return py_spy(["dump", "--pid", str(_pid_of(task))], DUMP_S)
 
 
 def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> bytes:
@@ -63,7 +63,7 @@ def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> by
         path = Path(directory) / "profile"
         options = ["--duration", str(seconds), "--format", layout, "--output", str(path), "--subprocesses"]
         options += ["--idle"] if idle else []
-        _py_spy(["record", "--pid", str(_pid_of(task)), *options], seconds + WRITING_S)
+        py_spy(["record", "--pid", str(_pid_of(task)), *options], seconds + WRITING_S)
         return path.read_bytes()
 
 
@@ -80,8 +80,12 @@ def _pid_of(task: InspectedTask) -> int:
     raise InspectionFailedError(f"task {task.task_index} of {task.job_id} has no process there: it has just ended")
 
 
-def _py_spy(arguments: Sequence[str], timeout_s: float) -> str:
-    """Run py-spy and return its output."""
+def py_spy(arguments: Sequence[str], timeout_s: float) -> str:
+    """Run py-spy and return its output.
+
+    Raises:
+        InspectionFailedError: it is missing, may not look, fails or takes longer; the message says why.
+    """
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:

@@ -4,7 +4,6 @@ It starts ahead of time as a *standby* and imports only Ray and iris_ray, so tha
 import see the task's variables. It is a single-threaded actor: user code runs in the main thread, where signals arrive.
 """
 
-import faulthandler
 import os
 import secrets
 from collections.abc import Collection
@@ -32,7 +31,7 @@ from iris_ray.actors.host.task_environment import (
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
-from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TOKEN_VARIABLE, TaskFiles, survive_notices
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, print_stacks_when_asked, survive_notices
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -76,9 +75,9 @@ class TaskProcess:
             return TaskEnd(kind, Moment.now(), error=not_free.why)
         try:
             files = TaskFiles.of_process(host_directory(), os.getpid())
-            local_dir = self._take_local_directory(launch.info)
+            local_dir = self._take_local_directory(launch)
             survive_notices(files)  # before `redirect_output` marks the start: then the host may send signals
-            faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
+            print_stacks_when_asked(files)
             pipe = redirect_output(host_directory(), launch)
         except OSError as error:
             return TaskEnd(EndKind.HOST_UNFIT, Moment.now(), error=can_not_start(error))
@@ -100,11 +99,11 @@ class TaskProcess:
         finally:
             ray.actor.exit_actor()
 
-    def _take_local_directory(self, info: JobInfo) -> str:
-        if not info.slice_name:  # other jobs use the host, too
+    def _take_local_directory(self, launch: TaskLaunch) -> str:
+        if not launch.info.slice_name:  # other jobs use the host, too
             return ""
         self._local_directories = LocalDirectories.of_host(host_directory())  # an attribute keeps the directory's lock
-        return str(self._local_directories.take(info.job_id))
+        return str(self._local_directories.take(launch.info.job_id, launch.files_token))
 
     def _chips_in_use(self, info: JobInfo) -> NotFree | None:
         """Return which other process holds this host's chips, in words; None, within about 10 µs, if none does."""

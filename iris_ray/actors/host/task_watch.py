@@ -26,14 +26,22 @@ from iris_ray.actors.host.exit_status import ProcessExit, RecentOomKills, Watche
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree, end_task
+from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.protocol.host_interface import TaskInterface
-from iris_ray.actors.protocol.messages import Progress
-from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles, write_whole
+from iris_ray.actors.protocol.messages import Progress, TaskLook
+from iris_ray.actors.protocol.task_files import (
+    LOOK_SIGNAL,
+    STACKS_SIGNAL,
+    STATUS_CHARACTERS,
+    TaskFiles,
+    write_whole,
+)
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice, is_news, keeps
 from iris_ray.model.outcomes import TaskEnd
 from iris_ray.model.plain_values import LARGEST_INT
+from iris_ray.model.stall_limit import Rhythm
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +155,11 @@ class TaskWatch:
         if self._has_started():
             self._process.signal(STACKS_SIGNAL)
 
+    async def look(self) -> TaskLook:
+        """Return what the task does while its gang makes no progress."""
+        ask = (lambda: self._process.signal(LOOK_SIGNAL)) if self._has_started() else None
+        return await asyncio.to_thread(look_at, self._tree.pid, self._files.stacks, ask)
+
     async def end(self, reason: str | None, exit_grace: float = 0.0) -> str | None:
         """End every process of the task. Later calls wait for the same end; a call with a reason cuts its grace short.
 
@@ -182,10 +195,9 @@ class TaskWatch:
         if not had_ended:
             await asyncio.to_thread(self._tree.update)  # while its descendants still have their parents
             await self._end_standby(reason, exit_grace)
+        found = [] if self._searched_at_exit is None else await self._searched_at_exit
         if self._searched_at_exit is None or had_ended:  # its descendants may have started others since then
             found = await asyncio.to_thread(self._search)
-        else:
-            found = await self._searched_at_exit
         left = await asyncio.to_thread(end_task, found, self._search, DYING_S)
         self.gone.set()
         if left := left + await asyncio.to_thread(end_container, self._files):
@@ -349,7 +361,9 @@ class TaskProgress:
         beat_at = _time_of(files.heartbeat)
         step = None if beat_at is None else _step_in(_text_of(files.heartbeat))
         marks = _marks(files, step, beat_at)
-        return Progress(self._age_of(beat_at), step, saved, status, marks)
+        paused_at = None if beat_at is None else _time_of(files.rhythm)
+        alive_at = beat_at if paused_at is None else max(beat_at or 0.0, paused_at)
+        return Progress(self._age_of(alive_at), step, saved, status, marks, _rhythm(_text_of(files.rhythm)))
 
     def _age_of(self, beat_at: float | None) -> float | None:
         """Return the seconds since the latest heartbeat, even if the wall clock was set since."""
@@ -392,6 +406,16 @@ def _marked(text: str) -> tuple[dict[str, float], dict[str, float]]:
     return before, during
 
 
+def _rhythm(text: str) -> Rhythm:
+    try:
+        said = json.loads(text)
+        pauses = {str(what): number for what, seconds in said["pauses"].items() if (number := _number(seconds))}
+        pause = None if said["pause"] is None else str(said["pause"])[:STATUS_CHARACTERS]
+        return Rhythm(_step_in(said["steps"]) or 0, _number(said["longest_s"]) or 0.0, pause, pauses)
+    except (ValueError, TypeError, AttributeError, KeyError):
+        return Rhythm()
+
+
 def _text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -406,7 +430,7 @@ def _time_of(path: Path) -> float | None:
         return None
 
 
-def _step_in(text: str) -> int | None:
+def _step_in(text: Any) -> int | None:
     number = _number(text)
     return int(number) if number is not None and abs(number) < LARGEST_INT else None
 
@@ -414,6 +438,6 @@ def _step_in(text: str) -> int | None:
 def _number(said: Any) -> float | None:
     try:
         number = float(said)
-    except (ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

@@ -34,6 +34,7 @@ from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice, NoticeKind, is_as_urgent, is_same
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.model.stall_limit import StallLimit
 
 RUNNING_DELAY_S = 0.1
 """A gang that ends sooner is never reported as running."""
@@ -60,7 +61,12 @@ class Attempt:
     """
 
     def __init__(
-        self, slices: ReservedSlices, controller: ControllerClient, request: RunRequest, order: AttemptOrder
+        self,
+        slices: ReservedSlices,
+        controller: ControllerClient,
+        request: RunRequest,
+        order: AttemptOrder,
+        stall_limit: StallLimit,
     ) -> None:
         self.place = AttemptPlace(order)
         self.phase = Phase.PREPARING
@@ -70,7 +76,7 @@ class Attempt:
         self._request = request
         self._stop = StopRequest()
         self._notices = NoticeDelivery(self.place, slices, controller, self._stop)
-        self._hangs = HangWatch(self.place, slices, self._notices, self._stop, request.stall_timeout)
+        self._hangs = HangWatch(self.place, slices, self._notices, self._stop, stall_limit)
         self.progress = ProgressWatch(self.place, slices, self._hangs, controller, request.spec.most_tasks)
         self.shutdown = AttemptShutdown(self.place, slices, request)
         self._background = BackgroundTasks()
@@ -123,9 +129,9 @@ class Attempt:
         told = self._notices.latest
         return self._stop.asked and self._stop.cause is None and told is not None and told.kind is NoticeKind.EVICTION
 
-    async def prepare(self) -> Launch:
+    async def prepare(self, suspected: Mapping[str, str]) -> Launch:
         """Get every host ready to start its task at once. See `prepare_launch`."""
-        return await prepare_launch(self.place, self._slices, self._request, self._stop)
+        return await prepare_launch(self.place, self._slices, self._request, self._stop, suspected)
 
     async def run(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> AttemptEnd:
         """Start every task, wait for the gang's end and judge it. After success, `shutdown` ends its processes.

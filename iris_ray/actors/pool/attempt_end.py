@@ -202,6 +202,8 @@ class AttemptEnd:
         suspects: why a host did not answer or can't take a task, by node id.
         lost_before: tasks whose host broke before they started, while its slice was idle.
         moved_for: the notice that moved the gang, if a notice was the reason for the end.
+        is_hang: whether it ended because no task had made progress for too long.
+        held_up: whether the first cause held up the other tasks then.
     """
 
     place: AttemptPlace
@@ -210,6 +212,8 @@ class AttemptEnd:
     suspects: Mapping[str, str] = field(default_factory=dict)
     lost_before: Collection[TaskKey] = frozenset()
     moved_for: Notice | None = None
+    is_hang: bool = False
+    held_up: bool = False
 
     @property
     def unfit_slices(self) -> list[str]:
@@ -249,7 +253,7 @@ class AttemptEnd:
     def blamed_host(self) -> tuple[str, Fault] | None:
         """The node id and the fault of the host that may have caused the task's end; None if no host can have."""
         end = self._first_end
-        fault = None if end is None else FAULTS.get(end.kind)
+        fault = Fault.HANG if self.held_up else None if end is None else FAULTS.get(end.kind)
         return None if fault is None else (self.place.host(self._cause).node_id, fault)
 
     @property
@@ -314,6 +318,8 @@ def judge_attempt(place: AttemptPlace, ends: Ends, evidence: Evidence, stop: Sto
         suspects=suspects,
         lost_before=evidence.lost_without_notice if at_once else frozenset(),
         moved_for=stop.moved_for if was_ours else None,
+        is_hang=stop.is_hang and was_ours,
+        held_up=stop.held_up and was_ours,
     )
 
 

@@ -97,12 +97,15 @@ class StopRequest:
         reason: the reason, for people; done once the attempt is asked to end.
         cause: the task that we blame for the end, and its outcome; None if the owner or the Controller asked for it.
         moved_for: the notice that moves the gang, if a notice is the reason.
+        is_hang: whether the gang had made no progress for too long.
+        held_up: whether it is clear that the blamed task held up the others. Its host may be why.
     """
 
     def __init__(self) -> None:
         self.reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.cause: tuple[TaskKey, TpuResult] | None = None
         self.moved_for: Notice | None = None
+        self.is_hang = self.held_up = False
 
     @property
     def asked(self) -> bool:
@@ -118,6 +121,12 @@ class StopRequest:
         if not self.asked:
             self.cause = key, result
             self.ask(reason)
+
+    def blame_for_hang(self, key: TaskKey, result: TpuResult, reason: str, held_up: bool) -> None:
+        """Ask the attempt to end because it hangs: because of this task if that is clear."""
+        if not self.asked:
+            self.is_hang, self.held_up = True, held_up
+            self.blame(key, result, reason)
 
     def move(self, notice: Notice, reason: str) -> None:
         """Ask the attempt to end, so that its gang can run elsewhere."""

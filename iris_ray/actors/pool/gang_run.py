@@ -35,6 +35,7 @@ from iris_ray.errors import (
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, HostNotice, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
+from iris_ray.model.stall_limit import StallLimit
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import (
@@ -93,9 +94,11 @@ class GangRun:
         self._controller = controller
         self._request = request
         self._attempt: Attempt | None = None
+        self._stall_limit = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
         self._taken = 0  # orders up to this attempt have come, some of them twice
         self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
         self._refused = 0  # attempts up to this number were stopped, perhaps before they began
+        self._suspected: dict[str, str] = {}  # why hosts may be at fault for the end before, by node id
         self._setup_failed = False  # a host could not set up the job's environment, and no host is known that could
         self._other_version = False  # the latest launch failed because the hosts' iris_ray does not go with ours
         self._background = BackgroundTasks()
@@ -205,13 +208,14 @@ class GangRun:
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """Run one attempt. Return its verdict (None if it did not start) and the job's state (None after success)."""
-        attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
+        attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order, self._stall_limit)
         if self._told is not None and self._told[0] == order.attempt.number:  # the notice was faster than the order
             attempt.notify(self._told[1])
         try:
             if not self._slices.is_warm(order):
                 logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.place)
-            launch = await attempt.prepare()
+            launch = await attempt.prepare(self._suspected)
+            self._suspected = {}
             logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
             end = await attempt.run(launch, lambda: self._report_running(attempt), self._changed)
             verdict = end.verdict
@@ -271,7 +275,9 @@ class GangRun:
         self._slices.drop_standbys(end.slices_with_dead_standbys)
         released = self._free(attempt, attempt.shutdown.leaving)
         error = f"{attempt.place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
-        events = self._suspicions(end, error)
+        suspicions = self._suspicions(end, error)
+        self._suspected = {event.node_id: event.reason for event in suspicions}
+        events: list[ReportedEvent] = [*suspicions]
         moved_by_us = end.moved_for is not None and end.moved_for.kind in OUR_MOVES
         if moved_by_us:
             events.append(GangMovedEvent(attempt.id, error))
@@ -281,7 +287,10 @@ class GangRun:
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # it may not have been reported yet
             index = attempt.place.task_index(verdict.cause)
-            events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, end.exit_code))
+            ended = TaskStateChangedEvent(
+                attempt.id, index, verdict.charged_as, error, end.exit_code, is_hang=end.is_hang
+            )
+            events.append(ended)
         job = await self._report(attempt_over(attempt.id, [*_marked(attempt), *events], released))
         self._refill(attempt, job_goes_on=not job.state.finished)
         is_free = moved_by_us or attempt.evicted or end.never_started
@@ -292,9 +301,11 @@ class GangRun:
         logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.id.number, kind, error, count, outcome)
         return job
 
-    def _suspicions(self, end: AttemptEnd, error: str) -> list[ReportedEvent]:
+    def _suspicions(self, end: AttemptEnd, error: str) -> list[WorkerSuspectedEvent | WorkerBlamedEvent]:
         """Return events that name the hosts that may be lost, and the host that may be at fault."""
-        events: list[ReportedEvent] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in end.suspects.items()]
+        events: list[WorkerSuspectedEvent | WorkerBlamedEvent] = [
+            WorkerSuspectedEvent(node, why, now=0.0) for node, why in end.suspects.items()
+        ]
         is_own_doing = not isinstance(end.verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
         if is_own_doing and (blamed := end.blamed_host) is not None:
             events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
@@ -324,7 +335,7 @@ class GangRun:
                 )
             )
         elif failure.moves:
-            events.append(GangMovedEvent(attempt.id, reason))
+            events.append(GangMovedEvent(attempt.id, reason, started=False))
         else:
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, failure.counts))
         job = await self._report(attempt_over(attempt.id, events, released))

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.preflight import Preflight
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
 from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
@@ -80,22 +81,30 @@ class LaunchFailed(Exception):
         self.other_version = other_version
 
 
-async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest) -> Launch:
+async def prepare_launch(
+    place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest, suspected: Mapping[str, str]
+) -> Launch:
     """Hold the slices, and wait until every host can start its task at once, or `stop` ends the wait.
+
+    Hosts that are suspected, by node id with the reason, are tested meanwhile.
 
     Raises:
         LaunchFailed: some host did not get ready, or the attempt was asked to stop.
     """
     slices.scale_multislice(place.order, request.process, request.keep_warm)
     ready = asyncio.ensure_future(slices.all_ready(place.names, request.host_silence))
+    preflight = Preflight(place, slices, suspected)
     first: set[asyncio.Future[Any]] = {ready, stop.reason}
     try:
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if stop.asked:
+            raise LaunchFailed(stop.reason.result(), moves=stop.moved_for is not None)
+        answers = ready.result()
+        if not any(map(is_broken, answers.values())):
+            answers |= await preflight.failed()
     finally:
         ready.cancel()
-    if stop.asked:
-        raise LaunchFailed(stop.reason.result(), moves=stop.moved_for is not None)
-    answers = ready.result()
+        preflight.cancel()
     broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
     if broken:
         other_version = all(isinstance(reply, OtherVersion) for reply in broken.values())
@@ -105,7 +114,8 @@ async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: R
     first_slice: SliceReady = answers[place.names[0]]
     slices.used_ports.extend(first_slice.ports[0])
     ports = {name: answers[name].ports for name in place.names}
-    return Launch(launch_plan(request, place, ports), refill(first_slice, place.num_hosts, request.standbys))
+    services = tuple(address for name in place.names for address in answers[name].file_services)
+    return Launch(launch_plan(request, place, ports, services), refill(first_slice, place.num_hosts, request.standbys))
 
 
 def refill(ready: SliceReady, hosts: int, wanted: int | None) -> Refill:
@@ -170,18 +180,28 @@ Ports = Mapping[str, Sequence[tuple[int, ...]]]
 coordinator, and libtpu. If hosts have one process each, only those of the first process are needed."""
 
 
-def launch_plan(request: RunRequest, place: AttemptPlace, ports: Ports) -> dict[str, list[TaskLaunch]]:
+MOST_ADDRESS_CHARS = 100_000
+"""The addresses of a gang's hosts travel in a variable of each task, and Linux allows 128 KiB for one."""
+
+
+def launch_plan(
+    request: RunRequest, place: AttemptPlace, ports: Ports, file_services: Sequence[str] = ()
+) -> dict[str, list[TaskLaunch]]:
     """Return what to launch, by slice name and then process of the slice.
 
     Args:
         request: the job.
         place: where the attempt runs.
         ports: for this attempt alone.
+        file_services: where the hosts serve files of the job, by slice and then host; empty if they don't.
     """
     addresses = _process_addresses(place, ports)
+    if sum(map(len, file_services)) + len(file_services) > MOST_ADDRESS_CHARS:
+        file_services = ()
+    of_tasks = tuple(address for address in file_services for _ in range(place.order.processes_per_host))
     launches: dict[str, list[TaskLaunch]] = {name: [] for name in place.names}
     for key in place.tasks():
-        launches[place.name(key)].append(_launch(request, place, key, ports, addresses))
+        launches[place.name(key)].append(_launch(request, place, key, ports, addresses, of_tasks))
     return launches
 
 
@@ -198,7 +218,12 @@ def _process_addresses(place: AttemptPlace, ports: Ports) -> dict[str, tuple[str
 
 
 def _launch(
-    request: RunRequest, place: AttemptPlace, key: TaskKey, ports: Ports, addresses: Mapping[str, tuple[str, ...]]
+    request: RunRequest,
+    place: AttemptPlace,
+    key: TaskKey,
+    ports: Ports,
+    addresses: Mapping[str, tuple[str, ...]],
+    file_services: tuple[str, ...],
 ) -> TaskLaunch:
     slices, spec = place.order.slices, request.spec
     host, index, per_host = place.host(key), place.rank(key), place.order.processes_per_host
@@ -224,6 +249,7 @@ def _launch(
         processes_per_host=per_host,
         previous_task_index=place.previous_rank(key),
         failure_domain=spec.failure_domain,
+        file_services=file_services if place.on_slices else (),
     )
     num_slices = len(slices) if place.on_slices else 1
     multislice = MultisliceInfo(address, key.slice_id, num_slices, megascale_port, debug_port, own_port)
@@ -239,6 +265,7 @@ def _launch(
         f"{spec.name} {label}",
         spec.resources.get(GPU, 0.0),
         _tpu_process(spec.device, place, key, addresses[place.name(key)]) if addresses and spec.device else None,
+        request.files_token,
     )
 
 

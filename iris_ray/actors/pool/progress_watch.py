@@ -14,12 +14,14 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.stall_blame import Finding, find_culprit
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.messages import GangProgress, Progress
+from iris_ray.actors.protocol.messages import GangProgress, Progress, TaskLook
 from iris_ray.model.goodput import Marks, with_step
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuRunError
+from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
+from iris_ray.model.stall_limit import StallLimit
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,8 @@ class ProgressWatch:
         if await self._hangs.is_over(running, progress):
             return True
         self._note_marks(progress)
-        await self._tell(summed_up(self._place.order.attempt, progress, self._marks, self._stragglers(progress)))
+        slow, limit = self._stragglers(progress), self._hangs.limit_in_words
+        await self._tell(summed_up(self._place.order.attempt, progress, self._marks, slow, limit))
         await asyncio.sleep(self._pause_s)
         return False
 
@@ -155,18 +158,23 @@ def pause_s(job_tasks: int) -> float:
 
 
 def summed_up(
-    attempt: AttemptId, progress: Mapping[TaskKey, Progress], marks: Marks, stragglers: tuple[str, ...]
+    attempt: AttemptId,
+    progress: Mapping[TaskKey, Progress],
+    marks: Marks,
+    stragglers: tuple[str, ...],
+    stall_limit: str | None = None,
 ) -> GangProgress:
     """Return the progress of a gang as people see it: its newest heartbeat, furthest step and first status."""
     ages = [found.age for found in progress.values() if found.age is not None]
-    steps = [found.step for found in progress.values() if found.step is not None]
     words = (progress[key].status for key in sorted(progress))
     status = next(filter(None, words), None)
-    return GangProgress(attempt, min(ages, default=None), max(steps, default=None), status, marks, stragglers)
+    return GangProgress(attempt, min(ages, default=None), _furthest(progress), status, marks, stragglers, stall_limit)
 
 
 STACKS_S = 1.0
 """When a gang hangs, its stacks have so long to reach the logs."""
+LOOK_WITHIN_S = 5.0
+"""When a gang hangs, its hosts have so long to say what its processes do, before they are ended."""
 LOOK_AT_MOST_S = 5.0
 
 
@@ -178,7 +186,7 @@ class HangWatch:
         slices: have the tasks print their stacks.
         notices: the notices that tasks were told; saving takes time, and is no hang.
         stop: is asked to end the attempt.
-        limit_s: seconds without progress of any task after which the attempt hangs; None: never.
+        limit: says after how many seconds without progress of any task the attempt hangs.
     """
 
     def __init__(
@@ -187,15 +195,17 @@ class HangWatch:
         slices: ReservedSlices,
         notices: NoticeDelivery,
         stop: StopRequest,
-        limit_s: float | None,
+        limit: StallLimit,
     ) -> None:
         self._place = place
         self._slices = slices
         self._notices = notices
         self._stop = stop
-        self._limit = limit_s
+        self._limit = limit
+        limit.attempt_begins()
         self._progress_at = time.monotonic()
         self._running: set[TaskKey] = set()
+        self._now: tuple[set[str], int | None] = set(), None  # declared pauses of its tasks, and the furthest step
 
     def progress_made(self) -> None:
         """Restart the count of seconds without progress."""
@@ -203,8 +213,13 @@ class HangWatch:
 
     @property
     def look_after_s(self) -> float:
-        """The longest pause between two looks at the tasks, in seconds; infinite without a limit."""
-        return math.inf if self._limit is None else min(self._limit / 4, LOOK_AT_MOST_S)
+        """The longest pause between two looks at the tasks, in seconds; infinite unless a user has set a limit."""
+        return math.inf if self._limit.set_s is None else min(self._limit.set_s / 4, LOOK_AT_MOST_S)
+
+    @property
+    def limit_in_words(self) -> str | None:
+        """After how long without progress the attempt hangs, and why; None: never."""
+        return self._limit.in_words(*self._now)
 
     async def is_over(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> bool:
         """Return whether the attempt hangs. If it does, ask it to end.
@@ -213,10 +228,10 @@ class HangWatch:
             running: the tasks that have not returned.
             progress: of the running tasks whose hosts answer.
         """
-        if self._limit is None:
-            return False
-        silence = self._silence(running, progress)
-        if not progress or silence <= self._limit:
+        self._limit.note(found.rhythm for found in progress.values())
+        self._now = _paused(progress), _furthest(progress)
+        silence, limit = self._silence(running, progress), self._limit.seconds(*self._now)
+        if limit is None or not progress or silence <= limit:
             return False
         await self._end(progress, silence)
         return True
@@ -236,15 +251,47 @@ class HangWatch:
 
     async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
         last = min(progress, key=lambda key: _how_far(progress[key]))
-        attempt = self._place.order.attempt
-        dumps = (self._slices.actor(name).ask_once(SliceActor.dump_stacks, attempt) for name in self._place.names)
-        await asyncio.gather(*dumps, return_exceptions=True)
-        await asyncio.sleep(STACKS_S)
-        reason = (
-            f"no task has made progress for {silence:.0f} s; the last is {self._place.in_words(last)},"
-            f" {_in_words(progress[last], progress)}. What each was doing is in its log"
+        found = await self._look(progress)
+        if found.culprit is not None:
+            who = f"{self._place.in_words(found.culprit)} holds the others up: {found.why}"
+        else:
+            who = f"the last is {self._place.in_words(last)}, {_in_words(progress[last], progress)}"
+            who += f"; which process is at fault is not clear: {found.why}" if len(progress) > 1 else ""
+        reason = f"no task has made progress for {silence:.0f} s, and the limit was {self.limit_in_words}; {who}."
+        reason += " What each was doing is in its log"
+        if self._limit.is_learned:
+            self._limit.alarmed(_furthest(progress), silence)
+            result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
+        else:
+            result = TpuRunError(reason, kind=RunErrorKind.HANG)
+        self._stop.blame_for_hang(found.culprit or last, result, reason, held_up=found.culprit is not None)
+
+    async def _look(self, progress: Mapping[TaskKey, Progress]) -> Finding:
+        """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
+        attempt, names = self._place.order.attempt, self._place.names
+        dumps = (self._slices.actor(name).ask_once(SliceActor.dump_stacks, attempt) for name in names)
+        asks = (
+            self._slices.actor(name).ask_within(LOOK_WITHIN_S + 1.0, SliceActor.look, attempt, LOOK_WITHIN_S)
+            for name in names
         )
-        self._stop.blame(last, TpuRunError(reason, kind=RunErrorKind.HANG), reason)
+        printed = asyncio.gather(asyncio.sleep(STACKS_S), *dumps, return_exceptions=True)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
+        await printed
+        looks: dict[TaskKey, TaskLook | None] = dict.fromkeys(progress)
+        for slice_id, reply in enumerate(replies):
+            if not isinstance(reply, (Unreachable, BaseException)):
+                found = {self._place.key(slice_id, process): look for process, look in reply.items()}
+                looks |= {key: None if isinstance(look, Unreachable) else look for key, look in found.items()}
+        steps = {key: found.step for key, found in progress.items() if found.step is not None}
+        return find_culprit(looks, steps, lambda key: self._place.host(key).node_id)
+
+
+def _paused(progress: Mapping[TaskKey, Progress]) -> set[str]:
+    return {found.rhythm.pause for found in progress.values() if found.rhythm.pause is not None}
+
+
+def _furthest(progress: Mapping[TaskKey, Progress]) -> int | None:
+    return max((found.step for found in progress.values() if found.step is not None), default=None)
 
 
 def _how_far(progress: Progress) -> tuple[int, float]:

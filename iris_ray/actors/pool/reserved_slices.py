@@ -301,6 +301,10 @@ class ReservedSlices:
             await self.left(held.name)
         return [SliceReleasedEvent(held.name, self.owner) for held in chosen]
 
+    def has_idle(self, condition: Callable[[ReservedSlice], bool]) -> bool:
+        """Return whether the condition holds for an idle slice."""
+        return any(not held.in_use and condition(held) for held in self._held.values())
+
     async def release_idle_hosts(self) -> None:
         """End the TPUHostActors of shared hosts that no place uses any more."""
         await self._shared.end_idle()

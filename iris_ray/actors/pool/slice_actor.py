@@ -20,7 +20,7 @@ from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_u
 from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.actors.protocol.version import in_words, require_fit, versions_here
 from iris_ray.errors import VersionMismatchError
@@ -128,6 +128,7 @@ class SliceActor:
         self._name = name
         self._hosts = {i: Actor[HostInterface](handle, f"{name} host {i}") for i, handle in enumerate(hosts)}
         self._fitting: set[int] = set()  # hosts whose TPUHostActor has an iris_ray that fits this one
+        self._file_services: dict[int, str] = {}  # where each host serves files of jobs
         self._standbys: dict[int, Standbys] = {}  # by generation
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
@@ -177,7 +178,8 @@ class SliceActor:
             return kind(reasons, hosts, works_elsewhere=len(hosts) < len(self._hosts))
         self._standbys[generation] = [(standby, one.pid) for standby, one in zip(standbys, ready, strict=True)]
         ports = tuple(one.ports for one in (ready if per_host > 1 else ready[:1]))
-        return SliceReady(ports, ready[0].cores, ready[0].free_bytes)
+        services = tuple(self._file_services[i] for i in self._hosts)
+        return SliceReady(ports, ready[0].cores, ready[0].free_bytes, services)
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
         behind, name, who = (
@@ -203,7 +205,10 @@ class SliceActor:
             process = ready.pid, ready.started, ready.token
             adopt = HostInterface.adopt
             adopted = await self._hosts[host].ask_within(timeout_s, adopt, self._name, standby, *process)
-            return adopted if isinstance(adopted, Unreachable) else ready
+            if isinstance(adopted, Unreachable):
+                return adopted
+            self._file_services[host] = adopted
+            return ready
         except RuntimeEnvSetupError as error:
             return SetupFailed(f"{name}: {error}", (host,))
 
@@ -437,6 +442,19 @@ class SliceActor:
             tasks = self._tasks.values()
             asks = (self._hosts[task.host].ask_once(HostInterface.dump_stacks, task.pid) for task in tasks)
             await asyncio.gather(*asks)
+
+    async def look(self, attempt: AttemptId, within_s: float) -> dict[int, TaskLook | Unreachable]:
+        """Return what every process of that attempt that has not returned does, as far as its host says so in time."""
+        if self._running != attempt:
+            return {}
+        running = {i: task for i, task in self._tasks.items() if not task.end.done()}
+        looks = await asyncio.gather(*(self._look(task, within_s) for task in running.values()))
+        return dict(zip(running, looks, strict=True))
+
+    async def _look(self, task: HostTask, within_s: float) -> TaskLook | Unreachable:
+        began = time.monotonic()
+        look = await self._hosts[task.host].ask_within(within_s, HostInterface.look, task.pid)
+        return look if isinstance(look, Unreachable) else replace(look, late_s=time.monotonic() - began - look.took_s)
 
     @within(TEARDOWN_TIMEOUT_S)
     async def teardown(self) -> None:

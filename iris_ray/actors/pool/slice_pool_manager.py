@@ -17,6 +17,7 @@ from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.names import take_incarnation
 from iris_ray.actors.pool.job_run import JobRun
+from iris_ray.actors.pool.others_waiting import OthersWaiting
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.protocol.answers import Unreachable
@@ -27,6 +28,7 @@ from iris_ray.actors.protocol.task_log import LastLines, LogId
 from iris_ray.errors import DeposedError, NotYetError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
+from iris_ray.model.workers import TPU
 from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ logger = logging.getLogger(__name__)
 IDLE_CHECK_S = 0.5
 LONG_IDLE_S = 10.0
 IDLE_LOOK_S = 10.0
-"""The pool asks at this interval whether idle slices still answer."""
+"""The interval at which the pool asks whether idle slices still answer, and whether other Ray work waits for them."""
 LEAVING_S = 1.0
 """A new job waits so long for warm slices on which processes of the job before are still ending."""
 LATEST_QUESTION_S = 60.0
@@ -76,6 +78,7 @@ class SlicePoolManager:
         self._idle_s = 0.0
         self._changed = asyncio.Condition()
         self._watches_idle_slices = False
+        self._others = OthersWaiting()
         self._dropped: deque[str] = deque(maxlen=DROPPED_KEPT)
         self._had: set[str] = set()  # jobs that this process has run
         self._began = time.monotonic()
@@ -279,6 +282,7 @@ class SlicePoolManager:
             if asyncio.get_running_loop().time() > look_at:
                 look_at = asyncio.get_running_loop().time() + IDLE_LOOK_S
                 await self._retire_the_lost()
+                await self._yield_to_others()
             busy = self._runs or len(self._slices)
             self._idle_s = 0.0 if busy else self._idle_s + IDLE_CHECK_S
             await self._notify()
@@ -291,6 +295,22 @@ class SlicePoolManager:
                 await self._controller.report(None, self._slices.retire_idle(lost))
         except Exception:
             logger.exception("looking at idle slices failed")
+
+    async def _yield_to_others(self) -> None:
+        """Give back idle slices that only the next run could use, if other Ray work waits for chips. Raise nothing."""
+        if not self._slices.has_idle(self._is_kept_warm):
+            return
+        try:
+            chips = await asyncio.to_thread(self._others.look)
+        except Exception:
+            logger.exception("looking for other Ray work that waits failed")
+            return
+        if chips is not None:
+            logger.info("other Ray work waits for chips: slices are kept warm no longer")
+            await self._give_back(lambda held: self._is_kept_warm(held) and held.bundle[TPU] >= chips)
+
+    def _is_kept_warm(self, held: ReservedSlice) -> bool:
+        return self._unused(held) and TPU in held.bundle
 
     def _kept_long_enough(self, held: ReservedSlice) -> bool:
         idle_s = asyncio.get_running_loop().time() - held.idle_since

@@ -252,6 +252,18 @@ class ForPeople(Protocol):
     async def report_capacity(self, report: CapacityReport) -> None:
         """Remember what a provisioner has asked for and holds, for `why`, the dashboard and metrics."""
 
+    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
+        """Let one provisioner of a name work for so long, before it asks for anything.
+
+        Args:
+            owner: the name of the provisioner.
+            instance: of its process, for people, and different for each.
+            seconds: until it looks again; 0 when it ends in order.
+
+        Raises:
+            ProvisionerTakenError: another process has the name.
+        """
+
     async def about(self) -> dict[str, Any]:
         """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside."""
 

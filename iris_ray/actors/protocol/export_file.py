@@ -251,4 +251,5 @@ def unexported() -> set[str]:
         "pickled_function",
         "env",
         "process",
+        "files_token",  # a secret; the job gets a new one
     }

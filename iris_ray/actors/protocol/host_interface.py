@@ -7,7 +7,7 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import Progress, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.messages import Link, Progress, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
@@ -40,7 +40,7 @@ class HostInterface(Protocol):
     async def silent_peers(self, place: str, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
         """Return the silent and the hung hosts of a watch, as `FailureDetector` has them; None without this watch."""
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
+    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | str:
         """Watch a standby from now on. The first call prepares the host.
 
         Args:
@@ -50,7 +50,8 @@ class HostInterface(Protocol):
             token: the token that processes of its task will carry.
 
         Returns:
-            None, or why the host can't take a task. Then the standby is not watched.
+            The ``host:port`` where this host serves files of jobs (see `protocol/local_files.py`), "" if it serves
+            none; or why the host can't take a task. Then the standby is not watched.
 
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended, or the standby has ended.
@@ -114,6 +115,18 @@ class HostInterface(Protocol):
 
     async def dump_stacks(self, pid: int) -> None:
         """Have a task print its stacks."""
+
+    async def look(self, pid: int) -> TaskLook:
+        """Return what a task's process does now. That takes seconds."""
+
+    async def preflight(self) -> str | None:
+        """Test this host's chips, memory and disk. Return why it must not take a task, or None."""
+
+    async def measure_link(self, peer: ActorHandle, name: str) -> Link:
+        """Measure the link from this host to another one, given by its actor and that actor's name."""
+
+    async def take_bytes(self, data: bytes) -> None:
+        """Do nothing with these bytes: they have come over the link."""
 
     async def job_over(self, job_id: str) -> None:
         """Remove a job's directory on this host."""

@@ -1,8 +1,9 @@
 """Messages between the driver and the actors: frozen data without behaviour, and user objects only as bytes.
 
-No ``repr`` has the values of the user's variables, because it ends up in logs.
+No ``repr`` has the values of the user's variables or the job's token, because it ends up in logs.
 """
 
+import secrets
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import default_of
 from iris_ray.model.plain_values import Words
+from iris_ray.model.stall_limit import Rhythm
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import TPU
 
@@ -49,10 +51,13 @@ class RunRequest:
         env: the user's variables that are set in a running process.
         process: how the task processes are started.
         keep_warm: seconds that idle slices are kept.
-        stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: never.
+        stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: as long as its
+            own steps teach; 0: never.
         host_silence: seconds without an answer after which a host counts as lost.
         exit_grace: seconds that threads and exit handlers of a task have after its function has returned.
         standbys: how many standbys a host of a warm slice keeps; None: as many as it has room for.
+        files_token: by which the hosts know who may see the job's files. It is as old as the job: a restarted pool gets
+            the same request again.
     """
 
     spec: JobSpec
@@ -64,6 +69,7 @@ class RunRequest:
     host_silence: float = HOST_SILENCE_S
     exit_grace: float = default_of("exit_grace")
     standbys: int | None = None
+    files_token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False, compare=False)
 
 
 def with_stored_function(request: RunRequest) -> RunRequest:
@@ -158,11 +164,13 @@ class SliceReady(NamedTuple):
     Attributes:
         ports: free ports that the standbys hold, by process. With one standby a host only those of the first.
         cores, free_bytes: CPUs and free memory of host 0.
+        file_services: where each host serves files of jobs, as `HostInterface.adopt` says.
     """
 
     ports: tuple[tuple[int, ...], ...]
     cores: int
     free_bytes: int
+    file_services: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +186,7 @@ class TaskLaunch:
         label: marks the task's output.
         num_gpus: GPUs that the task claims.
         tpu_process: its place among the processes of its slice if its host has several, else None.
+        files_token: as in `RunRequest`.
     """
 
     pickled_function: Payload
@@ -188,6 +197,7 @@ class TaskLaunch:
     label: str
     num_gpus: float = 0.0
     tpu_process: TpuProcess | None = None
+    files_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +205,12 @@ class Progress:
     """The progress that a task has reported.
 
     Attributes:
-        age: seconds since its latest heartbeat; None before the first.
+        age: seconds since its latest heartbeat, or the end of a declared pause after it; None before the first.
         step: of the latest heartbeat, if the task named one.
         saved: whether it has saved its state and waits for its end.
         status: its latest `report_status`, or None.
         marks: its marks of time; of its steps the first two and the latest.
+        rhythm: how regular its heartbeats are.
     """
 
     age: float | None
@@ -207,6 +218,34 @@ class Progress:
     saved: bool = False
     status: str | None = None
     marks: Marks = field(default_factory=Marks)
+    rhythm: Rhythm = field(default_factory=Rhythm)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLook:
+    """What a task's process does while its gang makes no progress.
+
+    Attributes:
+        state: the kernel's letter if the process, or one that it has started, does not run: T (stopped) or D (waits for
+            a disk or a device); else "".
+        cpu: how many cores it and its descendants use.
+        stack: the frames of its main thread, as py-spy shows them, the innermost first; empty if they are not known.
+        took_s: how long the look took on the host; seconds.
+        late_s: how much longer the answer took than the look; seconds.
+    """
+
+    state: str
+    cpu: float
+    stack: tuple[str, ...]
+    took_s: float
+    late_s: float = 0.0
+
+
+class Link(NamedTuple):
+    """How fast one host reaches another: seconds for a call and its answer, and bytes per second."""
+
+    latency_s: float
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +258,7 @@ class GangProgress:
         status: the status of the first task that has one, or None.
         marks: the marks of the first task that has named a step.
         stragglers: tasks that are clearly slower than the others, in words, the slowest first.
+        stall_limit: after how long without a heartbeat it counts as hung, and why, in words; None: never.
     """
 
     attempt: AttemptId
@@ -227,6 +267,7 @@ class GangProgress:
     status: Words | None
     marks: Marks = field(default_factory=Marks)
     stragglers: tuple[Words, ...] = ()
+    stall_limit: Words | None = None
 
 
 class PoolProcess(NamedTuple):

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.goodput import Disruption
 from iris_ray.model.lifecycle import JobState, TaskState, job_of
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import WHOLE_JOB, PriorityBand
+from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state.quarantine import QUARANTINE
 
@@ -39,6 +39,7 @@ class JobStatus:
         step: the furthest step of ``heartbeat(step)``.
         status: the latest ``report_status``.
         stragglers: tasks that are clearly slower than the others, in words, the slowest first.
+        stall_limit: after how long without a heartbeat it starts again, and why; None: never, or it is not known yet.
         yields: whether it waits behind all others, and gives its hosts to any waiting job.
         heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
         processes_per_host: how many processes each of ``tasks`` consists of. Each has a log.
@@ -73,6 +74,7 @@ class JobStatus:
     yields: bool = False
     processes_per_host: int = 1
     failure_domain: str = WHOLE_JOB
+    stall_limit: str | None = None
 
     @property
     def starting(self) -> bool:
@@ -100,7 +102,8 @@ class JobStatus:
         if self.state is JobState.RUNNING:
             but = "; any job that waits may have its hosts" if self.yields else ""
             but = f"; its hosts are to go: {self.gives_way[0]}" if self.gives_way else but
-            return f"it does not wait: attempt {self.attempt} is running{where}{but}"
+            limit = f"; it starts again after {self.stall_limit} without a heartbeat" if self.stall_limit else ""
+            return f"it does not wait: attempt {self.attempt} is running{where}{but}{limit}"
         return "it will be looked at in a moment"
 
 
@@ -134,7 +137,10 @@ class JobGoodput:
         goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
             ``heartbeat(step)``.
         measured: the share of the time with user code whose use is known; None if no user code ran.
-        last_disruption: the cost of the latest disruption until now; None if there was none, or it is not known.
+        time_lost: what its failures have cost, by cause.
+        elastic_seconds: the same in Google's elastic kinds of badput.
+        last_failure: what the latest of them has cost until now; None if there was none, or it is not known.
+        chip_hour: the price of a chip-hour of its type now and the currency; None if no provisioner has told one.
     """
 
     number: int
@@ -148,7 +154,10 @@ class JobGoodput:
     chip_seconds: Mapping[str, float]
     goodput: float | None
     measured: float | None
-    last_disruption: Disruption | None
+    time_lost: Mapping[FailureCause, TimeLost]
+    elastic_seconds: Mapping[str, float]
+    last_failure: Failure | None
+    chip_hour: tuple[float, str] | None
 
 
 @dataclass(frozen=True, slots=True)

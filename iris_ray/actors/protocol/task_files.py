@@ -1,6 +1,7 @@
 """The files, signals and token through which the processes of a task and its TPUHostActor talk."""
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -81,6 +82,16 @@ class TaskFiles:
         return Path(f"{self.prefix}.heartbeat")
 
     @property
+    def rhythm(self) -> Path:
+        """The `Rhythm` of the task's process that told its own last, as JSON."""
+        return Path(f"{self.prefix}.rhythm")
+
+    @property
+    def stacks(self) -> Path:
+        """The stacks of the task's process, if it was asked for them."""
+        return Path(f"{self.prefix}.stacks")
+
+    @property
     def status(self) -> Path:
         """The task's latest status: one line of at most `STATUS_CHARACTERS`."""
         return Path(f"{self.prefix}.status")
@@ -149,7 +160,7 @@ class TaskFiles:
 
     def remove(self) -> None:
         """Remove all files that exist, except the FIFO, and the container's record, which goes with the container."""
-        said = self.heartbeat, self.status, self.first_steps, self.marked
+        said = self.heartbeat, self.rhythm, self.stacks, self.status, self.first_steps, self.marked
         for path in (self.started, self.notice, self.saved, self.members, self.membership, *said):
             remove_file(path)
 
@@ -221,6 +232,19 @@ def write_whole(path: Path, content: bytes) -> None:
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 """Makes a task process print the stacks of all its threads, even if it hangs. No other software uses this number."""
+LOOK_SIGNAL = signal.SIGRTMIN + 8
+"""Makes a task process write them to `TaskFiles.stacks`."""
+
+
+def print_stacks_when_asked(files: TaskFiles) -> None:
+    """Have this process print its stacks on `STACKS_SIGNAL`, and write them to their file on `LOOK_SIGNAL`.
+
+    Raises:
+        OSError: the file can't be created.
+    """
+    faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+    faulthandler.register(LOOK_SIGNAL, file=os.open(files.stacks, flags, 0o600), all_threads=True)
 
 
 def survive_notices(files: TaskFiles) -> None:

@@ -28,7 +28,8 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         table: a snapshot of Ray's tables.
         reserved: how many chips of each node iris_ray has reserved, by node id.
     """
-    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, OwnSlices, registration
+    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, registration
+    from iris_ray.actors.controller.own_slices import OwnSlices
 
     slices: dict[str, list[Worker]] = {}
     refused: list[str] = []
@@ -116,6 +117,22 @@ def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
         began = "" if aside.since is None else f", {duration(now - aside.since)} ago"
         ends = "" if aside.until is None else f", tried again in {duration(max(0.0, aside.until - now))}"
         yield Finding(Level.WARNING, "set aside", f"{aside.name}{began}{ends}: {aside.why}")
+
+
+def check_demand(about: Mapping[str, Any]) -> Iterator[Finding]:
+    """Say how the Controller asks for missing slices, and if not as it should, why.
+
+    Args:
+        about: what it says about itself.
+    """
+    if (demand := about.get("demand")) is None:
+        return
+    check, found = "missing slices", f"they are asked for by {demand['way']}"
+    if demand["problem"] is None:
+        yield Finding(Level.OK, check, found)
+        return
+    advice = "let the account of the head's pod read and patch its RayCluster; the Controller looks again by itself"
+    yield Finding(Level.WARNING, check, f"{found}, which miscounts slices on KubeRay: {demand['problem']}", advice)
 
 
 def check_clock(about: Mapping[str, Any]) -> Iterator[Finding]:

@@ -10,6 +10,9 @@ export function duration(seconds) {
   return `${whole}s`;
 }
 
+// A duration that counts in tenths of seconds while it is short.
+export const short = (seconds) => (seconds < 60 ? `${seconds.toFixed(1)}s` : duration(seconds));
+
 // A duration that goes on; `tick` keeps it true.
 export function since(time) {
   const at = new Date(time * 1000);

@@ -1,6 +1,6 @@
 // What the time of a job went into: one bar, and the kinds of time below it.
 import { h, table, tr } from "./dom.js";
-import { amount, duration, percent } from "./format.js";
+import { amount, duration, percent, short } from "./format.js";
 
 // Groups of kinds, in the order of the bar: how each looks, and its kinds.
 const GROUPS = [
@@ -32,7 +32,21 @@ export function goodputView(goodput) {
   return h("div", {}, headline(goodput),
     h("div", { class: "stack thin", role: "img", "aria-label": words }, groups.map((one) => part(one, total))),
     h("ul", { class: "stack-legend" }, groups.map((one) => h("li", {}, h("i", { class: `swatch ${one.look}`, "aria-hidden": "true" }), `${one.name} `, h("b", {}, percent(one.seconds / total))))),
+    timeLost(goodput),
     h("details", {}, h("summary", {}, "All kinds of time"), rows.element));
+}
+
+const LOST = ["Time lost by", "Failures", "Median", "Worst", "In all", "Chip-hours", "Cost"];
+
+// What failures cost until the next new step, by cause.
+function timeLost({ time_lost: lost = {}, chip_hour: price }) {
+  const causes = Object.entries(lost).sort((a, b) => b[1].seconds - a[1].seconds);
+  if (!causes.length) return null;
+  const rows = table(LOST, "Time lost per failure, by cause");
+  const cost = (chipSeconds) => (price ? `${((chipSeconds / 3600) * price[0]).toFixed(2)} ${price[1]}` : "–");
+  rows.body.append(...causes.map(([cause, one]) => tr(LOST, [cause.toLowerCase(), one.count, short(one.median_s),
+    short(one.worst_s), short(one.seconds), hours(one.chip_seconds), cost(one.chip_seconds)])));
+  return rows.element;
 }
 
 function headline({ goodput, measured, seconds, chip_seconds: chips }) {

@@ -1,6 +1,6 @@
 // One job: why it waits, how its attempts went, its tasks and what they print.
 import { fill, h, jobLink, link, setText, sliceLink, table, tr } from "./dom.js";
-import { badge, clock, counted, duration, howFar, now, since } from "./format.js";
+import { badge, clock, counted, duration, howFar, now, short, since } from "./format.js";
 import { attemptsOf, timeline } from "./timeline.js";
 import { goodputView, hours } from "./goodput.js";
 import { logView } from "./logs.js";
@@ -67,6 +67,7 @@ function showHead({ head, why, facts }, job) {
     fact("Tasks", String(job.size)),
     job.status || job.step !== null ? fact("Says", howFar({ step: job.step, says: job.status }), "wide") : null,
     job.heartbeat_at ? fact("Heartbeat", [since(job.heartbeat_at), " ago"]) : null,
+    job.stall_limit ? fact("Hangs after", job.stall_limit) : null,
     fact("Preemptions", ofAllowed(job.preemptions, job.max_retries_preemption)),
     fact("Failures", ofAllowed(job.failures, job.max_retries_failure)),
     job.evictions ? fact("Evictions", `${job.evictions}, free of charge`) : null,
@@ -102,21 +103,26 @@ function showAttempts(section, job) {
     one.number, badge(one.state), one.start ? duration((one.end ?? now()) - one.start) : "–", one.groups.join(", ") || "–",
     one.cause ? h("span", { class: "why" }, one.cause) : "",
   ])));
-  fill(section, h("h2", {}, "Attempts"), timeline(job, attempts), lastDisruption(job, attempts), rows.element);
+  fill(section, h("h2", {}, "Attempts"), timeline(job, attempts), lastFailure(job), rows.element);
 }
 
-const ENDS = { worker_failed: "preemption", failed: "failure" };
+const FAILURES = {
+  PREEMPTED: "preemption", LOST: "loss of a host", CRASHED: "crash", HUNG: "hang", EVICTED: "eviction", GROWN: "move to more slices",
+};
 
-// What the latest end of an attempt cost from which the job went on.
-function lastDisruption({ goodput }, attempts) {
-  const last = goodput?.last_disruption;
+// What the latest end of an attempt cost from which the job went on, until its next new step.
+function lastFailure({ goodput }) {
+  const last = goodput?.last_failure;
   if (!last) return null;
-  const ended = attempts.find((one) => one.number === last.attempt);
-  const what = `The last ${ENDS[ended?.state] ?? "disruption"}, which ended attempt ${last.attempt},`;
-  const total = last.wasted_s + last.recovery_s;
-  const parts = [last.wasted_s >= 1 && `${duration(last.wasted_s)} of steps that were done again`, `${duration(last.recovery_s)} until its code ran again`];
-  return h("p", { class: "headline last-cost" }, `${what} ${last.over ? "cost" : "has cost so far"} `, h("b", {}, duration(total)), " and ",
-    h("b", {}, `${hours(last.chip_seconds)} chip-hours`), `: ${parts.filter(Boolean).join(" and ")}.`);
+  const what = `The last ${FAILURES[last.cause]}, which ended attempt ${last.attempt},`;
+  const parts = [
+    last.again_s > 0 && `${short(last.again_s)} of steps that were done again`,
+    `${short(last.away_s)} until its code ran again`,
+    last.start_s > 0 && `${short(last.start_s)} until its first step`,
+  ];
+  return h("p", { class: "headline last-cost" }, `${what} ${last.is_over ? "cost" : "has cost so far"} `,
+    h("b", {}, short(last.again_s + last.away_s + last.start_s)), " and ", h("b", {}, `${hours(last.chip_seconds)} chip-hours`),
+    `: ${parts.filter(Boolean).join(", ")}.`);
 }
 
 function taskRow(task) {

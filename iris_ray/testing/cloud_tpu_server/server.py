@@ -13,15 +13,14 @@ from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 
+from iris_ray.testing.api_faults import Fault, FaultyApi
 from iris_ray.testing.cloud_tpu_server.zone import (
-    ApiFault,
     ApiRefusal,
     Initiator,
     State,
     Zone,
     chips_of,
     chips_of_type,
-    take_fault,
 )
 
 # -- operations --------------------------------------------------------------------------------------------------------
@@ -206,7 +205,7 @@ class Api:
 
 
 @dataclass(slots=True)
-class CloudTpuServer(Zone):
+class CloudTpuServer(FaultyApi[grpc.StatusCode], Zone):
     """One zone of the Cloud TPU API, on a port of its own on loopback; a context manager.
 
     Attributes:
@@ -216,7 +215,7 @@ class CloudTpuServer(Zone):
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
     address: str = ""
-    _faults: list[ApiFault] = field(default_factory=list)
+    _faults: list[Fault[grpc.StatusCode]] = field(default_factory=list)
     _server: Any = None
 
     def __enter__(self) -> Self:
@@ -236,31 +235,9 @@ class CloudTpuServer(Zone):
         """Return the real client, connected to this server."""
         return tpu_v2.TpuClient(transport=TpuGrpcTransport(channel=grpc.insecure_channel(self.address)))
 
-    def fail(self, code: grpc.StatusCode, method: str = "*", times: int = 1) -> None:
-        """Answer the next calls of a method, such as ``"GetNode"``, with an error."""
-        with self.lock:
-            self._faults.append(ApiFault(method, times, code=code))
-
-    def delay(self, seconds: float, method: str = "*", times: int = 1) -> None:
-        """Delay the next calls of a method by so many seconds."""
-        with self.lock:
-            self._faults.append(ApiFault(method, times, delay_s=seconds))
-
-    def heal(self) -> None:
-        """Cancel the failures and delays that have not happened yet."""
-        with self.lock:
-            self._faults.clear()
-
-    def count(self, method: str) -> int:
-        """Return how many calls of a method have come."""
-        with self.lock:
-            return sum(called == method for called, _ in self.calls)
-
     def _handler(self, name: str, read: Deserialize, answer: Method) -> Any:
         def handle(request: Any, context: grpc.ServicerContext) -> Any:
-            with self.lock:
-                self.calls.append((name, request))
-                fault = take_fault(self._faults, name)
+            fault = self.take_fault(name, request)
             try:
                 if fault is not None:
                     time.sleep(fault.delay_s)

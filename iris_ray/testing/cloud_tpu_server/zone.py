@@ -1,4 +1,4 @@
-"""The state of a zone: nodes, queued resources, quota, and the faults that a test asks for."""
+"""The state of a zone: nodes, queued resources and quota."""
 
 import threading
 import time
@@ -12,27 +12,6 @@ from google.rpc import status_pb2
 
 from iris_ray.errors import UnknownTPUTypeError
 from iris_ray.model.topology import get_tpu_config
-
-
-@dataclass(slots=True)
-class ApiFault:
-    """A failure or delay of the next calls of a method (``*``: of all methods)."""
-
-    method: str
-    times: int
-    delay_s: float = 0.0
-    code: grpc.StatusCode | None = None
-
-
-def take_fault(faults: list[ApiFault], method: str) -> ApiFault | None:
-    """Return the fault for this call of a method, or None, and count it down."""
-    for fault in faults:
-        if fault.method in (method, "*"):
-            fault.times -= 1
-            if fault.times <= 0:
-                faults.remove(fault)
-            return fault
-    return None
 
 
 class ApiRefusal(Exception):

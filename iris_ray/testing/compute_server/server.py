@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
+from iris_ray.testing.api_faults import Fault, FaultyApi
 from iris_ray.testing.compute_server.zone import ApiRefusal, Json, Zone, shown
 
 Method = Callable[[re.Match[str], Json], Json]
@@ -137,14 +138,7 @@ class Api:
 
 
 @dataclass(slots=True)
-class _Fault:
-    method: str
-    status: int
-    times: int
-
-
-@dataclass(slots=True)
-class ComputeServer(Zone):
+class ComputeServer(FaultyApi[int], Zone):
     """One zone of the Compute Engine API, on a port of its own on loopback; a context manager.
 
     Attributes:
@@ -154,7 +148,7 @@ class ComputeServer(Zone):
 
     calls: list[tuple[str, Json]] = field(default_factory=list)
     address: str = ""
-    _faults: list[_Fault] = field(default_factory=list)
+    _faults: list[Fault[int]] = field(default_factory=list)
     _server: ThreadingHTTPServer | None = None
 
     def __enter__(self) -> Self:
@@ -195,30 +189,14 @@ class ComputeServer(Zone):
         self._server.shutdown()
         self._server.server_close()
 
-    def fail(self, status: int, method: str = "*", times: int = 1) -> None:
-        """Answer the next calls of a method, such as ``"instanceGroupManagers.insert"``, with an HTTP status."""
-        with self.lock:
-            self._faults.append(_Fault(method, status, times))
-
-    def heal(self) -> None:
-        """Cancel the failures that have not happened yet."""
-        with self.lock:
-            self._faults.clear()
-
-    def count(self, method: str) -> int:
-        """Return how many calls of a method have come."""
-        with self.lock:
-            return sum(called == method for called, _ in self.calls)
-
     def answer(self, api: Api, verb: str, path: str, request_id: str, body: Json) -> Json:
-        """Answer one request; raises ApiRefusal."""
+        """Answer one request; raises ApiRefusal. An injected failure is an HTTP status."""
         with self.lock:
             name, method = api.find(verb, path)
-            self.calls.append((name, body))
-            for fault in self._faults:
-                if fault.method in (name, "*"):
-                    fault.times -= 1
-                    if fault.times <= 0:
-                        self._faults.remove(fault)
-                    raise ApiRefusal(fault.status, f"{name}: a test asked for {fault.status}")
+            fault = self.take_fault(name, body)
+        if fault is not None:
+            time.sleep(fault.delay_s)
+            if fault.code is not None:
+                raise ApiRefusal(fault.code, f"{name}: a test asked for {fault.code}")
+        with self.lock:
             return api.once(request_id, f"{verb} {path} {body.get('name', '')}", lambda: method(body))

@@ -2,12 +2,12 @@
 
 Source: https://kubernetes.io/docs/reference/using-api/api-concepts/ (paths, selectors, versions, patches, Status). What
 Ray asks is in ray/autoscaler/_private/kuberay/node_provider.py and ray/autoscaler/v2/instance_manager/cloud_providers/
-of Ray 2.60. There are no watches. Everybody who is let in may do what KubeRay's role for the head's service account
-allows, and what the roles in the cluster's file add. The certificates are made with `cryptography`.
+of Ray 2.60. There are no watches, no deletions, and no patches but JSON's of RayClusters: Ray needs others only to
+resize pods in place and to end idle clusters. Everybody who is let in may do what KubeRay's role for the head's service
+account allows, and what the roles in the cluster's file add. The certificates are made with `cryptography`.
 """
 
 import asyncio
-import copy
 import datetime
 import ipaddress
 import json
@@ -25,24 +25,22 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from iris_ray.testing.kubernetes.kubelets import delete_pod
 from iris_ray.testing.kubernetes.objects import (
     EVENTS,
-    NODES,
     PODS,
     RAYCLUSTERS,
     Manifest,
     ObjectStore,
     selector_matches,
 )
-from iris_ray.testing.kubernetes.patches import PatchError, json_patch, merge_patch
+from iris_ray.testing.kubernetes.patches import PatchError, json_patch
 from iris_ray.testing.kubernetes.raycluster_file import RefusedSpec, check_groups, with_defaults
 
 ADDRESS: Final = "127.0.0.1"
+JSON_PATCH: Final = "application/json-patch+json"
 AUTOSCALER_ROLE: Final = frozenset(
     {
         *((PODS, verb) for verb in ("get", "list", "watch", "patch")),
-        (f"{PODS}/resize", "patch"),
         *((RAYCLUSTERS, verb) for verb in ("get", "patch")),
     }
 )
@@ -50,9 +48,9 @@ AUTOSCALER_ROLE: Final = frozenset(
 
 _PATH: Final = re.compile(
     r"/(?:api/v1|(?P<ray>apis/ray\.io/v1))(?:/namespaces/(?P<namespace>[^/]+))?"
-    r"/(?P<kind>pods|nodes|events|rayclusters)(?:/(?P<name>[^/]+))?(?:/(?P<part>resize))?"
+    r"/(?P<kind>pods|events|rayclusters)(?:/(?P<name>[^/]+))?"
 )
-_LISTS: Final = {PODS: "PodList", NODES: "NodeList", EVENTS: "EventList", RAYCLUSTERS: "RayClusterList"}
+_LISTS: Final = {PODS: "PodList", EVENTS: "EventList", RAYCLUSTERS: "RayClusterList"}
 _FIELDS: Final = ("metadata.name", "metadata.namespace", "spec.nodeName", "status.phase")
 _FIELDS_OF_EVENTS: Final = (
     "metadata.name",
@@ -91,13 +89,10 @@ class Api:
         found = _PATH.fullmatch(path)
         if found is None or bool(found["ray"]) != (found["kind"] == RAYCLUSTERS):
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
-        kind, name, part = found["kind"], found["name"], found["part"]
-        verb = {"GET": "get" if name else "list", "PATCH": "patch", "DELETE": "delete"}.get(method, method.lower())
-        resource = f"{kind}/{part}" if part else kind
-        if (resource, verb) not in self._permissions:
-            raise ApiError(
-                403, "Forbidden", f"{kind} is forbidden: the head's service account cannot {verb} {resource}"
-            )
+        kind, name = found["kind"], found["name"]
+        verb = {"GET": "get" if name else "list", "PATCH": "patch"}.get(method, method.lower())
+        if (kind, verb) not in self._permissions:
+            raise ApiError(403, "Forbidden", f"{kind} is forbidden: the head's service account cannot {verb} {kind}")
         if query.get("watch") in ("1", "true"):
             raise ApiError(400, "BadRequest", "this emulator has no watches")
         if name is None and verb == "list":
@@ -106,9 +101,7 @@ class Api:
         if manifest is None or found["namespace"] not in (None, self._store.namespace):
             raise ApiError(404, "NotFound", f'{kind} "{name}" not found')
         if verb == "patch":
-            return self._patch(kind, manifest, part, content_type, body)
-        if verb == "delete":
-            self._delete(kind, manifest, query)
+            return self._patch(kind, manifest, content_type, body)
         return manifest
 
     def _list(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> Manifest:
@@ -130,52 +123,19 @@ class Api:
         metadata = {"resourceVersion": str(self._store.version)}
         return {"kind": _LISTS[kind], "apiVersion": version, "metadata": metadata, "items": found}
 
-    def _patch(self, kind: str, manifest: Manifest, part: str | None, content_type: str, body: Any) -> Manifest:
-        if content_type == "application/json-patch+json":
-            try:
-                patched: Manifest = json_patch(manifest, body)
-            except PatchError as error:  # NewGenericServerResponse for applyJSPatch in apiserver's patch.go
-                message = "the server rejected our request due to an error in our request"
-                raise ApiError(422, "Invalid", f"{message}: {error}") from error
-        elif content_type in ("application/merge-patch+json", "application/strategic-merge-patch+json"):
-            if kind == RAYCLUSTERS and "strategic" in content_type:
-                raise ApiError(415, "UnsupportedMediaType", "custom resources take no strategic merge patch")
-            patched = merge_patch(manifest, body)
-        else:
+    def _patch(self, kind: str, manifest: Manifest, content_type: str, body: Any) -> Manifest:
+        if kind != RAYCLUSTERS or content_type != JSON_PATCH:
             raise ApiError(
-                415, "UnsupportedMediaType", f"the body of the request was in an unknown format: {content_type}"
+                415, "UnsupportedMediaType", f"this emulator takes JSON patches of rayclusters, not {content_type}"
             )
-        before, after = manifest["metadata"], patched["metadata"]
-        if after.get("resourceVersion") != before["resourceVersion"]:
-            name = before["name"]
-            raise ApiError(
-                409, "Conflict", f'Operation cannot be fulfilled on {kind} "{name}": the object has been modified'
-            )
-        if any(after.get(name) != before.get(name) for name in ("name", "namespace", "uid")):
-            raise ApiError(422, "Invalid", f"{kind} {before['name']!r} is invalid: metadata: field is immutable")
-        if kind == RAYCLUSTERS:
-            patched = changed_raycluster(manifest, patched)
-        elif part == "resize":
-            patched = _resized(manifest, patched)
-        elif patched["spec"] != manifest["spec"]:
-            raise ApiError(
-                422, "Invalid", f'Pod "{before["name"]}" is invalid: spec: Forbidden: pod updates may not change it'
-            )
+        try:
+            patched: Manifest = json_patch(manifest, body)
+        except PatchError as error:  # NewGenericServerResponse for applyJSPatch in apiserver's patch.go
+            message = "the server rejected our request due to an error in our request"
+            raise ApiError(422, "Invalid", f"{message}: {error}") from error
+        patched = changed_raycluster(manifest, patched)
         self._store.put(kind, patched)
-        if "deletionTimestamp" in after and not after.get("finalizers") and kind == RAYCLUSTERS:
-            self._store.remove(kind, before["name"])
         return patched
-
-    def _delete(self, kind: str, manifest: Manifest, query: Mapping[str, str]) -> None:
-        if kind == PODS:
-            delete_pod(
-                self._store, manifest, float(query["gracePeriodSeconds"]) if "gracePeriodSeconds" in query else None
-            )
-        elif manifest["metadata"].get("finalizers"):
-            manifest["metadata"].setdefault("deletionTimestamp", self._store.timestamp())
-            self._store.put(kind, manifest)
-        else:
-            self._store.remove(kind, manifest["metadata"]["name"])
 
 
 def changed_raycluster(before: Manifest, after: Manifest) -> Manifest:
@@ -190,16 +150,6 @@ def changed_raycluster(before: Manifest, after: Manifest) -> Manifest:
     generation = before["metadata"].get("generation", 1)
     after["metadata"]["generation"] = generation + (after["spec"] != before["spec"])
     return after
-
-
-def _resized(before: Manifest, after: Manifest) -> Manifest:
-    """Return a pod after a request to resize it in place, which its kubelet grants at once."""
-    resized = {**before, "spec": after["spec"], "status": copy.deepcopy(before["status"])}
-    for container, status in zip(
-        after["spec"]["containers"], resized["status"].get("containerStatuses") or [], strict=False
-    ):
-        status["resources"] = container.get("resources") or {}
-    return resized
 
 
 def _field(item: Mapping[str, Any], path: str) -> str:
@@ -219,8 +169,8 @@ class ApiServer:
         port: its port, once it serves.
     """
 
-    def __init__(self, store: ObjectStore, api: Api, port: int) -> None:
-        self._store, self._api, self.port = store, api, port
+    def __init__(self, store: ObjectStore, api: Api) -> None:
+        self._store, self._api, self.port = store, api, 0
         self._token = secrets.token_urlsafe(24)
         self._loop = asyncio.new_event_loop()
         self._runner: web.ServerRunner | None = None

@@ -172,12 +172,10 @@ def bound_pod(manifest: Manifest, node: Manifest, store: ObjectStore) -> Pod:
     return Pod(
         uid=metadata["uid"],
         name=metadata["name"],
-        namespace=metadata["namespace"],
         group=metadata["labels"].get(GROUP_LABEL, ""),
         labels=dict(metadata["labels"]),
         node=node["metadata"]["name"],
         node_pool=node["metadata"]["labels"].get(NODE_POOL_LABEL, ""),
-        hostname=spec.get("hostname", ""),
         containers=containers,
         ray_start_params=_parameters(containers[0].environment.get(START_COMMAND, "")),
         manifest=manifest,
@@ -204,12 +202,9 @@ def _container(container: Manifest, pod: Manifest, claims: Mapping[str, str], st
     return Container(
         name=container["name"],
         image=container["image"],
-        command=tuple(_expanded(word, environment) for word in container.get("command") or []),
-        args=tuple(_expanded(word, environment) for word in container.get("args") or []),
         environment=environment,
         pre_stop=tuple(hook.get("command") or ()),
         limits={name: str(quantity) for name, quantity in (resources.get("limits") or {}).items()},
-        requests={name: str(quantity) for name, quantity in (resources.get("requests") or {}).items()},
         claims={
             mount["mountPath"]: claims[mount["name"]]
             for mount in container.get("volumeMounts") or []

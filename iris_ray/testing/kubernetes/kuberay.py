@@ -53,13 +53,7 @@ class KubeRay:
 
     def step(self) -> None:
         """Reconcile once."""
-        raycluster = self._store.get(RAYCLUSTERS, self._name)
-        if raycluster is None:  # the garbage collector
-            for pod in self._store.all(PODS):
-                delete_pod(self._store, pod)
-            return
-        if "deletionTimestamp" in raycluster["metadata"]:
-            return
+        raycluster = self._store.raycluster(self._name)
         try:
             check_raycluster(raycluster, self._gates)
         except RefusedSpec as refusal:

@@ -69,6 +69,10 @@ class ObjectStore:
     def get(self, kind: str, name: str) -> Manifest | None:
         return self._objects.get(kind, {}).get(name)
 
+    def raycluster(self, name: str) -> Manifest:
+        """Return the RayCluster. Nobody can delete it."""
+        return self._objects[RAYCLUSTERS][name]
+
     def all(self, kind: str) -> list[Manifest]:
         """Return the objects of a kind, oldest first."""
         return self.events.copy() if kind == EVENTS else list(self._objects.get(kind, {}).values())

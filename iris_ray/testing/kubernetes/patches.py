@@ -1,4 +1,4 @@
-"""What a PATCH does to an object: JSON Patch (RFC 6902) and JSON Merge Patch (RFC 7396), as Kubernetes applies them.
+"""What a PATCH does to an object: JSON Patch (RFC 6902), as Kubernetes applies it.
 
 Kubernetes' own library (gopkg.in/evanphx/json-patch.v4, patch.go) lets ``replace`` set a key that is not there, against
 the RFC. Ray's provider depends on that: it replaces a ``scaleStrategy`` that no file names.
@@ -51,16 +51,3 @@ def _index(items: list[Any], step: str, operation: str) -> int:
     if not 0 <= index <= len(items) - (operation != "add"):
         raise IndexError(index)
     return index
-
-
-def merge_patch(document: Any, patch: Any) -> Any:
-    """Return the document merged with a patch: null removes, lists are replaced whole."""
-    if not isinstance(patch, Mapping):
-        return copy.deepcopy(patch)
-    result = dict(document) if isinstance(document, Mapping) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = merge_patch(result.get(name), value)
-    return result

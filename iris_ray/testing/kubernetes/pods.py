@@ -15,22 +15,17 @@ class Container:
     Attributes:
         name: ``ray-head``, ``ray-worker``, ``autoscaler``, … as the file or KubeRay has it.
         image: the image's name; nothing is pulled.
-        command, args: as the pod has them. KubeRay puts its ``ray start`` into the Ray container's args.
         environment: all variables by name. References to fields and secrets, and ``$(NAME)``, are resolved.
         pre_stop: the command of the preStop hook; empty without one.
         limits: resource limits by name, such as ``{"google.com/tpu": "4", "memory": "500Gi"}``.
-        requests: resource requests by name.
         claims: the PersistentVolumeClaim behind each mounted path; the runner keeps what a claim holds across pods.
     """
 
     name: str
     image: str
-    command: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     pre_stop: tuple[str, ...] = ()
     limits: Mapping[str, str] = field(default_factory=dict)
-    requests: Mapping[str, str] = field(default_factory=dict)
     claims: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -45,7 +40,6 @@ class Pod:
         labels: with KubeRay's, such as ``ray.io/worker-group-replica-index``.
         node: name of the node that it is bound to.
         node_pool: name of that node's pool: for a TPU type of several hosts, one slice.
-        hostname: as the webhook sets it, such as ``v6e-16-0-1``; empty without one. `KubernetesWorld.resolve` knows it.
         containers: in the pod's order; the first one is Ray's. The head's last one is ``autoscaler``.
         ray_start_params: options of ``ray start``, without dashes, as KubeRay completed them.
         manifest: the whole pod as the API server would answer it; not to be changed.
@@ -53,12 +47,10 @@ class Pod:
 
     uid: str
     name: str = field(compare=False)
-    namespace: str = field(compare=False)
     group: str = field(compare=False)
     labels: Mapping[str, str] = field(compare=False)
     node: str = field(compare=False)
     node_pool: str = field(compare=False)
-    hostname: str = field(compare=False)
     containers: tuple[Container, ...] = field(compare=False)
     ray_start_params: Mapping[str, str] = field(compare=False)
     manifest: Mapping[str, Any] = field(compare=False, repr=False)

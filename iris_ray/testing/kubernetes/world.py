@@ -15,8 +15,7 @@ from iris_ray.testing.kubernetes.kubelets import Kubelets, delete_pod
 from iris_ray.testing.kubernetes.kuberay import KubeRay
 from iris_ray.testing.kubernetes.node_pools import Node, NodePool, NodePools
 from iris_ray.testing.kubernetes.objects import CLAIMS, GROUP_LABEL, PODS, RAYCLUSTERS, Manifest, ObjectStore
-from iris_ray.testing.kubernetes.pods import HEAD_GROUP, Pod, PodRunner
-from iris_ray.testing.kubernetes.ray_pod import head_service
+from iris_ray.testing.kubernetes.pods import Pod, PodRunner
 from iris_ray.testing.kubernetes.raycluster_file import ON_BY_DEFAULT, read_cluster_file
 
 WEBHOOK_VERSION: Final = "1.3.5"
@@ -36,11 +35,9 @@ class KubernetesWorld:
         pools: The node pools. None: pools come by auto-provisioning, one for each slice.
         feature_gates: Alpha features of KubeRay that are switched on, such as ``GCSFaultToleranceEmbeddedStorage``.
         webhook: Version of the TPU webhook. With 1.3.0 and 1.3.1 slices of several hosts stay Pending (`tpu_webhook`).
-        namespace: Of the RayCluster if its file names none.
         new_pools: What auto-provisioned pools are like: its times are theirs.
         lost_node_s: After so many seconds Kubernetes removes a lost node and its pods. GKE needs one or two minutes.
         backoff_s: After a stock-out or a quota no node is asked for in the same pool for so many seconds.
-        port: Of the API server, on 127.0.0.1; 0 takes any free one.
 
     Raises:
         InvalidClusterFileError: The file is no RayCluster, or KubeRay or the webhook refuses it. The message names the
@@ -55,16 +52,14 @@ class KubernetesWorld:
         pools: Sequence[NodePool] | None = None,
         feature_gates: Collection[str] = (),
         webhook: str = WEBHOOK_VERSION,
-        namespace: str = "default",
         new_pools: NodePool | None = None,
         lost_node_s: float = 5.0,
         backoff_s: float = 300.0,
-        port: int = 0,
     ) -> None:
         self._gates = ON_BY_DEFAULT | frozenset(feature_gates)
         file = read_cluster_file(raycluster, self._gates)
         metadata = file.raycluster["metadata"]
-        self._store = ObjectStore(metadata.setdefault("namespace", namespace))
+        self._store = ObjectStore(metadata.setdefault("namespace", "default"))
         self._store.now = time.time()
         metadata["generation"] = 1
         self._store.add(RAYCLUSTERS, copy.deepcopy(file.raycluster))
@@ -78,7 +73,7 @@ class KubernetesWorld:
             self._store, self._kubelets, pools, pattern=pattern, lost_node_s=lost_node_s, backoff_s=backoff_s
         )
         permissions = AUTOSCALER_ROLE | frozenset(_permissions(file.others))
-        self._api, self._port = Api(self._store, permissions), port
+        self._api = Api(self._store, permissions)
         self._open = ExitStack()
         self._server: ApiServer | None = None
         self._directory = Path()
@@ -88,7 +83,7 @@ class KubernetesWorld:
     def __enter__(self) -> Self:
         """Start the API server. Nothing else happens before the first `step` or `run`."""
         self._directory = Path(self._open.enter_context(TemporaryDirectory(prefix="iris-ray-kubernetes-")))
-        self._server = ApiServer(self._store, self._api, self._port)
+        self._server = ApiServer(self._store, self._api)
         self._open.callback(self._server.close)
         try:
             self._server.start(self._directory)
@@ -188,31 +183,12 @@ class KubernetesWorld:
     def raycluster(self) -> dict[str, Any]:
         """Return the RayCluster as the API server would answer it."""
         with self._store.lock:
-            return copy.deepcopy(self._raycluster())
+            return copy.deepcopy(self._store.raycluster(self._name))
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         """Return the events, oldest first; those about one object, such as a pod, or all."""
         with self._store.lock:
             return copy.deepcopy([e for e in self._store.events if name in (None, e["involvedObject"]["name"])])
-
-    def resolve(self, hostname: str) -> str | None:
-        """Return the IP address of a name that the cluster's DNS knows, or None.
-
-        It knows the head's service (``tpus-head-svc.default.svc.cluster.local``) and what the webhook puts into
-        TPU_WORKER_HOSTNAMES (``v6e-16-0-1.tpus-headless``); both as soon as the pod has an address.
-        """
-        with self._store.lock:
-            raycluster = self._store.get(RAYCLUSTERS, self._name)
-            if raycluster is None:
-                return None
-            service = head_service(raycluster)
-            for pod in self._store.all(PODS):
-                is_head = pod["metadata"]["labels"][GROUP_LABEL] == HEAD_GROUP
-                own = f"{pod['spec'].get('hostname')}.{pod['spec'].get('subdomain')}.{self.namespace}.svc.cluster.local"
-                known = service if is_head else own
-                if "podIP" in pod["status"] and hostname in _short_forms(known, is_head):
-                    return str(pod["status"]["podIP"])
-            return None
 
     # -- what can happen -------------------------------------------------------------------------------------------
 
@@ -227,7 +203,7 @@ class KubernetesWorld:
         """
         file = read_cluster_file(raycluster, self._gates)
         with self._store.lock:
-            before = self._raycluster()
+            before = self._store.raycluster(self._name)
             if file.raycluster["metadata"]["name"] != self._name:
                 raise InvalidClusterFileError(f"This world runs the RayCluster {self._name}; the file has another one.")
             spec = copy.deepcopy(file.raycluster["spec"])
@@ -276,19 +252,6 @@ class KubernetesWorld:
         for other in others:
             if other.get("kind") == "PersistentVolumeClaim" and not self._store.get(CLAIMS, other["metadata"]["name"]):
                 self._store.add(CLAIMS, copy.deepcopy(other))
-
-    def _raycluster(self) -> Manifest:
-        found = self._store.get(RAYCLUSTERS, self._name)
-        if found is None:
-            raise UnknownNameError(f"The RayCluster {self._name} was deleted.")
-        return found
-
-
-def _short_forms(name: str, is_service: bool) -> set[str]:
-    """Return what a name of the cluster's DNS may be called within its namespace."""
-    parts = name.split(".")
-    shortest = 1 if is_service else 2
-    return {".".join(parts[:count]) for count in range(shortest, len(parts) + 1)}
 
 
 def _permissions(others: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:

@@ -10,6 +10,7 @@ from tests.support.command_line import run
 pytestmark = pytest.mark.proof
 
 
+@pytest.mark.way_in
 def test_levanter_loses_a_slice_and_no_step(tmp_path: Path) -> None:
     pytest.importorskip("levanter", reason="needs Levanter: make marin")
     output = run("train_levanter.py", "--checkpoints", str(tmp_path))

@@ -111,3 +111,20 @@ def test_disrupted_run_has_losses_of_undisrupted_run(
 
     assert ray.get(start("faults")) == [None, None], "it is complete"
     assert steps(tmp_path / "faults") == faults
+
+
+def test_run_on_two_slices_goes_on_from_memory(
+    cluster: SimulatedCluster, tmp_path: Path, train: Callable[..., Any]
+) -> None:
+    """The loss of a slice costs less than ten steps, though the last checkpoint is further back."""
+    path = tmp_path / "memory"
+    function = functools.partial(train, str(tmp_path / "runs"), STEPS, record(path), id="memory")
+    run = iris_ray.levanter.run_on_pod_ray.remote(function, "v4-16", 2, 1, 0, preload=iris_ray.levanter.PRELOAD)
+    at = wait_until(lambda: next((line for line in steps(path) if line["step"] >= 36), None), PATIENCE_S)
+    cluster.preempt_slice(at["slice"])
+    ray.get(run)
+    first, second = ([line["step"] for line in steps(path) if line["attempt"] == n] for n in (1, 2))
+    assert second[0] > first[-1] - 11, (first, second)
+    assert second[0] % 20 != 1, "that is where the checkpoints of the config are"
+    assert second[-1] == STEPS - 1
+    assert losses(steps(path))

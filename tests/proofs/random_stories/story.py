@@ -116,7 +116,7 @@ class Story:
             "keep_warm": self._chance.choice([0.0, 60.0]),
             "standbys": self._chance.choice([None, 1, 3]),
             "spares": self._chance.choice([0, 0, 1]),
-            "grow_after": self._chance.choice([3.0, None]),
+            "grow_after": self._chance.choice([3.0, None, "auto"]),
         }
         self._jobs[job_id] = Submitted(self._cluster.run(job_id, **how), pool)
 

@@ -87,7 +87,7 @@ def _draw_spec(chance: Random, job_id: str, fleet: Fleet, terms: dict[str, Any])
     slices = chance.choice((1, 1, 1, 2, 3, (1, 2), (1, 2, 3), (2, 4)))
     terms |= {
         "spares": chance.choice((0, 0, 0, 1, 2)),
-        "grow_after": chance.choice((None, 0.0, 20.0)),
+        "grow_after": chance.choice((None, 0.0, 20.0, "auto")),
         "whole_groups": chance.random() < 0.5,
     }
     if chance.random() < 0.2:  # any slices with enough hosts, or parts of them

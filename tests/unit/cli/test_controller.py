@@ -138,7 +138,7 @@ def bootstrap_that_gets_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_upgrade_to_broken_controller_loses_no_job(
     world: ControllerInProcess, broken: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    """The jobs' own version comes back with the next thing that one of them has to say."""
+    """Once the head has a version that works, the next thing that a job has to say starts its Controller."""
     running = world.start("train", slices=(2,))
     waiting = world.submit("eval", slices=(3,))
     with pytest.MonkeyPatch.context() as of_the_new_version:
@@ -146,7 +146,7 @@ def test_upgrade_to_broken_controller_loses_no_job(
         broken(of_the_new_version)
         refused = world.iris("cluster", "controller", "upgrade", code=NO_CLUSTER, quotes=True).stderr
     assert "The Controller of iris_ray 0.1.0 is ended, and the new one, of iris_ray 0.2.0" in refused
-    assert "`iris-ray cluster controller start` with iris_ray 0.1.0" in refused
+    assert "Install iris_ray 0.1.0 on the head again, then run `iris-ray cluster controller start` there" in refused
     world.succeed(running)
     world.wait_for_state(waiting, JobState.RUNNING)
     assert world.json("job", "status", running)["attempt"] == 1

@@ -8,6 +8,7 @@ import pytest
 from iris_ray.actors.controller import controller_process, journal
 from iris_ray.actors.pool import progress_watch
 from iris_ray.cli.conventions import USAGE
+from iris_ray.model.capacity import CapacityReport, Lot
 from iris_ray.state import job_table
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -56,17 +57,60 @@ def test_goodput_of_job_without_steps_says_why_none(world: ControllerInProcess) 
     assert world.json("job", "goodput", "silent")["goodput"] is None
 
 
-def test_goodput_says_what_last_disruption_cost(world: ControllerInProcess) -> None:
+def test_goodput_says_what_last_failure_cost(world: ControllerInProcess) -> None:
     world.start("train", max_retries_failure=3)
-    assert world.json("job", "goodput", "train")["last_disruption"] is None
+    assert world.json("job", "goodput", "train")["last_failure"] is None
     make_step(world, "train", 0)
     world.fail("train", 0)
     world.wait_for_attempt("train", 2)
-    found = world.json("job", "goodput", "train")["last_disruption"]
-    assert (found["attempt"], found["over"]) == (1, True)
-    assert found["recovery_s"] > 0
+    found = world.json("job", "goodput", "train")["last_failure"]
+    assert (found["attempt"], found["cause"], found["is_over"]) == (1, "CRASHED", False)
     printed = " ".join(world.iris("job", "goodput", "train").stdout.split())
-    assert "last disruption: the end of attempt 1 cost" in printed
+    assert "last failure: the end of attempt 1 (crashed) cost" in printed
+    assert " so far: " in printed
+
+
+def failed_and_on(world: ControllerInProcess, job: str) -> None:
+    """A job that fails once after its second step, and makes its second step again."""
+    world.start(job, max_retries_failure=3)
+    for step in (0, 1):
+        make_step(world, job, step)
+    world.fail(job, 0)
+    world.wait_for_attempt(job, 2)
+    for step in (1, 2):
+        world.says(job, step, "well")
+    wait_until(lambda: world.json("job", "goodput", job)["time_lost"])
+
+
+def test_time_lost_per_failure_is_shown_by_cause(world: ControllerInProcess) -> None:
+    failed_and_on(world, "train")
+    found = world.json("job", "goodput", "train")
+    (cause, lost), *more = found["time_lost"].items()
+    assert (cause, lost["count"], more) == ("CRASHED", 1, [])
+    assert 0 < lost["median_s"] == lost["worst_s"] == lost["seconds"]
+    assert found["last_failure"]["is_over"]
+    assert found["elastic_seconds"].keys() == {"elastic_slice_down", "elastic_scale_up", "elastic_reinitialization"}
+    lines = [line.split() for line in world.iris("job", "goodput").stdout.splitlines()]
+    assert ["crashed", "1"] in [line[:2] for line in lines]
+    assert world.json("job", "goodput")["time_lost"]["CRASHED"]["count"] == 1
+
+
+def test_time_lost_outlives_controller(world: ControllerInProcess) -> None:
+    failed_and_on(world, "train")
+    before = world.json("job", "goodput", "train")["time_lost"]
+    world.restart_controller()
+    assert world.json("job", "goodput", "train")["time_lost"] == before
+
+
+def test_failures_csv_has_line_per_job_and_cause(world: ControllerInProcess) -> None:
+    failed_and_on(world, "train")
+    held = Lot("v4-16", "us-a", "spot", joined=True, slices=2, chips=16, since=0.0, hourly=32.0)
+    world.provisioner_reports(CapacityReport("p", ("v4-16",), (held,)))
+    (line,) = csv.DictReader(io.StringIO(world.iris("job", "goodput", "--csv", "--failures").stdout))
+    assert (line["job_id"], line["cause"], line["failures"], line["currency"]) == ("train", "crashed", "1", "USD")
+    assert float(line["cost"]) == pytest.approx(float(line["chip_seconds"]) / 3600 * 2.0, abs=1e-3)
+    assert "USD" in world.iris("job", "goodput", "train").stdout
+    assert "goes with --csv" in world.iris("job", "goodput", "--failures", code=USAGE).stderr
 
 
 def test_goodput_sums_users_and_cluster_chips(world: ControllerInProcess) -> None:

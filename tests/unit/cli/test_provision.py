@@ -25,12 +25,20 @@ from iris_ray.cloud.prices import Prices, read_prices
 from iris_ray.cloud.provider import OWNER_LABEL, HostSettings, Market, Source
 from iris_ray.cloud.provisioning import Joined, Settings
 from iris_ray.cloud.start_up import HEAD_MARK, STARTUP_SCRIPT, startup_script
-from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, NotPermittedError, ProviderError
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    InvalidRequestError,
+    NotPermittedError,
+    ProviderError,
+    ProvisionerTakenError,
+    VersionMismatchError,
+)
 from iris_ray.model.capacity import CapacityReport, Lot
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from iris_ray.testing.compute_server import ComputeServer
+from tests.support.controller_in_process import ControllerInProcess
 from tests.unit.actors.protocol.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
@@ -51,11 +59,17 @@ class PaperJobs(Jobs):
         self.is_permitted = True
         self.error: Exception | None = None
         self.reported: CapacityReport | None = None
+        self.holder: str | None = None
 
     def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
         if self.error is not None:
             raise self.error
         return None if self.demand is None else {self.type: self.demand}, self.joined
+
+    def lease(self, owner: str, instance: str, seconds: float) -> None:
+        if self.holder not in (None, instance):
+            raise ProvisionerTakenError(f"another provisioner is named {owner}: {self.holder}")
+        self.holder = instance if seconds else None
 
     def report(self, report: CapacityReport) -> None:
         self.reported = report
@@ -182,8 +196,12 @@ def test_deletion_refused_by_api_blocks_no_other_work(
 ) -> None:
     provisioner, first = one_deletion_fails(server, jobs, grpc.StatusCode.FAILED_PRECONDITION)
     assert f"{first} can't be deleted: the Cloud TPU API refuses: FailedPrecondition" in capsys.readouterr().err
+    assert jobs.reported is not None
+    ((undeleted, why),) = jobs.reported.undeleted
+    assert (undeleted, "FailedPrecondition" in why) == (first, True)
     provisioner.turn()
     assert server.queued_states()[first] == "DELETING", "it is tried again"
+    assert jobs.reported.undeleted == ()
 
 
 def test_failing_deletion_call_blocks_no_other_work(
@@ -280,6 +298,8 @@ def test_provisioner_without_permission_to_close_goes_on(
     provisioner.turn()
     assert server.queued_states() == {name: "ACTIVE"}
     assert f"{name} stays: it can't be closed to jobs: only operators" in capsys.readouterr().err
+    assert jobs.reported is not None
+    assert [name for name, _ in jobs.reported.undeleted] == [name]
     jobs.is_permitted, jobs.goes_when_closed = True, True
     provisioner.turn()
     jobs.is_permitted, jobs.demand, jobs.joined = False, (1,), {name: Joined(True, False, closed=True)}
@@ -317,6 +337,7 @@ def test_slice_closed_by_earlier_provisioner_is_opened_for_job(
         earlier.turn()
     server.heal()
     assert jobs.closed == [name]
+    jobs.holder = None  # its lease has ended
     closed = Joined(True, False, closed=True)
     jobs.demand, jobs.joined = (1,), {name: closed, "a-strangers": closed}
     make(server, jobs, most=1).turn()
@@ -438,6 +459,55 @@ def test_foreign_resources_are_never_touched(server: CloudTpuServer, jobs: Paper
     server.set_queued("iris-ann-v6e-16-looks-like-it", Queued.FAILED)
     make(server, jobs).turn()
     assert server.count("DeleteQueuedResource") == 0
+
+
+def ends_after(monkeypatch: pytest.MonkeyPatch, *events: BaseException | None) -> None:
+    """Each pause of a provisioner passes at once, or ends with an error."""
+    coming = iter(events)
+
+    def pause(_: float) -> None:
+        if (event := next(coming)) is not None:
+            raise event
+
+    clock = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=pause)
+    monkeypatch.setattr(provisioner_module, "time", clock)
+
+
+def test_second_provisioner_of_one_name_waits_for_the_first(
+    server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs.demand = (1,)
+    make(server, jobs).turn()
+    with pytest.raises(ProvisionerTakenError):
+        make(server, jobs).run(once=True)
+    ends_after(monkeypatch, None, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        make(server, jobs).run()
+    assert capsys.readouterr().err.count("another provisioner is named ann: process ") == 1
+    assert server.count("CreateQueuedResource") == 1
+    assert jobs.holder is not None, "the waiting one's end does not end the other's lease"
+
+
+def test_controller_leases_a_name_to_one_process(world: ControllerInProcess) -> None:
+    jobs = Jobs()
+    jobs.lease("iris", "process 1 of a", 60.0)
+    with pytest.raises(ProvisionerTakenError, match=r"named iris: process 1 of a\."):
+        jobs.lease("iris", "process 2 of b", 60.0)
+    jobs.lease("iris", "process 1 of a", 0.0)
+    jobs.lease("iris", "process 2 of b", 60.0)
+
+
+@pytest.mark.parametrize(("end", "is_missed"), [(KeyboardInterrupt(), False), (VersionMismatchError("new"), True)])
+def test_only_provisioner_that_ends_in_order_leaves_its_name(
+    server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, end: BaseException, is_missed: bool
+) -> None:
+    ends_after(monkeypatch, end)
+    with pytest.raises(type(end)):
+        make(server, jobs).run()
+    assert (jobs.holder is not None) == is_missed
+    jobs.holder = None
+    make(server, jobs).run(once=True)
+    assert jobs.holder is None
 
 
 def test_startup_script_contains_only_the_address() -> None:

@@ -183,6 +183,8 @@ def test_job_page_shows_cost_of_disruptions(chromium: Browser, url: str) -> None
     seconds |= {"wasted_progress_from_disruption": 1800.0, "infrastructure_recovery_from_disruption": 300.0}
     chips = {kind: 16 * amount for kind, amount in seconds.items() if kind != "queueing"}
     goodput = {"seconds": seconds, "chip_seconds": chips, "goodput": 0.909, "measured": 1.0}
+    lost = {"count": 3, "median_s": 41.5, "worst_s": 1900.0, "seconds": 2100.0, "chip_seconds": 33_600.0}
+    goodput |= {"time_lost": {"LOST": lost}, "chip_hour": [1.5, "USD"]}
 
     def with_goodput(route: "Route") -> None:
         answer = route.fetch()
@@ -195,6 +197,8 @@ def test_job_page_shows_cost_of_disruptions(chromium: Browser, url: str) -> None
         page.get_by_text("All kinds of time").click()
         page.wait_for_timeout(2500)  # the page asks again meanwhile
         assert page.get_by_text("wasted progress from disruption").is_visible()
+        assert page.get_by_text("41.5s").is_visible()
+        assert page.get_by_text("14.00 USD").is_visible()
         picture(page, "goodput")
         return page.locator(".headline").inner_text()
 
@@ -240,7 +244,7 @@ def test_job_page_shows_cost_of_last_preemption(
         waits_for(page, "1 preemption")
         picture(page, f"{look}-jobs-with-a-preemption")
         page.goto(f"{url}/#/jobs/pretrain")
-        waits_for(page, "The last preemption, which ended attempt 1, cost")
+        waits_for(page, "The last loss of a host, which ended attempt 1, cost")
         picture(page, f"{look}-last-preemption")
         return page.locator(".last-cost").inner_text()
 
@@ -319,7 +323,7 @@ def test_page_recovers_by_itself(chromium: Browser, world: ControllerInProcess, 
 def test_fleet_shows_what_provisioners_have_asked_for(chromium: Browser, world: ControllerInProcess, url: str) -> None:
     waiting = Lot("v6e-16", "us-east5-a", "spot", False, 2, 32, time.time() - 720, 25.6)
     held = Lot("v6e-16", "us-central1-b", "reserved", True, 1, 16, time.time() - 7200, None)
-    trouble = Trouble("us-east5-a", 2, "<b>no capacity</b>")
+    trouble = Trouble("v6e-16", "us-east5-a", 2, "<b>no capacity</b>")
     report = CapacityReport(
         "iris", ("v6e-16", "v7x-8"), (waiting, held), (trouble,), (("v7x-8", "the budget is spent"),)
     )

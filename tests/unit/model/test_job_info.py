@@ -36,6 +36,16 @@ def test_get_job_info_reads_back_what_to_env_wrote(previous: int | None) -> None
     assert get_job_info(info.to_env()) == info
 
 
+@pytest.mark.parametrize("per_host", [1, 2])
+@pytest.mark.parametrize("hosts", [(), ("10.0.0.1:4000",), ("10.0.0.1:4000", "", "10.0.0.3:4001")])
+def test_addresses_travel_once_for_each_host(hosts: tuple[str, ...], per_host: int) -> None:
+    of_tasks = tuple(address for address in hosts for _ in range(per_host))
+    info = replace(INFO, file_services=of_tasks, processes_per_host=per_host)
+    env = info.to_env()
+    assert env["IRIS_FILE_SERVICES"] == ",".join(hosts)
+    assert get_job_info(env) == info
+
+
 def test_to_env_holds_strings_under_iris_names_only() -> None:
     env = INFO.to_env()
     assert all(name.startswith("IRIS_") and isinstance(value, str) for name, value in env.items())

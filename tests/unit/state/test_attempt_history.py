@@ -7,8 +7,10 @@ import pytest
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.views import task_status
 from iris_ray.actors.protocol.status import TaskAttempt
-from iris_ray.model.goodput import MOST_STEPS, Marks, TimeKind, Totals, last_disruption, measure
+from iris_ray.model.goodput import MOST_STEPS, Marks, TimeKind, Totals, failures, measure, time_lost
 from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Job
+from iris_ray.model.notices import NoticeKind
+from iris_ray.model.time_lost import FailureCause
 from iris_ray.state.events import (
     AttemptMarkedEvent,
     GangMovedEvent,
@@ -16,6 +18,7 @@ from iris_ray.state.events import (
     JobCancelledEvent,
     PoolRestartedEvent,
     TaskStateChangedEvent,
+    WorkerDrainedEvent,
 )
 from tests.support.worlds import S, World, attempt_id
 
@@ -192,11 +195,58 @@ def test_job_losing_a_host_has_complete_times(world: World) -> None:
     assert sum(held.values()) == 8 * (1.0 + 30.0 + 2.0 + 20.0), "it holds nothing while it waits"
 
 
+def took(world: World, job: Job, how: str) -> None:
+    """The running attempt of a job ends in one of several ways."""
+    attempt, lost = attempt_id(job), TaskStateChangedEvent(attempt_id(job), 0, S.WORKER_FAILED, "it is gone")
+    match how:
+        case "lost":
+            world.lose("a-0")
+        case "lost while its host drains":
+            world.do(WorkerDrainedEvent("a-0", "preempted"))
+            world.lose("a-0")
+        case "moved after a notice":
+            world.do(WorkerDrainedEvent("a-0", "maintenance", NoticeKind.MAINTENANCE))
+            world.do(lost)
+        case "failed":
+            world.report(job, S.FAILED)
+        case "hung":
+            world.do(TaskStateChangedEvent(attempt, 0, S.FAILED, "no task has made progress", is_hang=True))
+        case "hung beyond a learned limit":
+            world.do(dataclasses.replace(lost, is_hang=True))
+        case "moved to more slices":
+            world.do(GangMovedEvent(attempt, "to more slices"))
+        case "its pool died":
+            world.do(PoolRestartedEvent("pool-a"))
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("lost", FailureCause.LOST),
+        ("lost while its host drains", FailureCause.PREEMPTED),
+        ("moved after a notice", FailureCause.PREEMPTED),
+        ("failed", FailureCause.CRASHED),
+        ("hung", FailureCause.HUNG),
+        ("hung beyond a learned limit", FailureCause.HUNG),
+        ("moved to more slices", FailureCause.GROWN),
+        ("its pool died", FailureCause.LOST),
+    ],
+)
+def test_time_lost_has_cause_of_attempts_end(world: World, how: str, cause: FailureCause) -> None:
+    job = world.submit(max_retries_failure=3, max_retries_preemption=3)
+    run(world, job, 5.0, 1.0, 30.0)
+    took(world, job, how)
+    (failure,) = failures(job.times, world.now)
+    assert (failure.cause, failure.is_over) == (cause, False)
+    world.confirm(job, 1)
+    run(world, job, 5.0, 2.0, 30.0)
+    assert [(one, lost.count) for one, lost in time_lost(job.times, world.now).items()] == [(cause, 1)]
+
+
 def disrupted(world: World, job: Job) -> tuple[int, float]:
-    """The attempt that the last disruption ended, and how long the way back took."""
-    found = last_disruption(job.times, world.now)
-    assert found is not None
-    return found.attempt, found.recovery_s
+    """The attempt that failed last, and how long the gang was away."""
+    found = failures(job.times, world.now)[-1]
+    return found.attempt, found.away_s
 
 
 def test_failed_launch_after_disruption_is_no_disruption(world: World) -> None:

@@ -205,12 +205,13 @@ def test_successful_start_ends_avoidance(world: World) -> None:
     assert (job.gang.dispatch_failures, job.avoided) == (0, ("a-0",))
 
 
-def test_host_with_failing_disk_stays_avoided_after_start(world: World) -> None:
+@pytest.mark.parametrize("fault", [Fault.DISK, Fault.HANG])
+def test_host_at_fault_stays_avoided_after_start(world: World, fault: Fault) -> None:
     """The other tasks that begin are no word for it. To forgive at each of them took a look at all tasks, too."""
     job = world.submit()
     world.schedule()
     world.report(job, S.RUNNING, 0)
-    world.do(WorkerBlamedEvent("a-0", "job", "no space left on device", Fault.DISK))
+    world.do(WorkerBlamedEvent("a-0", "job", "no space left on device", fault))
     world.report(job, S.RUNNING, 1)
     assert avoided_by(job, world.now) == ("a-0",)
 

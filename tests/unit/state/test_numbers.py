@@ -107,6 +107,15 @@ def test_gang_with_a_spare_returns_to_its_own_slices(world: World) -> None:
     assert again(world, job) == ("b", "c")
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_gang_moved_before_its_start_has_no_earlier_tasks(world: World, started: bool) -> None:
+    job = world.submit(slices=(2,))
+    world.schedule()
+    world.do(GangMovedEvent(job.current_attempt(job.gang), "Ray is draining it", started))
+    again(world, job)
+    assert bool(job.gang.previous_indices) is started
+
+
 def test_failed_launches_do_not_change_what_a_task_was(world: World) -> None:
     """Nothing ran there: what lies on the hosts is of the attempt before."""
     job = start(world, 2, 3)

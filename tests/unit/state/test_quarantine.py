@@ -50,7 +50,7 @@ def placed(world: World, user: str) -> tuple[str, ...]:
 # -- one user ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [Fault.CRASH, Fault.NO_START])
+@pytest.mark.parametrize("fault", [Fault.CRASH, Fault.HANG, Fault.NO_START])
 def test_three_failures_of_one_user_close_host_to_that_user(world: World, fault: Fault) -> None:
     for _ in range(BLAMES_ALLOWED):
         blame(world, "a-0", fault=fault)
@@ -94,7 +94,10 @@ def test_host_reopens_to_user_who_fails_elsewhere_too(world: World) -> None:
     assert avoided(world) == {}
 
 
-@pytest.mark.parametrize(("fault", "seconds"), [(Fault.CRASH, QUARANTINE_S), (Fault.NO_START, SHORT_QUARANTINE_S)])
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [(Fault.CRASH, QUARANTINE_S), (Fault.HANG, QUARANTINE_S), (Fault.NO_START, SHORT_QUARANTINE_S)],
+)
 def test_host_reopens_to_user_after_quarantine_time(world: World, fault: Fault, seconds: float) -> None:
     for _ in range(TOO_MANY):
         blame(world, "a-0", fault=fault)

@@ -13,6 +13,7 @@ from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.time_lost import FailureCause, TimeLost
 from iris_ray.state import job_table
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import (
@@ -326,9 +327,10 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
         JobTimes,
         AttemptTimes,
         Marks,
+        TimeLost,
     )
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
-    enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState
+    enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
     assert (RECORD_VERSION, fields, modules) == (9, FIELDS, MODULES)
 
@@ -338,12 +340,14 @@ FIELDS = {
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
             "failures", "preemptions", "evictions", "spares_made", "kept", "started", "over", "avoided",
             "avoided_until", "error", "yields", "times"],
-    "JobTimes": ["attempts", "settled", "settled_until", "has_run", "ended_at", "succeeded"],
-    "AttemptTimes": ["number", "chips", "assigned_at", "began_at", "ended_at", "marks"],
+    "JobTimes": ["attempts", "settled", "settled_until", "has_run", "ended_at", "succeeded", "settled_failures"],
+    "AttemptTimes": ["number", "chips", "assigned_at", "began_at", "ended_at", "marks", "cause"],
+    "TimeLost": ["count", "seconds", "chip_seconds", "waited_s", "reinit_s", "worst_s", "latest", "median_s"],
     "Marks": ["steps", "before", "during"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "evictions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
-             "notice", "end_confirmed", "error", "past", "eviction", "last_ran"],
+             "notice", "end_confirmed", "error", "past", "eviction", "last_ran", "pays_at",
+             "growths_undone", "asks_at"],
     "Eviction": ["job_id", "deadline", "reason"],
     "PastAttempt": ["number", "state", "groups", "started_at", "ended_at", "cause", "exit_code", "error"],
     "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],
@@ -365,6 +369,7 @@ MODULES = {
     **dict.fromkeys(("JobState", "TaskState"), "model.lifecycle"),
     **dict.fromkeys(("Notice", "NoticeKind"), "model.notices"),
     "PriorityBand": "model.options",
+    **dict.fromkeys(("FailureCause", "TimeLost"), "model.time_lost"),
     "JobRecord": "state.records",
 }
 

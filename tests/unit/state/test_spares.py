@@ -197,7 +197,7 @@ def test_existing_spares_suffice_as_replacement(world: World) -> None:
 
 
 def test_gang_losing_slice_shrinks_and_grows_later(world: World) -> None:
-    job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
+    job = world.start(slices=(1, 2, 3), grow_after=9999.0, max_retries_preemption=5)
     fail_slice(world, "c")
     world.confirm(job, 1)
     world.schedule()

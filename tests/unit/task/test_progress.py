@@ -18,6 +18,7 @@ from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.goodput import Marks
 from iris_ray.model.plain_values import plain
+from iris_ray.model.stall_limit import ENOUGH_STEPS, FIRST_STEPS, Rhythm
 
 
 def test_outside_a_task_nothing_is_written(own_host: Path) -> None:
@@ -110,6 +111,45 @@ def beat(times: int) -> None:
         heartbeat(1234567890)
 
 
+def test_host_reads_rhythm_and_declared_pause(files: TaskFiles) -> None:
+    files.started.touch()
+    progress = TaskProgress(files)
+    for step in range(FIRST_STEPS + 1 + ENOUGH_STEPS):
+        heartbeat(step)
+    rhythm = progress.read().rhythm
+    assert (rhythm.steps, rhythm.pause) == (ENOUGH_STEPS, None)
+    assert 0.0 < rhythm.longest_s < 60.0
+    with unproductive("evaluation"), unproductive("checkpoint_save"):
+        assert progress.read().rhythm.pause == "evaluation"
+    rhythm = progress.read().rhythm
+    assert rhythm.pause is None
+    assert rhythm.pauses.keys() == {"evaluation", "checkpoint_save"}
+    assert progress.read().marks.during.keys() == {"checkpoint_save"}, "an evaluation is productive"
+
+
+def test_end_of_declared_pause_is_a_sign_of_life(files: TaskFiles) -> None:
+    progress = TaskProgress(files)
+    with unproductive("checkpoint_restore"):
+        pass
+    assert progress.read().age is None, "it has not called heartbeat"
+    heartbeat(1)
+    os.utime(files.heartbeat, (time.time() - 1000.0,) * 2)
+    with unproductive("evaluation"):
+        pass
+    age = TaskProgress(files).read().age
+    assert age is not None
+    assert age < 900.0
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"steps": "x"}', '{"steps": 1, "longest_s": [], "pause": {}, "pauses": 3}']
+)
+def test_senseless_rhythm_is_ignored(files: TaskFiles, content: str) -> None:
+    heartbeat(1)
+    files.rhythm.write_text(content)
+    assert TaskProgress(files).read().rhythm == Rhythm()
+
+
 def test_concurrent_heartbeats_are_always_whole(files: TaskFiles) -> None:
     """The unfinished file of one was renamed by another of the same process."""
     heartbeat(1234567890)
@@ -131,7 +171,7 @@ def test_concurrent_heartbeats_are_always_whole(files: TaskFiles) -> None:
     assert errors == []
     assert [child.exitcode for child in children] == [0, 0]
     left = {path.name for path in files.heartbeat.parent.iterdir()}
-    assert left == {files.heartbeat.name, files.first_steps.name}, "nothing is left over"
+    assert left == {files.heartbeat.name, files.rhythm.name, files.first_steps.name}, "nothing is left over"
 
 
 def test_host_reads_first_and_latest_steps_and_marks(files: TaskFiles) -> None:

@@ -3,9 +3,12 @@
 from types import SimpleNamespace
 from typing import Any
 
-from iris_ray.actors.controller.capacity_board import KEPT_S, CapacityBoard
+import pytest
+
+from iris_ray.actors.controller.capacity_board import KEPT_S, MISSED_S, CapacityBoard
 from iris_ray.actors.controller.metrics import METRICS, Labels, Measurements, Metric
 from iris_ray.dashboard.rows import capacity_rows
+from iris_ray.errors import ProvisionerTakenError
 from iris_ray.model.capacity import CapacityReport, Lot, Trouble
 from iris_ray.model.plain_values import plain
 from tests.support.worlds import World
@@ -17,8 +20,9 @@ FULL = CapacityReport(
     "iris",
     ("v6e-16", "v6e-32"),
     (WAITING, HELD),
-    (Trouble("res in us-east5-a", 3, "reservation res is full"),),
+    (Trouble("v6e-16", "res in us-east5-a", 3, "reservation res is full"),),
     (("v6e-32", "2 more wanted, but the budget is spent"),),
+    undeleted=(("iris-v6e-16-1", "no role"), ("iris-v6e-16-2", "no role")),
 )
 
 
@@ -40,6 +44,21 @@ def test_words_say_where_since_when_and_at_what_price() -> None:
     assert board.words("v5p-16") == ()
 
 
+def test_chip_hour_is_mean_price_of_slices_that_are_held() -> None:
+    lots = (
+        Lot("v6e-16", "a", "spot", joined=True, slices=1, chips=16, since=0.0, hourly=16.0),
+        Lot("v6e-16", "b", "reserved", joined=True, slices=1, chips=16, since=0.0, hourly=48.0),
+        Lot("v6e-16", "b", "spot", joined=False, slices=9, chips=144, since=0.0, hourly=1.0),
+        Lot("v6e-16", "c", "spot", joined=True, slices=1, chips=16, since=0.0),
+        Lot("v6e-32", "c", "spot", joined=True, slices=1, chips=32, since=0.0, hourly=3.2),
+    )
+    board, times = board_with(CapacityReport("p", ("v6e-16",), lots, currency="EUR"))
+    assert board.chip_hour("v6e-16") == (2.0, "EUR")
+    assert board.chip_hour("v5p-16") is None
+    times[0] += KEPT_S
+    assert board.chip_hour("v6e-16") is None
+
+
 def test_report_replaces_earlier_one_and_silent_provisioner_is_dropped() -> None:
     board, times = board_with(FULL, CapacityReport("iris", ("v6e-16",)))
     assert board.words("v6e-16") == ("provisioner iris has asked for none",)
@@ -49,6 +68,40 @@ def test_report_replaces_earlier_one_and_silent_provisioner_is_dropped() -> None
 
 def test_report_survives_the_check_of_messages() -> None:
     assert plain(CapacityReport, FULL, "report") == FULL
+
+
+def test_name_of_provisioner_is_one_process_s_until_it_is_silent_or_ends() -> None:
+    board, times = board_with()
+    board.lease("iris", "process 1 of a", 180.0)
+    times[0] += 100.0
+    board.lease("iris", "process 1 of a", 180.0)
+    board.lease("another", "process 2 of b", 180.0)
+    times[0] += 179.0
+    with pytest.raises(ProvisionerTakenError, match=r"named iris: process 1 of a\..* silent for 1 s more.*--name"):
+        board.lease("iris", "process 2 of b", 180.0)
+    times[0] += 1.0
+    board.lease("iris", "process 2 of b", 180.0)
+    board.lease("iris", "process 2 of b", 0.0)
+    board.lease("iris", "process 3 of c", 180.0)
+
+
+def test_provisioner_is_overdue_unless_it_ended_in_order() -> None:
+    """Also one that works and never gets to a report, as when no zone answers."""
+    board, times = board_with()
+    for owner in ("crashed", "ended", "failing"):
+        board.lease(owner, "process 1", 180.0)
+    for owner in ("crashed", "ended"):
+        board.take(CapacityReport(owner))
+    times[0] += 170.0
+    board.lease("failing", "process 1", 180.0)
+    board.lease("ended", "process 1", 0.0)
+    assert board.overdue() == {"crashed": 0.0, "failing": 0.0}
+    times[0] += 400.0
+    assert board.overdue() == {"crashed": 390.0, "failing": 390.0}
+    assert [report.owner for report in board.reports()] == ["crashed"]
+    board.take(CapacityReport("failing"))
+    times[0] += MISSED_S
+    assert list(board.overdue()) == ["failing"]
 
 
 class Gauges:
@@ -67,7 +120,9 @@ class Gauges:
 
 
 def test_gauges_show_chips_wait_cost_and_failures_until_silence() -> None:
-    board, times = board_with(FULL)
+    board, times = board_with()
+    board.lease("iris", "process 1", 60.0)
+    board.take(FULL)
     gauges = Gauges()
     measurements = Measurements(World().state, (), gauges, 0.0)
     measurements.look_at_capacity(board)
@@ -77,11 +132,13 @@ def test_gauges_show_chips_wait_cost_and_failures_until_silence() -> None:
         ("iris_provisioning_oldest_request", "v6e-16", "us-east5-a"): 720.0,
         ("iris_provisioned_cost_per_hour", "v6e-16", "res in us-east5-a", "reserved", "USD"): 19.2,
         ("iris_provisioner_failures", "iris", "res in us-east5-a"): 3,
+        ("iris_provisioner_undeleted_slices", "iris"): 2,
+        ("iris_provisioner_overdue_seconds", "iris"): 0,
     }
     assert gauges.values == shown
-    times[0] += KEPT_S
+    times[0] += KEPT_S + 60.0
     measurements.look_at_capacity(board)
-    assert gauges.values == dict.fromkeys(shown, 0.0)
+    assert gauges.values == dict.fromkeys(shown, 0.0) | {("iris_provisioner_overdue_seconds", "iris"): KEPT_S}
 
 
 def test_dashboard_has_a_row_for_each_lot_and_each_wait() -> None:

@@ -12,10 +12,12 @@ from iris_ray.actors.controller import journal as record_collector
 from iris_ray.actors.controller import write_ahead_log
 from iris_ray.actors.controller.journal import EPOCHS_KEPT, USAGE_EVERY_S, Journal
 from iris_ray.errors import DeposedError
+from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.goodput_sums import DAY_S
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT
 from iris_ray.state import job_table
-from iris_ray.state.events import PastUsageEvent, TimePassedEvent
+from iris_ray.state.events import PastUsageEvent, TimePassedEvent, WorkerRegisteredEvent
 from iris_ray.state.records import JobRecord
 from tests.support.worlds import World
 
@@ -424,3 +426,19 @@ def test_successor_reads_past_usage_of_users(monkeypatch: pytest.MonkeyPatch) ->
     assert event.at == 220.0
     assert event.hours["ann"]["TPU"] == pytest.approx(8 * 120 / 3600, rel=0.02)
     world.state.check()
+
+
+def test_successors_go_on_with_names_of_single_hosts_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SharedStore()
+    journal = begun_on(store, monkeypatch)
+    one_host = {TPU_NAME: AttributeValue("my-tpu"), TPU_VM_COUNT: AttributeValue(1)}
+    for node_id in ("first", "second"):
+        journal.own_slices.named(WorkerRegisteredEvent(node_id, "10.0.0.1", one_host, {}))
+    asyncio.run(journal.write(world.state))
+    names = journal.own_slices.to_json()
+    assert b'"second": "my-tpu-second"' in names
+    for _ in range(2):
+        journal = Journal()
+        journal.begin()
+        assert journal.own_slices.to_json() == names
+        asyncio.run(journal.take_over(world.state))

@@ -1,13 +1,13 @@
 """Missing slices on KubeRay: what is asked for, beside Ray's own autoscaler, and what `why` says about it."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand, since_words
-from iris_ray.actors.controller.kuberay_demand import SPARE_S, KubeRayDemand, find_demand
+from iris_ray.actors.controller.autoscaler_demand import Demand, Slices, since_words
+from iris_ray.actors.controller.kuberay_demand import SPARE_S, DeniedDemand, KubeRayDemand, find_demand
 from iris_ray.cloud.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderDeniedError, ProviderError
 from tests.support.kuberay_scenarios import STORIES
@@ -36,7 +36,7 @@ class Ticking:
         self.now = 0.0
         self.world = KubeRayWorld()
         self.api = OurApi(self.world)
-        self.demand = KubeRayDemand(self.api, clock=lambda: self.now)
+        self.demand: Demand = KubeRayDemand(self.api, clock=lambda: self.now)
 
     def update(self, missing: dict[str, list[int]], seconds: float = 20.0) -> tuple[str, ...]:
         for _ in range(int(seconds * 2)):
@@ -218,7 +218,7 @@ POD = {
 
 @pytest.mark.parametrize(
     ("error", "kind"),
-    [(None, KubeRayDemand), (ProviderError("no answer"), KubeRayDemand), (ProviderDeniedError("no"), AutoscalerDemand)],
+    [(None, KubeRayDemand), (ProviderError("no answer"), KubeRayDemand), (ProviderDeniedError("no"), DeniedDemand)],
 )
 def test_kuberay_is_asked_unless_it_denies(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None, kind: type
@@ -229,6 +229,39 @@ def test_kuberay_is_asked_unless_it_denies(
     demand = find_demand()
     assert isinstance(demand, kind)
     assert demand.is_shown(None)
+
+
+class PaperDemand(Demand):
+    """Keeps what it was told was missing."""
+
+    way = "paper"
+
+    @property
+    def is_gone(self) -> bool:
+        return not self.asked
+
+    def words(self, device: str) -> tuple[str, ...]:
+        return (f"paper shows {self.asked[device]} more",) if device in self.asked else ()
+
+    def update(self, missing: Mapping[str, Sequence[int]], slices: Slices) -> None:
+        self.asked = {tpu_type: sum(gangs) for tpu_type, gangs in missing.items()}
+
+
+def test_denial_that_passes_makes_way_for_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticking, paper = Ticking(), PaperDemand(True)
+    looks: list[str] = []
+    allowed = ticking.api.ray_cluster
+    denial = ProviderDeniedError("403 tpus is forbidden")
+    monkeypatch.setattr(ticking.api, "ray_cluster", fails_with(denial, looks))
+    demand = ticking.demand = DeniedDemand(ticking.api, denial, paper, clock=lambda: ticking.now)
+    why = "by paper, which miscounts slices on KubeRay, because 403 tpus is forbidden"
+    assert ticking.update({"v6e-8": [1]}) == ("paper shows 1 more", why)
+    ticking.update({"v6e-8": [1]}, 3600.0)
+    assert len(looks) == 10, "after 15 s, then 30, 60 … 600"
+    assert (demand.way, demand.problem) == ("paper", str(denial))
+    monkeypatch.setattr(ticking.api, "ray_cluster", allowed)
+    assert ticking.update({"v6e-8": [1]}, 620.0)[0].startswith("KubeRay is asked for 1 more")
+    assert (demand.problem, paper.asked, ticking.world.replicas("v6e-8")) == (None, {}, 1)
 
 
 @pytest.mark.parametrize("reads_events", [True, False])

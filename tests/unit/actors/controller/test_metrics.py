@@ -11,14 +11,15 @@ import iris_ray
 from iris_ray.actors.controller.controller_process import MEASURE_S
 from iris_ray.actors.controller.metrics import METRICS, MOST_VALUES, ControllerFacts, Kind, Measurements
 from iris_ray.errors import JobCancelledError
+from iris_ray.model.goodput import Marks
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState as S
 from iris_ray.model.options import PriorityBand
 from iris_ray.state import job_table
-from iris_ray.state.events import JobCancelledEvent, TaintedEvent, TimePassedEvent
+from iris_ray.state.events import AttemptMarkedEvent, JobCancelledEvent, TaintedEvent, TimePassedEvent
 from tests.support.cluster_in_process import RecordedMeter
 from tests.support.virtual_cluster import VirtualCluster, played
-from tests.support.worlds import World
+from tests.support.worlds import World, attempt_id
 
 INTERACTIVE = "band=interactive,tpu_type=v4-16"
 
@@ -105,6 +106,27 @@ def test_attempts_between_two_measurements_are_counted(world: Measured) -> None:
     seen = world.look().seen
     assert seen["iris_launch_seconds", "tpu_type=v4-16"] == [1.0, 2.0, 3.0]
     assert seen["iris_recovery_seconds", "tpu_type=v4-16,cause=failure"] == [2.0, 3.0]
+
+
+def test_time_lost_is_measured_once_gang_makes_progress(world: Measured) -> None:
+    """It crashes a second after its second step, is away for 2 s, and makes that step again after 3 s."""
+    job = world.submit(user="ann", max_retries_failure=3)
+    world.place(job)
+    world.run(job)
+    world.do(AttemptMarkedEvent(attempt_id(job), Marks(((0, 1.0), (1, 2.0)))))
+    world.now += 3.0
+    world.report(job, S.FAILED)
+    world.confirm(job, 1)
+    world.now += 2.0
+    world.place(job)
+    world.run(job)
+    series = "iris_time_lost_seconds", "tpu_type=v4-16,cause=crashed"
+    assert series not in world.look(after_s=3.0).seen
+    world.do(AttemptMarkedEvent(attempt_id(job), Marks(((1, 3.0), (2, 4.0)))))
+    assert world.look(after_s=1.0).seen[series] == [1.0 + 2.0 + 3.0]
+    meter = world.look(after_s=1.0)
+    assert meter.seen[series] == [6.0], "it is measured once"
+    assert meter.total["iris_time_lost_chip_seconds_total", "user=ann,cause=crashed"] == pytest.approx(8 * 4.0)
 
 
 def test_hosts_that_no_job_gets_are_counted_as_unusable(world: Measured) -> None:

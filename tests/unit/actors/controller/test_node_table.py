@@ -1,5 +1,6 @@
 """From Ray's node table to what the scheduler knows of a host."""
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from iris_ray.actors.controller.node_table import (
     operator_attributes,
     registration,
 )
+from iris_ray.actors.controller.own_slices import OwnSlices
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_PER_CHIP, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
@@ -238,7 +240,8 @@ class Looks:
 
     def __init__(self) -> None:
         self.state = ControllerState()
-        self.nodes = NodeDiff(self.state, Clock())
+        self.own_slices = OwnSlices()
+        self.nodes = NodeDiff(self.state, Clock(), self.own_slices)
 
     def look(self, *nodes: dict[str, Any]) -> list[str]:
         """Return the reasons of the losses that it finds."""
@@ -354,6 +357,24 @@ def test_single_hosts_of_one_name_and_number_keep_their_own_slices() -> None:
     assert slices_of(looks) == {"b": "my-tpu-b"}  # though the name is free
     looks.look({**single_host("b", "my-tpu", "0")}, single_host("c", "my-tpu", "0"))
     assert slices_of(looks) == {"b": "my-tpu-b", "c": "my-tpu"}
+
+
+def test_single_hosts_of_one_name_keep_their_slices_under_a_new_controller() -> None:
+    """Ray may list them in another order, and one more may have come meanwhile; one that has gone frees its name."""
+    hosts = [single_host(node_id, "my-tpu", "0") for node_id in "abc"]
+    looks = Looks()
+    looks.look(*hosts[:2], single_host("d", "another", "0"))
+    assert json.loads(looks.own_slices.to_json()) == {"a": "my-tpu", "b": "my-tpu-b"}
+    successor = Looks()
+    successor.own_slices.restore(looks.own_slices.to_json())
+    successor.look(*reversed(hosts))
+    assert slices_of(successor) == {"a": "my-tpu", "b": "my-tpu-b", "c": "my-tpu-c"}
+    third = Looks()
+    third.own_slices.restore(successor.own_slices.to_json())
+    for _ in range(2):
+        third.look(*hosts[1:])
+    third.look(*hosts[1:], single_host("e", "my-tpu", "0"))
+    assert slices_of(third) == {"b": "my-tpu-b", "c": "my-tpu-c", "e": "my-tpu"}
 
 
 @pytest.mark.parametrize("number", [None, "0", "odd"])

@@ -181,7 +181,8 @@ def test_refusal_says_how_many_processes_were_uncheckable(host: Host, common: Pa
 
 def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str = "t") -> Unfit | None:
     """Return a host's answer to the adoption of a standby for its first task."""
-    return asyncio.run(actor.adopt("slice-a", None, standby.pid, tree(standby).started, token))
+    answer = asyncio.run(actor.adopt("slice-a", None, standby.pid, tree(standby).started, token))
+    return answer if isinstance(answer, Unfit) else None
 
 
 @pytest.fixture
@@ -278,7 +279,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
 
     async def run() -> tuple[TaskEnd | None, ChipHolder]:
         task = subprocess.Popen(["sleep", "60"])
-        assert await actor.adopt("slice-a", None, task.pid, tree(task).started, TOKEN) is None
+        assert await actor.adopt("slice-a", None, task.pid, tree(task).started, TOKEN)
         TaskFiles.of_process(host.directory, task.pid).started.touch()
         holder = during()
         task.kill()

@@ -69,7 +69,7 @@ def test_user_options_stand_between_ours_and_the_image() -> None:
 
 
 def test_container_sees_directories_of_notices_and_job(tmp_path: Path) -> None:
-    task = replace(INFO, local_dir="/dev/shm/job")
+    task = replace(INFO, local_dir="/dev/shm/job/files")
     arguments = run_arguments("one", spec(), {"IRIS_RAY_TASK_FILES": f"{tmp_path}/tasks/77"}, task)
     assert f"--volume={tmp_path}/tasks:{tmp_path}/tasks" in arguments
     assert "--volume=/dev/shm/job:/dev/shm/job" in arguments

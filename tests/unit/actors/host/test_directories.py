@@ -9,10 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from iris_ray.actors.host import directories as module
 from iris_ray.actors.host.directories import LEAST_MEMORY_BYTES, LocalDirectories, host_directory
+from iris_ray.actors.protocol import local_files
+from iris_ray.actors.protocol.local_files import JobDirectory, room_in
 
 # -- iris_ray's own ---------------------------------------------------------------------------------------------------
 
@@ -109,13 +112,13 @@ def test_job_of_any_id_has_one_mountable_directory(disk: Path, job_id: str) -> N
     (path / "cache").touch()
     assert taken(disk, job_id) == path
     assert (path / "cache").exists()
-    assert ":" not in path.name
-    assert list((disk / "jobs").iterdir()) == [path]
+    assert ":" not in str(path)
+    assert list((disk / "jobs").iterdir()) == [path.parent]
     taken(disk, "parent-1")
     assert list((disk / "jobs").iterdir()) == [disk / "jobs" / "parent-1"]
     path = taken(disk, job_id)
     LocalDirectories(disk, None).remove(job_id)
-    assert not path.exists()
+    assert list((disk / "jobs").iterdir()) == []
 
 
 @pytest.fixture
@@ -176,7 +179,7 @@ def test_place_another_user_could_have_prepared_is_not_used(
     tmp_path: Path, disk: Path, memory: Path, unsafe: str
 ) -> None:
     task = LocalDirectories(disk, memory)
-    root = task.take("a").parent
+    root = task.take("a").parent.parent
     end_of(task)
     task.remove()
     root.rmdir()
@@ -285,3 +288,38 @@ def test_processes_of_job_starting_together_share_its_directory(
     assert paths.pop().is_relative_to(memory if in_memory else disk)
     for task in tasks:
         end_of(task)
+
+
+# -- what its hosts know of a job -------------------------------------------------------------------------------------
+
+
+def test_jobs_token_lies_beside_its_files(disk: Path) -> None:
+    task = LocalDirectories(disk, None)
+    path = task.take("a", "5ec2e7")
+    assert [*path.iterdir()] == []
+    (job,) = task.jobs()
+    assert (job, job.read_token()) == (JobDirectory.of_local_dir(str(path)), "5ec2e7")
+    assert job.path.stat().st_mode & 0o777 == 0o700
+    end_of(task)
+    assert not task.left(), "a job that has kept no files"
+    assert not path.exists()
+
+
+def test_tenth_of_disk_and_memory_stays_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Callable[[int, int], None]
+) -> None:
+    memory = SimpleNamespace(total=1000, available=300)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(local_files, "CGROUP", tmp_path)
+    room(900, 1000)
+    monkeypatch.setattr(local_files, "MEMORY", Path("/proc"))
+    assert room_in(tmp_path) == 800, "on disk"
+    monkeypatch.setattr(local_files, "MEMORY", tmp_path)
+    assert room_in(tmp_path) == 200, "in memory"
+    (tmp_path / "memory.max").write_text("max\n")
+    assert room_in(tmp_path) == 200
+    for name, text in (("max", "500"), ("current", "420"), ("stat", "anon 300\ninactive_file 100\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert room_in(tmp_path) == 130, "in a container"
+    memory.available = 90
+    assert room_in(tmp_path) == -10

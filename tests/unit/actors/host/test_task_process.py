@@ -200,7 +200,7 @@ def test_run_sets_environment_before_loading_user_code() -> None:
     assert seen["MINE"] == "yes"
     assert (seen["MEGASCALE_NUM_SLICES"], seen["MEGASCALE_SLICE_ID"]) == ("2", "0")
     assert "TPU_VISIBLE_CHIPS" not in seen
-    own = Path(seen["IRIS_RAY_HOST_DIR"]) / "jobs" / "job"
+    own = Path(seen["IRIS_RAY_HOST_DIR"]) / "jobs" / "job" / "files"
     assert own.is_dir()
     assert get_job_info(seen) == replace(INFO, local_dir=str(own))
 

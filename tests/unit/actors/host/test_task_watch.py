@@ -14,16 +14,17 @@ import psutil
 import pytest
 import ray
 
-from iris_ray.actors.host import task_watch
+from iris_ray.actors.host import stall_look, task_watch
 from iris_ray.actors.host import task_watch as task_notices
 from iris_ray.actors.host.chips import RELEASE_S, Devices
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.messages import HostPlace, Progress, TaskLook
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.errors import InspectionFailedError
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind
@@ -65,7 +66,7 @@ async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -
     async def adopt(process: subprocess.Popen[bytes]) -> None:
         stat = stat_of(process.pid)
         assert stat is not None
-        assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") is None
+        assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") == ""
 
     for process in ending:
         await adopt(process)
@@ -80,6 +81,52 @@ async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -
     assert end.kind is EndKind.NEVER_STARTED
     for process in sleeps:
         process.wait()
+
+
+HANGS = """
+import threading
+def hangs_here():
+    print("hangs", flush=True)
+    time.sleep(1000)
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+hangs_here()
+"""
+
+
+@pytest.mark.parametrize("may_look", [True, False], ids=["by py-spy", "by itself"])
+def test_host_sees_where_task_hangs(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_look: bool
+) -> None:
+    """py-spy may not look into a process in most containers."""
+
+    def is_refused(arguments: object, timeout_s: float) -> str:
+        raise InspectionFailedError("not permitted")
+
+    if not may_look:
+        monkeypatch.setattr(stall_look, "py_spy", is_refused)
+    child = make(HANGS)
+
+    async def look(watch: TaskWatch) -> TaskLook:
+        child.start()
+        await asyncio.to_thread(child.says, "hangs")
+        return await watch.look()
+
+    found = watched(child, tmp_path, look)
+    assert found.state == ""
+    assert found.stack[0].startswith("hangs_here (")
+
+
+def test_task_that_has_not_begun_is_not_asked(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would die of the signal."""
+    monkeypatch.setattr(stall_look, "_main_thread", lambda pid: ())
+    child = make(HANGS)
+
+    async def look(watch: TaskWatch) -> tuple[str, ...]:
+        found = await watch.look()
+        assert not watch.ended
+        return found.stack
+
+    assert watched(child, tmp_path, look) == ()
 
 
 def test_host_delivers_notice_to_task_that_saves(make: Make, tmp_path: Path) -> None:
@@ -346,6 +393,13 @@ def test_children_of_crashed_task_are_ended(
 ) -> None:
     """Forked ones, and those with an environment of their own: they hold memory and chips, and carry no token."""
     monkeypatch.setattr(task_watch, "DESCENDANTS_S", 0.05 if noted else PATIENCE_S)
+    search = ProcessTree.search
+
+    def late_at_exit(tree: ProcessTree, just_ended: bool = False) -> list[psutil.Process]:
+        time.sleep(0.2 * just_ended)  # a busy host
+        return search(tree, just_ended)
+
+    monkeypatch.setattr(ProcessTree, "search", late_at_exit)
     child = make("""
         import subprocess
         os.setpgid(0, 0)
@@ -370,6 +424,7 @@ def test_children_of_crashed_task_are_ended(
         await watch.how_it_ended()
         assert all(one.is_running() for one in children)
         await watch.end("another task ended")
+        psutil.wait_procs(children[: 3 if noted else 2], timeout=PATIENCE_S)  # the kernel takes its time on a busy host
         left = [one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in children]
         for one in children:
             if one.is_running():

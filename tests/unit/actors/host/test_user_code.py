@@ -76,13 +76,16 @@ def test_sigterm_from_noticed_task_ends_its_children(make: Make, tmp_path: Path)
 def test_task_heeds_signals_before_its_start_is_known(make: Make, tmp_path: Path) -> None:
     """The mark of its start tells its host that signals may come: what runs then must not die of them."""
     script = """
+        import faulthandler
         import iris_ray.actors.host.task_process as task_process
+        from iris_ray.actors.protocol.task_files import LOOK_SIGNAL, STACKS_SIGNAL
         from iris_ray.model.job_info import JobInfo
         from iris_ray.actors.protocol.messages import TaskLaunch
         from iris_ray.model.multislice import MultisliceInfo
         from ray import cloudpickle
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         faulthandler.unregister(STACKS_SIGNAL)
+        faulthandler.unregister(LOOK_SIGNAL)
         (host_directory() / "dev").mkdir()
         redirect = task_process.redirect_output
         def marked(directory, launch):
@@ -91,6 +94,7 @@ def test_task_heeds_signals_before_its_start_is_known(make: Make, tmp_path: Path
             files.notice.touch()
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), STACKS_SIGNAL)
+            os.kill(os.getpid(), LOOK_SIGNAL)
             return pipe
         task_process.redirect_output = marked
         info = JobInfo("job", "job/task-1", 1, 4, 2, 0, 2, "slice-a", 1, "127.0.0.1:20002")

@@ -191,7 +191,7 @@ async def test_task_ended_by_sigterm_of_cancelled_growth_costs_nothing(cluster: 
             await asyncio.sleep(10_000.0)
         return task.info.attempt
 
-    results = cluster.run("job", (1, 2), work, max_retries_preemption=1)
+    results = cluster.run("job", (1, 2), work, max_retries_preemption=1, grow_after=9999.0)
     first = await cluster.runs("job", 4)
     cluster.kill_host(first[0].info.slice_name, 0)
     second, _ = await cluster.runs("job", 2, attempt=2)

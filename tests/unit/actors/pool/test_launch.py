@@ -1,5 +1,6 @@
 """What each host of an attempt is told to run, and how many standbys wait there for the next ones."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -94,6 +95,37 @@ def test_each_process_of_a_host_has_own_rank_and_ports() -> None:
     assert launches["a"][0].multislice.to_env()["MEGASCALE_PORT"] == "1000", "where the others look for it"
     assert last.label == f"{spec.name} slice=1 worker=1 process=1"
     assert AttemptPlace(order).in_words(TaskKey(1, 1, 1)) == "slice 1 (b) worker 1 process 1"
+
+
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_tasks_know_where_the_hosts_of_their_gang_serve_files(per_host: int) -> None:
+    spec = gang_spec("job", processes_per_host=per_host)
+    order = replace(place(AttemptId("job", 3), "a", "b").order, processes_per_host=per_host)
+    ports = dict.fromkeys(("a", "b"), PORTS["a"] * 4)
+    hosts = ("10.0.0.0:4000", "10.0.0.1:4000", "", "10.0.1.1:4000")
+    launches = [one for each in launch_plan(request(spec), AttemptPlace(order), ports, hosts).values() for one in each]
+    for launch in launches:
+        assert [*launch.info.file_services[::per_host]] == [*hosts]
+        assert len(launch.info.file_services) == launch.info.num_tasks
+
+
+def test_addresses_too_long_for_a_variable_are_left_out() -> None:
+    where = place(AttemptId("job", 1), "a", hosts=5000)
+    long, short = ["100.100.100.100:40000"] * 5000, ["10.0.0.1:40000"] * 5000
+    for hosts, known in ((long, 0), (short, 5000)):
+        launch = launch_plan(request(gang_spec("job")), where, PORTS, hosts)["a"][0]
+        assert len(launch.info.file_services) == known
+        assert all(len(f"{name}={value}") < 1 << 17 for name, value in launch.info.to_env().items())
+
+
+def test_job_keeps_one_token_that_no_repr_shows() -> None:
+    one, other = request(gang_spec("job")), request(gang_spec("job"))
+    assert one.files_token != other.files_token
+    for number in (1, 2):
+        again = pickle.loads(pickle.dumps(one))
+        launch = launch_plan(again, place(AttemptId("job", number), "a"), PORTS)["a"][0]
+        assert launch.files_token == one.files_token
+        assert one.files_token not in f"{one} {launch} {launch.info.to_env()}"
 
 
 def test_task_knows_its_claimed_gpus() -> None:

@@ -209,10 +209,13 @@ async def test_host_tells_its_versions_once_and_each_standby_its_own() -> None:
     async def ready() -> StandbyReady:
         return StandbyReady(PID, 1, "token", (1, 2, 3, 4), 1, 1, None)
 
-    async def adopt(*_: object) -> None: ...
+    async def adopt(*_: object) -> str:
+        return "10.0.0.1:7"
 
     actor = SliceActor("a", [handle(versions=telling("host"), adopt=adopt)])
     for generation in range(3):
         standby = handle(versions=telling("standby"), ready=ready)
-        assert isinstance(await actor.prepare(generation, [standby], 1.0), SliceReady)
+        prepared = await actor.prepare(generation, [standby], 1.0)
+        assert isinstance(prepared, SliceReady)
+        assert prepared.file_services == ("10.0.0.1:7",)
     assert asked == {"host": 1, "standby": 3}

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from iris_ray.actors.pool.slice_pool_manager import IDLE_LOOK_S
 from iris_ray.actors.protocol.messages import ProcessSpec
 from tests.support.hosts_in_process import OutOfMemory, Task, returns_at_once
 from tests.support.virtual_cluster import VirtualCluster, played
@@ -160,3 +161,40 @@ async def test_several_standbys_wait_only_for_further_runs(
     for task in tasks:
         task.end.set_result(None)
     await results
+
+
+def held_slices(cluster: VirtualCluster) -> int:
+    return len(cluster.reserved_nodes()) // 2
+
+
+@played(slices=2)
+@pytest.mark.parametrize(
+    ("name", "bundle", "left"),
+    [
+        ("train", {"TPU": 4.0, "CPU": 1.0}, 0),
+        ("train", {"CPU": 1.0}, 2),
+        ("train", {"TPU": 8.0}, 2),
+        ("iris_ray_demand/v4-16/1", {"TPU": 4.0}, 2),
+        ("iris_ray/another/1", {"TPU": 4.0}, 2),
+    ],
+    ids=["chips", "none", "more than a host has", "demand", "another pool"],
+)
+async def test_warm_slices_are_yielded_to_others_that_wait_for_chips(
+    cluster: VirtualCluster, name: str, bundle: dict[str, float], left: int
+) -> None:
+    """As Ray Train, which would give up before they are cold."""
+    await cluster.run("first", (2,), returns_at_once, keep_warm=600.0)
+    await asyncio.sleep(60.0)
+    cluster.others_wait(name, bundle, bundle)
+    assert held_slices(cluster) == 2
+    await asyncio.sleep(2 * IDLE_LOOK_S + 2.0)
+    assert held_slices(cluster) == left
+
+
+@played(slices=2)
+async def test_group_that_stays_pending_ends_no_second_warm_time(cluster: VirtualCluster) -> None:
+    cluster.others_wait("never placed", {"TPU": 4.0})
+    for held in (0, 1):
+        await cluster.run(f"run-{held}", (1,), returns_at_once, keep_warm=600.0)
+        await asyncio.sleep(3 * IDLE_LOOK_S)
+        assert held_slices(cluster) == held

@@ -68,14 +68,15 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     from iris_ray.model.cluster_settings import WasSet
     from iris_ray.model.lifecycle import AttemptId
     from iris_ray.model.notices import Notice
-    from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
+    from iris_ray.state.events import MaintenanceCalledOffEvent, TaskStateChangedEvent, WorkerDrainedEvent
 
     methods = {
         name: {method: parameters(getattr(cls, method)) for method in METHODS[name]}
         for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
     }
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
-    travelling = *orders, WasSet, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
+    events = WorkerDrainedEvent, MaintenanceCalledOffEvent, TaskStateChangedEvent
+    travelling = *orders, WasSet, GangProgress, *events
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in travelling}
     assert (PROTOCOL_VERSION, methods, fields, modules) == (11, METHODS, FIELDS, MODULES)
@@ -153,13 +154,22 @@ FIELDS = {
     "JobView": ["state", "attempt", "failures", "preemptions", "failed_launches", "error", "job_state"],
     "WorkerDrainedEvent": ["node_id", "reason", "kind", "deadline"],
     "MaintenanceCalledOffEvent": ["node_id"],
-    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers"],
+    "TaskStateChangedEvent": [
+        "attempt",
+        "task_index",
+        "new_state",
+        "error",
+        "exit_code",
+        "is_hopeless",
+        "is_hang",
+    ],
+    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers", "stall_limit"],
 }
 MODULES = {
     **dict.fromkeys(
         ("AttemptOrder", "GangProgress", "HostPlace", "JobView", "PoolProcess", "PoolView"), "actors.protocol.messages"
     ),
-    **dict.fromkeys(("MaintenanceCalledOffEvent", "WorkerDrainedEvent"), "state.events"),
+    **dict.fromkeys(("MaintenanceCalledOffEvent", "TaskStateChangedEvent", "WorkerDrainedEvent"), "state.events"),
     "AttemptId": "model.lifecycle",
     "Notice": "model.notices",
     "WasSet": "model.cluster_settings",

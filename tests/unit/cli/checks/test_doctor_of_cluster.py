@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION, package_directory, versions_here
 from iris_ray.cli import doctor
@@ -130,3 +131,21 @@ def test_doctor_says_where_controllers_code_is_from(
     finding = found_by(world)["Controller's code"]
     assert (finding["level"], said in finding["found"]) == (level, True)
     assert package_directory() in finding["found"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "level", "said"),
+    [
+        (None, "OK", "asked for by placement groups"),
+        ("403 forbidden", "WARNING", "which miscounts slices on KubeRay: 4"),
+    ],
+)
+def test_doctor_says_how_missing_slices_are_asked_for(
+    world: ControllerInProcess, hosts: Hosts, problem: str | None, level: str, said: str
+) -> None:
+    assert "missing slices" not in found_by(world)
+    demand = AutoscalerDemand(has_autoscaler=True)
+    demand.problem = problem
+    world.asks_for_slices_with(demand)
+    finding = found_by(world)["missing slices"]
+    assert (finding["level"], said in finding["found"]) == (level, True)

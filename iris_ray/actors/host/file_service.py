@@ -1,0 +1,365 @@
+"""Serves the files of a job's directory on this host, over HTTP, to the job's tasks on all hosts of its gang.
+
+It runs in threads of the TPUHostActor, so it serves what an earlier attempt has left, too. The kernel copies files into
+sockets, and what arrives passes through one small buffer for each connection.
+"""
+
+import contextlib
+import errno
+import hmac
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from socketserver import ThreadingTCPServer
+from typing import Any, BinaryIO
+
+from iris_ray.actors.host.directories import LocalDirectories
+from iris_ray.actors.protocol.local_files import (
+    FILES,
+    LIST,
+    TOKEN_HEADER,
+    TOKEN_PREFIX,
+    JobDirectory,
+    of_target,
+    room_in,
+)
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+SILENCE_S = 30.0
+"""A connection over which no byte moves for so long is closed."""
+MOST_CONNECTIONS = 256
+"""Further ones wait."""
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FileService:
+    """A server of this host's job directories. It starts at once, and ends with its process.
+
+    Args:
+        address: the host's IP address; the service listens on no other.
+        directories: the host's job directories.
+        room: returns how many bytes a directory may still take.
+        silence_s: as `SILENCE_S`.
+
+    Attributes:
+        address: ``host:port``.
+
+    Raises:
+        OSError: the address can't be bound.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        directories: LocalDirectories,
+        room: Callable[[Path], int] = room_in,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._directories = directories
+        self._room = room
+        self._expected = 0  # bytes that are still to come
+        self._lock = threading.Lock()
+        for job in directories.jobs():  # transfers that ended with the TPUHostActor before
+            shutil.rmtree(job.incoming, ignore_errors=True)
+        self._server = _Server(address, self, silence_s)
+        self.address = f"{address}:{self._server.server_address[1]}"
+        self._stopped = False
+        threading.Thread(target=self._serve, name="iris_ray.files", daemon=True).start()
+
+    def stop(self) -> None:
+        """Take no more connections."""
+        self._stopped = True
+        with contextlib.suppress(OSError):  # the thread looks up only when somebody connects, or has just done so
+            socket.create_connection(self._server.socket.getsockname()).close()
+
+    def _serve(self) -> None:
+        with self._server:
+            while not self._stopped:
+                self._server.handle_request()
+
+    def job_of(self, token: str) -> JobDirectory:
+        """Return the directory of the job that has this token.
+
+        Raises:
+            Refusal: there is none.
+        """
+        for job in self._directories.jobs():
+            theirs = job.read_token().encode()
+            if theirs and hmac.compare_digest(theirs, token.encode(errors="replace")):
+                return job
+        raise Refusal(HTTPStatus.FORBIDDEN, "no job with this token has started a task on this host")
+
+    @contextlib.contextmanager
+    def expecting(self, size: int, job: JobDirectory) -> Iterator[Callable[[int], None]]:
+        """Keep room for a file that is to come. Yield a function that takes the number of bytes that have come.
+
+        Raises:
+            Refusal: there is no room.
+        """
+        left = size
+        with self._lock:
+            room = self._room(job.files) - self._expected
+            if size > room:
+                raise Refusal(
+                    HTTPStatus.INSUFFICIENT_STORAGE,
+                    f"{size} bytes don't fit: the files of a job on this host may grow by {max(0, room)} bytes, so that"
+                    " a tenth of its memory, or disk, stays free; delete older files there first, or keep fewer",
+                )
+            self._expected += size
+
+        def came(count: int) -> None:
+            nonlocal left
+            with self._lock:
+                self._expected -= count
+            left -= count
+
+        try:
+            yield came
+        finally:
+            came(left)
+
+
+class Refusal(Exception):
+    """A request can't be answered; with the status and the words of the answer."""
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class _Server(ThreadingTCPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address: str, service: FileService, silence_s: float) -> None:
+        self.service = service
+        self.silence_s = silence_s
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((address, 0), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._free.acquire()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread can be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("a file transfer to %s was broken off", client_address, exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "iris_ray", ""
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        self.connection.settimeout(self.server.silence_s)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: a job has thousands of files."""
+
+    def handle_expect_100(self) -> bool:
+        return True  # `_put` answers it
+
+    def do_GET(self) -> None:
+        if self.path.startswith(LIST):
+            self._answer(LIST, self._list)
+        else:
+            self._answer(FILES, self._get)
+
+    def do_PUT(self) -> None:
+        self._answer(FILES, self._put)
+
+    def do_DELETE(self) -> None:
+        self._answer(FILES, self._delete)
+
+    def _answer(self, prefix: str, by: Callable[[JobDirectory, tuple[str, ...]], None]) -> None:
+        self.close_connection = True
+        try:
+            job = self.server.service.job_of(self.headers.get(TOKEN_HEADER, "").removeprefix(TOKEN_PREFIX))
+            if not self.path.startswith(prefix):
+                raise Refusal(HTTPStatus.NOT_FOUND, "there is nothing but files here")
+            by(job, _parts(of_target(prefix, self.path), or_none=prefix == LIST))
+        except Refusal as refusal:
+            self._say(refusal.status, str(refusal).encode())
+        except FileNotFoundError:
+            self._say(HTTPStatus.NOT_FOUND, b"it does not exist")
+        except (ConnectionError, TimeoutError):  # nobody is left to hear an answer
+            raise
+        except OSError as error:
+            status = HTTPStatus.INSUFFICIENT_STORAGE if error.errno in _FULL else HTTPStatus.CONFLICT
+            self._say(status, (error.strerror or str(error)).encode())
+
+    def _say(self, status: HTTPStatus, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _list(self, job: JobDirectory, parts: tuple[str, ...]) -> None:
+        try:
+            with _opened(job.files, parts) as directory:
+                found = dict(_sizes_below(directory, "/".join(parts)))
+        except (FileNotFoundError, NotADirectoryError):
+            found = {}
+        self._say(HTTPStatus.OK, json.dumps(found).encode())
+
+    def _get(self, job: JobDirectory, parts: tuple[str, ...]) -> None:
+        with _opened(job.files, parts[:-1]) as directory:
+            descriptor = os.open(parts[-1], _FILE, dir_fd=directory)
+        with open(descriptor, "rb", buffering=0) as file:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise Refusal(HTTPStatus.CONFLICT, "it is no file")
+            start, count = self._range(found.st_size)
+            self.send_response(HTTPStatus.PARTIAL_CONTENT if "Range" in self.headers else HTTPStatus.OK)
+            self.send_header("Content-Length", str(count))
+            self.end_headers()
+            self._send(file, start, count)
+
+    def _range(self, size: int) -> tuple[int, int]:
+        """Return the first byte that is wanted, and how many. The client compares that with what it wants."""
+        wanted = self.headers.get("Range")
+        if wanted is None:
+            return 0, size
+        if (match := _RANGE.fullmatch(wanted)) is None:
+            raise Refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "only ranges such as bytes=0-9 are served")
+        first, last = int(match[1]), min(int(match[2]), size - 1)
+        if first > last:
+            raise Refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, f"it has {size} bytes")
+        return first, last + 1 - first
+
+    def _send(self, file: Any, start: int, count: int) -> None:
+        connection: socket.socket = self.connection
+        try:
+            complete = not count or connection.sendfile(file, start, count) == count
+        except OSError as error:  # the answer has begun, so another one can't be given
+            raise ConnectionAbortedError(str(error)) from error
+        if not complete:
+            raise ConnectionAbortedError("the file has been cut short meanwhile")
+
+    def _put(self, job: JobDirectory, parts: tuple[str, ...]) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            raise Refusal(HTTPStatus.LENGTH_REQUIRED, "a file needs a Content-Length")
+        with (
+            self.server.service.expecting(int(length), job) as came,
+            _taking(job) as (incoming, name),
+            open(os.open(name, _NEW_FILE, 0o600, dir_fd=incoming), "wb", buffering=0) as file,
+        ):
+            if self.headers.get("Expect", "").lower() == "100-continue":
+                self.send_response_only(HTTPStatus.CONTINUE)
+                self.end_headers()
+            _receive(self.rfile, file, int(length), came)  # type: ignore[arg-type]
+            with _opened(job.files, parts[:-1], create=True) as directory:
+                os.rename(name, parts[-1], src_dir_fd=incoming, dst_dir_fd=directory)
+        self._say(HTTPStatus.CREATED)
+
+    def _delete(self, job: JobDirectory, parts: tuple[str, ...]) -> None:
+        with _opened(job.files, parts[:-1]) as directory, _taking(job) as (incoming, name):
+            os.rename(parts[-1], name, src_dir_fd=directory, dst_dir_fd=incoming)
+        self._say(HTTPStatus.OK)
+
+
+def _receive(source: BinaryIO, file: Any, size: int, came: Callable[[int], None]) -> None:
+    """Copy so many bytes from a connection into a file."""
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
+    while size:
+        count = source.readinto(buffer[:size])  # type: ignore[attr-defined]
+        if not count:
+            raise ConnectionResetError("the sender has broken off")
+        chunk = buffer[:count]
+        while chunk:
+            chunk = chunk[file.write(chunk) :]
+        came(count)
+        size -= count
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+def _parts(path: str, or_none: bool) -> tuple[str, ...]:
+    """Return the names in a relative path.
+
+    Raises:
+        Refusal: it could lead elsewhere, or has no names and needs some.
+    """
+    parts = tuple(path.split("/")) if path else ()
+    if not (parts or or_none) or any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise Refusal(HTTPStatus.BAD_REQUEST, "it is no path below the job's directory: give names with / between them")
+    return parts
+
+
+@contextlib.contextmanager
+def _opened(root: Path, parts: Sequence[str], create: bool = False) -> Iterator[int]:
+    """Open a directory below another one, through no link. Make it if that is wanted."""
+    directory = os.open(root, _DIRECTORY)
+    try:
+        for part in parts:
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=directory)
+            below = os.open(part, _DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = below
+        yield directory
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _taking(job: JobDirectory) -> Iterator[tuple[int, str]]:
+    """Yield the directory for transfers, and a new name in it. Remove at the end what has that name."""
+    job.incoming.mkdir(mode=0o700, exist_ok=True)
+    name = secrets.token_hex(8)
+    with _opened(job.incoming, ()) as incoming:
+        try:
+            yield incoming, name
+        finally:
+            try:
+                os.unlink(name, dir_fd=incoming)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                shutil.rmtree(name, ignore_errors=True, dir_fd=incoming)
+
+
+def _sizes_below(directory: int, path: str) -> Iterator[tuple[str, int]]:
+    """Yield the paths and sizes of the files below an open directory, through no link."""
+    for below, _, names, descriptor in os.fwalk(".", dir_fd=directory):
+        parents = [part for part in (path, *below.split("/")) if part not in ("", ".")]
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode):
+                    yield "/".join([*parents, name]), found.st_size

@@ -1,0 +1,98 @@
+"""Tests the suspected hosts of a gang before it returns to them, beside the start of its processes."""
+
+import asyncio
+from collections.abc import Mapping
+
+from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.protocol.answers import Unfit, Unreachable
+from iris_ray.actors.protocol.host_interface import HostInterface
+from iris_ray.actors.protocol.messages import HostPlace, Link
+
+PREFLIGHT_S = 5.0
+"""A host that is ready to start a task has so long to pass."""
+NEIGHBOURS = 2
+"""A suspected host's links to so many other hosts are measured. A host fails only if all of them are bad."""
+MOST_LATENCY_S, LEAST_BYTES_S = 0.5, 256 << 10
+"""A link that is slower is broken. Healthy ones are a thousand times as fast, but the hosts may be busy."""
+
+
+class Preflight:
+    """Tests the hosts of an attempt that are suspected.
+
+    Args:
+        place: the hosts of the attempt.
+        slices: hold these hosts already.
+        suspected: why hosts are suspected, by node id. Others are not tested.
+    """
+
+    def __init__(self, place: AttemptPlace, slices: ReservedSlices, suspected: Mapping[str, str]) -> None:
+        hosts = [host for hosts in place.order.slices for host in hosts]
+        self._slices = slices
+        self._suspects = {host: suspected[host.node_id] for host in hosts if host.node_id in suspected}
+        if not place.on_slices and place.num_hosts == 1:
+            self._suspects = {}  # a task without peers and chips is tried at once
+        self._others = [host for host in hosts if host.node_id not in suspected]
+        self._tests = {
+            asyncio.ensure_future(self._problem(host)): host for host in self._suspects
+        }  # they wait until the actors of their hosts have started
+
+    async def failed(self) -> dict[str, Unfit]:
+        """Return the slices with a host that has failed, once all hosts are ready to start a task."""
+        if not self._tests:
+            return {}
+        await asyncio.wait(self._tests, timeout=PREFLIGHT_S)
+        problems = {host: self._result(test) for test, host in self._tests.items()}
+        return {
+            host.slice_name: Unfit(
+                f"{host.slice_name} host {host.host_index} was tested because of an earlier failure"
+                f" ({self._suspects[host]}): {problem}",
+                host.node_id,
+                problem,
+            )
+            for host, problem in problems.items()
+            if problem is not None
+        }
+
+    def cancel(self) -> None:
+        for test in self._tests:
+            test.cancel()
+
+    def _result(self, test: "asyncio.Task[str | None]") -> str | None:
+        if not test.done():
+            return f"it has not passed a test within {PREFLIGHT_S:g} s"
+        return f"its test failed: {error}" if (error := test.exception()) is not None else test.result()
+
+    async def _problem(self, host: HostPlace) -> str | None:
+        """Return why a host fails, as part of a sentence about it; None if it does not."""
+        actor = self._actor(host)
+        neighbours = sorted(self._others, key=lambda other: other.slice_name != host.slice_name)[:NEIGHBOURS]
+        asks = (
+            self._actor(other).ask_within(None, HostInterface.measure_link, actor.handle, actor.name)
+            for other in neighbours
+        )
+        found, links = await asyncio.gather(
+            actor.ask_within(None, HostInterface.preflight), asyncio.gather(*asks, return_exceptions=True)
+        )
+        if isinstance(found, Unreachable):
+            return found.reason
+        bad = [words for link in links if (words := _problem_of_link(link)) is not None]
+        if found is None and bad and len(bad) == len(links):
+            return f"its links to {len(bad)} other hosts are bad: {bad[0]}"
+        return found
+
+    def _actor(self, host: HostPlace) -> Actor[HostInterface]:
+        return self._slices.host_actors(host.slice_name)[host.host_index]
+
+
+def _problem_of_link(link: Link | Unreachable | BaseException) -> str | None:
+    if isinstance(link, BaseException):
+        return f"{type(link).__name__}: {link}"
+    if isinstance(link, Unreachable):
+        return link.reason
+    if link.latency_s > MOST_LATENCY_S:
+        return f"an answer takes {link.latency_s:.2f} s"
+    if link.bytes_per_s < LEAST_BYTES_S:
+        return f"it carries {link.bytes_per_s / 1024:.0f} KiB/s"
+    return None

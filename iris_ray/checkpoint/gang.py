@@ -1,0 +1,200 @@
+"""The processes of a JAX program that keep their state together: their hosts' files, and how they agree."""
+
+import atexit
+import itertools
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import jax
+
+from iris_ray.actors.protocol.task_files import LocalRun
+from iris_ray.checkpoint.parts import PartName
+from iris_ray.checkpoint.search import Files
+from iris_ray.checkpoint.store import DirectoryFiles
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.job_info import JobInfo
+from iris_ray.task.job_info import get_job_info
+from iris_ray.task.peer_files import peers
+
+logger = logging.getLogger(__name__)
+
+AGREE_S = 600.0
+"""How long a process waits for the others. JAX ends it before, within 100 s by default, if one of them is dead."""
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """This process among those that keep a state together.
+
+    Attributes:
+        index, count: this process, and how many there are; as JAX numbers them.
+        attempt: of the processes. What they save is newer than what earlier attempts have saved.
+        hosts: the files of each host.
+        host_of: the number of the host of each process.
+        own: the files of this process's host.
+        folder: where the steps are on each host.
+        domains: for each process the number of what is lost with it: its slice, or in one slice its host.
+        sliced: whether the processes are on several slices.
+    """
+
+    index: int
+    count: int
+    attempt: int
+    hosts: Sequence[Files]
+    host_of: Sequence[int]
+    own: DirectoryFiles
+    folder: str
+    domains: Sequence[int]
+    sliced: bool
+    talk: "Talk"
+
+    @property
+    def near(self) -> list[int]:
+        """The hosts: this one, then those of equal place in the other slices, then the others."""
+        mine = self.host_of[self.index]
+        a_slice = max(1, len(self.hosts) // len(set(self.domains))) if self.sliced else 1
+        following = [(mine + distance) % len(self.hosts) for distance in range(len(self.hosts))]
+        return sorted(following, key=lambda host: (host != mine, (host - mine) % a_slice))
+
+
+class Talk:
+    """How the processes of a JAX program agree, through JAX's coordination service. One process only asks itself.
+
+    Args:
+        client: of the service; None for a single process.
+        index: the number of this process.
+        name: of the talk, which no other of the program has.
+    """
+
+    def __init__(self, client: Any, index: int, name: str) -> None:
+        self._client = client
+        self._index = index
+        self._prefix = f"iris_ray/checkpoint/{name}"
+
+    def decide(self, key: str, decision: Callable[[], str]) -> str:
+        """Return what process 0 decides. All processes call it with the same key, which is new."""
+        if self._client is None:
+            return decision()
+        path = f"{self._prefix}/{key}"
+        if self._index:
+            answer: list[str] = json.loads(self._client.blocking_key_value_get(path, int(AGREE_S * 1000)))
+        else:
+            try:
+                answer = ["decided", decision()]
+            except Exception as error:
+                self._client.key_value_set(path, json.dumps(["failed", str(error)]))
+                raise
+            self._client.key_value_set(path, json.dumps(answer))
+        if answer[0] == "failed":
+            raise RuntimeError(f"process 0 could not decide: {answer[1]}")
+        return answer[1]
+
+    def agree(self, key: str, failure: str | None = None) -> list[str]:
+        """Wait until all processes have called this with the same new key. Return the failures of all of them."""
+        if self._client is None:
+            return [] if failure is None else [failure]
+        path = f"{self._prefix}/{key}"
+        if failure is not None:
+            self._client.key_value_set(f"{path}/{self._index}", failure)
+        self._client.wait_at_barrier(path, int(AGREE_S * 1000))
+        return [text for _, text in sorted(self._client.key_value_dir_get(path))]
+
+
+def this_gang(name: str, directory: Path | None) -> Gang:
+    """Return this process's gang, or this process alone. Call it once JAX's processes have joined.
+
+    Args:
+        name: of the state.
+        directory: one that all processes share, in place of each host's own.
+
+    Raises:
+        InvalidRequestError: these processes have no place that others could read.
+    """
+    me = get_job_info()
+    index, count = jax.process_index(), jax.process_count()
+    talk = Talk(_client() if count > 1 else None, index, f"{name}/{next(_numbers)}")
+    if directory is None and me is not None and me.local_dir:
+        return _on_hosts(me, name, index, count, talk)
+    if directory is None:
+        if count > 1:
+            raise InvalidRequestError(
+                f"this is one of {count} processes of JAX, and their hosts have no local_dir: that is for tasks with"
+                " chips that iris_ray has started; give directory=, one in memory that all of them share"
+            )
+        directory = _for_this_process()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own, folder = DirectoryFiles(directory), f"memory/{name}"
+
+    def next_attempt() -> str:
+        found = (PartName.of(path.rpartition("/")[2]) for path in own.list(folder))
+        return str(max((part.attempt for part in found if part is not None), default=0) + 1)
+
+    attempt = int(talk.decide("attempt", next_attempt))
+    return Gang(index, count, attempt, [own], [0] * count, own, folder, [0] * count, False, talk)
+
+
+def _on_hosts(me: JobInfo, name: str, index: int, count: int, talk: Talk) -> Gang:
+    a_slice = me.num_tasks // me.num_slices
+    if count == me.num_tasks:
+        tasks, folder = range(count), name
+    elif count == a_slice:
+        tasks = range(me.slice_id * a_slice, (me.slice_id + 1) * a_slice)
+        folder = f"{name}-of-slice-{me.slice_id}"
+    else:
+        tasks, folder = range(me.task_index, me.task_index + 1), f"{name}-of-task-{me.task_index}"
+    if count != len(tasks) or tasks[index] != me.task_index:
+        raise InvalidRequestError(
+            f"this process is number {index} of {count} in JAX, and task {me.task_index} of {me.num_tasks} in iris_ray;"
+            " join all tasks of the gang, or of each slice, in their order, as iris_ray.jax.initialize() does"
+        )
+    own = DirectoryFiles(Path(me.local_dir))
+    first = tasks[0] // me.processes_per_host
+    host_of = [task // me.processes_per_host - first for task in tasks]
+    hosts: list[Files] = [own] * (host_of[-1] + 1)
+    if len(hosts) > 1:
+        files = _peers(me)
+        if not files:
+            raise InvalidRequestError(
+                "the hosts of this gang do not serve their files, so that no process could read what another has kept;"
+                " give directory=, one that all of them share"
+            )
+        first_of_gang = me.task_index - me.gang_rank
+        for task, host in zip(tasks, host_of, strict=True):
+            hosts[host] = own if host == host_of[index] else files[task - first_of_gang]
+    slices = [task // a_slice for task in tasks]
+    sliced = len(set(slices)) > 1
+    domains = slices if sliced else host_of
+    return Gang(index, count, me.attempt, hosts, host_of, own, f"memory/{folder}", domains, sliced, talk)
+
+
+def _peers(me: JobInfo) -> Sequence[Files]:
+    run = LocalRun.of_this_task()
+    if run is not None:
+        first = me.task_index - me.gang_rank
+        return [DirectoryFiles(run.local_dir(task)) for task in range(first, first + me.gang_size)]
+    return peers()
+
+
+def _for_this_process() -> Path:
+    """Return a directory that is removed with this process."""
+    memory = Path("/dev/shm")
+    made = Path(tempfile.mkdtemp(prefix="iris_ray-steps-", dir=memory if memory.is_dir() else None))
+    atexit.register(rmtree, made, ignore_errors=True)
+    logger.warning("This process is no task of a job: what it keeps ends with it, unless you give directory=")
+    return made
+
+
+def _client() -> Any:
+    """Return the client of JAX's coordination service, which has no public name (JAX 0.10 to 0.12)."""
+    from jax._src import distributed
+
+    if distributed.global_state.client is None:
+        raise InvalidRequestError("JAX's processes are not joined; call iris_ray.jax.initialize() first")
+    return distributed.global_state.client

@@ -1,0 +1,162 @@
+"""Keeps the state of a JAX program in the memory of its hosts, so that a lost slice costs steps, not hours."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import jax
+
+from iris_ray.checkpoint.gang import Gang, this_gang
+from iris_ray.checkpoint.leaves import state_leaves
+from iris_ray.checkpoint.steps import GangSteps
+from iris_ray.model.checks import is_int, is_whole, require
+from iris_ray.model.notices import NoticeKind
+from iris_ray.task.preemption import PreemptionNotice
+from iris_ray.task.progress import unproductive
+
+
+class MemoryCheckpointer:
+    """Checkpoints of a JAX program in the memory of its hosts.
+
+    Each process keeps its shards in ``local_dir``, which outlives the attempt. After a loss, the next attempt takes
+    what its hosts still have, and fetches the rest from the other hosts; the number and order of slices may change.
+    A shard that only one slice has is copied to a host of another slice. All processes must call each method at the
+    same steps. Numbers and NumPy arrays in the state must be the same in all processes.
+
+    It does not replace checkpoints in a bucket: a single slice takes its memory along, and so does a job that is
+    evicted.
+
+    Args:
+        every: `save` keeps the steps that are multiples of it.
+        keep: files for steps on each host, of the size of its share: one has the newest whole step while the next one
+            is written into another. At least 2.
+        copies: ``"auto"`` copies shards to another slice if no other slice has them; ``"none"`` never does.
+        name: tells the states of a program apart.
+        limit: bytes of each host's memory that all this may take; by default, what is free but for a tenth.
+        directory: one that all processes share, such as ``/dev/shm/run-7`` on a single machine, in place of the hosts'
+            own. A program that is no task of a job finds there what it saved before.
+
+    Example::
+
+        with MemoryCheckpointer(every=10) as memory:
+            start, state = memory.restore(state) or restore_from_bucket()
+            for step in range(start, steps):
+                state = train_step(state)
+                notice = iris_ray.jax.agreed_notice(step)
+                memory.save(step + 1, state, now=notice is not None)
+                if notice:
+                    if not memory.outlives(notice):
+                        save_to_bucket(step + 1, state)
+                    notice.saved()
+    """
+
+    def __init__(
+        self,
+        every: int = 1,
+        keep: int = 2,
+        copies: Literal["auto", "none"] = "auto",
+        *,
+        name: str = "state",
+        limit: int | None = None,
+        directory: str | Path | None = None,
+    ) -> None:
+        require(is_int(every, 1), "every", every, "an int of 1 or more")
+        require(is_int(keep, 2), "keep", keep, "an int of 2 or more: one step stays whole while the next is written")
+        require(copies in ("auto", "none"), "copies", copies, '"auto" or "none"')
+        require(name.isidentifier(), "name", name, "a name of letters, digits and _")
+        self.every = every
+        self._keep = keep
+        self._copies = copies == "auto"
+        self._name = name
+        self._limit = limit
+        self._directory = None if directory is None else Path(directory).absolute()
+        self._known: tuple[Gang, GangSteps] | None = None
+
+    def save(self, step: int, state: Any, now: bool = False) -> bool:
+        """Keep a state; return whether this step is kept.
+
+        The call returns when the state is copied. The rest goes on in a thread: checksums, the copy for another slice,
+        and the agreement that the step is whole. Only then the step before is given up. The time of the call counts
+        as ``checkpoint_save`` for `iris-ray job goodput`.
+
+        Args:
+            step: how many steps are done; `restore` returns it.
+            state: a pytree of arrays of JAX and NumPy, random keys, numbers, bools and str.
+            now: keep it also if the step is no multiple of ``every``, and return once it is whole: for a notice.
+
+        Raises:
+            CheckpointTooLargeError: it does not fit into the memory of this host; earlier steps are still there.
+            InvalidRequestError: something in the state is no array and no number.
+        """
+        require(is_whole(step) and step >= 0, "step", step, "an int of 0 or more")
+        step = int(step)
+        if step % self.every and not now:
+            return False
+        jax.block_until_ready(state)  # type: ignore[no-untyped-call]
+        with unproductive("checkpoint_save"):
+            gang, steps = self._here()
+            steps.save(step, state_leaves(state, gang.count)[0])
+            if now:
+                steps.finish()
+        return True
+
+    def restore(self, target: Any) -> tuple[int, Any] | None:
+        """Return the newest step that is whole in the hosts' memory, and its state; None if there is none.
+
+        All processes return the same step. The steps of the newest attempt that has a whole one come first.
+
+        Args:
+            target: a state like the one that was saved, for its structure, shapes, types and shardings; its elements
+                don't matter. Arrays may be ``jax.ShapeDtypeStruct`` with a sharding, which take no memory.
+
+        Raises:
+            CheckpointMismatchError: what was saved is another state; the message names the first difference.
+        """
+        with unproductive("checkpoint_restore"):
+            gang, steps = self._here()
+            leaves, structure = state_leaves(target, gang.count)
+            found = steps.restore(leaves)
+            if found is None:
+                return None
+            step, restored = found
+            return step, jax.block_until_ready(jax.tree_util.tree_unflatten(structure, restored))  # type: ignore[no-untyped-call]
+
+    def newest(self) -> int | None:
+        """Return the step that `restore` would return now, the same in all processes; None if there is none."""
+        return self._here()[1].newest()
+
+    def wait(self) -> None:
+        """Return once the latest step is whole, with its copies.
+
+        Raises:
+            CheckpointTooLargeError: a host's memory is full.
+        """
+        if self._known is not None:
+            self._known[1].finish()
+
+    def outlives(self, notice: PreemptionNotice) -> bool:
+        """Return whether the latest step survives what a notice announces, so that it need not go into a bucket.
+
+        It does if one of several slices goes away and the others have its shards, or if the gang grows. It does not if
+        the gang has one slice, or if another job takes its hosts.
+        """
+        if notice.kind is NoticeKind.GROWTH:
+            return True
+        return notice.kind is not NoticeKind.EVICTION and self._here()[1].outlive_a_slice
+
+    def __enter__(self) -> "MemoryCheckpointer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait until the latest step is whole. After an error, the other processes may never come to agree on it."""
+        if error is None:
+            self.wait()
+
+    def _here(self) -> tuple[Gang, GangSteps]:
+        """Return the gang and its steps, which are known once JAX's processes have joined."""
+        if self._known is None:
+            gang = this_gang(self._name, self._directory)
+            self._known = gang, GangSteps(gang, self._keep, self._copies, self._limit)
+        return self._known

@@ -1,0 +1,328 @@
+"""Keeps steps of a state on the hosts of a gang, and restores the newest that is whole: what each process does."""
+
+import contextlib
+import itertools
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from iris_ray.actors.protocol.local_files import room_in
+from iris_ray.checkpoint.boxes import Box
+from iris_ray.checkpoint.gang import Gang
+from iris_ray.checkpoint.leaves import StateLeaf
+from iris_ray.checkpoint.parts import ALIGNMENT, Leaf, Part, PartName, Shard, checksum, difference
+from iris_ray.checkpoint.search import Found, HostFailedError, newest_whole, read_boxes
+from iris_ray.checkpoint.shares import Held, Kept, partner, share_out
+from iris_ray.checkpoint.store import Bytes, StepFiles, bytes_of
+from iris_ray.errors import CheckpointMismatchError, CheckpointTooLargeError
+
+logger = logging.getLogger(__name__)
+
+READERS: Final = 8
+"""Threads that read during a restore."""
+TRIES: Final = 5
+"""How often the processes look for a step, each time without the hosts that have failed."""
+
+
+class GangSteps:
+    """The steps of a state that a gang keeps, as one of its processes sees them. All processes call the same methods.
+
+    Args:
+        gang: the processes.
+        keep: files for steps on each host.
+        copies: whether shards that only one slice has are copied to another one.
+        limit: bytes of each host's memory; None for what `room_in` gives.
+    """
+
+    def __init__(self, gang: Gang, keep: int, copies: bool, limit: int | None) -> None:
+        self._gang = gang
+        self._keep = keep
+        self._copies = copies
+        self._limit = limit
+        self._files = StepFiles(gang.own, gang.folder, gang.attempt, gang.index, keep)
+        self._plan: _Plan | None = None
+        self._background: _Background | None = None
+        self._latest: int | None = None
+        self._copied: set[int] = set()  # steps of which a copy, or a part of one, is on the partner's host
+        self._counter = itertools.count()
+
+    @property
+    def outlive_a_slice(self) -> bool:
+        """Whether each shard of the steps is in two slices."""
+        plan = self._plan
+        return self._gang.sliced and plan is not None and not (plan.alone_anywhere and not self._copies)
+
+    def finish(self) -> None:
+        """Wait for what goes on in the background, and raise its error."""
+        background, self._background = self._background, None
+        if background is not None:
+            background.finish()
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, leaves: Sequence[StateLeaf]) -> None:
+        """Keep a step. Return when it is copied; `finish` waits until it is whole, or known not to be.
+
+        Raises:
+            CheckpointTooLargeError: it does not fit into the memory of this host.
+        """
+        self.finish()
+        if step == self._latest:
+            return
+        plan, key = self._planned(leaves), f"saved/{next(self._counter)}/{step}"
+        try:
+            slot, memory = self._files.begin(plan.size)
+        except CheckpointTooLargeError as error:
+            self._tell(key, error)  # the others wait for it
+            raise
+        arrays = {leaf: leaves[leaf].shards() for leaf in {each.leaf for each in plan.kept}}
+        for each in plan.kept:
+            if leaves[each.leaf].on_device:
+                arrays[each.leaf][each.box].copy_to_host_async()
+        later: list[tuple[int, Bytes]] = []
+        for each, offset in zip(plan.kept, plan.offsets, strict=True):
+            content = bytes_of(arrays[each.leaf][each.box])
+            if leaves[each.leaf].on_device:
+                later.append((offset, content))  # is a copy already
+            else:
+                np.copyto(memory[offset : offset + each.size], content)
+        about = tuple(leaf.leaf for leaf in leaves)
+        self._latest = step
+        self._background = _Background(lambda: self._complete(step, key, slot, memory, about, plan, later))
+
+    def _complete(
+        self,
+        step: int,
+        key: str,
+        slot: int,
+        memory: Bytes,
+        leaves: tuple[Leaf, ...],
+        plan: "_Plan",
+        later: Sequence[tuple[int, Bytes]],
+    ) -> None:
+        """Do all that the training need not wait for."""
+        error: Exception | None = None
+        try:
+            for offset, content in later:
+                np.copyto(memory[offset : offset + len(content)], content)
+            shards = [
+                Shard(each.leaf, each.box, offset, each.size, checksum(memory[offset : offset + each.size]))
+                for each, offset in zip(plan.kept, plan.offsets, strict=True)
+            ]
+            self._files.commit(step, slot, Part(leaves, tuple(shards)))
+            self._copy(step, memory, Part(leaves, tuple(shards[: plan.alone])), plan)
+        except Exception as caught:  # the others must hear of it
+            error = caught
+        if failures := self._tell(key, error):
+            logger.warning("Step %d is not whole in memory, the step before stays: %s", step, failures[0])
+        else:
+            self._files.settled(step)
+            self._drop_copies(plan, but=step)
+        if error is not None and not isinstance(error, OSError):
+            raise error
+
+    def _tell(self, key: str, error: Exception | None) -> list[str]:
+        """Tell the other processes how this one fared; return all failures."""
+        return self._gang.talk.agree(key, None if error is None else f"process {self._gang.index}: {error}")
+
+    def _copy(self, step: int, memory: Bytes, part: Part, plan: "_Plan") -> None:
+        """Give the shards that no other slice has to a host of another slice."""
+        if plan.partner is None or not part.shards:
+            return
+        gang = self._gang
+        there, name = gang.hosts[gang.host_of[plan.partner]], PartName(gang.attempt, step, gang.index)
+        self._copied.add(step)
+        there.write(f"{gang.folder}/{name.data}", memory.data[: part.size])
+        there.write(f"{gang.folder}/{name.record}", memoryview(part.to_bytes()))
+
+    def _drop_copies(self, plan: "_Plan", but: int) -> None:
+        gang = self._gang
+        for step in sorted(self._copied - {but}):
+            assert plan.partner is not None, "it has the copy"
+            there, name = gang.hosts[gang.host_of[plan.partner]], PartName(gang.attempt, step, gang.index)
+            for each in (name.record, name.data):
+                there.delete(f"{gang.folder}/{each}")
+            self._copied.remove(step)
+
+    def _planned(self, leaves: Sequence[StateLeaf]) -> "_Plan":
+        """Return which shards this process keeps, and where. It is planned anew when the state looks different."""
+        gang = self._gang
+        held = [leaf.held for leaf in leaves]
+        if self._plan is None or self._plan.held != held:
+            plan = _Plan.of(held, gang, self._copies)
+            refusals = self._gang.talk.agree(f"room/{next(self._counter)}", self._why_too_large(plan))
+            if refusals:
+                raise CheckpointTooLargeError(refusals[0])
+            self._plan = plan
+        return self._plan
+
+    def _prepare(self, leaves: Sequence[StateLeaf]) -> None:
+        """Have the first file made while the program compiles. If it does not fit, `save` raises the error."""
+        with contextlib.suppress(CheckpointTooLargeError):
+            size = self._planned(leaves).size
+            self._background = _Background(lambda: self._files.prepare(size))
+
+    def _why_too_large(self, plan: "_Plan") -> str | None:
+        """Return why the steps don't fit into the memory of this host; None if they do."""
+        gang = self._gang
+        here = [process for process, host in enumerate(gang.host_of) if host == gang.host_of[gang.index]]
+        need = sum(self._keep * plan.sizes[process] for process in here)
+        need += sum(2 * size for giver, size in plan.copies.items() if partner(giver, gang.domains) in here)
+        used = sum(gang.own.list(gang.folder).values())
+        room = room_in(gang.own.root) + used
+        if need <= (most := room if self._limit is None else self._limit):
+            return None
+        return (
+            f"steps of this state take {need:,} bytes of the memory of process {gang.index}'s host, as {self._keep}"
+            f" files{' and the copies of other slices' * bool(plan.copies)}, and"
+            f" {'there is room for' if self._limit is None else 'limit is'} {most:,}; shard the state over more hosts,"
+            " or keep it in a bucket only"
+        )
+
+    # -- restoring -----------------------------------------------------------------------------------------------------
+
+    def restore(self, leaves: Sequence[StateLeaf]) -> tuple[int, list[Any]] | None:
+        """Return the newest step that is whole, and its leaves; None if there is none.
+
+        Raises:
+            CheckpointMismatchError: it is of another state.
+        """
+        self.finish()
+        with ThreadPoolExecutor(READERS, "iris_ray.checkpoint") as pool:
+            found, built = self._agreed(leaves, pool)
+        if found is not None and found.attempt == self._gang.attempt:
+            self._files.settled(found.step)
+        self._prepare(leaves)
+        return None if found is None else (found.step, built)
+
+    def newest(self) -> int | None:
+        """Return the newest step that is whole; None if there is none."""
+        self.finish()
+        with ThreadPoolExecutor(READERS, "iris_ray.checkpoint") as pool:
+            found = self._found(f"newest/{next(self._counter)}", (), pool)
+        return None if found is None else found.step
+
+    def _agreed(self, leaves: Sequence[StateLeaf], pool: ThreadPoolExecutor) -> tuple[Found | None, list[Any]]:
+        """Restore the step that process 0 has found; without the hosts that fail, until all processes succeed."""
+        gang, failed = self._gang, set[int]()
+        for _ in range(TRIES):
+            key = f"restore/{next(self._counter)}"
+            found = self._found(key, failed, pool)
+            if found is None:
+                return None, []
+            built: list[Any] = []
+            failure = None
+            try:
+                built = self._built(leaves, found, pool)
+            except HostFailedError as error:
+                failure = [error.host, error.why]
+            except CheckpointMismatchError as error:
+                failure = [-1, str(error)]
+            said = None if failure is None else json.dumps(failure)
+            failures = [json.loads(each) for each in gang.talk.agree(f"{key}/done", said)]
+            for host, why in failures:
+                if host == -1:
+                    raise CheckpointMismatchError(why)
+                logger.warning("host %d of the gang can't give its part of step %d: %s", host, found.step, why)
+                failed.add(host)
+            if not failures:
+                return found, built
+        return None, []
+
+    def _found(self, key: str, without: Collection[int], pool: ThreadPoolExecutor) -> Found | None:
+        """Return the newest whole step, as process 0 sees it."""
+
+        def decision() -> str:
+            found = newest_whole(self._gang.hosts, self._gang.folder, without, pool)
+            return "" if found is None else found.to_text()
+
+        text = self._gang.talk.decide(key, decision)
+        return Found.from_text(text) if text else None
+
+    def _built(self, leaves: Sequence[StateLeaf], found: Found, pool: ThreadPoolExecutor) -> list[Any]:
+        if why := difference(found.leaves, [leaf.leaf for leaf in leaves]):
+            raise CheckpointMismatchError(
+                f"step {found.step} of attempt {found.attempt} in memory is of another state: {why}; give restore() a"
+                " target like the state that was saved, or a new state another name="
+            )
+        gang = self._gang
+        number = {leaf.name: each for each, leaf in enumerate(found.leaves)}
+        target = {number[leaf.leaf.name]: leaf for leaf in leaves}
+        wanted: dict[int, Sequence[Box]] = {each: leaf.wanted for each, leaf in target.items()}
+        built = {}
+        for each, boxes in read_boxes(found, gang.hosts, gang.near, gang.folder, wanted, pool):
+            built[each] = target[each].build(found.leaves[each].value, boxes)
+        return [built[number[leaf.leaf.name]] for leaf in leaves]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What this process keeps of each step.
+
+    Attributes:
+        held: the state for which this is the plan.
+        kept: the shards, those first that no other slice keeps.
+        offsets: the byte of the file at which each begins.
+        size: bytes of the file.
+        alone: how many shards no other slice keeps.
+        alone_anywhere: whether any process keeps such shards.
+        partner: the process whose host takes a copy of those of this one.
+        sizes: bytes that each process keeps.
+        copies: bytes that processes give away, by process.
+    """
+
+    held: list[Held | None]
+    kept: list[Kept]
+    offsets: list[int]
+    size: int
+    alone: int
+    alone_anywhere: bool
+    partner: int | None
+    sizes: list[int]
+    copies: dict[int, int]
+
+    @staticmethod
+    def of(held: list[Held | None], gang: Gang, copies: bool) -> "_Plan":
+        shares = share_out(
+            [each or Held(0, {}) for each in held], gang.domains, len(gang.domains) if gang.sliced else 2
+        )
+        offsets, sizes, given = [], [], {}
+        for process, share in enumerate(shares):
+            ends = list(itertools.accumulate((-(-each.size // ALIGNMENT) * ALIGNMENT for each in share), initial=0))
+            sizes.append(ends[-1])
+            if copies and gang.sliced and (alone := sum(each.alone for each in share)):
+                given[process] = ends[alone]
+            if process == gang.index:
+                offsets = ends[:-1]
+        kept = shares[gang.index]
+        to = partner(gang.index, gang.domains) if gang.index in given else None
+        alone = sum(each.alone for each in kept)
+        lonely = any(each.alone for share in shares for each in share)
+        return _Plan(held, kept, offsets, sizes[gang.index], alone, lonely, to, sizes, given)
+
+
+class _Background:
+    """A function that runs in a thread, and does not keep the process from ending."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(function,), name="iris_ray.checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            self._error = error
+
+    def finish(self) -> None:
+        """Wait for the end of the function, and raise its error."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error

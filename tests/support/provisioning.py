@@ -1,0 +1,69 @@
+"""Plans of a provisioner on paper: its settings, slices as a provider lists them, and what a plan says."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from iris_ray.cloud.provider import OWNER_LABEL, Market, QueuedSlice, QueuedState, Source
+from iris_ray.cloud.provisioning import Action, Create, Delete, Joined, Settings, Wait, plan
+from iris_ray.cloud.provisioning_history import ProvisioningHistory
+from iris_ray.model.topology import get_tpu_config
+
+Q = QueuedState
+TYPE = "v6e-16"
+HERE = "projects/p/locations/here"
+SETTINGS = Settings(
+    "ann", (get_tpu_config("v6e-16"),), (Source(HERE, Market.SPOT),), least=0, most=4, idle_s=600.0, max_wait_s=900.0
+)
+FREE, BUSY, PARTLY = Joined(True, False), Joined(True, True), Joined(False, False)
+FIRST, SECOND = Source(HERE, Market.SPOT), Source("projects/p/locations/there", Market.SPOT)
+RESERVED = Source.reserved(f"{HERE}/reservations/res:64")
+BOTH: dict[str, Any] = {"sources": (FIRST, SECOND)}
+NOTHING: Mapping[str, Joined] = {}
+
+
+def queued(number: int, state: QueuedState = Q.ACTIVE, **changes: Any) -> QueuedSlice:
+    values: dict[str, Any] = {
+        "name": name(number),
+        "accelerator_type": "v6e-16",
+        "state": state,
+        "labels": {OWNER_LABEL: "ann"},
+        "location": HERE,
+    }
+    return QueuedSlice(**(values | changes))
+
+
+def name(number: int) -> str:
+    return f"iris-ann-v6e-16-{number}"
+
+
+def make_plan(
+    demand: int | tuple[int, ...] | None,
+    *found: QueuedSlice,
+    joined: Mapping[str, Joined] | None = None,
+    history: ProvisioningHistory | None = None,
+    now: float = 1000.0,
+    **settings: Any,
+) -> list[Action]:
+    """A plan; so many slices that gangs of one slice miss, or what each gang misses."""
+    gangs = (1,) * demand if isinstance(demand, int) else demand
+    chosen = replace(SETTINGS, **settings)
+    missed = None if gangs is None else {"v6e-16": gangs}
+    return plan(chosen, missed, found, joined or {}, history or ProvisioningHistory(), now, 1.7e9 + now)
+
+
+def creates(actions: list[Action]) -> list[str]:
+    return [action.name for action in actions if isinstance(action, Create)]
+
+
+def deletes(actions: list[Action]) -> list[str]:
+    return [action.name for action in actions if isinstance(action, Delete)]
+
+
+def waits(actions: list[Action]) -> list[str]:
+    return [action.reason for action in actions if isinstance(action, Wait)]
+
+
+def asked(actions: list[Action]) -> list[str]:
+    """The sources of new requests."""
+    return [str(action.source) for action in actions if isinstance(action, Create)]
