@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,22 @@ def run_gang(request: RunRequest) -> list[Any]:
     ):
         _say(request, place)
         run, launches = LocalRun(Path(folder)), _launches(request, place)
-        if request.spec.failure_domain == EACH_SLICE:  # a slice that fails ends the others, so this does not change
-            members = Membership(1, dict.fromkeys(range(len(place.names)), 1), token=secrets.token_hex(16))
+        token = secrets.token_hex(16)
+
+        def tell(ends: Mapping[TaskKey, TaskEnd]) -> None:
+            """Tell all tasks which slices have returned."""
+            left = {key.slice_id for key in launches if key not in ends}
+            returned = frozenset(range(len(place.names))) - left
+            members = Membership(1 + len(returned), dict.fromkeys(sorted(left), 1), returned, token)
             for launch in launches.values():
                 write_whole(run.files(launch.info.task_index).membership, members.to_json().encode())
+
+        by_slice = request.spec.failure_domain == EACH_SLICE
+        if by_slice:
+            tell({})
         for key, launch in launches.items():
             tasks[key] = LocalTask(request, launch, run)
-        ends = _wait(tasks)
+        ends = _wait(tasks, tell if by_slice else None)
         verdict = judge_gang(ends, {key: HostEvidence() for key in ends})
         if verdict.cause is not None:
             where = f"{place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
@@ -201,12 +210,18 @@ def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict
     return {name: value for name, value in environ.items() if value is not None}
 
 
-def _wait(tasks: Mapping[TaskKey, LocalTask]) -> dict[TaskKey, TaskEnd]:
-    """Return the ends of all tasks, or of those that have ended when one has failed."""
+def _wait(
+    tasks: Mapping[TaskKey, LocalTask], tell: Callable[[Mapping[TaskKey, TaskEnd]], None] | None
+) -> dict[TaskKey, TaskEnd]:
+    """Return the ends of all tasks, or of those that have ended when one has failed. ``tell`` hears of each end."""
+    heard = 0
     while True:
         ends = {key: end for key, task in tasks.items() if (end := task.end()) is not None}
         if len(ends) == len(tasks) or any(end.kind is not EndKind.RETURNED for end in ends.values()):
             return ends
+        if tell is not None and len(ends) > heard:
+            heard = len(ends)
+            tell(ends)
         time.sleep(POLL_S)
 
 
