@@ -13,6 +13,7 @@ more. Orbax and the memory take turns. Of each save and restore the slowest proc
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -88,6 +89,8 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> dict[str, tupl
 def forget(host: Any) -> None:
     for job in host.jobs():
         shutil.rmtree(job.path)
+        with contextlib.suppress(OSError):  # not empty
+            job.path.parent.rmdir()
 
 
 def slowest(of_processes: list[dict[str, list[list[float]]]], what: str, which: int) -> float:
@@ -185,11 +188,8 @@ def task() -> None:
                 now = jax.block_until_ready(state(step))  # type: ignore[no-untyped-call]
                 ours.append(timed(f"memory {step}", functools.partial(memory.save, step, now))[0])
                 memory.wait()
-                theirs.append(
-                    timed(
-                        f"orbax {step}", lambda step=step, now=now: orbax.save(step, args=ocp.args.StandardSave(now))
-                    )[0]
-                )
+                save = functools.partial(orbax.save, step, args=ocp.args.StandardSave(now))
+                theirs.append(timed(f"orbax {step}", save)[0])
                 orbax.wait_until_finished()
             times["save"] = [ours[2:], theirs[2:]]  # the first two touch fresh memory
         else:

@@ -4,6 +4,7 @@ import atexit
 import itertools
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from shutil import rmtree
 from typing import Any
 
 import jax
+import psutil
 
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.checkpoint.parts import PartName
@@ -185,7 +187,11 @@ def _peers(me: JobInfo) -> Sequence[Files]:
 def _for_this_process() -> Path:
     """Return a directory that is removed with this process."""
     memory = Path("/dev/shm")
-    made = Path(tempfile.mkdtemp(prefix="iris_ray-steps-", dir=memory if memory.is_dir() else None))
+    parent = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    for left in parent.glob(f"iris_ray-steps-{os.getuid()}-*"):  # by processes that were killed
+        if not psutil.pid_exists(int(left.name.split("-")[3])):
+            rmtree(left, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=f"iris_ray-steps-{os.getuid()}-{os.getpid()}-", dir=parent))
     atexit.register(rmtree, made, ignore_errors=True)
     logger.warning("This process is no task of a job: what it keeps ends with it, unless you give directory=")
     return made

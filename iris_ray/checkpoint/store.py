@@ -55,7 +55,7 @@ class DirectoryFiles:
 
     def write(self, path: str, source: Path | memoryview) -> None:
         final = self.root / path
-        final.parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(path)
         unfinished = final.with_name(final.name + _UNFINISHED)
         unfinished.write_bytes(source.read_bytes() if isinstance(source, Path) else source)
         self.rename(str(unfinished.relative_to(self.root)), path)
@@ -68,13 +68,18 @@ class DirectoryFiles:
 
     def grow(self, path: str, size: int) -> mmap.mmap:
         """Give a file that size, and the memory for it; return it mapped, with its pages touched."""
-        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(path)
         with (self.root / path).open("ab") as file:
             pass
         with (self.root / path).open("r+b") as file:
             os.ftruncate(file.fileno(), size)
             os.posix_fallocate(file.fileno(), 0, size)  # a write to a mapped file that is too large kills the process
             return mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+    def _make_folder(self, path: str) -> None:
+        """Make the folders of a file, but not the root: when that is removed, a thread may still be writing."""
+        for parent in reversed(Path(path).parents):
+            (self.root / parent).mkdir(exist_ok=True)
 
 
 class StepFiles:

@@ -158,7 +158,9 @@ def _whole(leaf: Any) -> np.ndarray:
 
 def _as_given(given: Any, whole: np.ndarray) -> Any:
     """Return an array of the kind that was given: bytes of a random key become a key again."""
-    return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(given)) if _is_key(given) else whole
+    if not _is_key(given):
+        return whole
+    return jax.random.wrap_key_data(jax.numpy.asarray(whole), impl=jax.random.key_impl(given))
 
 
 def _is_key(leaf: Any) -> bool:

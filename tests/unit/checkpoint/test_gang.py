@@ -25,9 +25,8 @@ def test_process_reads_own_host_then_its_place_elsewhere(
     """So that each process of a new slice reads from another host."""
     own = DirectoryFiles(tmp_path)
     hosts = [own] * (max(host_of) + 1)
-    gang = Gang(
-        index, len(host_of), 1, hosts, host_of, own, "memory/state", domains, sliced, Talk(None, index, "state")
-    )
+    talk = Talk(None, index, "state")
+    gang = Gang(index, len(host_of), 1, hosts, host_of, own, "memory/state", domains, sliced, talk)
     assert gang.near == near
 
 

@@ -103,6 +103,18 @@ def test_program_without_a_job_keeps_steps_while_it_lives(caplog: pytest.LogCapt
     assert MemoryCheckpointer().restore({"x": 0.0}) is None
 
 
+def test_memory_of_a_killed_program_is_removed_by_the_next() -> None:
+    program = (
+        "import os; from iris_ray.checkpoint import MemoryCheckpointer as M; M().save(1, {}, now=True); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True)
+    before = set(Path("/dev/shm").glob("iris_ray-steps-*"))
+    MemoryCheckpointer().save(1, {})
+    after = set(Path("/dev/shm").glob("iris_ray-steps-*"))
+    assert len(before - after) >= 1
+    assert len(after - before) == 1
+
+
 OTHER_STATES = [
     ({"a": jnp.ones((2, 3))}, r"its \['a'\] is float32\[2, 2\], and the target wants float32\[2, 3\]"),
     ({"a": jnp.ones((2, 2), jnp.bfloat16)}, r"float32\[2, 2\], and the target wants bfloat16"),

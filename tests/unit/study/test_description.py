@@ -8,6 +8,7 @@ import pytest
 
 from iris_ray.errors import InvalidStudyError
 from iris_ray.model.options import PriorityBand
+from iris_ray.study import SimulatedJob, slice_spec
 from iris_ray.study.description import read_study
 from iris_ray.study.study import Study
 
@@ -53,6 +54,12 @@ def test_example_description_is_read() -> None:
         ("as it is", 0, True, True), ("notices ignored", 0, False, True), ("one spare", 1, True, True),
         ("no evictions", 0, True, False),
     ]  # fmt: skip
+
+
+def test_policies_may_differ_in_when_gangs_grow() -> None:
+    study = study_of(JOBS + '[[policies]]\nname = "as it pays"\n[[policies]]\nname = "once"\ngrow_after_s = 0\n')
+    job = SimulatedJob(slice_spec("job", "v4-16", [1, 2], grow_after=5.0), run_s=60.0)
+    assert [policy.applied_to(job).spec.grow_after for policy in study.policies] == ["auto", 0.0]
 
 
 def test_policies_may_differ_in_who_gives_way() -> None:
