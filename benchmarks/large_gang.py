@@ -254,7 +254,7 @@ async def bench(slices: int) -> None:
         attempt = Attempt(held, NoController(), request, order, StallLimit(None))  # type: ignore[arg-type]
         place = AttemptPlace(order)
         running = asyncio.ensure_future(
-            attempt.run(Launch(launch_plan(request, place, {place.names[0]: [PORTS]})), lambda: None)
+            attempt.run(Launch(launch_plan(request, place, {place.names[0]: [PORTS]})), lambda: None, lambda: None)
         )
         await hosts.all_started.remote(HOSTS)
         return attempt, running

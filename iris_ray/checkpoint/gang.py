@@ -167,8 +167,9 @@ def _on_hosts(me: JobInfo, name: str, index: int, count: int, talk: Talk) -> Gan
                 "the hosts of this gang do not serve their files, so that no process could read what another has kept;"
                 " give directory=, one that all of them share"
             )
+        first_of_gang = me.task_index - me.gang_rank
         for task, host in zip(tasks, host_of, strict=True):
-            hosts[host] = own if host == host_of[index] else files[task]
+            hosts[host] = own if host == host_of[index] else files[task - first_of_gang]
     slices = [task // a_slice for task in tasks]
     sliced = len(set(slices)) > 1
     domains = slices if sliced else host_of
@@ -178,7 +179,8 @@ def _on_hosts(me: JobInfo, name: str, index: int, count: int, talk: Talk) -> Gan
 def _peers(me: JobInfo) -> Sequence[Files]:
     run = LocalRun.of_this_task()
     if run is not None:
-        return [DirectoryFiles(run.local_dir(task)) for task in range(me.num_tasks)]
+        first = me.task_index - me.gang_rank
+        return [DirectoryFiles(run.local_dir(task)) for task in range(first, first + me.gang_size)]
     return peers()
 
 

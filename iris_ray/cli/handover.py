@@ -22,6 +22,7 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import counted, print_json
 from iris_ray.errors import InvalidRequestError, IrisError
+from iris_ray.model.options import EACH_SLICE
 from iris_ray.terminal import live_line
 
 POOLS_ANSWER_S, POOL_ANSWER_AT_LEAST_S = 30.0, 1.0
@@ -256,7 +257,8 @@ def _startable(header: Mapping[str, Any], lines: Iterable[dict[str, Any]], given
             )
         else:
             found.jobs.append(line)
-            if line.get("succeeded") and line["spec"].get("coscheduling") is None:
+            spec = line["spec"]
+            if line.get("succeeded") and (spec.get("coscheduling") is None or spec.get("failure_domain") == EACH_SLICE):
                 found.remarks.append(
                     f"{job_id}: {line['succeeded']} of its {line['tasks']} tasks had succeeded; all run again"
                 )

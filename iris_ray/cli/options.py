@@ -14,7 +14,7 @@ from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.options import Band, ListOf, OneOf, Option, PriorityBand, Seconds, Whole, options_of
+from iris_ray.model.options import Band, ListOf, OneOf, OneWordOf, Option, PriorityBand, Seconds, Whole, options_of
 
 
 def json_option(command: Command) -> Command:
@@ -154,6 +154,8 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
             how = {"type": numbers, "metavar": "SECONDS"}
         case OneOf(choices):
             how = {"type": click.IntRange(min(choices), max(choices)), "metavar": "N"}
+        case OneWordOf(choices):
+            how = {"type": click.Choice(choices)}
         case Band():
             bands = click.Choice([band.name.lower() for band in PriorityBand])
             how, default = {"type": bands, "callback": priority_band}, default.name.lower()

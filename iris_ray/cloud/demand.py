@@ -50,11 +50,12 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> 
         requirement = job.requirement
         if (config := new_slice_for(job.spec.device, requirement)) is None:
             continue
-        needed = waiting.num_groups[0] if job.spec.coscheduling else len(job.pending)
+        needed = waiting.num_groups[0] if job.spec.is_one_gang else len(job.pending)
         there = min(needed, free.setdefault(requirement, waiting.free))
         free[requirement] -= there
         if short := needed - there:
-            missing[config.name] += [short] if job.spec.coscheduling else [1] * -(-short // config.vm_count)
+            slices = -(-short // config.vm_count) if job.spec.coscheduling is None else short
+            missing[config.name] += [slices] if job.spec.is_one_gang else [1] * slices
     return dict(missing)
 
 

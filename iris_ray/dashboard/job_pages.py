@@ -14,6 +14,7 @@ from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
 from iris_ray.actors.protocol.task_log import LogPosition, printable
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.goodput import Totals, productive_share
+from iris_ray.model.options import WHOLE_JOB
 
 SHARED_S = 0.5
 """How long the server reuses an answer. Pages that ask before it has arrived share it."""
@@ -86,7 +87,7 @@ class JobPages:
 
 def _job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
     status = source.ask(ControllerInterface.job_status, job_id)
-    measured = status.num_groups and not status.spare_for
+    measured = status.num_groups and not status.spare_for and status.failure_domain == WHOLE_JOB
     found: dict[str, Any] = as_json(status)
     return found | {
         "explanation": status.explanation,

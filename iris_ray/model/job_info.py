@@ -1,28 +1,33 @@
-"""A task's place in its gang. It travels in ``IRIS_*`` variables, so child processes of a task know it, too."""
+"""A task's place in its job. It travels in ``IRIS_*`` variables, so child processes of a task know it, too."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.options import EACH_SLICE, WHOLE_JOB
 
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """One task's place in its gang.
+    """One task's place in its job.
+
+    Tasks that start and fail together are a *gang*: all tasks of the job, or those of one slice if the job's
+    ``failure_domain`` is the slice.
 
     Attributes:
         job_id: the job, the same for all its attempts.
         task_id: ``<job_id>/task-<task_index>``.
-        task_index: 0-based over the whole gang, ordered by slice id, then worker id, then local index. A slice that
+        task_index: 0-based over the whole job, ordered by slice id, then worker id, then local index. A slice that
             stays with the gang keeps its slice id, and so its tasks their indices, unless there are fewer slices now.
-        num_tasks: tasks in the gang; one per host, or as many as the option ``processes_per_host`` says.
+        num_tasks: tasks in the job; one per host, or as many as the option ``processes_per_host`` says.
         attempt: 1 for the first incarnation of the gang, 2 for the next, …; never reused.
-        slice_id: 0-based number of the task's slice, or other group, within the gang.
-        num_slices: slices, or other groups, in the gang.
+        slice_id: 0-based number of the task's slice, or other group, within the job.
+        num_slices: slices, or other groups, in the job.
         slice_name: the TPU slice's name in the cluster; empty without chips.
         worker_id: 0-based number of the host within its slice or group.
-        coordinator_address: ``ip:port`` on the host of task 0, free when the attempt started and new for every
-            attempt; ``iris_ray.jax.initialize()`` uses it. Empty for one of several tasks that are placed one by one.
+        coordinator_address: ``ip:port`` on the host of the gang's first task, free when the attempt started and new for
+            every attempt; ``iris_ray.jax.initialize()`` uses it. Empty for one of several tasks that are placed one by
+            one.
         local_dir: a directory of the job on this host, in memory if there is room. It outlives the job's attempts on
             the host, and is removed when the job ends or another job takes the host. Empty without chips. All tasks of
             the job on the host have the same one.
@@ -31,7 +36,8 @@ class JobInfo:
         previous_task_index: index of the task that was this host's, of the same local index, in the gang's attempt
             before: what lies in ``local_dir`` is of that task. None if the gang did not use the host then. Attempts in
             which no task ran don't count.
-        file_services: ``host:port`` by task index, where the host of each task of the gang serves the job's files in
+        failure_domain: what starts again together: the whole "job" or each "slice".
+        file_services: ``host:port`` by gang rank, where the host of each task of the gang serves the job's files in
             ``local_dir`` to the job's tasks (see `iris_ray.task.peer_files`); "" for a host that can't. A task that is
             placed by itself knows its own host's only. Empty without chips, in local processes, and in a gang of so
             many hosts that the addresses don't fit into a variable: about 5,000.
@@ -51,6 +57,7 @@ class JobInfo:
     local_index: int = 0
     processes_per_host: int = 1
     previous_task_index: int | None = None
+    failure_domain: str = WHOLE_JOB
     file_services: tuple[str, ...] = field(default=(), repr=False)
 
     @property
@@ -61,7 +68,19 @@ class JobInfo:
     @property
     def in_gang(self) -> bool:
         """Whether all tasks of its job start and fail together, so that they are of the same attempt."""
-        return self.coordinator_address != ""
+        return self.coordinator_address != "" and self.gang_size == self.num_tasks
+
+    @property
+    def gang_size(self) -> int:
+        """The number of tasks that start and fail together with this one, itself included."""
+        if self.coordinator_address == "":
+            return 1
+        return self.num_tasks // (self.num_slices if self.failure_domain == EACH_SLICE else 1)
+
+    @property
+    def gang_rank(self) -> int:
+        """The 0-based number of the task among those that start and fail together with it."""
+        return self.task_index % self.gang_size
 
     def to_env(self) -> dict[str, str]:
         """Return the ``IRIS_*`` variables that describe this task."""

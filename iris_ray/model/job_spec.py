@@ -21,7 +21,7 @@ from iris_ray.model.checks import (
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.options import OPTIONS, PriorityBand, default_of
+from iris_ray.model.options import EACH_SLICE, OPTIONS, WHOLE_JOB, PriorityBand, default_of
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
@@ -115,6 +115,8 @@ class JobSpec:
             free; after a loss it does not wait so long. "auto": once they have been free for as long as the move
             costs. None: it never does.
         processes_per_host: how many processes each task of a gang on slices consists of.
+        failure_domain: "job": a coscheduled job is one gang. "slice": it is as many gangs as it has slices, each of
+            which is placed, fails and is retried by itself.
         spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
         may_evict: whether it may take hosts from lower bands. If not, it only goes before them in the queue.
 
@@ -143,6 +145,7 @@ class JobSpec:
     spares: int = 0
     grow_after: float | Literal["auto"] | None = default_of("grow_after")
     processes_per_host: int = default_of("processes_per_host")
+    failure_domain: str = default_of("failure_domain")
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -165,9 +168,31 @@ class JobSpec:
             object.__setattr__(self, "scheduling_timeout", None)
 
     @property
+    def is_one_gang(self) -> bool:
+        """Whether all its tasks start and fail together."""
+        return self.coscheduling is not None and self.failure_domain == WHOLE_JOB
+
+    @property
+    def num_gangs(self) -> int:
+        """Into how many gangs its tasks fall: one, one for each slice, or one for each task."""
+        if self.coscheduling is None:
+            return self.replicas
+        return 1 if self.is_one_gang else max(self.coscheduling.num_groups)
+
+    @property
+    def groups_per_gang(self) -> tuple[int, ...]:
+        """The numbers of groups that each of its gangs can use, ascending."""
+        return self.coscheduling.num_groups if self.coscheduling and self.is_one_gang else (1,)
+
+    @property
+    def most_tasks_per_gang(self) -> int:
+        """How many tasks each of its gangs has on the largest number of groups that it can use."""
+        return self.replicas * max(self.groups_per_gang) if self.coscheduling else 1
+
+    @property
     def most_tasks(self) -> int:
         """How many tasks it has on the largest number of groups that it can use."""
-        return self.replicas * (max(self.coscheduling.num_groups) if self.coscheduling else 1)
+        return self.num_gangs * self.most_tasks_per_gang
 
     @property
     def requirement(self) -> Requirement:
@@ -217,6 +242,7 @@ _PLAIN: Mapping[str, Any] = {
     "scheduling_timeout": float | None,
     "grow_after": float | str | None,
     "tolerations": tuple[str, ...],
+    "failure_domain": str,
 }
 """Fields that a `JobSpec` rebuilds as plain values. The other fields are objects of ours, already plain."""
 
@@ -265,6 +291,8 @@ def _require_gang(who: str, spec: JobSpec) -> None:
                 f"{who}: processes_per_host={spec.processes_per_host} needs hosts of {CHIPS_PER_HOST} chips, and those"
                 f" of {config.name} have {config.chips_per_vm}"
             )
+    if spec.failure_domain == EACH_SLICE:
+        _require_one_slice_each(who, spec)
     if spec.coscheduling is None:
         if spec.spares:
             raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
@@ -289,6 +317,26 @@ def _require_gang(who: str, spec: JobSpec) -> None:
         raise InvalidJobError(
             f"{who}: {config.name} has {config.vm_count} hosts, so a gang on it has {config.vm_count} replicas per"
             f" slice, not {spec.replicas}; set replicas={config.vm_count}, or use num_groups for several slices"
+        )
+
+
+def _require_one_slice_each(who: str, spec: JobSpec) -> None:
+    """Refuse what does not go with one gang for each slice."""
+    asked = f"{who}: failure_domain={EACH_SLICE!r}"
+    if spec.coscheduling is None or spec.coscheduling.group_by != TPU_NAME or spec.device is None:
+        raise InvalidJobError(
+            f"{asked} is for jobs on TPU slices, and this is none; give a TPU type and a number of slices, or leave it"
+            " out: tasks without slices are placed and retried one by one anyway"
+        )
+    if len(spec.coscheduling.num_groups) > 1:
+        raise InvalidJobError(
+            f"{asked} with {list(spec.coscheduling.num_groups)} slices; give the largest number: each slice starts as"
+            " soon as there is one, and waits for no other"
+        )
+    if spec.spares:
+        raise InvalidJobError(
+            f"{asked} with spares={spec.spares}; only a gang on several slices has spares. Ask for one slice more: the"
+            " others go on while one is away"
         )
 
 

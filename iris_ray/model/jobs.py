@@ -1,7 +1,8 @@
 """Jobs in progress: their gangs and tasks. Pure data, which only `ControllerState` changes.
 
-A *gang* is the tasks that start and fail together: all tasks of a coscheduled job, or any single task of another one.
-So every rule about attempts, budgets and capacity exists once, for gangs.
+A *gang* is the tasks that start and fail together: all tasks of a coscheduled job, those of one slice if the job's
+failure domain is the slice, or any single task of another job. So every rule about attempts, budgets and capacity
+exists once, for gangs. The gangs of a job have the same number of tasks.
 """
 
 from collections import Counter
@@ -155,8 +156,8 @@ class Gang:
 
     @property
     def position(self) -> int:
-        """The index of its first task, which identifies it among the gangs of its job."""
-        return self.tasks[0].index
+        """Its number among the gangs of its job, all of which have as many tasks."""
+        return self.tasks[0].index // len(self.tasks)
 
     @property
     def pending(self) -> bool:
@@ -181,7 +182,7 @@ class Gang:
     def previous_indices(self) -> dict[str, int]:
         """The index of the task that ran on each host, by node id, in its last attempt that ran."""
         node_ids = (node_id for _, node_ids in self.last_ran for node_id in node_ids)
-        return {node_id: self.position + number for number, node_id in enumerate(node_ids)}
+        return {node_id: self.tasks[0].index + number for number, node_id in enumerate(node_ids)}
 
     @property
     def is_to_grow(self) -> bool:
@@ -199,7 +200,7 @@ class Job:
 
     Attributes:
         number: its number in the order of submission.
-        gangs: one if it is coscheduled, else one for every task.
+        gangs: one if it is coscheduled, or one for every slice, else one for every task.
         counts: how many tasks are in each state.
         pending: positions of the gangs that wait for hosts, in the order in which they are placed.
         attempt: the highest of its gangs' attempts.
@@ -214,7 +215,7 @@ class Job:
         avoided_until: when it tries these hosts again; seconds on the caller's clock.
         error: why its latest attempt, or the job, ended, in words.
         yields: whether its owner offers its hosts to any job that waits. It then waits behind all other jobs itself.
-        times: when its attempts held chips and ran, if it is coscheduled.
+        times: when its attempts held chips and ran, if it is one gang.
     """
 
     spec: JobSpec
@@ -241,7 +242,7 @@ class Job:
 
     @property
     def gang(self) -> Gang:
-        """The one gang of a coscheduled job."""
+        """The only gang of a job that is one gang."""
         (gang,) = self.gangs
         return gang
 
@@ -253,7 +254,7 @@ class Job:
     @property
     def size(self) -> int:
         """How many tasks it has."""
-        return len(self.gang.tasks) if self.spec.coscheduling else len(self.gangs)
+        return len(self.gangs) * len(self.gangs[0].tasks)
 
     @property
     def num_processes(self) -> int:
@@ -266,11 +267,12 @@ class Job:
 
     def task(self, index: int) -> Task:
         """Return a task by its index."""
-        return self.gang.tasks[index] if self.spec.coscheduling else self.gangs[index].tasks[0]
+        gang = self.gang_of(index)
+        return gang.tasks[index - gang.tasks[0].index]
 
     def gang_of(self, task_index: int) -> Gang:
         """Return the gang that a task belongs to."""
-        return self.gangs[0 if self.spec.coscheduling else task_index]
+        return self.gangs[task_index // len(self.gangs[0].tasks)]
 
     def current_attempt(self, gang: Gang) -> AttemptId:
         """Return the latest attempt of one of its gangs."""
@@ -296,9 +298,15 @@ class Job:
             return JobState.SUCCEEDED if counts[_S.SUCCEEDED] else JobState.FAILED
         return JobState.PENDING if counts[_S.PENDING] == total else JobState.RUNNING
 
-    def gang_state(self, task_index: int) -> JobState:
-        """Return the state of the gang that a task belongs to, as if the gang were a job."""
-        return self.state if self.spec.coscheduling else _ALONE[self.gangs[task_index].tasks[0].state]
+    def gang_state(self, position: int) -> JobState:
+        """Return the state of one of its gangs, as if the gang were a job."""
+        if len(self.gangs) == 1:
+            return self.state
+        states = {task.state for task in self.gangs[position].tasks}
+        ended = next((state for state in _ENDS_GANG if state in states), None)
+        if ended is not None:
+            return _ALONE[ended]
+        return _ALONE[states.pop()] if len(states) == 1 else JobState.RUNNING
 
     @property
     def _tolerates_failures(self) -> bool:
@@ -319,6 +327,8 @@ _ALONE = {
 }
 """The state of a job whose tasks are all in one state."""
 
+_ENDS_GANG = (_S.FAILED, _S.WORKER_FAILED, _S.UNSCHEDULABLE, _S.KILLED)
+"""States of a task that end its gang. The other tasks of the gang may be `COSCHED_FAILED`."""
 _ENDED_EARLY = frozenset({_S.FAILED, _S.KILLED, _S.WORKER_FAILED, _S.UNSCHEDULABLE, _S.COSCHED_FAILED})
 _DECISIVE = (
     (_S.WORKER_FAILED, JobState.WORKER_FAILED),

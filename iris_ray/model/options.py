@@ -27,6 +27,8 @@ class PriorityBand(IntEnum):
     BATCH = 2
 
 
+WHOLE_JOB, EACH_SLICE = "job", "slice"
+"""What may start again together after a fault: all tasks of a coscheduled job, or those of one slice."""
 AUTO: Final = "auto"
 """A time that iris_ray works out itself."""
 MOST_STANDBYS = 8
@@ -145,6 +147,22 @@ class OneOf:
 
     def problem(self, value: object) -> str | None:
         return None if is_int(value, 1) and value in self.choices else f"is {shown(value)}; give {self.wanted}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneWordOf:
+    """One of a few words."""
+
+    choices: tuple[str, ...]
+
+    @property
+    def wanted(self) -> str:
+        return f"one of {', '.join(map(repr, self.choices))}"
+
+    def problem(self, value: object) -> str | None:
+        if isinstance(value, str) and value in self.choices:
+            return None
+        return f"is {shown(value)}; give {self.wanted}"
 
 
 class Band:
@@ -365,6 +383,16 @@ class GangOptions(ContainerOptions, total=False):
             more="Each counts as a task: it has its own number, result and log. Only on hosts of four chips. See"
             " docs/tpu-types.md.",
             flag="--processes-per-host",
+        ),
+    ]
+    failure_domain: Annotated[
+        str,
+        Option(
+            default=WHOLE_JOB,
+            check=OneWordOf((WHOLE_JOB, EACH_SLICE)),
+            help="What starts again together after a fault: the job, or the slice concerned, while the others go on.",
+            more='With "slice", each slice is a gang by itself, and a JAX program of its own. See docs/local-sgd.md.',
+            flag="--failure-domain",
         ),
     ]
 

@@ -282,7 +282,7 @@ class Availability:
 
 def num_groups(job: Job) -> tuple[int, ...]:
     """Return the numbers of groups that a gang of the job can use, ascending."""
-    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
+    return job.spec.groups_per_gang
 
 
 def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
@@ -297,16 +297,22 @@ def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
     return (bucket,) if exist >= num_groups(job)[0] else (bucket, LARGER)
 
 
-def preferred(job: Job, fleet: Fleet) -> dict[str, int]:
+def preferred(job: Job, fleet: Fleet, gang: Gang | None = None) -> dict[str, int]:
     """Return which slices a gang prefers to others: those where its owner keeps actors.
 
     Those of the gang's last attempt come first, by number: their hosts keep what is of use to their tasks, and a gang
     that shrinks moves as few of them as possible.
 
+    Args:
+        job: the gang's job.
+        fleet: knows which owner holds which slice.
+        gang: the gang; None: any gang of the job.
+
     Returns:
         By the slice's name, a number below 0 for its rank.
     """
-    before = [name for name, _ in job.gang.last_ran] if job.spec.coscheduling else []
+    gang = job.gang if gang is None and job.spec.is_one_gang else gang
+    before = [name for name, _ in gang.last_ran] if gang is not None and job.spec.coscheduling else []
     numbers = {name: number - len(before) - 1 for number, name in enumerate(before)}
     return {name: numbers.get(name, -1) for name in fleet.held_by(job.spec.owner)}
 
@@ -372,7 +378,7 @@ def assign(
         ((worker,),) = groups
         return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), granted
     node_ids = tuple(tuple(worker.node_id for worker in group) for group in groups)
-    return GangAssignedEvent(spec.job_id, tuple(names), node_ids), granted
+    return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position), granted
 
 
 def hosts_of(assignment: AssignedEvent) -> tuple[str, ...]:
@@ -383,12 +389,18 @@ def hosts_of(assignment: AssignedEvent) -> tuple[str, ...]:
 
 
 def _equal_bucket(job: Job, available: Availability) -> int:
-    """Return the bucket of equal groups to use: of the sizes with enough groups, the one with the most free groups."""
+    """Return the bucket of equal groups to use: of the sizes with enough groups, the one with the most free groups.
+
+    All gangs of a job get groups of one size. The first gang decides, and those of the same plan decide alike.
+    """
     requirement, least = available.requirement, num_groups(job)[0]
     if not requirement.whole_groups:
         return requirement.replicas
     sizes = (+available.candidates.suitable.buckets).keys() - {LARGER}
-    if len(sizes) < 2:
+    if len(sizes) < 2 and not (job.attempt and len(job.gangs) > 1):
         return next(iter(sizes), requirement.replicas)
     suitable = {size: available.suitable(size) for size in sizes}
+    if len(job.gangs) > 1:
+        its_size = len(job.gangs[0].tasks)
+        return its_size if job.attempt else max(sizes, key=lambda size: (suitable[size], size))
     return max(sizes, key=lambda size: (suitable[size] >= least, available.free(size), suitable[size], size))

@@ -180,7 +180,7 @@ class Cycle:
             if job.requirement not in self._available and not self._limits.admit(job):
                 self._result.pending_reasons[job_id] = not_looked_at(job)
                 return None
-            untried = iter(job.pending)
+            untried = self._deadlines.in_turn(job)
         for position in untried:
             gang = job.gangs[position]
             if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
@@ -208,7 +208,7 @@ class Cycle:
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
         free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
-            found, free = choose(job, available, preferred(job, self._fleet), wanted, hopes)
+            found, free = choose(job, available, preferred(job, self._fleet, gang), wanted, hopes)
             names = self._allowances.within(job, found, wanted, available)
             waits = ending > 0 and len(names) < len(found)  # for its own chips, with which it may have more groups
             if names and not waits:

@@ -66,8 +66,20 @@ class Deadlines:
         return self.now <= max(gang.waiting_since, gang.not_before) + HOPES_FOR_MORE_S
 
     def is_returning(self, job: Job) -> bool:
-        """Return whether the job's gang ran a moment ago. It then comes first, so that a lost host costs no turn."""
-        return self.now < job.gangs[0].returning_until and job.spec.coscheduling is not None and not job.yields
+        """Return whether a waiting gang of the job ran a moment ago. It comes first: a lost host costs no turn."""
+        if job.spec.coscheduling is None or job.yields:
+            return False
+        return any(self.now < job.gangs[position].returning_until for position in job.pending)
+
+    def in_turn(self, job: Job) -> Iterator[int]:
+        """Return the positions of the job's gangs to place in a plan, in turn.
+
+        If some gangs return, they come first. The others wait for the next plan: the turn is not theirs.
+        """
+        if len(job.gangs) == 1 or not self.is_returning(job):
+            return iter(job.pending)
+        returning = [i for i in job.pending if job.gangs[i].not_before <= self.now < job.gangs[i].returning_until]
+        return iter(returning or list(job.pending))
 
     def timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
         """Return the event that ends a job of which nothing ran within its ``scheduling_timeout``, or None."""
@@ -75,7 +87,8 @@ class Deadlines:
         if timeout is None or job.started or self.now - job.submitted_at <= timeout:
             return None
         why = f"it did not get to run within its scheduling_timeout of {timeout:g} s"
-        return TaskUnschedulableEvent(job.spec.job_id, next(iter(job.pending)), why)
+        first = job.gangs[next(iter(job.pending))].tasks[0]
+        return TaskUnschedulableEvent(job.spec.job_id, first.index, why)
 
 
 class FairQueue:
@@ -118,7 +131,11 @@ class FairQueue:
             classes[comes_last(job), job.spec.priority, urgency].append(job)
         for (_, _, urgency), jobs in sorted(classes.items()):
             if urgency is Urgency.RETURNING:
-                yield from jobs
+                for job in jobs:
+                    self._again = True
+                    while self._again:  # several gangs of it may return
+                        self._again = False
+                        yield job
             else:
                 yield from self._by_share(jobs)
 

@@ -77,7 +77,8 @@ class KeptRooms:
             name_of = self._fleet.grouping(job.spec.coscheduling.group_by).name_of
             others = [other for other, owner in self._jobs.items() if owner.spec.priority >= job.spec.priority]
             kept = ((workers[i], other) for other in others if other != job.spec.job_id for i in self._room(other))
-            lifted += [(worker, other) for worker, other in kept if name_of(worker) in job.gang.groups]
+            former = {name for position in self._deadlines.in_turn(job) for name in job.gangs[position].groups}
+            lifted += [(worker, other) for worker, other in kept if name_of(worker) in former]
         for worker, _ in lifted:
             self._plan.lift(worker)
         return lifted
@@ -139,7 +140,7 @@ class KeptRooms:
             return ()
         available.catch_up()
         if before is not None:
-            names = self._better(job, self._names(job, before), available)
+            names = self._better(job, gang, self._names(job, before), available)
         else:
             names = self._chosen(job, gang, available, returning)
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
@@ -197,7 +198,8 @@ class KeptRooms:
         if len(names) < num_groups(job)[0] or not all(map(available.knows, names)):
             return False
         buckets = {available.candidates.evaluations[name].bucket for name in names}
-        fitting = len(buckets) == 1 if job.spec.whole_groups else buckets <= {*buckets_for(job, available)}
+        of_any_size = job.spec.whole_groups and len(job.gangs) == 1
+        fitting = len(buckets) == 1 if of_any_size else buckets <= {*buckets_for(job, available)}
         return fitting and all(map(available.suits, names))
 
     def _names(self, job: Job, node_ids: Iterable[str]) -> tuple[str, ...]:
@@ -205,11 +207,11 @@ class KeptRooms:
         name_of = self._fleet.grouping(coscheduling.group_by if coscheduling else None).name_of
         return tuple(filter(None, dict.fromkeys(name_of(workers[node_id]) for node_id in node_ids)))
 
-    def _better(self, job: Job, names: tuple[str, ...], available: Availability) -> tuple[str, ...]:
+    def _better(self, job: Job, gang: Gang, names: tuple[str, ...], available: Availability) -> tuple[str, ...]:
         """Return the groups of a job's room, with free groups instead of groups in use where there are free ones."""
         free = [name for name in names if available.is_free(name)]
         buckets = {available.candidates.evaluations[name].bucket for name in names}
-        more = best_free(len(names), available, sorted(buckets, reverse=True), preferred(job, self._fleet))
+        more = best_free(len(names), available, sorted(buckets, reverse=True), preferred(job, self._fleet, gang))
         return (*dict.fromkeys([*free, *more, *names]),)[: len(names)]
 
     def _chosen(self, job: Job, gang: Gang, available: Availability, returning: bool) -> tuple[str, ...]:
@@ -221,7 +223,7 @@ class KeptRooms:
             needed = max([needed, *(count for count in wanted if count <= min(exist, len(gang.groups)))])
         if exist < needed or not (returning or not available.is_any_kept(buckets)):
             return ()
-        names = best_free(needed, available, buckets, preferred(job, self._fleet))
+        names = best_free(needed, available, buckets, preferred(job, self._fleet, gang))
         kept = self._plan.kept.keys()
         others = (n for n in available.closest_to_free(buckets) if kept.isdisjoint(available.group(n).node_ids))
         return (*names, *islice(others, needed - len(names)))

@@ -214,8 +214,8 @@ class Planner:
             instructions.failed.append(FailedEvent(assignment, error))
             return None
         instructions.add(wanted)
-        gang = job.gang_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else job.gang
-        return PlacedGang(job, gang, wanted.reclaim)
+        position = assignment.task_index if isinstance(assignment, TaskAssignedEvent) else assignment.gang
+        return PlacedGang(job, job.gangs[position], wanted.reclaim)
 
     def _count(self, result: SchedulingResult) -> None:
         """Log and count the jobs that starve, that are given up, and that are evicted, once each."""

@@ -49,7 +49,7 @@ class AttemptEnds:
         job = self._table.jobs.get(event.job_id)
         if job is None or job.state.finished:
             return
-        gang = self._table.gang(job, 0 if job.spec.coscheduling else event.task_index)
+        gang = self._table.gang(job, event.task_index // len(job.gangs[0].tasks))
         if gang.pending and not job.started:  # else it has run after all
             self._give_up(job, gang, event.reason, change)
 

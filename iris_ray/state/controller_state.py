@@ -241,7 +241,7 @@ class ControllerState:
             self._notices.worker_drained(drained, change)
 
     def _attempt_marked(self, event: AttemptMarkedEvent) -> None:
-        if (job := self.jobs.get(event.attempt.job_id)) is not None and event.attempt.gang == 0:
+        if (job := self.jobs.get(event.attempt.job_id)) is not None and len(job.gangs) == 1:
             job.times.marked(event.attempt.number, event.marks)
             self._table.changed(event.attempt.job_id)
 
@@ -266,8 +266,12 @@ class ControllerState:
     def _gang_of(self, event: Event, job_id: str) -> int | None:
         """Return the position of the gang that an event is about; None if the job's own story has the event."""
         attempt = getattr(event, "attempt", None)
-        gang: int | None = getattr(event, "task_index", None) if attempt is None else attempt.gang
-        return None if gang is None else self._story_gang(job_id, gang)
+        if attempt is not None:
+            return self._story_gang(job_id, attempt.gang)
+        if isinstance(event, GangAssignedEvent):
+            return self._story_gang(job_id, event.gang)
+        index, job = getattr(event, "task_index", None), self.jobs.get(job_id)
+        return None if index is None or job is None else self._story_gang(job_id, index // len(job.gangs[0].tasks))
 
     def _story_gang(self, job_id: str, gang: int) -> int | None:
         """Return the gang's position; None if the job has a single gang, so that the job's story has all events."""

@@ -178,14 +178,15 @@ class WorkerFailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangAssignedEvent:
-    """All tasks of a coscheduled job get their workers at once: ``groups`` has the node ids of each group, in order.
+    """All tasks of a gang get their workers at once: ``groups`` has the node ids of each group, in order.
 
-    The state numbers the groups: those that the gang ran on before keep their numbers.
+    The state numbers the groups: those that the gang ran on before keep their numbers. ``gang`` is the gang's position.
     """
 
     job_id: str
     group_names: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
+    gang: int = 0
 
 
 @dataclass(frozen=True, slots=True)

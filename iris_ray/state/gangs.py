@@ -15,7 +15,7 @@ from iris_ray.state.evictions import KeptRoom
 from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.growth import note_size
 from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
-from iris_ray.state.job_table import JobTable, move, new_tasks
+from iris_ray.state.job_table import JobTable, move, new_gangs
 from iris_ray.state.records import JobRecord
 from iris_ray.state.spares import GangNotices, SpareJobs
 
@@ -89,22 +89,29 @@ class Gangs:
     # -- assigning -------------------------------------------------------------------------------------------------
 
     def gang_assigned(self, event: GangAssignedEvent, change: Change) -> None:
-        """Give all tasks of a coscheduled job their hosts. Groups of its last attempt that ran keep their numbers."""
+        """Give all tasks of a gang their hosts. Groups of its last attempt that ran keep their numbers."""
         job = self._table.known(event.job_id)
-        config = job.spec.coscheduling
+        config, gang = job.spec.coscheduling, self._table.gang(job, event.gang)
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
-        if config is None or not equal or len(event.groups) not in config.num_groups:
+        if config is None or not equal or len(event.groups) not in job.spec.groups_per_gang:
             raise IllegalTransitionError(f"job {event.job_id}: {event.groups} does not fit its gang")
         self._require_groups(event, config.group_by)
-        gang = job.gang
         groups = _numbered(gang, event, keep_hosts=config.group_by != TPU_NAME)
         node_ids = tuple(node_id for group in groups.values() for node_id in group)
         self._require_room(job, gang, node_ids)
-        if len(gang.tasks) != len(node_ids):  # another count of slices: another set of tasks
-            gang.tasks = new_tasks(event.job_id, len(node_ids))
-            job.counts = Counter({TaskState.PENDING: len(node_ids)})
+        if len(gang.tasks) != len(node_ids):  # another count of slices, or other slices: another set of tasks
+            if job.attempt and len(job.gangs) > 1:
+                raise IllegalTransitionError(f"job {event.job_id}: its other slices have {len(gang.tasks)} hosts each")
+            self._resize(job, len(node_ids))
         self._assign(job, gang, tuple(groups), node_ids, change)
+
+    def _resize(self, job: Job, size: int) -> None:
+        """Give each gang of a job another number of tasks. All of them wait."""
+        for gang, tasks in zip(job.gangs, new_gangs(job.spec.job_id, len(job.gangs), size), strict=True):
+            gang.tasks = tasks
+        job.counts = Counter({TaskState.PENDING: len(job.gangs) * size})
+        self._table.all_changed(job)
 
     def task_assigned(self, event: TaskAssignedEvent, change: Change) -> None:
         """Give a task of a job that is not coscheduled its host."""
@@ -198,7 +205,7 @@ class Gangs:
         move(job, gang, task, TaskState.RUNNING)
         task.started_at = change.now
         self._has_started(job, gang, change)
-        if job.spec.coscheduling and job.counts[TaskState.RUNNING] == len(gang.tasks):
+        if job.spec.is_one_gang and job.counts[TaskState.RUNNING] == len(gang.tasks):
             note_size(job, change.now)
             if len(gang.groups) >= gang.groups_wanted:
                 gang.groups_wanted = 0
@@ -241,7 +248,7 @@ class Gangs:
             self._spares.restored(job)
         for attempt, allocation in record.allocations.items():
             self._restore_allocation(job, attempt, allocation, change)
-        if job.spec.coscheduling and job.gang.placed:
+        if job.spec.is_one_gang and job.gang.placed:
             self._spares.placed_again(job)
 
     def _restore_allocation(self, job: Job, attempt: AttemptId, allocation: Allocation, change: Change) -> None:
@@ -290,7 +297,7 @@ def in_place(before: Sequence[str], now: Sequence[str]) -> list[str]:
 
 
 def _task(event: TaskStateChangedEvent, gang: Gang) -> Task:
-    index = event.task_index - gang.position
+    index = event.task_index - gang.tasks[0].index
     if not 0 <= index < len(gang.tasks):
         raise IllegalTransitionError(f"{event.attempt} has no task {event.task_index}")
     return gang.tasks[index]

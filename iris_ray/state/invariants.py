@@ -58,6 +58,8 @@ def _check_usage(jobs: Mapping[str, Job], usage: Mapping[str, Mapping[str, float
 def _check_counts(job: Job) -> None:
     who = job.spec.job_id
     assert job.counts == Counter(task.state for task in job.tasks), f"{who}: counts are off"
+    assert [task.index for task in job.tasks] == list(range(job.size)), f"{who}: its tasks are numbered wrongly"
+    assert [gang.position for gang in job.gangs] == list(range(len(job.gangs))), f"{who}: gangs of unequal size"
     assert job.failures == sum(gang.failures for gang in job.gangs), f"{who}: failures are off"
     assert job.preemptions == sum(gang.preemptions for gang in job.gangs), f"{who}: preemptions are off"
     assert job.evictions == sum(gang.evictions for gang in job.gangs), f"{who}: evictions are off"

@@ -76,7 +76,7 @@ class JobTable:
             IllegalTransitionError: the job has no such gang.
         """
         if not 0 <= position < len(job.gangs):
-            raise IllegalTransitionError(f"job {job.spec.job_id} has no task {position}")
+            raise IllegalTransitionError(f"job {job.spec.job_id} has no gang {position}")
         return job.gangs[position]
 
     def live(self, attempt: AttemptId) -> tuple[Job, Gang] | None:
@@ -104,11 +104,8 @@ class JobTable:
             if known.spec != spec:
                 raise IllegalTransitionError(f"job {spec.job_id} is there already, with another spec")
             return
-        if spec.coscheduling:
-            count = spec.replicas * max(spec.coscheduling.num_groups)
-            gangs = [Gang(new_tasks(spec.job_id, count), waiting_since=now)]
-        else:
-            gangs = [Gang([task], waiting_since=now) for task in new_tasks(spec.job_id, spec.replicas)]
+        tasks = new_gangs(spec.job_id, spec.num_gangs, spec.most_tasks_per_gang)
+        gangs = [Gang(of_gang, waiting_since=now) for of_gang in tasks]
         self._submitted += 1
         job = self.jobs[spec.job_id] = self.pending[spec.job_id] = Job(
             spec=spec,
@@ -279,8 +276,9 @@ WAY_TO_SUCCESS = {state: _TO_SUCCESS[i + 1 :] for i, state in enumerate(_TO_SUCC
 """The states that a task in each state still passes through until it has succeeded."""
 
 
-def new_tasks(job_id: str, count: int) -> list[Task]:
-    return [Task(task_id(job_id, index), index) for index in range(count)]
+def new_gangs(job_id: str, gangs: int, size: int) -> list[list[Task]]:
+    """Return the new tasks of a job with so many gangs, by gang; ``size``: of how many tasks each."""
+    return [[Task(task_id(job_id, i), i) for i in range(gang * size, (gang + 1) * size)] for gang in range(gangs)]
 
 
 def move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = None) -> None:
@@ -378,25 +376,25 @@ def _in_words(event: Event) -> str:
 
 
 # -- job times ---------------------------------------------------------------------------------------------------------
-# `model/goodput.py` works out what the time of coscheduled jobs went into.
+# `model/goodput.py` works out what the time of jobs that are one gang went into.
 
 
 def note_assigned(job: Job, allocation: Allocation, now: float) -> None:
     """Note that an attempt of a job got its hosts. Earlier attempts are settled, to keep only a few."""
-    if job.spec.coscheduling:
+    if job.spec.is_one_gang:
         job.times.assigned(job.attempt, sum(demand.get(TPU, 0.0) for _, _, demand in allocation), now)
         settle(job.times, job.submitted_at)
 
 
 def note_began(job: Job, now: float) -> None:
     """Note that a job's attempt runs user code."""
-    if job.spec.coscheduling:
+    if job.spec.is_one_gang:
         job.times.began(now)
 
 
 def note_attempt_ended(job: Job, now: float) -> None:
     """Note that a job's attempt is over."""
-    if job.spec.coscheduling:
+    if job.spec.is_one_gang:
         job.times.ended(now)
 
 
@@ -407,8 +405,8 @@ def note_job_ended(job: Job, now: float) -> None:
 
 
 def is_measured(job: Job) -> bool:
-    """Return whether a job's time is measured: only gangs are, without spares."""
-    return job.spec.coscheduling is not None and job.spec.spare_for is None
+    """Return whether a job's time is measured: only that of a job that is one gang, and no spare."""
+    return job.spec.is_one_gang and job.spec.spare_for is None
 
 
 def times_of_forgotten(job: Job) -> list[ForgottenJob]:

@@ -41,8 +41,12 @@ def _problem_of(record: Any, job_id: str) -> str | None:
             _fields_of_task(task)
     if job.spec.job_id != job_id:
         return f"it is that of {job.spec.job_id}"
-    gangs = 1 if job.spec.coscheduling else job.spec.replicas
-    if len(job.gangs) != gangs or [task.index for task in job.tasks] != list(range(len(job.tasks))):
+    sizes = {len(gang.tasks) for gang in job.gangs}
+    if (
+        len(job.gangs) != job.spec.num_gangs
+        or len(sizes) != 1
+        or [task.index for task in job.tasks] != list(range(len(job.tasks)))
+    ):
         return "some of its tasks are missing"
     if job.counts != Counter(task.state for task in job.tasks):
         return "its counts are not those of its tasks"

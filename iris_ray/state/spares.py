@@ -46,7 +46,7 @@ class Spares:
         """Note that a job or its hosts have changed: it may need other spares. If it is a spare, its parent may."""
         if job.spec.spare_for is not None:
             self._restless[job.spec.spare_for.job_id] = None
-        elif job.spec.coscheduling is not None:
+        elif job.spec.is_one_gang:
             self._restless[job.spec.job_id] = None
 
     def gang_runs(self, job: Job) -> None:
@@ -176,7 +176,13 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
         now: seconds on the clock of the events.
     """
     config, spec = job.spec.coscheduling, job.spec
-    if config is None or spec.spare_for is not None or not job.requirement.chips or not job.gang.placed:
+    if (
+        config is None
+        or not spec.is_one_gang
+        or spec.spare_for is not None
+        or not job.requirement.chips
+        or not job.gang.placed
+    ):
         return []
     needs: list[Need] = [(SparePurpose.SPARE, (1,))] * spec.spares
     needs += [(SparePurpose.REPLACEMENT, (1,))] * (doomed - min(sound, spec.spares))
@@ -226,7 +232,7 @@ def _has_room_to_grow(job: Job) -> bool:
 
 def doomed_groups(job: Job, workers: Mapping[str, Worker]) -> int:
     """Return how many of a gang's groups are about to go."""
-    if job.spec.coscheduling is None or not job.gang.placed:
+    if not job.spec.is_one_gang or not job.gang.placed:
         return 0
     tasks, per_group = job.gang.tasks, len(job.gang.tasks) // len(job.gang.groups)
     hosts = (workers.get(task.node_id or "") for task in tasks)
@@ -402,7 +408,7 @@ class SpareJobs:
                 self._drop(spare, change)
             for spec in missing:
                 self._make(spec, change)
-            if job is not None and job.spec.coscheduling is not None:
+            if job is not None and job.spec.is_one_gang:
                 self._settle_growth(job, change)
 
     def _settle_growth(self, job: Job, change: Change) -> None:

@@ -59,8 +59,7 @@ class SimulatedAttempt:
     @property
     def is_elastic(self) -> bool:
         """Whether its job can use several numbers of slices, so that what a move costs it counts."""
-        grouped = self.work.spec.coscheduling if self.work is not None else None
-        return grouped is not None and len(grouped.num_groups) > 1
+        return self.work is not None and len(self.work.spec.groups_per_gang) > 1
 
 
 STEPS_SEEN_S = 20.0
@@ -160,7 +159,7 @@ class SimulatedPools:
 
     def _attempt(self, job: Job, gang: Gang) -> SimulatedAttempt:
         spec = job.spec
-        most = max(spec.coscheduling.num_groups) if spec.coscheduling else 1
+        most = max(spec.groups_per_gang)
         slices = gang.groups if job.requirement.chips else ()
         first = gang.tasks[0]
         tasks = range(first.index, first.index + len(gang.tasks))
@@ -255,7 +254,7 @@ class SimulatedPools:
         job = self._state.jobs.get(attempt.id.job_id)
         if attempt.id not in self._live or job is None:
             return
-        known = job.gang_of(attempt.id.gang).notice
+        known = job.gangs[attempt.id.gang].notice
         if known is None or known.kind is not notice.kind:
             return
         self._end(attempt, "evicted" if notice.kind is NoticeKind.EVICTION else "moved", saved)
@@ -288,7 +287,7 @@ class SimulatedPools:
         self._history.freed(attempt.id, self._agenda.now)
         self._leave(attempt)
         job = self._state.jobs.get(attempt.id.job_id)
-        if job is not None and (gang := job.gang_of(attempt.id.gang)).pending:
+        if job is not None and (gang := job.gangs[attempt.id.gang]).pending:
             for when in (gang.not_before, gang.returning_until, job.avoided_until):
                 if when > self._agenda.now:
                     self._look_at(when)

@@ -54,6 +54,8 @@ def use_compilation_cache(info: JobInfo) -> None:
 
 def _copy_from_another_slice(info: JobInfo) -> None:
     """Copy what the task of equal place in another slice has compiled. Any failure only costs the compilation."""
+    if not info.in_gang:
+        return  # it knows no host of another slice
     per_slice, hosts = info.num_tasks // info.num_slices, peers()
     others = range(info.task_index + per_slice, info.task_index + info.num_tasks, per_slice)
     for index in others[:MOST_ASKED] if hosts else ():

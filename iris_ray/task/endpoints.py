@@ -67,6 +67,21 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
     return address
 
 
+def endpoint_of_attempt(name: str, task_index: int, attempt: int) -> str | None:
+    """Return the address that an attempt of a task of this job has registered under a name; None if it has not.
+
+    Ask no Controller. The caller knows from somewhere else whether that attempt runs.
+    """
+    me, key = _task(name)
+    run = LocalRun.of_this_task()
+    found = _store().get(key) if run is None else run.get(key)
+    if found is None:
+        return None
+    index, number, address = pickle.loads(found)
+    here = task_index if run is not None else task_index // me.processes_per_host
+    return str(address) if (index, number) == (here, attempt) else None
+
+
 def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
     """Return the addresses that running tasks of a job have registered under names with a prefix. For any process.
 

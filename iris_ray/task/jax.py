@@ -28,7 +28,8 @@ def initialize(**kwargs: Any) -> None:
 
     On Cloud TPU, ``jax.distributed.initialize()`` finds its peers by itself, with one fixed port. This function takes
     the address that iris_ray chose for this attempt, so it can't meet a leftover of an earlier attempt or another gang
-    on the host, and it works without TPUs, too. Outside a task, and in a task without peers, it joins nobody, so that
+    on the host, and it works without TPUs, too. If the job's ``failure_domain`` is the slice, each slice is a JAX
+    program of its own. Outside a task, and in a task without peers, it joins nobody, so that
     a script also runs on its own.
 
     JAX's compilation cache is then in the task's ``local_dir``, unless ``JAX_COMPILATION_CACHE_DIR`` says otherwise, so
@@ -48,14 +49,14 @@ def initialize(**kwargs: Any) -> None:
     info = _place_among_others()
     if info is None:
         return
-    if info.task_index:
+    if info.gang_rank:
         patience_s = min(WAIT_FOR_TASK_0_S, kwargs.get("initialization_timeout", WAIT_FOR_TASK_0_S))
         _wait_for_listener(info.coordinator_address, patience_s)
     jax.distributed.initialize(
         coordinator_address=info.coordinator_address,
         coordinator_bind_address=info.coordinator_address,  # and on no other interface
-        num_processes=info.num_tasks,
-        process_id=info.task_index,
+        num_processes=info.gang_size,
+        process_id=info.gang_rank,
         **kwargs,
     )
     if preemption_notice() is not None:  # it came before JAX listened
@@ -65,7 +66,7 @@ def initialize(**kwargs: Any) -> None:
 def _place_among_others() -> JobInfo | None:
     """Return this task's place in its gang; None outside a task, and in a task without peers."""
     info = get_job_info()
-    return info if info is not None and info.in_gang and info.num_tasks > 1 else None
+    return info if info is not None and info.gang_size > 1 else None
 
 
 def _wait_for_listener(address: str, timeout_s: float) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from iris_ray.errors import InvalidRequestError, PeerFilesError
 from iris_ray.model.job_info import JobInfo
+from iris_ray.model.options import EACH_SLICE
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.peer_files import PeerFiles, peers, room
 
@@ -56,6 +57,11 @@ def mirror(directory: Path | str) -> int | None:
     me = get_job_info()
     if me is None or not me.local_dir:
         raise InvalidRequestError("this process has no local_dir to mirror: it is no task of a job with chips")
+    if me.failure_domain == EACH_SLICE:
+        raise InvalidRequestError(
+            f"the slices of this job start again one by one (failure_domain={EACH_SLICE!r}), and no other slice has"
+            " this one's steps: save them to a bucket, or let iris_ray.outer carry the state"
+        )
     own, folders = Path(directory), _folders(me, Path(directory))
     own.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(own / UNFINISHED, ignore_errors=True)

@@ -187,7 +187,7 @@ def _send_file(connection: socket.socket, file: BinaryIO, size: int) -> None:
 
 
 def peers() -> list[PeerFiles]:
-    """Return the files of this job on the hosts of its gang, by task index. Tasks of one host have the same.
+    """Return the files of this job on the hosts of its gang, by gang rank. Tasks of one host have the same.
 
     The list is empty without chips, in local processes (``mode="simple"``), and where ``file_services`` is empty.
 

@@ -12,7 +12,7 @@ from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
-from iris_ray.model.options import PriorityBand
+from iris_ray.model.options import EACH_SLICE, PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import Scheduler
@@ -73,7 +73,7 @@ class Shape:
 
 SHAPES = st.builds(
     Shape,
-    kind=st.sampled_from(["gang", "gang", "gang", "whole", "rack", "rack", "tasks", "tasks"]),
+    kind=st.sampled_from(["gang", "gang", "gang", "whole", "slices", "slices", "rack", "rack", "tasks", "tasks"]),
     device=st.sampled_from(TYPES),
     counts=st.sampled_from(COUNTS),
     chips=st.sampled_from([4.0, 4.0, 0.0]),
@@ -224,7 +224,7 @@ class RandomWorld(World):
                     state = S.RUNNING if what == "run" else S.SUCCEEDED
                     self.do(TaskStateChangedEvent(it, task.index, state))
             case "retry":
-                self.do(TaskStateChangedEvent(it, it.gang, S.FAILED, "boom"))
+                self.do(TaskStateChangedEvent(it, tasks[0].index, S.FAILED, "boom"))
             case "move":
                 self.do(GangMovedEvent(it, "to more slices"))
             case "launch fails":
@@ -300,16 +300,19 @@ def labels(drawn: dict) -> dict[str, AttributeValue]:
 def spec_of(job_id: str, shape: Shape, typed: bool, constraints: tuple[Constraint, ...], **changes: Any) -> JobSpec:
     """A job of a random shape."""
     gang = shape.kind != "tasks"
-    whole = shape.kind == "whole"
+    whole = shape.kind == "whole" or (shape.kind == "slices" and typed)
     if typed and gang:
         constraints = (Constraint(TPU_TOPOLOGY, Op.EQ, shape.device), *constraints)
-    if not gang:
+    counts = shape.counts
+    if shape.kind == "slices":  # each is a gang by itself
+        counts, changes["failure_domain"] = shape.counts[-1:], EACH_SLICE
+    if not gang or shape.kind == "slices":
         changes["spares"] = 0
     return JobSpec(
         job_id=job_id,
         device=shape.device if gang else None,
         replicas=SIZES[shape.device],
-        coscheduling=CoschedulingConfig("rack" if shape.kind == "rack" else TPU_NAME, shape.counts) if gang else None,
+        coscheduling=CoschedulingConfig("rack" if shape.kind == "rack" else TPU_NAME, counts) if gang else None,
         whole_groups=whole,
         constraints=constraints,
         resources={TPU: shape.chips, "CPU": shape.cpus},

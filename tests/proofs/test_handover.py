@@ -87,7 +87,7 @@ def test_export_of_import_equals_the_export(
     assert specs.keys() == left.keys()
     for job_id, spec in specs.items():
         assert what_it_asks(spec) == what_it_asks(left[job_id].spec)
-        used = left[job_id].failures if left[job_id].spec.coscheduling else 0
+        used = left[job_id].failures if left[job_id].spec.is_one_gang else 0
         assert spec.max_retries_failure == max(0, left[job_id].spec.max_retries_failure - used)
 
 

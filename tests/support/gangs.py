@@ -264,9 +264,9 @@ def free_chips() -> float:
     return ray.available_resources().get("TPU", 0.0)
 
 
-def job_view(job_id: str, first_task: int = 0) -> JobView:
-    """Return the Controller's view of the gang of a job that begins with that task."""
-    return ask_as_a_pool(lambda controller: controller.report.remote(job_id, [], first_task))
+def job_view(job_id: str, gang: int = 0) -> JobView:
+    """Return the Controller's view of a gang of a job."""
+    return ask_as_a_pool(lambda controller: controller.report.remote(job_id, [], gang))
 
 
 def pool_pid() -> int:

@@ -21,6 +21,7 @@ from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.model.stall_limit import RhythmMeter
@@ -54,6 +55,7 @@ class Task:
         host: where it runs.
         process: what it runs in.
         notice: the latest notice, or None.
+        membership, memberships: which slices of its job run, as it was told last, and each time.
         told: set once there is a notice.
         end: what the default task waits for; tests set its result or exception.
         exit_takes: how long its exit handlers run; seconds.
@@ -65,6 +67,8 @@ class Task:
         self.info = info
         self.process = process
         self.notice: Notice | None = None
+        self.membership = Membership(0)
+        self.memberships: list[Membership] = []
         self.told = asyncio.Event()
         self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.exit_takes = 0.0
@@ -305,6 +309,13 @@ class Host:
         return Progress(None, None) if task is None else task.progress
 
     async def meet_gang(self, pid: int, attempt: AttemptId, peers: Sequence[Any]) -> None: ...
+
+    async def hear_membership(self, pid: int, membership: Membership) -> bool:
+        task = self._node.processes[pid].task
+        if task is not None and membership.epoch > task.membership.epoch:
+            task.membership = membership
+            task.memberships.append(membership)
+        return task is not None
 
     async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None: ...
 

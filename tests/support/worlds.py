@@ -173,8 +173,8 @@ class World:
         """All that runs of the job succeeds and is gone."""
         for task in job.tasks:
             self.report(job, S.SUCCEEDED, task.index)
-        for position, gang in enumerate(job.gangs):
-            self.confirm(job, gang.attempt, position)
+        for gang in job.gangs:
+            self.confirm(job, gang.attempt, gang.tasks[0].index)
 
     def lose(self, node_id: str) -> Instructions:
         return self.do(WorkerFailedEvent(node_id, "the host died"))
@@ -234,4 +234,5 @@ def attempt_id(job: Job, task_index: int = 0, number: int | None = None) -> Atte
     """An attempt of the gang that a task belongs to: its current one, if no number is given."""
     if number is None:
         return job.current_attempt(job.gang_of(task_index))
-    return AttemptId(job.spec.job_id, number, 0 if job.spec.coscheduling else task_index)
+    gang = 0 if len(job.gangs) == 1 else task_index // len(job.gangs[0].tasks)
+    return AttemptId(job.spec.job_id, number, gang)

@@ -20,7 +20,8 @@ from iris_ray.model.options import OPTIONS, Option
 
 RECORDED = Path(__file__).with_name("public_names.txt")
 PLACES = (
-    "iris_ray", "iris_ray.slots", "iris_ray.jax", "iris_ray.checkpoint", "iris_ray.levanter", "iris_ray.fray",
+    "iris_ray", "iris_ray.slots", "iris_ray.jax", "iris_ray.outer", "iris_ray.checkpoint", "iris_ray.levanter",
+    "iris_ray.fray",
     "iris_ray.testing", "iris_ray.study", "iris_ray.state", "iris_ray.scheduler", "iris_ray.events", "iris_ray.errors",
 )  # fmt: skip
 """The modules that documents and examples import from; each name comes first from the first that has it."""

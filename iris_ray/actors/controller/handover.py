@@ -118,9 +118,9 @@ def job_line(record: JobRecord, clock: Clock) -> Line:
 
 
 def with_remaining_budgets(job: Job) -> JobSpec:
-    """Return what a job asks for, with what is left of its budgets. Each task of a job that is no gang begins anew."""
+    """Return what a job asks for, with what is left of its budgets. The gangs of a job with several begin anew."""
     spec = job.spec
-    if spec.coscheduling is not None:
+    if spec.is_one_gang:
         spec = replace(
             spec,
             max_retries_failure=max(0, spec.max_retries_failure - job.gang.failures),

@@ -63,7 +63,7 @@ class LogService:
     def placed(self, order: AttemptOrder) -> None:
         """Note that an attempt is about to run on these hosts."""
         hosts = [host for hosts in order.slices for host in hosts for _ in range(order.processes_per_host)]
-        for index, host in enumerate(hosts, order.attempt.gang):
+        for index, host in enumerate(hosts, order.first_task * order.processes_per_host):
             self._memory.placed(LogId(order.attempt.job_id, index, order.attempt.number), host.node_id)
 
     def note(self, batch: Sequence[LastLines]) -> None:

@@ -99,7 +99,8 @@ class PoolCalls(ControllerProcess):
     async def is_to_grow(self, attempt: AttemptId) -> bool:
         await self.ping()
         job = self._state.jobs.get(attempt.job_id)
-        return job is not None and job.gang.attempt == attempt.number and job.gang.is_to_grow
+        gang = None if job is None else job.gangs[attempt.gang]
+        return gang is not None and gang.attempt == attempt.number and gang.is_to_grow
 
     @checked
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:

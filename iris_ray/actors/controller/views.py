@@ -73,6 +73,7 @@ def job_status(
         spare_for=spec.spare_for.job_id if spec.spare_for else None,
         yields=job.yields,
         processes_per_host=spec.processes_per_host,
+        failure_domain=spec.failure_domain,
     )
 
 
@@ -85,10 +86,10 @@ def _gives_way(job: Job, state: ControllerState, clock: Clock) -> tuple[str, flo
 def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> TaskStatus:
     gang, task = job.gang_of(index), job.task(index)
     worker = state.workers.get(task.node_id or "")
-    group = _group(gang.groups, index - gang.position, len(gang.tasks)) if task.node_id else None
+    group = _group(gang.groups, index - gang.tasks[0].index, len(gang.tasks)) if task.node_id else None
     times = clock.wall_or_none(task.started_at), clock.wall_or_none(task.ended_at), task.exit_code
     earlier = [past for past in gang.past if past.number < gang.attempt or not gang.succeeded]
-    attempts = [_past(past, job, index, clock) for past in earlier]
+    attempts = [_past(past, job, gang, index, clock) for past in earlier]
     if gang.attempt and not (earlier and earlier[-1].number == gang.attempt):
         attempts.append(TaskAttempt(gang.attempt, task.state, group, *times, task.error))
     return TaskStatus(
@@ -112,15 +113,15 @@ def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> T
     )
 
 
-def _past(past: PastAttempt, job: Job, index: int, clock: Clock) -> TaskAttempt:
+def _past(past: PastAttempt, job: Job, gang: Gang, index: int, clock: Clock) -> TaskAttempt:
     """Return an earlier attempt of a gang, from the view of one of its tasks."""
     was_cause = past.cause == index
     together = past.state if was_cause or past.state is TaskState.KILLED else TaskState.COSCHED_FAILED
-    number, size = (index, job.spec.replicas * len(past.groups)) if job.spec.coscheduling else (0, 1)
+    size = job.spec.replicas * len(past.groups) if job.spec.coscheduling else 1
     return TaskAttempt(
         attempt=past.number,
         state=together,
-        group=_group(past.groups, number, size),
+        group=_group(past.groups, index - gang.tasks[0].index, size),
         started_at=clock.wall_or_none(past.started_at),
         ended_at=clock.wall_or_none(past.ended_at),
         exit_code=past.exit_code if was_cause else None,
@@ -283,13 +284,13 @@ def job_events(job: Job, clock: Clock) -> list[JobEvent]:
 
 
 def _of_gang(job: Job, gang: Gang) -> Iterator[JobEvent]:
-    task = None if job.spec.coscheduling else gang.position
+    task = None if job.spec.is_one_gang else gang.tasks[0].index
     for past in gang.past:
         yield from _past_event(past, task)
     assigned = {attempt.number: attempt.assigned_at for attempt in job.times.attempts}
     where = ", ".join(gang.groups)
     is_over = any(past.number == gang.attempt for past in gang.past)
-    if job.spec.coscheduling and not is_over and gang.attempt in assigned:
+    if job.spec.is_one_gang and not is_over and gang.attempt in assigned:
         yield JobEvent(assigned[gang.attempt], task, gang.attempt, f"got {where}")
     began = min((one.started_at for one in gang.tasks if one.started_at is not None), default=None)
     if began is not None:

@@ -37,6 +37,7 @@ from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.membership import Membership
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
 from iris_ray.model.outcomes import TaskEnd
 
@@ -177,6 +178,10 @@ class TPUHostActor:
 
     async def hear_notice(self, attempt: AttemptId, notice: Notice, sent_at: float) -> None:
         self._gangs.hear(attempt, by_this_clock(notice, sent_at, exact=True))
+
+    async def hear_membership(self, pid: int, membership: Membership) -> bool:
+        watch = self._watches.get(pid)
+        return watch is not None and watch.hear_membership(membership)
 
     async def progress(self, pid: int) -> Progress:
         return self._watches[pid].progress()

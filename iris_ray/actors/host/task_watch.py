@@ -29,8 +29,15 @@ from iris_ray.actors.host.process_tree import ProcessTree, end_task
 from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.protocol.host_interface import TaskInterface
 from iris_ray.actors.protocol.messages import Progress, TaskLook
-from iris_ray.actors.protocol.task_files import LOOK_SIGNAL, STACKS_SIGNAL, STATUS_CHARACTERS, TaskFiles
+from iris_ray.actors.protocol.task_files import (
+    LOOK_SIGNAL,
+    STACKS_SIGNAL,
+    STATUS_CHARACTERS,
+    TaskFiles,
+    write_whole,
+)
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
+from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice, is_news, keeps
 from iris_ray.model.outcomes import TaskEnd
 from iris_ray.model.plain_values import LARGEST_INT
@@ -125,6 +132,20 @@ class TaskWatch:
         """Tell the task of a notice from a host of its gang, unless it is being ended. Return at once."""
         if not self.ended and self._ending is None:
             self._notices.hear(notice)
+
+    def hear_membership(self, membership: Membership) -> bool:
+        """Tell the task which slices of its job run, unless it knows something newer. Return whether it could be told.
+
+        A full disk may have room later.
+        """
+        known = self._files.read_membership()
+        if self.ended or (known is not None and known.epoch >= membership.epoch):
+            return True
+        try:
+            write_whole(self._files.membership, membership.to_json().encode())
+        except OSError:
+            return False
+        return True
 
     def progress(self) -> Progress:
         return self._progress.read()

@@ -133,18 +133,20 @@ class Attempt:
         """Get every host ready to start its task at once. See `prepare_launch`."""
         return await prepare_launch(self.place, self._slices, self._request, self._stop, suspected)
 
-    async def run(self, launch: Launch, report_running: Callable[[], None]) -> AttemptEnd:
+    async def run(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> AttemptEnd:
         """Start every task, wait for the gang's end and judge it. After success, `shutdown` ends its processes.
 
         Args:
             launch: what to start.
             report_running: called after `RUNNING_DELAY_S`, if the gang still runs.
+            changed: called when the tasks have been started, and as soon as they can't all return any more.
         """
         began = time.monotonic()
-        ends = await self._run_tasks(launch, report_running)
+        ends = await self._run_tasks(launch, report_running, changed)
         at_once = time.monotonic() < began + AT_ONCE_S
         if all(map(returned, ends.values())):
             return all_returned(self.place, ends)
+        changed()
         self._notices.move_early()
         last_look = asyncio.ensure_future(self.progress.look_again(has_failed=True))
         evidence = await gather_evidence(
@@ -163,7 +165,7 @@ class Attempt:
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
-    async def _run_tasks(self, launch: Launch, report_running: Callable[[], None]) -> Ends:
+    async def _run_tasks(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> Ends:
         """Start every task; return when all have returned, or as soon as the gang can't succeed any more."""
         generations = self._slices.take_standbys(self.place.names, launch.refill)
         calls: dict[asyncio.Future[Any], int] = {
@@ -171,6 +173,7 @@ class Attempt:
             for slice_id, name in enumerate(self.place.names)
         }
         self.phase = Phase.RUNNING
+        changed()
         for call in calls:
             call.add_done_callback(_heed_error)  # once we are cancelled, nobody awaits it
         running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, report_running)

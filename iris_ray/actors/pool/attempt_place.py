@@ -59,7 +59,7 @@ class AttemptPlace:
 
     def task_index(self, key: TaskKey) -> int:
         """Return the index that the Controller gives the task of a process's host."""
-        return self.order.attempt.gang + key.slice_id * self.order.hosts_per_slice + key.host_index
+        return self.order.first_task + key.slice_id * self.order.hosts_per_slice + key.host_index
 
     def rank(self, key: TaskKey) -> int:
         """Return the index of a process in its job, as the user sees it."""

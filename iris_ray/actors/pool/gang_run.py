@@ -5,7 +5,7 @@ The Controller decides where the gang runs and whether it runs again. The gang o
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray import cloudpickle
@@ -68,15 +68,27 @@ class GangRun:
         slices: its attempts run on these.
         controller: gives orders, and is told how attempts end.
         request: the job.
-        first_task: the index of the gang's first task.
+        number: the gang's position among those of its job.
+        changed: called when an attempt has started its tasks, and as soon as these have ended.
+
+    Attributes:
+        returned: whether all its tasks have returned.
     """
 
     def __init__(
-        self, slices: ReservedSlices, controller: ControllerClient, request: RunRequest, first_task: int
+        self,
+        slices: ReservedSlices,
+        controller: ControllerClient,
+        request: RunRequest,
+        number: int,
+        changed: Callable[[], None],
     ) -> None:
         self.job_id = request.spec.job_id
-        self._first_task = first_task
-        self._who = self.job_id if request.spec.coscheduling else f"{self.job_id}/task-{first_task}"
+        self.returned = False
+        self._number = number
+        self._changed = changed
+        kind = "slice" if request.spec.coscheduling else "task"
+        self._who = self.job_id if request.spec.is_one_gang else f"{self.job_id}/{kind}-{number}"
         self._orders: asyncio.Queue[AttemptOrder | None] = asyncio.Queue()
         self._slices = slices
         self._controller = controller
@@ -108,6 +120,11 @@ class GangRun:
                 return [Pickled(result.result) for result in ordered if isinstance(result, TpuSuccess)]
             if job is not None and job.state.finished:
                 return self._final_error(verdict, job)
+
+    @property
+    def running(self) -> Attempt | None:
+        """The attempt whose tasks run now, or None."""
+        return self._attempt if self._attempt is not None and self._attempt.phase is Phase.RUNNING else None
 
     def take(self, order: AttemptOrder) -> None:
         """Queue an order, unless it has come before."""
@@ -166,7 +183,7 @@ class GangRun:
     # -- talking to the Controller ---------------------------------------------------------------------------------
 
     async def _report(self, events: Sequence[ReportedEvent]) -> JobView:
-        view = await self._controller.report(self.job_id, events, self._first_task)
+        view = await self._controller.report(self.job_id, events, self._number)
         if view is None:
             raise ControllerUnavailableError(
                 f"the Controller was started anew and does not know job {self.job_id}; run it again"
@@ -200,9 +217,11 @@ class GangRun:
             launch = await attempt.prepare(self._suspected)
             self._suspected = {}
             logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
-            end = await attempt.run(launch, lambda: self._report_running(attempt))
+            end = await attempt.run(launch, lambda: self._report_running(attempt), self._changed)
             verdict = end.verdict
             if verdict.succeeded:  # return the results at once, and tidy up later
+                self.returned = True
+                self._changed()
                 self._background.start(self._tidy(attempt), f"tidying up after {attempt.id}")
                 return verdict, None
             job = await self._conclude(attempt, end)
@@ -311,7 +330,9 @@ class GangRun:
         self._other_version = failure.other_version
         if failure.by_request and is_hopeless:
             events.append(
-                TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason, is_hopeless=True)
+                TaskStateChangedEvent(
+                    attempt.id, attempt.place.order.first_task, TaskState.FAILED, reason, is_hopeless=True
+                )
             )
         elif failure.moves:
             events.append(GangMovedEvent(attempt.id, reason, started=False))
@@ -339,7 +360,8 @@ class GangRun:
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[TaskStateChangedEvent]:
         """Return one event per task of the attempt: the task has reached this state."""
-        return all_reached(attempt.id, range(self._first_task, self._first_task + attempt.place.num_hosts), state)
+        first = attempt.place.order.first_task
+        return all_reached(attempt.id, range(first, first + attempt.place.num_hosts), state)
 
     async def abandon(self, reason: str) -> list[ReportedEvent]:
         """Stop the running attempt. Return the events to report behind the job's cancellation."""

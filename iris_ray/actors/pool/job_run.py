@@ -11,12 +11,14 @@ import ray
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.gang_run import GangRun
+from iris_ray.actors.pool.membership_telling import MembershipTelling
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest
 from iris_ray.errors import InvalidRequestError, JobCancelledError, LimitReachedError, ResultsLostError
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import HostNotice, Notice
+from iris_ray.model.options import EACH_SLICE
 from iris_ray.state.events import JobCancelledEvent
 
 logger = logging.getLogger(__name__)
@@ -26,7 +28,7 @@ REFUSED = (InvalidRequestError, LimitReachedError)
 
 
 class JobRun:
-    """Runs one request: as one gang if it is coscheduled, else as one gang for every task.
+    """Runs one request: as one gang if it is coscheduled, or one for every slice, else as one for every task.
 
     Args:
         slices, controller: as for `GangRun`.
@@ -50,11 +52,13 @@ class JobRun:
         self._controller = controller
         self.request = request
         self._spec = replace(request.spec, owner=slices.owner)
-        first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
         self._accepted = accepted
         self._incarnation = incarnation
         self._background = BackgroundTasks()
-        self._gangs = [GangRun(slices, controller, request, index) for index in first_tasks]
+        numbers = range(self._spec.num_gangs)
+        self._gangs = [GangRun(slices, controller, request, number, self._changed) for number in numbers]
+        by_slice = self._spec.failure_domain == EACH_SLICE
+        self._telling = MembershipTelling(self._gangs, slices) if by_slice else None
 
     async def run(self) -> list[Any]:
         """Return the tasks' results by index, or raise the job's own error.
@@ -77,7 +81,14 @@ class JobRun:
             raise
         if failed:
             raise _telling_error([outcome for outcome in outcomes if isinstance(outcome, Exception)])
-        return [result for outcome in outcomes for result in (outcome if isinstance(outcome, list) else [outcome])]
+        per_gang = max(len(outcome) for outcome in outcomes if isinstance(outcome, list))
+        in_places = (outcome if isinstance(outcome, list) else [outcome] * per_gang for outcome in outcomes)
+        return [result for outcome in in_places for result in outcome]
+
+    def _changed(self) -> None:
+        """Note that a gang has started or ended its tasks."""
+        if self._telling is not None:
+            self._telling.changed()
 
     def take(self, order: AttemptOrder) -> None:
         """Queue an order, unless it has come before."""

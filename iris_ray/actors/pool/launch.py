@@ -14,6 +14,7 @@ from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import task_id
 from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.outcomes import Fault, TaskKey
 from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import TpuProcess
@@ -231,26 +232,28 @@ def _launch(
     if per_host > 1:  # processes of one host can't listen at the same port
         own_port, debug_port, _, _ = ports[place.name(key)][place.process(key)]
     address = slices[0][0].address
-    num_tasks = place.num_ranks if spec.coscheduling else spec.replicas
+    by_slice = spec.failure_domain == EACH_SLICE  # the gang is one of several slices of its job
+    num_tasks = place.num_ranks * spec.num_gangs
     info = JobInfo(
         job_id=spec.job_id,
         task_id=task_id(spec.job_id, index),
         task_index=index,
         num_tasks=num_tasks,
         attempt=place.order.attempt.number,
-        slice_id=key.slice_id,
-        num_slices=len(slices),
+        slice_id=place.order.attempt.gang if by_slice else key.slice_id,
+        num_slices=spec.num_gangs if by_slice else len(slices),
         slice_name=host.slice_name if place.on_slices else "",
         worker_id=host.host_index,
-        coordinator_address=f"{address}:{coordinator_port}" if num_tasks == place.num_ranks else "",
+        coordinator_address=f"{address}:{coordinator_port}" if by_slice or spec.num_gangs == 1 else "",
         local_index=key.local_index,
         processes_per_host=per_host,
         previous_task_index=place.previous_rank(key),
+        failure_domain=spec.failure_domain,
         file_services=file_services if place.on_slices else (),
     )
     num_slices = len(slices) if place.on_slices else 1
     multislice = MultisliceInfo(address, key.slice_id, num_slices, megascale_port, debug_port, own_port)
-    label = f"slice={key.slice_id} worker={key.host_index}" if place.on_slices else f"task={index}"
+    label = f"slice={info.slice_id} worker={key.host_index}" if place.on_slices else f"task={index}"
     if per_host > 1:
         label += f" process={key.local_index}"
     return TaskLaunch(

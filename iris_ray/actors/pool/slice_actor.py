@@ -25,6 +25,7 @@ from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.actors.protocol.version import in_words, require_fit, versions_here
 from iris_ray.errors import VersionMismatchError
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
 
@@ -412,6 +413,14 @@ class SliceActor:
             return None
         finally:
             saved.cancel()
+
+    async def hear_membership(self, attempt: AttemptId, membership: Membership) -> bool:
+        """Tell every task of that attempt which slices of its job run. Return whether all could be told."""
+        if self._running != attempt or not self._tasks:
+            return False
+        hear = HostInterface.hear_membership
+        asks = (self._hosts[task.host].ask_once(hear, task.pid, membership) for task in self._tasks.values())
+        return all(reply is True for reply in await asyncio.gather(*asks))
 
     async def progress(self, attempt: AttemptId) -> dict[int, Progress | Unreachable]:
         """Return the progress of every process of that attempt that has not returned; none if it does not run here."""

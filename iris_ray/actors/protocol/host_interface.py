@@ -9,6 +9,7 @@ from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import Link, Progress, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
@@ -105,6 +106,9 @@ class HostInterface(Protocol):
             notice: with its deadline by the sender's clock.
             sent_at: the time on that clock.
         """
+
+    async def hear_membership(self, pid: int, membership: Membership) -> bool:
+        """Tell a task which slices of its job run, unless it knows something newer. Return whether it could be told."""
 
     async def progress(self, pid: int) -> Progress:
         """Return the latest progress of a task."""

@@ -130,6 +130,11 @@ class AttemptOrder:
         """Whether the gang has slices to itself. A task without chips shares its host."""
         return TPU in self.bundle
 
+    @property
+    def first_task(self) -> int:
+        """The index of the gang's first task in its job, all of whose gangs have as many tasks."""
+        return self.attempt.gang * len(self.slices) * self.hosts_per_slice
+
 
 @dataclass(frozen=True, slots=True)
 class StandbyReady:

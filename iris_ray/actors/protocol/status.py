@@ -7,7 +7,7 @@ from enum import Enum
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.lifecycle import JobState, TaskState, job_of
 from iris_ray.model.limits import Limits
-from iris_ray.model.options import PriorityBand
+from iris_ray.model.options import WHOLE_JOB, PriorityBand
 from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state.quarantine import QUARANTINE
@@ -43,6 +43,7 @@ class JobStatus:
         yields: whether it waits behind all others, and gives its hosts to any waiting job.
         heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
         processes_per_host: how many processes each of ``tasks`` consists of. Each has a log.
+        failure_domain: what starts again together, the whole "job" or each "slice".
     """
 
     number: int
@@ -72,6 +73,7 @@ class JobStatus:
     stragglers: tuple[str, ...] = ()
     yields: bool = False
     processes_per_host: int = 1
+    failure_domain: str = WHOLE_JOB
     stall_limit: str | None = None
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import ClassVar
 
+from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice, NoticeKind
 
 TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
@@ -106,6 +107,11 @@ class TaskFiles:
         return Path(f"{self.prefix}.marked")
 
     @property
+    def membership(self) -> Path:
+        """Which slices of the job run, as JSON, where each slice is a gang by itself."""
+        return Path(f"{self.prefix}.membership")
+
+    @property
     def members(self) -> Path:
         """Processes that belong to the task though it has not started them: a line of pid and start tick for each."""
         return Path(f"{self.prefix}.members")
@@ -137,6 +143,13 @@ class TaskFiles:
             return None
         return Notice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
 
+    def read_membership(self) -> Membership | None:
+        """Return which slices of the job run; None if nobody has said so, or the disk can't read it for now."""
+        try:
+            return Membership.of_json(self.membership.read_text())
+        except (OSError, ValueError, TypeError):
+            return None
+
     def read_status(self) -> str | None:
         """Return the task's latest status; None if there is none, or the disk can't read it for now."""
         try:
@@ -148,7 +161,7 @@ class TaskFiles:
     def remove(self) -> None:
         """Remove all files that exist, except the FIFO, and the container's record, which goes with the container."""
         said = self.heartbeat, self.rhythm, self.stacks, self.status, self.first_steps, self.marked
-        for path in (self.started, self.notice, self.saved, self.members, *said):
+        for path in (self.started, self.notice, self.saved, self.members, self.membership, *said):
             remove_file(path)
 
 

@@ -3,11 +3,12 @@
 import contextlib
 import os
 import pickle
+import secrets
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,16 @@ from iris_ray.actors.pool.gang_run import failure_error
 from iris_ray.actors.pool.launch import launch_plan
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import load
-from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles
+from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
 from iris_ray.client.log_stream import print_line
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import ModeKind
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidJobError
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.membership import Membership
+from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
 from iris_ray.model.verdict import judge_gang
 from iris_ray.model.workers import TPU
@@ -61,9 +65,23 @@ def run_gang(request: RunRequest) -> list[Any]:
         ended_at_last(tasks),
     ):
         _say(request, place)
-        for key, launch in _launches(request, place).items():
-            tasks[key] = LocalTask(request, launch, LocalRun(Path(folder)))
-        ends = _wait(tasks)
+        run, launches = LocalRun(Path(folder)), _launches(request, place)
+        token = secrets.token_hex(16)
+
+        def tell(ends: Mapping[TaskKey, TaskEnd]) -> None:
+            """Tell all tasks which slices have returned."""
+            left = {key.slice_id for key in launches if key not in ends}
+            returned = frozenset(range(len(place.names))) - left
+            members = Membership(1 + len(returned), dict.fromkeys(sorted(left), 1), returned, token)
+            for launch in launches.values():
+                write_whole(run.files(launch.info.task_index).membership, members.to_json().encode())
+
+        by_slice = request.spec.failure_domain == EACH_SLICE
+        if by_slice:
+            tell({})
+        for key, launch in launches.items():
+            tasks[key] = LocalTask(request, launch, run)
+        ends = _wait(tasks, tell if by_slice else None)
         verdict = judge_gang(ends, {key: HostEvidence() for key in ends})
         if verdict.cause is not None:
             where = f"{place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
@@ -165,8 +183,20 @@ def _launches(request: RunRequest, place: AttemptPlace) -> dict[TaskKey, TaskLau
         ports[place.name(key)].append(next(each))
     for one in held:
         one.close()
-    launches = launch_plan(request, place, ports)
+    launches: dict[str, list[TaskLaunch]] = {}
+    for gang in _gangs(place, request.spec):
+        launches |= launch_plan(request, gang, ports)
     return {key: launches[place.name(key)][place.process(key)] for key in place.tasks()}
+
+
+def _gangs(place: AttemptPlace, spec: JobSpec) -> Iterator[AttemptPlace]:
+    """Yield the place of each gang of a job: of the whole job, or of each slice."""
+    if spec.is_one_gang:
+        yield place
+        return
+    for number, hosts in enumerate(place.order.slices):
+        attempt = place.order.attempt._replace(gang=number)
+        yield AttemptPlace(replace(place.order, attempt=attempt, slices=(hosts,)))
 
 
 def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict[str, str]:
@@ -180,12 +210,18 @@ def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict
     return {name: value for name, value in environ.items() if value is not None}
 
 
-def _wait(tasks: Mapping[TaskKey, LocalTask]) -> dict[TaskKey, TaskEnd]:
-    """Return the ends of all tasks, or of those that have ended when one has failed."""
+def _wait(
+    tasks: Mapping[TaskKey, LocalTask], tell: Callable[[Mapping[TaskKey, TaskEnd]], None] | None
+) -> dict[TaskKey, TaskEnd]:
+    """Return the ends of all tasks, or of those that have ended when one has failed. ``tell`` hears of each end."""
+    heard = 0
     while True:
         ends = {key: end for key, task in tasks.items() if (end := task.end()) is not None}
         if len(ends) == len(tasks) or any(end.kind is not EndKind.RETURNED for end in ends.values()):
             return ends
+        if tell is not None and len(ends) > heard:
+            heard = len(ends)
+            tell(ends)
         time.sleep(POLL_S)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
-from iris_ray.model.options import PriorityBand
+from iris_ray.model.options import EACH_SLICE, PriorityBand
 from iris_ray.study.jobs import SimulatedJob, slice_spec, tasks_spec
 
 OP = ConstraintOp
@@ -81,6 +81,9 @@ def _draw_spec(chance: Random, job_id: str, fleet: Fleet, terms: dict[str, Any])
             terms["coscheduling"] = CoschedulingConfig("rack", chance.choice((1, (1, 2))))
             return slice_spec(job_id, "v4-16", **terms, resources={"CPU": 8.0}, whole_groups=False, constraints=())
     tpu_type = chance.choice(fleet.types)
+    if chance.random() < 0.2:  # each slice is a gang by itself
+        terms |= {"failure_domain": EACH_SLICE, "whole_groups": chance.random() < 0.8}
+        return slice_spec(job_id, tpu_type, chance.choice((1, 2, 3, 4)), **terms)
     slices = chance.choice((1, 1, 1, 2, 3, (1, 2), (1, 2, 3), (2, 4)))
     terms |= {
         "spares": chance.choice((0, 0, 0, 1, 2)),

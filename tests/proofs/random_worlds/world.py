@@ -470,7 +470,7 @@ class RandomWorld(Simulation):
         jobs = self.state.jobs
         have = Counter((held.job_id, held.purpose) for job in jobs.values() if (held := job.spec.spare_for))
         for job_id, job in jobs.items():
-            runs = job.spec.coscheduling and job.requirement.chips and job.gang.placed and not job.spec.spare_for
+            runs = job.spec.is_one_gang and job.requirement.chips and job.gang.placed and not job.spec.spare_for
             spares = (other for other in jobs.values() if other.spec.spare_for == SpareFor(job_id, SparePurpose.SPARE))
             sound = sum(spare.gang.placed and not self._slices_that_go(spare) for spare in spares)
             needed = (job.spec.spares, max(0, self._slices_that_go(job) - sound)) if runs else (0, 0)

@@ -118,10 +118,11 @@ class ReferencePlan:
             for band in PriorityBand:
                 jobs = [job for job in some if job.spec.priority == band]
                 self.rooms |= {job.spec.job_id: list(job.kept) for job in jobs if self.room_is_of_use(job)}
-                for job in jobs:
-                    if self.returns(job):
-                        self.place_one_gang(job)
-                self.share_out([job for job in jobs if not self.returns(job)])
+                returning = [job for job in jobs if self.returns(job)]
+                for job in returning:
+                    while self.place_one_gang(job):
+                        pass
+                self.share_out([job for job in jobs if job not in returning])
 
     def share_out(self, jobs: list[Job]) -> None:
         """Gang by gang to the user who has least."""
@@ -132,7 +133,8 @@ class ReferencePlan:
                 jobs.remove(job)
 
     def returns(self, job: Job) -> bool:
-        return bool(job.spec.coscheduling) and not job.yields and self.now < job.gang.returning_until
+        gangs = [job.gangs[position] for position in job.pending]
+        return bool(job.spec.coscheduling) and not job.yields and any(self.now < g.returning_until for g in gangs)
 
     def waited_long(self, gang: Gang) -> bool:
         return self.now - gang.waiting_since > self.bound
@@ -150,12 +152,19 @@ class ReferencePlan:
         if self.is_out_of_time(job):
             self.timed_out.add(spec.job_id)
             return False
-        gang = next((gang for gang in gangs if gang.not_before <= self.now), None)
+        ready = [gang for gang in gangs if gang.not_before <= self.now]
+        if self.returns(job) and len(job.gangs) > 1:  # it is not the turn of the others, unless only they are ready
+            waiting = [job.gangs[position] for position in job.pending]
+            first = [gang for gang in waiting if gang.not_before <= self.now < gang.returning_until]
+            ready = [gang for gang in ready if gang in first or not first]
+        gang = ready[0] if ready else None
         if gang is None or (job.yields and self.leaving):
             return False
+        self.before = [name for name, _ in gang.last_ran]
         room, others = self.rooms.pop(spec.job_id, None), dict(self.rooms)
         if self.returns(job):  # it may go back to its own groups
-            home = {w.node_id for name, hosts in self.groups(spec) if name in gang.groups for w in hosts}
+            its_own = {name for one in (gang, *(ready if len(job.gangs) > 1 else ())) for name in one.groups}
+            home = {w.node_id for name, hosts in self.groups(spec) if name in its_own for w in hosts}
             self.rooms = {job_id: [i for i in hosts if i not in home] for job_id, hosts in others.items()}
         options, wanted = self.options(job), self.may_have(job, counts(job))
         found = self.choose(job, gang, options, wanted)
@@ -194,7 +203,7 @@ class ReferencePlan:
         found = [o for o in self.options_of_any_size(job) if o.name in [name for name, _ in groups]]
         if len(found) < max(len(groups), counts(job)[0]) or any(self.taken[node_id] for node_id in job.kept):
             return False
-        if job.spec.whole_groups:
+        if job.spec.whole_groups and len(job.gangs) == 1:
             return len({option.wanted for option in found}) == 1
         return {option.name for option in found} <= {option.name for option in self.options(job)}
 
@@ -261,6 +270,9 @@ class ReferencePlan:
             free, sound = Counter(o.wanted for o in found if o.free), Counter(o.wanted for o in found)
             least = counts(job)[0]
             best = max(sound, key=lambda size: (sound[size] >= least, free[size], sound[size], size), default=0)
+            if len(job.gangs) > 1:  # all of one size: that of the first one that was placed
+                most = max(sound, key=lambda size: (sound[size], size), default=0)
+                best = len(job.gangs[0].tasks) if job.attempt else most
             return [option for option in found if option.wanted == best]
         exact = [option for option in found if option.exact]
         later = self.options_anywhere(job, avoided, later=True)
@@ -293,7 +305,8 @@ class ReferencePlan:
             self.running[spec.user, spec.priority].add(spec.job_id)
         node_ids = tuple(tuple(worker.node_id for worker in group) for group in groups)
         if spec.coscheduling:
-            self.assignments.append(GangAssignedEvent(spec.job_id, tuple(o.name for o in chosen), node_ids))
+            names = tuple(option.name for option in chosen)
+            self.assignments.append(GangAssignedEvent(spec.job_id, names, node_ids, gang.position))
         else:
             self.assignments.append(TaskAssignedEvent(spec.job_id, gang.tasks[0].index, node_ids[0][0]))
 
@@ -341,7 +354,8 @@ class ReferencePlan:
             return len(options)
         found = self.options_anywhere(job, self.avoided(job), later=True)
         if job.spec.whole_groups:
-            size = options[0].wanted if options else job.spec.replicas
+            its_own = len(job.gangs[0].tasks) if len(job.gangs) > 1 else job.spec.replicas
+            size = options[0].wanted if options else its_own
             return sum(option.wanted == size for option in found)
         exact = [option for option in found if option.exact]
         return len(exact if len(exact) >= counts(job)[0] else found)
@@ -424,7 +438,7 @@ class ReferencePlan:
         """
         spec = job.spec
         if spec.coscheduling and spec.coscheduling.group_by == TPU_NAME:
-            holder, before = self.holders.get(option.name), [name for name, _ in job.gang.last_ran]
+            holder, before = self.holders.get(option.name), self.before
             if holder == spec.owner:
                 return -1, before.index(option.name) if option.name in before else math.inf
             return int(holder is not None), 0

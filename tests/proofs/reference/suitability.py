@@ -61,7 +61,7 @@ def is_met(preference: Constraint, hosts: list[Worker]) -> bool:
 
 
 def counts(job: Job) -> tuple[int, ...]:
-    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
+    return job.spec.coscheduling.num_groups if job.spec.coscheduling and len(job.gangs) == 1 else (1,)
 
 
 def is_extra(job: Job) -> bool:

@@ -119,6 +119,7 @@ DEFAULTS = {
     "preload": (),
     "exit_grace": 300,
     "processes_per_host": 1,
+    "failure_domain": "job",
     "max_retries_preemption": 10_000,
     "max_retries_failure": 10,
     "mode": None,

@@ -259,7 +259,7 @@ def test_repeated_failure_report_charges_once(world: World) -> None:
 @pytest.mark.parametrize("index", [-1, 2, 99])
 def test_report_about_missing_task_is_refused(world: World, index: int) -> None:
     job = world.start_tasks()
-    with pytest.raises(IllegalTransitionError, match="no task"):
+    with pytest.raises(IllegalTransitionError, match="no gang"):
         world.report(job, S.FAILED, index, attempt=1)
     assert task_states(job) == [S.RUNNING, S.RUNNING]
 

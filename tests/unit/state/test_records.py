@@ -354,7 +354,7 @@ FIELDS = {
     "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",
                 "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
                 "max_retries_preemption", "max_task_failures", "scheduling_timeout", "spares", "grow_after",
-                "processes_per_host", "spare_for", "may_evict"],
+                "processes_per_host", "failure_domain", "spare_for", "may_evict"],
     "CoschedulingConfig": ["group_by", "num_groups"],
     "Constraint": ["key", "op", "value", "_compare"],
     "AttributeValue": ["value"],

@@ -71,7 +71,7 @@ async def test_progress_missed_by_absent_controller_is_told_later(monkeypatch: p
     slices, controller = Slices(), Controller()
     slices.steps[0] = Progress(0.0, 7, status="well")
     controller.there = False
-    running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None))
+    running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None, lambda: None))
     await asyncio.sleep(0.1)
     assert controller.heard == []
     controller.there = True
@@ -95,7 +95,7 @@ async def test_progress_watch_continues_after_unexpected_error(
 
     slices, controller = OddSlices(), Controller()
     slices.steps[0] = Progress(0.0, 7)
-    running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None))
+    running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None, lambda: None))
     await asyncio.sleep(0.5)
     slices.returns.set()
     assert (await running).verdict.succeeded
