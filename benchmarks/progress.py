@@ -215,7 +215,7 @@ class Run:
         pool = pool_of_this_process._pool
         assert pool is not None
         warm = ray.get(pool.handle.__ray_call__.remote(lambda p: [held.is_warm for held in p._slices._held.values()]))
-        return len(warm) == 2 + self._spares and all(warm)
+        return len(warm) >= 2 + self._spares and all(warm)
 
     def _until(self, condition: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + PATIENCE_S
