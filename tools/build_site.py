@@ -26,6 +26,8 @@ SECTIONS = {
 DOORS = {
     "slots/__init__.pyi": "More about slots",
     "jax.py": "JAX in a task",
+    "outer.py": "Slices that train by themselves",
+    "checkpoint/__init__.py": "Checkpoints in memory",
     "levanter/__init__.py": "For users of Levanter",
     "fray/__init__.pyi": "For users of Marin",
     "testing/__init__.py": "Simulated clusters",

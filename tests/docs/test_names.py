@@ -34,13 +34,13 @@ OBJECTS = {
     "state": "ControllerState",
 }
 """Names of variables in examples, and their classes."""
-FOREIGN = {"concurrent", "fray", "functools", "jax", "levanter", "os", "pickle", "ray", "sys"}
+FOREIGN = {"concurrent", "emergency", "fray", "functools", "jax", "levanter", "os", "pickle", "ray", "sys"}
 """Packages of others."""
 READERS = {".gitignore", ".rayignore", "train.py", "prepare.py", ".venv", "lock/", "/tmp"}
 """Files of the reader's or of a host's, which are not in this repository."""
 CAMEL = re.compile(r"(?:[A-Z]+[a-z0-9]+){2,}[A-Z]*")
 CAPITALS = re.compile(r"IRIS_[A-Z_]+|[A-Z]+(?:_[A-Z]+)+")
-BUILT_IN = {"BrokenPipeError", "MemoryError", "TimeoutError"}
+OF_OTHERS = {"ReplicatorCheckpointManager", "BrokenPipeError", "MemoryError", "TimeoutError"}
 OF_A_TASK = {f"IRIS_{field.upper()}" for field in JobInfo.__dataclass_fields__}
 
 
@@ -126,7 +126,7 @@ def wrong(code: str, page: Path) -> bool:
     if DOTTED.fullmatch(called):
         return not name_exists(called)
     if CAMEL.fullmatch(called):
-        return called not in index() and called not in BUILT_IN
+        return called not in index() and called not in OF_OTHERS
     if CAPITALS.fullmatch(called):
         return called not in OF_A_TASK and called not in everything()
     return False

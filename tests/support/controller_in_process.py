@@ -171,11 +171,15 @@ class ControllerInProcess(ClusterInProcess):
 
     def only_job(self) -> str:
         """Return the id of the only job that has not ended."""
-        (job,) = (job for job in self._ask("list_jobs") if not job.state.finished)
+        (job,) = (job for job in self._jobs() if not job.state.finished)
         return str(job.job_id)
 
     def has_running_job(self) -> bool:
-        return any(job.state is JobState.RUNNING and not job.starting for job in self._ask("list_jobs"))
+        return any(job.state is JobState.RUNNING and not job.starting for job in self._jobs())
+
+    def _jobs(self) -> list[JobStatus]:
+        """Return the jobs that people have submitted."""
+        return [job for job in self._ask("list_jobs") if job.spare_for is None]
 
     def wait_for_state(self, job_id: str, state: JobState) -> None:
         wait_until(lambda: self.state(job_id) is state and not self.status(job_id).starting)

@@ -78,7 +78,13 @@ def test_command_has_the_flag_and_the_default_of_each_option_in_the_table(comman
 
 @pytest.mark.parametrize(
     "flag",
-    [("--host-silence", "1"), ("--stall-timeout", "0"), ("--exit-grace", "nan"), ("--spares", "-1"), ("--prefer", "=")],
+    [
+        ("--host-silence", "1"),
+        ("--stall-timeout", "x"),
+        ("--exit-grace", "nan"),
+        ("--spares", "-1"),
+        ("--prefer", "="),
+    ],
     ids=" ".join,
 )
 def test_value_that_an_option_does_not_take_is_bad_usage(flag: tuple[str, str]) -> None:

@@ -19,6 +19,7 @@ from iris_ray.actors.host import task_environment, user_code
 from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.protocol.messages import TaskLaunch
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
@@ -34,6 +35,7 @@ def _environment_comes_back(tmp_path: Path) -> Iterator[None]:
     before = dict(os.environ)
     os.environ["IRIS_RAY_HOST_DIR"] = str(tmp_path)
     (tmp_path / "dev").mkdir()  # a simulated host: the real chips of this machine do not count
+    TaskFiles.of_process(tmp_path, os.getpid()).stacks.parent.mkdir()  # as its host has done before
     yield
     os.environ.clear()
     os.environ.update(before)
