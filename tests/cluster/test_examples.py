@@ -57,6 +57,18 @@ def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:
     assert "accuracy on unseen images" in output
 
 
+@pytest.mark.proof
+def test_slices_that_train_by_themselves_agree_after_a_loss() -> None:
+    alone = run("local_sgd.py", "--rounds", "30")
+    output = run(
+        *("local_sgd.py", "--tpu", "v4-8", "--num-slices", "3", "--rounds", "30", "--step-s", "0.1"),
+        *("--mode", "simulate: kill slice 1 after 25s"),
+    )
+    calm, disturbed = (float(re.findall(r"after 30 rounds: (\S+)", said)[0]) for said in (alone, output))
+    assert "attempt 2: ready" in output
+    assert disturbed < 1.3 * calm
+
+
 RUN = {
     "docker.py",
     "hello.py",
@@ -65,6 +77,7 @@ RUN = {
     "gke_in_a_box.py",
     "demo.py",
     "train_digits.py",
+    "local_sgd.py",
     "serve_models.py",
     "train_levanter.py",  # these two by tests/cluster/marin/
     "marin_pipeline.py",

@@ -52,7 +52,7 @@ def test_new_hosts_read_what_lost_attempt_left_on_others(
 
     ref = run_on_pod_ray.remote(trace.gang(keeps_copies), "v4-16", num_slices=2, max_retries_failure=0)
     first = trace.wait_for_tasks(4)
-    wait_until(lambda: len([*directory.glob("wrote-*")]) == 4)
+    wait_until(lambda: len([wrote for wrote in directory.glob("wrote-*") if wrote.stat().st_size]) == 4)
     services = json.loads((directory / "wrote-3").read_text())
     hosts = [cluster.host_dir(start["slice"], i % 2) for i, start in enumerate(first)]
     (token,) = {path.read_text() for host in hosts for path in host.glob("jobs/*/token")}

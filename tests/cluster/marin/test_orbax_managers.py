@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("orbax.checkpoint", reason="needs orbax-checkpoint: make marin")
 from tests.support.orbax_gang import IN_BUCKET, ON_HOSTS, PROCESSES
-
-pytest.importorskip("orbax.checkpoint", reason="needs orbax-checkpoint")
 
 HOSTS = {"slice 0": [0, 1], "slice 1": [2, 3]}
 """The hosts of each slice."""
