@@ -193,6 +193,8 @@ class Cycle:
             if granted is not None:  # the job comes again
                 self._untried[job_id] = untried
             return granted
+        if len(job.pending) > self._placed[job_id]:  # those that are not in turn wait for the next plan
+            self._pause(job, 0.0, "those of its slices go first that were lost a moment ago")
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
