@@ -15,7 +15,7 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.task.job_info import get_job_info
 
 RUNS = 2
-"""Each device runs the step so often: one that contradicts itself is at fault, whoever else agrees with it."""
+"""Each device runs the step so often. A device that contradicts itself is at fault; this needs no majority."""
 DIGEST_BYTES = 16
 NAME_BYTES = 128
 NAMED = 4

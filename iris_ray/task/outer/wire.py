@@ -153,7 +153,7 @@ class Connection:
         while left:
             try:
                 count = self._socket.recv_into(left)
-            except TimeoutError:  # what has come already is taken, whoever has sent it
+            except TimeoutError:  # the messages that have come already are taken
                 self._check(wanted, deadline)
                 continue
             except OSError as error:

@@ -208,7 +208,7 @@ def test_lost_slice_stops_nobody_and_joins_again(runtime: Runtime, lost: int) ->
 
 
 def test_leader_lost_at_any_moment_leaves_one_state(runtime: Runtime) -> None:
-    """Again and again, at another moment of the round: who has its result already, and who has not, agree."""
+    """Many times, each at another moment of the round: slices with and without its result agree."""
     slices = {i: runtime.start(i, step_s=0.004) for i in range(3)}
     everyone = list(slices.values())
     for turn in range(12):

@@ -1,4 +1,4 @@
-"""The file service of a host, asked over real sockets by whoever speaks HTTP."""
+"""The file service of a host, asked over real sockets, by its own client and by strange ones."""
 
 import errno
 import json
