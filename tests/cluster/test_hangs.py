@@ -1,5 +1,6 @@
 """A gang that hangs, on real nodes: JAX programs whose processes wait for each other in every step."""
 
+import functools
 import os
 import signal
 import time
@@ -14,7 +15,6 @@ from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris, iris_json
-from tests.support.gangs import slice_of_this_task
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
@@ -79,10 +79,16 @@ def test_culprit_of_each_hang_is_named_and_avoided(cluster: SimulatedCluster, tm
     assert "holds the others up" in iris(cluster, "job", "status", job).stdout
 
 
-def crashes_once() -> str:
+def crashes_once(chip: Path | None, notes: Path) -> str:
+    """Crash in the first attempt on host 1, whose chip does not open any more if it is given."""
     me = get_job_info()
     assert me is not None
     if me.attempt == 1 and me.task_index == 1:
+        (notes / "first").write_text(me.slice_name)
+        if chip is not None:
+            chip = Path(os.environ["IRIS_RAY_HOST_DIR"]) / chip
+            chip.unlink()
+            chip.mkdir()
         time.sleep(2 * AT_ONCE_S)  # else the host counts as broken before
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.0 if me.attempt > 1 else 1000.0)
@@ -90,20 +96,16 @@ def crashes_once() -> str:
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-def test_suspected_host_is_tested_before_gang_returns(cluster: SimulatedCluster, breaks: bool) -> None:
-    """A chip that does not open any more is found before the next attempt starts."""
+def test_suspected_host_is_tested_before_gang_returns(cluster: SimulatedCluster, breaks: bool, tmp_path: Path) -> None:
     release()
-    chips = {name: cluster.host_dir(name, 1) / "dev" / "accel0" for name in cluster.slice_names}
-    (first, _) = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
+    chip = Path("dev", "accel0")
+    task = functools.partial(crashes_once, chip if breaks else None, tmp_path)
+    names = run_on_pod(task, "v4-16", max_retries_failure=1, max_retries_preemption=0, keep_warm=600)
+    first = (tmp_path / "first").read_text()
     if breaks:
-        chips[first].unlink()
-        chips[first].mkdir()
-    try:
-        names = run_on_pod(crashes_once, "v4-16", max_retries_failure=1, max_retries_preemption=0)
-    finally:
-        if breaks:
-            chips[first].rmdir()
-            chips[first].touch()
+        broken = cluster.host_dir(first, 1) / chip
+        broken.rmdir()
+        broken.touch()
     assert (first in names) != breaks
     job = ControllerConnection().ask_all(ControllerInterface.list_jobs)[-1]
     assert (job.failures, job.preemptions) == (1, 0)
