@@ -54,7 +54,6 @@ class CapacityBoard:
             )
         if not seconds:
             self._leases.pop(owner, None)
-            self._reports.pop(owner, None)
             return
         self._leases.pop(owner, None)
         self._leases[owner] = _Lease(instance, seconds, now + seconds, held.due if held else now + seconds)
