@@ -21,6 +21,8 @@ from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import Group
 
 NO_GROUPS = RankedGroups()
+OF_LAST_ATTEMPT = -2
+"""The highest rank of a slice that a gang's last attempt had, see `preferred`."""
 
 
 class Availability:
@@ -309,20 +311,26 @@ def preferred(job: Job, fleet: Fleet, gang: Gang | None = None) -> dict[str, int
         gang: the gang; None: any gang of the job.
 
     Returns:
-        By the slice's name, a number below 0 for its rank.
+        By the slice's name, a number below 0 for its rank; at most `OF_LAST_ATTEMPT` for slices of the last attempt.
     """
     gang = job.gang if gang is None and job.spec.is_one_gang else gang
     before = [name for name, _ in gang.last_ran] if gang is not None and job.spec.coscheduling else []
-    numbers = {name: number - len(before) - 1 for number, name in enumerate(before)}
+    numbers = {name: OF_LAST_ATTEMPT + number - len(before) + 1 for number, name in enumerate(before)}
     return {name: numbers.get(name, -1) for name in fleet.held_by(job.spec.owner)}
 
 
 def choose(
-    job: Job, available: Availability, own: Mapping[str, int], wanted: tuple[int, ...], hopes_for_more: bool
+    job: Job,
+    available: Availability,
+    own: Mapping[str, int],
+    wanted: tuple[int, ...],
+    hopes_for_more: bool,
+    awaits_its_own: bool,
 ) -> tuple[list[str], int]:
     """Return the names of the groups that a gang takes: as many as it can use now, or none if it should wait.
 
-    A gang waits if it can use more groups, and enough of them are about to be free.
+    A gang waits if it can use more groups, and enough of them are about to be free. It also waits for slices of its
+    last attempt that are about to be free, rather than take others: their hosts have the checkpoints in memory.
 
     Args:
         job: the gang's job.
@@ -330,6 +338,7 @@ def choose(
         own: slices that are preferred, see `preferred`.
         wanted: the numbers of groups that the gang can use, ascending.
         hopes_for_more: whether the gang waits for groups that are about to be free.
+        awaits_its_own: whether the gang waits for slices of its last attempt that are about to be free.
 
     Returns:
         The names, the best first, and how many groups are free, but no more than the gang can use.
@@ -346,7 +355,13 @@ def choose(
     soon = sum(map(available.free_soon, buckets)) if hopes_for_more and free < wanted[-1] else 0
     if soon and any(free < count <= free + soon for count in wanted):
         return [], free
-    return names[: fitting[-1]], free
+    names = names[: fitting[-1]]
+    if awaits_its_own and any(own.get(name, 0) > OF_LAST_ATTEMPT for name in names):
+        soon_free = (name for bucket in buckets for name in available.candidates.ending.get(bucket, ()))
+        last = (name for name in soon_free if own.get(name, 0) <= OF_LAST_ATTEMPT)
+        if any(map(available.is_free_soon, last)):
+            return [], free
+    return names, free
 
 
 def best_free(

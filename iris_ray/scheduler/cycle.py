@@ -205,12 +205,12 @@ class Cycle:
         if (reached := self._allowances.reached(job)) is not None:
             self._limit(job, gang, reached, lifted)
             return None
-        hopes = self._deadlines.hopes_for_more(gang)
+        hopes, awaits = self._deadlines.hopes_for_more(gang), self._deadlines.awaits_its_own(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
         free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
-            found, free = choose(job, available, preferred(job, self._fleet, gang), wanted, hopes)
+            found, free = choose(job, available, preferred(job, self._fleet, gang), wanted, hopes, awaits)
             names = self._allowances.within(job, found, wanted, available)
             waits = ending > 0 and len(names) < len(found)  # for its own chips, with which it may have more groups
             if names and not waits:
@@ -308,7 +308,7 @@ class Cycle:
             self._explain(job, available, free, kept, self._evictor.taken_from(job) if kept else (), protected)
             return
         reason = self._explain(job, available, free, kept)
-        hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups
+        hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups, or for its own
         if not (kept or lifted or hopes or self._is_special(job, gang)):
             self._in_vain[_kind_of(job)] = Unplaced(job, available, reason)
 

@@ -26,6 +26,8 @@ Usage = Mapping[str, Mapping[str, float]]
 
 HOPES_FOR_MORE_S = 30.0
 """For so many seconds in the queue, a gang that can use more groups waits for groups that are about to be free."""
+AWAITS_ITS_OWN_S = 10.0
+"""For so many seconds after an attempt, its gang waits for slices that it had, while their last processes end."""
 
 
 class Urgency(IntEnum):
@@ -64,6 +66,10 @@ class Deadlines:
     def hopes_for_more(self, gang: Gang) -> bool:
         """Return whether the gang has come into the queue, or its pause has ended, only a moment ago."""
         return self.now <= max(gang.waiting_since, gang.not_before) + HOPES_FOR_MORE_S
+
+    def awaits_its_own(self, gang: Gang) -> bool:
+        """Return whether the gang's last attempt has ended, or its pause, only a moment ago."""
+        return self.now <= max(gang.waiting_since, gang.not_before) + AWAITS_ITS_OWN_S
 
     def is_returning(self, job: Job) -> bool:
         """Return whether a waiting gang of the job ran a moment ago. It comes first: a lost host costs no turn."""

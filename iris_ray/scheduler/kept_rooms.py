@@ -45,6 +45,7 @@ class KeptRooms:
         lasting = (job for job in pending if job.kept and deadlines.timed_out(job) is None)  # others end now
         self._before = sorted(lasting, key=lambda job: -job.spec.priority)
         self._rooms: dict[str, tuple[str, ...]] = {}  # job id → node ids
+        self._for_now: dict[str, tuple[str, ...]] = {}  # the same of gangs that return
         self._jobs: dict[str, Job] = {}  # those that have, or had, room
         self._taken: set[str] = set()  # ids of jobs of whose room a higher band has taken some
         self.given_up = False
@@ -84,8 +85,9 @@ class KeptRooms:
         return lifted
 
     def lift_own(self, job: Job) -> Lifted:
-        """Lift a job's room, and no other one."""
-        lifted = self._own(job)
+        """Lift a job's room, and what is kept for its gangs that return. Lift no other job's room."""
+        job_id = job.spec.job_id
+        lifted = self._own(job) + [(self._fleet.workers[i], job_id) for i in self._for_now.get(job_id, ())]
         for worker, _ in lifted:
             self._plan.lift(worker)
         return lifted
@@ -93,7 +95,7 @@ class KeptRooms:
     def take(self, job: Job, node_ids: tuple[str, ...]) -> None:
         """Keep these hosts for a job instead of its room. The other hosts of its former room are free."""
         job_id, workers = job.spec.job_id, self._fleet.workers
-        for node_id in self._rooms.get(job_id, ()):
+        for node_id in (*self._rooms.get(job_id, ()), *self._for_now.pop(job_id, ())):
             self._plan.lift(workers[node_id])
         for node_id in node_ids:
             self._plan.keep(workers[node_id], job_id)
@@ -102,7 +104,7 @@ class KeptRooms:
     def put_back(self, lifted: Lifted) -> None:
         """Keep the lifted hosts again, except for jobs that have lost their room."""
         for worker, job_id in lifted:
-            if worker.node_id in self._rooms.get(job_id, ()):
+            if worker.node_id in (*self._rooms.get(job_id, ()), *self._for_now.get(job_id, ())):
                 self._plan.keep(worker, job_id)
 
     def give_up(self, job: Job, node_ids: Collection[str], takes: bool) -> None:
@@ -148,6 +150,8 @@ class KeptRooms:
             self._plan.keep(self._fleet.workers[node_id], job.spec.job_id)
         if node_ids and (before is not None or not returning):
             self._jobs[job.spec.job_id], self._rooms[job.spec.job_id] = job, node_ids
+        elif node_ids:
+            self._for_now[job.spec.job_id] = node_ids
         return names
 
     def has_room(self, job: Job) -> bool:

@@ -290,7 +290,15 @@ class ReferencePlan:
         more = any(len(free) < count <= len(free) + len(soon) for count in wanted)
         if not possible or (more and self.now <= max(gang.waiting_since, gang.not_before) + 30.0):
             return []
-        return free[: possible[-1]]
+        chosen = free[: possible[-1]]
+        if any(self.is_its_own(job, option) for option in soon) and not all(self.is_its_own(job, o) for o in chosen):
+            return [] if self.now <= max(gang.waiting_since, gang.not_before) + 10.0 else chosen
+        return chosen
+
+    def is_its_own(self, job: Job, option: Option) -> bool:
+        """Whether the gang ran there, and its owner still keeps the slice warm."""
+        by_slice = job.spec.coscheduling is not None and job.spec.coscheduling.group_by == TPU_NAME
+        return by_slice and option.name in self.before and self.holders.get(option.name) == job.spec.owner
 
     def take(self, job: Job, gang: Gang, chosen: list[Option]) -> None:
         spec = job.spec
