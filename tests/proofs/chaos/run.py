@@ -26,6 +26,7 @@ from tests.support.odd_hosts import CONTAINER, NON_ROOT, READ_ONLY_ROOT, SMALL_D
 from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
+PRELOAD = ["iris_ray.checkpoint"]
 PATIENCE_S = 240.0
 """How long the jobs of the end may take."""
 WHERE = re.compile("(?P<began>runs|did not start) on (?P<slices>[^(]+?)( \\(|$)")
@@ -111,16 +112,16 @@ class Chaos:
             number, self._started = self._started, self._started + 1
             directory = self._directory / str(number)
             directory.mkdir()
-            counts: list[int | list[int]] = [1, 1, 2, [1, 2]]
-            slices = self._chance.choice(counts)
-            steps = self._chance.randrange(60, 300)
-            spares = self._chance.choice([0, 0, 1])
             keeps = not any(job.keeps for job in self._running.values())
-            sharded = self._chance.random() < 0.5
-            function = keeping(str(directory), steps, sharded) if keeps else counting(str(directory), steps)
-            preload = ["iris_ray.checkpoint"] if keeps else []
+            counts: list[int | list[int]] = [1, 2, 2, [1, 2]] if keeps else [1, 1, 2, [1, 2]]
+            slices = self._chance.choice(counts)
+            steps = self._chance.randrange(300, 1200) if keeps else self._chance.randrange(60, 300)
+            spares = self._chance.choice([0, 0, 1])
+            function = counting(str(directory), steps)
+            if keeps:
+                function = keeping(str(directory), steps, sharded=self._chance.random() < 0.5)
             ref = run_on_pod_ray.remote(
-                function, TPU_TYPE, num_slices=slices, spares=spares, keep_warm=5, preload=preload
+                function, TPU_TYPE, num_slices=slices, spares=spares, keep_warm=5, preload=PRELOAD if keeps else []
             )
             self._running[number] = Running(number, run_on_pod_ray.job_id(ref), directory, steps, ref, slices, keeps)
 
