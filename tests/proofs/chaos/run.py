@@ -176,7 +176,11 @@ class Chaos:
         for text in overlaps(lines, self._faults.disturbances):
             self._find(self.overlaps, f"job {job.number}: {text}")
         attempts = in_memory(lines)
-        self.restores.update(attempt.source for attempt in attempts[1:] if attempt.starts)
+        later = [attempt for attempt in attempts[1:] if attempt.starts]
+        self.restores.update(attempt.source for attempt in later)
+        if later:
+            went_on = (f"{attempt.source} at {len(attempt.done_by)} in attempt {attempt.number}" for attempt in later)
+            self._say(f"job {job.number} went on from {', '.join(went_on)}")
         if wrong := [*wrong_numbers(lines), *wrong_restores(attempts)]:
             self._say("\n".join(map(str, (line for line in lines if not line.keys() & {"step", "kept"}))))
         for text in wrong:
