@@ -228,3 +228,11 @@ def with_start(number: int, index: int, lines: list[Line], **changed: Any) -> li
 def test_states_that_are_wrong_old_or_lost_are_named(lines: list[Line], said: str) -> None:
     found = [*wrong_numbers(lines), *wrong_restores(in_memory(lines))]
     assert any(re.search(said, text) for text in found), found
+
+
+def test_steps_may_be_lost_where_another_job_has_run_meanwhile() -> None:
+    later = [{**line, "at": 9.0} for line in kept(2, [], 9, memory=False)]
+    attempts = in_memory(FIRST + later)
+    assert list(wrong_restores(attempts, [("a", 5.0)]))
+    assert list(wrong_restores(attempts, [("a", 5.0), ("b", 10.0)]))
+    assert not list(wrong_restores(attempts, [("a", 5.0), ("b", 5.0)]))

@@ -126,6 +126,7 @@ class InMemory:
         kept: by task, the steps that it has begun to keep.
         noticed: steps that are whole because a task has waited for that.
         warned: of what its MemoryCheckpointers have warned.
+        first, last: when its tasks wrote their first and last lines.
     """
 
     number: int
@@ -134,6 +135,8 @@ class InMemory:
     kept: dict[int, list[int]] = field(default_factory=dict)
     noticed: list[int] = field(default_factory=list)
     warned: list[str] = field(default_factory=list)
+    first: float = math.inf
+    last: float = 0.0
 
     @property
     def whole(self) -> int:
@@ -153,9 +156,13 @@ class InMemory:
         """From where it went on."""
         return "memory" if self.starts[0]["memory"] else "the bucket" if self.starts[0]["bucket"] else "nothing"
 
-    def stays_whole_in(self, later: "InMemory") -> bool:
-        """Whether a later attempt must find this one's whole steps: they share a slice, and no process warned."""
-        return bool(self.whole and self.slices & later.slices) and not (self.warned or later.warned)
+    def stays_whole_in(self, later: "InMemory", others: Collection[tuple[str, float]]) -> bool:
+        """Whether a later attempt must find this one's whole steps.
+
+        They share a slice that no other job took between, which removes them there, and no process warned.
+        """
+        taken = {name for name, at in others if self.last < at < later.first}
+        return bool(self.whole and self.slices & later.slices - taken) and not (self.warned or later.warned)
 
 
 def in_memory(lines: list[Line]) -> list[InMemory]:
@@ -163,6 +170,7 @@ def in_memory(lines: list[Line]) -> list[InMemory]:
     attempts: dict[int, InMemory] = {}
     for line in lines:
         attempt = attempts.setdefault(line["attempt"], InMemory(line["attempt"]))
+        attempt.first, attempt.last = min(attempt.first, line["at"]), max(attempt.last, line["at"])
         if "slice" in line:
             attempt.slices.add(line["slice"])
         elif "memory" in line:
@@ -188,11 +196,14 @@ def wrong_numbers(lines: list[Line]) -> Iterator[str]:
                 yield f"task {line['index']} of attempt {line['attempt']} {where} wrong numbers at step {step}"
 
 
-def wrong_restores(attempts: list[InMemory]) -> Iterator[str]:
+def wrong_restores(attempts: list[InMemory], others: Collection[tuple[str, float]] = ()) -> Iterator[str]:
     """Attempts that do not go on from where they should.
 
     All tasks of an attempt begin at one step. Of an earlier attempt only what it has done itself comes back. No attempt
     is skipped of which memory must still have a whole step, or the bucket a newer one, and no whole step is lost.
+
+    Args:
+        others: when tasks of other jobs began on which slices.
     """
     earlier: list[InMemory] = []
     for attempt in (each for each in attempts if each.starts):
@@ -212,10 +223,10 @@ def wrong_restores(attempts: list[InMemory]) -> Iterator[str]:
             newer = f"step {len(first['bucket'])} of attempt {first['bucket'][-1]}"
             yield f"{who} goes on from step {start} of attempt {done_by[-1]}, and the bucket has {newer}"
         for other in earlier:
-            if source is not None and other.number > source.number and other.stays_whole_in(attempt):
+            if source is not None and other.number > source.number and other.stays_whole_in(attempt, others):
                 yield f"{who} goes on from attempt {source.number}, and attempt {other.number} had a whole step"
         before = next((each for each in reversed(earlier) if each.whole), None)
-        if before is not None and before.stays_whole_in(attempt) and start < before.whole:
+        if before is not None and before.stays_whole_in(attempt, others) and start < before.whole:
             shared = ", ".join(before.slices & attempt.slices)
             yield f"{who} begins at step {start}; {shared} had step {before.whole} of attempt {before.number}"
         earlier.append(attempt)

@@ -181,7 +181,7 @@ class Chaos:
         if later:
             went_on = (f"{attempt.source} at {len(attempt.done_by)} in attempt {attempt.number}" for attempt in later)
             self._say(f"job {job.number} went on from {', '.join(went_on)}")
-        if wrong := [*wrong_numbers(lines), *wrong_restores(attempts)]:
+        if wrong := [*wrong_numbers(lines), *wrong_restores(attempts, self._arrivals(but=job) if later else [])]:
             self._say("\n".join(map(str, (line for line in lines if not line.keys() & {"step", "kept"}))))
         for text in wrong:
             self._find(self.losses, f"job {job.number}: {text}")
@@ -191,6 +191,11 @@ class Chaos:
                 text = f"{job.job_id} was charged for {budget} without a known cause: {status.error}"
                 self._find(self.false_alarms, text)
         self.jobs_done += 1
+
+    def _arrivals(self, but: Running) -> list[tuple[str, float]]:
+        """When tasks of the other jobs began on which slices."""
+        paths = [path for path in self._directory.glob("*/lines-*") if path.parent != but.directory]
+        return [(line["slice"], line["at"]) for path in paths for line in lines_in(path) if "slice" in line]
 
     def _find(self, findings: list[str], text: str) -> None:
         findings.append(text)
