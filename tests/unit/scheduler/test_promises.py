@@ -10,7 +10,7 @@ from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import TPU_NAME
+from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import GRACE_S
@@ -28,8 +28,6 @@ from tests.support.worlds import World, add_slices
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
-UNCONFIRMED_S = 30.0
-"""For so long an end that is still to be confirmed counts as about to come."""
 LATE = BACKFILL_BOUND_S + 1
 LONG = 1000.0
 MANY = {"max_retries_preemption": 1000, "max_retries_failure": 1000}
@@ -57,6 +55,7 @@ class Played(World):
         assert job.gang.placed, job_id
         self.report_all(job, S.RUNNING)
         self.now += LONG
+        self.do(TimePassedEvent(self.now))
         return job
 
     def leave(self, job: Job) -> None:
