@@ -10,7 +10,15 @@ from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
 from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
 from iris_ray.scheduler.evictions import Evictor, Taking
-from iris_ray.scheduler.explanation import Explainer, ImpossibleConstraints, Unplaced, limited, not_looked_at, paused
+from iris_ray.scheduler.explanation import (
+    Explainer,
+    ImpossibleConstraints,
+    Unplaced,
+    limited,
+    not_looked_at,
+    paused,
+    what_they_wait_for,
+)
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
@@ -166,7 +174,7 @@ class Cycle:
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
         if (before := self._in_vain.get(_kind_of(job))) is not None and not self._is_special(job, gang):
-            self._note(job, before.available, self._explainer.same_reason(job, before))
+            self._result.pending_reasons[job.spec.job_id] = self._explainer.same_reason(job, before)
             return None
         lifted = self._promises.lift(job)
         if (reached := self._allowances.reached(job)) is not None:
@@ -266,33 +274,23 @@ class Cycle:
         searches = not self._promises.has_firm(job) and self._evictor.may_help(job)
         taken, protected = self._take(job, available) if searches else ((), None)
         kept = taken or kept
-        reason = self._explain(job, available, free, kept, self._evictor.taken_from(job) if kept else (), protected)
+        taken_from, waits_for = (self._evictor.taken_from(job), self._waits_for(job, kept)) if kept else ((), ())
+        reason = self._explainer.reason(job, available, free, kept, taken_from, protected, waits_for)
+        self._result.pending_reasons[job_id] = reason
         hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups, or for its own
         if not (searches or kept or lifted or hopes or self._is_special(job, gang)):
             self._in_vain[_kind_of(job)] = Unplaced(job, available, reason)
+
+    def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
+        groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
+        hosts = (worker for group in groups for worker in group.workers)
+        return what_they_wait_for(hosts, job.requirement, self._evictor.told(), self._deadlines.now)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang may find groups though gangs of other jobs of its kind have found too few."""
         if job.attempt or job.avoided or job.spec.spare_for is not None:  # its own hosts, or others, may count for it
             return True
         return self._promises.any_kept or self._deadlines.is_starving(gang)
-
-    def _explain(
-        self,
-        job: Job,
-        available: Availability,
-        free: int,
-        kept: tuple[str, ...] = (),
-        taken_from: tuple[str, ...] = (),
-        protected: Protected | None = None,
-    ) -> PendingReason:
-        """Note and return the reason why a job waits that found too few groups; see `Explainer.reason`."""
-        reason = self._explainer.reason(job, available, free, kept, taken_from, protected)
-        self._note(job, available, reason)
-        return reason
-
-    def _note(self, job: Job, available: Availability, reason: PendingReason) -> None:
-        self._result.pending_reasons[job.spec.job_id] = reason
 
     def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
         """Leave out a gang that pauses. It has no room: other jobs may use the hosts meanwhile."""

@@ -8,7 +8,7 @@ hosts the job may take, and when (`Protected`). A job takes no more than the lim
 The search is bounded. It looks at what costs nothing first, then at the newest attempts of the lowest bands.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -177,8 +177,7 @@ class Evictor:
             del self._idle[attempt]
         names = tuple(sorted(found))
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
-        deadline = self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
-        return Taking(names, node_ids, tuple(sorted(victims)), deadline)
+        return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
 
     def _hopes_for_more(self, job: Job) -> bool:
         """Return whether a gang waits for more groups than it needs if some are about to be free."""
@@ -234,6 +233,16 @@ class Evictor:
         """Return the ids of the jobs that leave hosts to a job, by this plan or an earlier one."""
         job_id = job.spec.job_id
         return tuple(dict.fromkeys(attempt.job_id for attempt, taker in self._leaving.items() if taker == job_id))
+
+    def told(self) -> Mapping[AttemptId, float]:
+        """Return until when each attempt has notice that it must leave; seconds."""
+        jobs = self._running.jobs
+        gangs = ((attempt, jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self._leaving)
+        return {a: gang.eviction.deadline if gang.eviction is not None else self._deadline for a, gang in gangs}
+
+    @property
+    def _deadline(self) -> float:
+        return self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
         """Return the names of groups that attempts could leave: those that cost nothing, then the newest first."""

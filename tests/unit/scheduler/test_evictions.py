@@ -95,7 +95,7 @@ def test_free_slices_are_taken_first_and_kept_meanwhile(world: World) -> None:
     plan = world.plan()
     assert [len(event.leave) for event in asked_to_leave(plan)] == [1]
     assert not plan.assignments, "a free slice is kept for it"
-    assert "kept for it" in str(plan.pending_reasons["prod"])
+    assert "gets a, c; waits for the end of one" in str(plan.pending_reasons["prod"])
     assert "taken from one" in str(plan.pending_reasons["prod"])
     assert later.gang.pending
     world.check()

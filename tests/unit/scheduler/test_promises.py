@@ -299,3 +299,31 @@ def test_yielding_jobs_leave_once_though_their_ends_take_long(world: Played) -> 
             world.do(AttemptEndConfirmedEvent(attempt))
     assert gang.gang.placed
     assert [job.evictions for job in idle] == [1, 1]
+
+
+# -- what `why` says ---------------------------------------------------------------------------------------------------
+
+
+def test_waiting_job_says_what_it_gets_and_what_that_waits_for(world: Played) -> None:
+    world.run("batch", priority=BATCH, **on("a"))
+    over = world.run("over", **on("b"))
+    world.report_all(over, S.SUCCEEDED)
+    world.now += 5.0
+    world.submit("prod", priority=PRODUCTION, slices=(2,))
+    world.turn()
+    world.turn(10.0)
+    assert world.planner.pending_reasons["prod"].waits_for == (
+        "the end of batch, notice for 20 s more",
+        "the confirmation that over has ended, 15 s so far",
+    )
+    assert "gets a, b; waits for the end of batch" in world.why("prod")
+
+
+def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCaptureFixture) -> None:
+    world.run("batch", priority=BATCH, **on("a"))
+    over = world.run("over", **on("b"))
+    world.report_all(over, S.SUCCEEDED)
+    world.submit("prod", priority=PRODUCTION, slices=(2,))
+    world.turn(1.0)
+    world.turn(UNCONFIRMED_S)
+    assert "what was promised to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text

@@ -48,7 +48,7 @@ def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
         assert world.schedule() == {}
         world.now += 100.0
     assert promised(large) == ("a-0", "a-1", "b-0", "b-1")
-    assert "a, b kept for it" in world.why("large")
+    assert "gets a, b; waits for the end of" in world.why("large")
     assert "a: is kept for large; b: in use by busy-b, then kept for large" in world.why("small")
     world.submit("greedy", user="new", resources={"TPU": 4.0, "CPU": 10**6})
     world.schedule()
