@@ -29,6 +29,9 @@ made so many evaluations for shapes that no earlier job had, and the next plan g
 USERS_PART = 4
 """One user's waiting jobs get the n-th part of the evaluations that are kept. Else one user with many odd requirements
 would keep the jobs of all others from being looked at."""
+EVALUATIONS_IN_TURN = 20_000
+"""If not all evaluations can be kept, a plan makes about so many for shapes that take turns, and at least one shape's.
+So the turns cost about a plan of 200 gangs."""
 
 Distance = tuple[int, float, str]
 """Sorts groups that are not free, the closest to it first: hosts missing, what they lack, name."""
@@ -209,33 +212,59 @@ class CandidateCache:
 
 
 class EvaluationLimits:
-    """Which jobs one plan looks at: those of the first shapes in the queue whose evaluations fit into the cache.
+    """Which jobs a plan looks at: those of the first shapes in the queue whose evaluations fit into the cache.
 
-    Args:
-        fleet: is planned for.
+    If there are more shapes, each plan looks at a few of the others, in turn. The turn goes from user to user. So a
+    job is looked at within some plans, how many users ever wait, and whatever they ask for.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self) -> None:
+        self._refused: dict[str, dict[Requirement, None]] = {}  # by user; the first is the next to have a turn
+        self._due: set[Requirement] = set()  # whose turn it is
+
+    def begin_plan(self, fleet: Fleet) -> None:
+        """Start to count the evaluations of a plan."""
         self._fleet = fleet
         self._shapes: set[Requirement] = set()
-        self._read = 0
+        self._refused_now: set[Requirement] = set()
         self._by_user: Counter[str] = Counter()
+        self._read = sum(map(self._groups, self._due))
 
     def admit(self, job: Job) -> bool:
         """Return whether the plan looks at a job, and count the evaluations of its shape if the shape is new."""
         shape, user = job.requirement.shape, job.spec.user
         if shape in self._shapes:
             return True
-        groups = len(self._fleet.grouping(shape.group_by))
-        of_user = self._by_user[user]
-        if self._read and self._read + groups > EVALUATIONS_KEPT:
-            return False
-        if of_user and of_user + groups > EVALUATIONS_KEPT // USERS_PART:
-            return False
+        if shape not in self._due:
+            groups, of_user = self._groups(shape), self._by_user[user]
+            fits = not self._read or self._read + groups <= EVALUATIONS_KEPT
+            if not fits or (of_user and of_user + groups > EVALUATIONS_KEPT // USERS_PART):
+                self._refused.setdefault(user, {})[shape] = None
+                self._refused_now.add(shape)
+                return False
+            self._read += groups
+            self._by_user[user] += groups
         self._shapes.add(shape)
-        self._read += groups
-        self._by_user[user] += groups
         return True
+
+    def end_plan(self, complete: bool) -> None:
+        """Choose whose turn it is next, once a plan has gone through the whole queue."""
+        if not complete:
+            return
+        still = {user: {s: None for s in shapes if s in self._refused_now} for user, shapes in self._refused.items()}
+        self._refused = {user: shapes for user, shapes in still.items() if shapes}
+        self._due, left = set(), EVALUATIONS_IN_TURN
+        while self._refused and left > 0:
+            user, shapes = next(iter(self._refused.items()))
+            shape = next(iter(shapes))
+            self._due.add(shape)
+            left -= self._groups(shape)
+            del self._refused[user], shapes[shape]
+            if shapes:
+                self._refused[user] = shapes
+
+    def _groups(self, shape: Requirement) -> int:
+        return len(self._fleet.grouping(shape.group_by))
 
 
 def _evaluated(fleet: Fleet, shape: Requirement, now: float) -> Candidates:

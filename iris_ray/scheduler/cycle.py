@@ -82,6 +82,7 @@ class Cycle:
         limits: of the users; None: no user has a limit.
         leaving: ids of jobs that yield and are about to give their hosts to waiting jobs.
         fairness: for which kinds of jobs earlier plans have searched in vain, for victims and for spares.
+        evaluations: which jobs the plan looks at; None: the first in the queue.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class Cycle:
         limits: UserLimits | None = None,
         leaving: Collection[str] = frozenset(),
         fairness: tuple[SearchFairness, SearchFairness] | None = None,
+        evaluations: EvaluationLimits | None = None,
     ) -> None:
         self._fleet = fleet
         self._most = most
         self._cache = cache
         self._deadlines = deadlines
-        self._limits = EvaluationLimits(fleet)
+        self._limits = evaluations or EvaluationLimits()
+        self._limits.begin_plan(fleet)
         self._evaluated_before = cache.evaluated
         self._plan = Plan()
         self._allowances = Allowances(limits, accelerators(fleet.totals))
@@ -141,6 +144,7 @@ class Cycle:
                 break
             if granted is not None:
                 queue.granted(job, granted)
+        self._limits.end_plan(self._result.complete)
         self._result.given_back = self._given_back()
         if self._evictor is not None:
             self._evictor.end_plan(self._result.complete)

@@ -16,14 +16,14 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
 `cycle.py` takes every job through steps 2 to 6.
 
 Between plans the scheduler remembers two things. The evaluations in `candidates.py` decide what a plan costs, and not
-what it says. `SearchFairness` decides something: for which kinds of jobs a plan searches first, if it has no time to
-search for all.
+what it says. `EvaluationLimits` and `SearchFairness` decide something: at which jobs a plan looks, and for which it
+searches, if it has no time for all.
 """
 
 from collections.abc import Iterable, Mapping
 
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.candidates import CandidateCache
+from iris_ray.scheduler.candidates import CandidateCache, EvaluationLimits
 from iris_ray.scheduler.cycle import Cycle, SchedulingResult
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -56,6 +56,7 @@ class Scheduler:
         self._backfill_bound_s = backfill_bound_s
         self.evictions = evictions
         self._cache = CandidateCache()
+        self._evaluations = EvaluationLimits()
         self._fairness = SearchFairness(), SearchFairness()
 
     def find_assignments(
@@ -95,7 +96,8 @@ class Scheduler:
         if result is None:
             eviction = (running, self.evictions) if running is not None and self.evictions is not None else None
             leaving = frozenset() if running is None else running.leaving()
-            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving, self._fairness)
+            turns = self._fairness, self._evaluations
+            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving, *turns)
             result = cycle.run(pending, usage, past, spares)
         self._cache.trim()
         return result
