@@ -8,7 +8,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
-from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
+from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits, Preferences
 from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import Explainer, ImpossibleConstraints, Unplaced, limited, not_looked_at, paused
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
@@ -110,7 +110,7 @@ class Cycle:
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
-        self._remaining: dict[Requirement, RemainingCapacity] = {}  # by shape
+        self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
         self._spares: list[Job] = []
         self._with_spares: set[Account] = set()  # who has some of them
         self._unplaced: list[Unplaced] = []  # for which spares might be given back, if there are some
@@ -375,16 +375,18 @@ class Cycle:
     def _available_to_all(self, requirement: Requirement) -> Availability:
         available = self._available.get(requirement)
         if available is None:
-            remaining = self._remaining_of(requirement.shape)
+            remaining = self._remaining_of(requirement)
             available = self._available[requirement] = Availability(requirement, remaining, self._deadlines.now)
         available.catch_up()
         return available
 
-    def _remaining_of(self, shape: Requirement) -> RemainingCapacity:
-        remaining = self._remaining.get(shape)
+    def _remaining_of(self, requirement: Requirement) -> RemainingCapacity:
+        key = requirement.shape, requirement.preferences
+        remaining = self._remaining.get(key)
         if remaining is None:
-            candidates = self._cache.candidates(self._fleet, shape, self._deadlines.now)
-            remaining = self._remaining[shape] = RemainingCapacity(candidates, self._plan)
+            candidates = self._cache.candidates(self._fleet, requirement.shape, self._deadlines.now)
+            ranking = candidates.ranking(requirement.preferences)
+            remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
         return remaining
 
 

@@ -95,8 +95,7 @@ class Fleet:
 
     def slice_types(self) -> Counter[str]:
         """Return how many slices there are of each TPU type."""
-        grouping = self._groupings[TPU_NAME]
-        groups = filter(None, map(grouping.get, grouping))
+        groups = self._groupings[TPU_NAME].groups()
         return Counter(string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "unknown type" for g in groups)
 
     def slice_workers(self, name: str) -> Sequence[Worker]:
@@ -118,7 +117,8 @@ class Fleet:
 
     def register(self, worker: Worker) -> None:
         """Add a worker, or update what it reports. Its drain, suspicion and occupants are kept."""
-        worker.attributes = self._with_taints(worker)
+        if (attributes := self._with_taints(worker)) is not worker.attributes:
+            worker = replace(worker, attributes=attributes)
         if tpu_type := string_attribute(worker.attributes, TPU_TOPOLOGY):
             size = self.host_sizes.setdefault(tpu_type, {})
             size.update({r: amount for r, amount in worker.resources.items() if amount > size.get(r, 0.0)})
@@ -299,6 +299,7 @@ def _contents(group: object) -> Mapping[str, object]:
         "suspected",
         "has_issues",
         "room",
+        "chips_idle",
     )
     return {name: getattr(group, name) for name in slots}
 
