@@ -5,7 +5,7 @@ A gang gets all the groups that it needs, or none: `choose` picks the groups, `a
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final
 
@@ -281,9 +281,9 @@ class Availability:
 
     def _best_of(self, own: Mapping[str, int], bucket: int, count: int) -> list[Rank]:
         """Return the ranks of the best free slices that are preferred, ahead of those of all other slices."""
-        if self.requirement.group_by != TPU_NAME:
+        if not own or self.requirement.group_by != TPU_NAME:
             return []
-        self.candidates.evaluate(own.keys() - self.candidates.known.keys())
+        self.candidates.evaluate([name for name in own if name not in self.candidates.known])
         rooms = self._groups(bucket).rooms
         ranks = filter(None, map(self._rank, rooms.keys() & own.keys()))
         return heapq.nsmallest(count, ((*rank[:2], own[rank[-1]], *rank[3:]) for rank in ranks))
@@ -328,10 +328,12 @@ def preferred(job: Job, fleet: Fleet, gang: Gang | None = None) -> dict[str, int
     Returns:
         By the slice's name, a number below 0 for its rank; at most `OF_LAST_ATTEMPT` for slices of the last attempt.
     """
+    if not (held := fleet.held_by(job.spec.owner)):
+        return {}
     gang = job.gang if gang is None and job.spec.is_one_gang else gang
     before = [name for name, _ in gang.last_ran] if gang is not None and job.spec.coscheduling else []
     numbers = {name: OF_LAST_ATTEMPT + number - len(before) + 1 for number, name in enumerate(before)}
-    return {name: numbers.get(name, -1) for name in fleet.held_by(job.spec.owner)}
+    return {name: numbers.get(name, -1) for name in held}
 
 
 def choose(
@@ -371,10 +373,10 @@ def choose(
     if soon and any(free < count <= free + soon for count in wanted):
         return [], free
     names = names[: fitting[-1]]
-    if awaits_its_own and any(own.get(name, 0) > OF_LAST_ATTEMPT for name in names):
+    last = {name for name, number in own.items() if number <= OF_LAST_ATTEMPT} if awaits_its_own else ()
+    if last and not last.issuperset(names):
         soon_free = (name for bucket in buckets for name in available.candidates.ending.get(bucket, ()))
-        last = (name for name in soon_free if own.get(name, 0) <= OF_LAST_ATTEMPT)
-        if any(map(available.is_free_soon, last)):
+        if any(map(available.is_free_soon, last.intersection(soon_free))):
             return [], free
     return names, free
 
@@ -395,15 +397,16 @@ def assign(
     """Take the groups from the plan. Return the event that assigns them to the gang, and the resources it takes."""
     spec, requirement = job.spec, job.requirement
     granted: dict[str, float] = {}
-    demands: dict[float, dict[str, float]] = {}  # by a host's chips
+    alike: dict[float, list[Worker]] = {}  # by a host's chips
     names = sorted(names)
     groups = [available.members(name) for name in names]
-    for worker in (worker for group in groups for worker in group):
-        chips = worker.resources.get(TPU, 0.0)
-        demand = demands.get(chips) or demands.setdefault(chips, requirement.demand(worker))
-        plan.take(worker, demand, spec.job_id)
+    for worker in chain.from_iterable(groups):
+        alike.setdefault(worker.resources.get(TPU, 0.0), []).append(worker)
+    for workers in alike.values():
+        demand = requirement.demand(workers[0])
+        plan.take(workers, demand, spec.job_id)
         for resource, amount in demand.items():
-            granted[resource] = granted.get(resource, 0.0) + amount
+            granted[resource] = granted.get(resource, 0.0) + amount * len(workers)
     if spec.coscheduling is None:
         ((worker,),) = groups
         return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), granted

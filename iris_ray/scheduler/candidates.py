@@ -87,11 +87,9 @@ class _Ahead:
             self._alike.pop()
         return name
 
-    def pop_all(self) -> list[str]:
-        """Remove all groups, and return their names."""
-        names = list(chain.from_iterable(names for _, names in self._alike))
-        self._alike.clear()
-        return names
+    def names(self) -> Iterable[str]:
+        """Return the names of all groups."""
+        return chain.from_iterable(names for _, names in self._alike)
 
 
 class Ranking:
@@ -182,7 +180,7 @@ class Candidates:
         self._count = count
         self._now = 0.0
         self._holders = fleet.holders
-        self._ahead = _Ahead(shape, self.grouping, self._holders)
+        self._ahead: _Ahead | None = _Ahead(shape, self.grouping, self._holders)
         self._rankings: OrderedDict[Preferences, Ranking] = OrderedDict()
         self._rechecks: list[tuple[float, str]] = []  # a heap: when a group is to be evaluated again, and its name
 
@@ -233,9 +231,12 @@ class Candidates:
             worst: the rank of the last group that it has found, if it has found enough.
         """
         ahead, names = self._ahead, list[str]()
+        if ahead is None:
+            return False
         while ahead and (ahead.best < worst if worst else len(names) < max(missing, AT_ONCE)):
             names.append(ahead.pop())
         self.evaluate(names)
+        self._ahead = ahead if ahead else None
         return bool(names)
 
     def room(self, name: str) -> tuple[Room, bool]:
@@ -313,8 +314,9 @@ class Candidates:
 
     def complete(self) -> None:
         """Evaluate all groups that are not known yet."""
-        if self._ahead:
-            self.evaluate(self._ahead.pop_all())
+        if self._ahead is not None:
+            names, self._ahead = self._ahead.names(), None
+            self.evaluate(names)
 
     def _evaluate_again(self, name: str) -> None:
         before, group = self.known.get(name), self.grouping.get(name)
