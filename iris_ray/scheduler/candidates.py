@@ -174,7 +174,7 @@ class Candidates:
         self.changes: ChangeLog[str] = ChangeLog()
         self.in_words: dict[str, tuple[Amounts, Evaluation]] = {}
         self._suitable = SuitableGroups(shape, self.known)
-        self._ending: defaultdict[int, set[str]] = defaultdict(set)
+        self._ending: defaultdict[int, set[str]] | None = None  # made when first read
         self._excluded: Counter[int | str] = Counter()
         self._closest: list[Distance] | None = None  # made when first read
         self._count = count
@@ -269,6 +269,10 @@ class Candidates:
     def ending(self) -> dict[int, set[str]]:
         """Bucket → names of groups with workers that an ended attempt is about to leave."""
         self.complete()
+        if self._ending is None:
+            self._ending = defaultdict(set)
+            for name, found in self.known.items():
+                self._note_ending(name, found)
         return self._ending
 
     @property
@@ -301,7 +305,7 @@ class Candidates:
     def contents(self) -> tuple[object, ...]:
         """Return everything that two equal candidates have in common, for comparisons in tests."""
         self.complete()
-        ending = {bucket: names for bucket, names in self._ending.items() if names}
+        ending = {bucket: names for bucket, names in self.ending.items() if names}
         free = {
             (preferences, bucket): groups.contents()
             for preferences in self.orders
@@ -340,8 +344,7 @@ class Candidates:
         self.changes.note(group.name, 4 * len(self.grouping) + 1000)
         if found.later:
             self._suitable.add(group.name, found)
-            if found.eligible and _is_ending(group.workers):
-                self._ending[found.bucket].add(group.name)
+            self._note_ending(group.name, found)
         for what, count in found.excluded:
             self._excluded[what] += count
         if self._closest is not None and found.obstacle:
@@ -349,11 +352,19 @@ class Candidates:
         if found.recheck_at is not None:
             heapq.heappush(self._rechecks, (found.recheck_at, group.name))
 
+    def _note_ending(self, name: str, found: Evaluation) -> None:
+        if self._ending is not None and found.eligible:
+            group = self.grouping.get(name)
+            assert group is not None
+            if _is_ending(group.workers):
+                self._ending[found.bucket].add(name)
+
     def _remove(self, name: str, found: Evaluation) -> None:
         if self._closest is not None and found.obstacle:
             del self._closest[bisect_left(self._closest, _distance(name, found))]
         self._suitable.remove(name, found)
-        self._ending[found.bucket].discard(name)
+        if self._ending is not None:
+            self._ending[found.bucket].discard(name)
         for what, count in found.excluded:
             self._excluded[what] -= count
         self.in_words.pop(name, None)

@@ -86,14 +86,15 @@ def evaluate(group: Group, need: Requirement, held: bool, now: float, in_words: 
     """
     tasks = group.size if need.whole_groups else need.replicas
     bucket = tasks if not group.is_slice or group.size == tasks else LARGER
-    steps = _STEPS
     if not group.has_issues and group.size >= tasks and _suits_at_first_sight(group, need):
         if _all_have_room(group, need):
             rank = _rank(group, need, held, len(group.workers) - tasks)
             return Evaluation(Status.FREE, bucket, rank, group.workers, group.workers)
-        steps = _STEPS_OF_ROOM
+        if not need.resources:
+            found = _Findings(group, need, tasks, bucket, now, in_words, eligible=group.workers, later=group.workers)
+            return _check_occupancy(found) or _free(found, held)
     found = _Findings(group, need, tasks, bucket, now, in_words)
-    for step in steps:
+    for step in _STEPS:
         rejection = step(found)
         if rejection is not None:
             return rejection
@@ -309,8 +310,6 @@ _STEPS: tuple[Callable[[_Findings], Evaluation | None], ...] = (
     _check_enough_workers,
     _check_occupancy,
 )
-
-_STEPS_OF_ROOM = _check_capacity, _check_enough_workers, _check_occupancy
 
 
 def _free(found: _Findings, held: bool) -> Evaluation:

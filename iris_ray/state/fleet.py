@@ -76,9 +76,7 @@ class Fleet:
         """Return the workers grouped by the values of an attribute."""
         grouping = self._groupings.get(key)
         if grouping is None:
-            grouping = self._groupings[key] = Grouping(key)
-            for worker in self.workers.values():
-                grouping.add(worker)
+            grouping = self._groupings[key] = Grouping(key, self.workers.values())
         return grouping
 
     def keeps(self, key: str | None, grouping: Grouping) -> bool:
@@ -276,9 +274,7 @@ class Fleet:
         for owner, names in self._held_by.items():
             assert names == {name for name, holder in self.holders.items() if holder == owner}
         for key, grouping in self._groupings.items():
-            fresh = Grouping(key)
-            for worker in self.workers.values():
-                fresh.add(worker)
+            fresh = Grouping(key, self.workers.values())
             assert set(grouping) == set(fresh), f"groups by {key} differ"
             for name in fresh:
                 have, want = grouping.get(name), fresh.get(name)

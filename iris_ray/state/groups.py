@@ -1,6 +1,6 @@
 """Workers by the value of an attribute: slices, racks, or every worker by itself."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
 from iris_ray.model.constraints import AttributeValue
@@ -109,9 +109,12 @@ class Group:
 class Grouping:
     """The workers grouped by one attribute; if it is None, every worker is a group. Groups are made when first read."""
 
-    def __init__(self, key: str | None) -> None:
+    def __init__(self, key: str | None, workers: Iterable[Worker] = ()) -> None:
         self._key = key
         self._members: dict[str, dict[str, Worker]] = {}
+        for worker in workers:
+            if name := self.name_of(worker):
+                self._members.setdefault(name, {})[worker.node_id] = worker
         self._groups: dict[str, Group] = {}
 
     def __iter__(self) -> Iterator[str]:
