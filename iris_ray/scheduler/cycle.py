@@ -1,5 +1,6 @@
 """Makes one plan: goes through the queue and gives each gang groups or a pending reason."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from iris_ray.state.events import (
     GivesWayEvent,
     RoomKeptEvent,
     SpareGivenBackEvent,
+    TaskAssignedEvent,
     TaskUnschedulableEvent,
 )
 from iris_ray.state.fleet import Fleet
@@ -138,7 +140,7 @@ class Cycle:
                 band = job.spec.priority
                 self._in_vain.clear()
                 self._rooms.begin_band(band, self._available_to)
-            granted = self._try(job)
+            granted = self._try(job, queue.is_alone)
             if self._most is not None and self._is_full(self._most):
                 self._result.complete = False
                 break
@@ -173,8 +175,11 @@ class Cycle:
         placed = max(len(self._result.assignments), self._plan.tasks / TASKS_PER_GANG)
         return max(placed, evaluated / EVALUATIONS_PER_GANG) >= most
 
-    def _try(self, job: Job) -> Mapping[str, float] | None:
-        """Place one gang of the job and return what it takes. If none can be placed, explain why and return None."""
+    def _try(self, job: Job, is_alone: bool) -> Mapping[str, float] | None:
+        """Place one gang of the job and return what it takes. If none can be placed, explain why and return None.
+
+        If the turn stays with the job, since ``is_alone``, more of its tasks may be placed.
+        """
         job_id = job.spec.job_id
         untried = self._untried.get(job_id)
         if untried is None:
@@ -196,6 +201,8 @@ class Cycle:
             granted = self._place(job, gang)
             if granted is not None:  # the job comes again
                 self._untried[job_id] = untried
+                if is_alone and not (job.kept or accelerators(granted)):
+                    return self._place_beside(job, untried, granted)
             return granted
         if len(job.pending) > self._placed[job_id]:  # those that are not in turn wait for the next plan
             self._pause(job, 0.0, "those of its slices go first that were lost a moment ago")
@@ -233,6 +240,33 @@ class Cycle:
                 available.failed_placements[wanted] = free
         self._wait(job, gang, available, free, lifted)
         return None
+
+    def _place_beside(self, job: Job, untried: Iterator[int], granted: Mapping[str, float]) -> Mapping[str, float]:
+        """Place more tasks on the host that the job's last task got, as long as there is room. Return what all take.
+
+        That host stays the best for them: what a plan takes of a host changes its room, and not its rank.
+        """
+        last = self._result.assignments[-1]
+        if not isinstance(last, TaskAssignedEvent):
+            return granted
+        job_id, need, taken, assignments = job.spec.job_id, job.requirement, self._plan.taken, self._result.assignments
+        worker, before = self._fleet.workers[last.node_id], len(assignments)
+        most = math.inf if self._most is None else self._most
+        while len(assignments) < most and need.has_room(worker, taken[worker.node_id]):
+            position = next(untried, None)
+            if position is None:
+                break
+            gang = job.gangs[position]
+            if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
+                self._pause(job, pause_s, gang.error)
+                continue
+            self._plan.take((worker,), granted, job_id)
+            assignments.append(TaskAssignedEvent(job_id, gang.tasks[0].index, worker.node_id))
+        number = len(assignments) - before
+        self._placed[job_id] += number
+        more = {resource: amount * number for resource, amount in granted.items()}
+        self._allowances.granted(job, more)
+        return {resource: amount + more[resource] for resource, amount in granted.items()}
 
     def _own_chips_ending(self, job: Job, gang: Gang) -> float:
         """Return how many chips a gang's last attempt still holds; 0 if the gang can use one number of groups only."""

@@ -195,6 +195,8 @@ class PastUsage:
 
     def settle(self, user: str) -> None:
         """Add up what a user has held until now. Call this before the user's holdings change."""
+        if user in self._past and self._past[user][0] == self.now:
+            return
         self._past[user] = self.now, self.hours(user, self.now)
         if len(self._past) > self._most:
             self._forget_old()
