@@ -94,7 +94,8 @@ class Worker:
 
     def occupy(self, occupant: Occupant, resources: Resources) -> None:
         """Give resources to an occupant."""
-        self._count(self.occupants.pop(occupant, {}), -1)
+        if before := self.occupants.pop(occupant, None):
+            self._count(before, -1)
         self.occupants[occupant] = resources
         self._count(resources, 1)
 

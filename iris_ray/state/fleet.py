@@ -333,7 +333,9 @@ class Allocations:
         self._of.setdefault(job.spec.job_id, {})[attempt] = allocation
         self.past.settle(job.spec.user)
         self.by_band[job.spec.priority][attempt] = None
-        usage = self.usage.setdefault(job.spec.user, Counter())
+        usage = self.usage.get(job.spec.user)
+        if usage is None:
+            usage = self.usage[job.spec.user] = Counter()
         for node_id, task_id, demand in allocation:
             self._fleet.occupy(node_id, (task_id, attempt), demand)
             usage.update(demand)

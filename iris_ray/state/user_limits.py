@@ -117,7 +117,8 @@ class UserLimits:
     def took(self, spec: JobSpec, demands: Iterable[Mapping[str, float]]) -> None:
         """Count what an attempt gets."""
         held = self._account(spec)
-        held.chips = rounded(held.chips + _chips(demands))
+        if chips := _chips(demands):
+            held.chips = rounded(held.chips + chips)
         if spec.job_id in held.queued:
             held.queued.discard(spec.job_id)
             held.running.add(spec.job_id)
