@@ -5,11 +5,11 @@ A plan changes copies: the candidates stay as the fleet has them.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from iris_ray.model.workers import TPU, Resources, Worker, rounded
-from iris_ray.scheduler.candidates import Candidates, Distance
+from iris_ray.model.workers import TPU, Resources, Worker
+from iris_ray.scheduler.candidates import Candidates, Distance, Ranking
 from iris_ray.scheduler.evaluation import Evaluation, Rank, Status
 from iris_ray.scheduler.ranked_groups import RankedGroups, Room, room_of
 from iris_ray.state.groups import Group
@@ -33,15 +33,16 @@ class Plan:
     touched: list[Worker] = field(default_factory=list)
     tasks: int = 0
 
-    def take(self, worker: Worker, demand: Resources, job_id: str) -> None:
-        """Give resources of a worker to a job."""
-        before = self.taken.get(worker.node_id)
-        if before is not None:
-            demand = {r: before.get(r, 0.0) + demand.get(r, 0.0) for r in {**before, **demand}}
-        self.taken[worker.node_id] = demand
-        self.takers[worker.node_id] = job_id
-        self.touched.append(worker)
-        self.tasks += 1
+    def take(self, workers: Sequence[Worker], demand: Resources, job_id: str) -> None:
+        """Give the same resources of each of some workers to a job."""
+        taken, takers = self.taken, self.takers
+        for worker in workers:
+            node_id = worker.node_id
+            before = taken.get(node_id)
+            taken[node_id] = demand if before is None else _sum(before, demand)
+            takers[node_id] = job_id
+        self.touched += workers
+        self.tasks += len(workers)
 
     def keep(self, worker: Worker, job_id: str) -> None:
         """Keep a worker for a job."""
@@ -54,25 +55,33 @@ class Plan:
         self.touched.append(worker)
 
 
+NO_GROUPS = RankedGroups()
+
+
 class RemainingCapacity:
-    """The groups of one shape while a plan is made. All requirements of that shape read it.
+    """The groups of one shape while a plan is made, in the order of some preferences.
+
+    All requirements of that shape with these preferences read it.
+
+    Args:
+        ranking: the groups that are free but for amounts.
+        plan: what was given away.
 
     Attributes:
         candidates: the groups as they were before the plan.
         plan: what was given away.
-        free: bucket → groups that are free but for amounts.
         changed: name → rank now, or None if too few hosts are idle now; of the groups that were free before the plan
             and that it has changed, in this order.
         kept: bucket → names of groups of which some host is kept for a job.
     """
 
-    def __init__(self, candidates: Candidates, plan: Plan) -> None:
-        self.candidates = candidates
+    def __init__(self, ranking: Ranking, plan: Plan) -> None:
+        self.candidates: Candidates = ranking.candidates
         self.plan = plan
-        self.free: dict[int, RankedGroups] = candidates.free.copy()
         self.changed: dict[str, Rank | None] = {}
         self.kept: defaultdict[int, dict[str, None]] = defaultdict(dict)
-        self._copied: set[int] = set()  # the buckets whose free groups are a copy
+        self._ranking = ranking
+        self._copies: dict[int, RankedGroups] = {}  # by bucket: the free groups, if the plan has changed some
         self._missing: dict[str, int] = {}  # the changed groups with too few idle hosts, and how many more they need
         self._used_up: list[Distance] | None = []  # the same, sorted; None: to be sorted again
         self._seen = 0  # how many of the plan's touched workers are accounted for
@@ -82,11 +91,34 @@ class RemainingCapacity:
         touched = self.plan.touched
         if self._seen < len(touched):
             name_of = self.candidates.grouping.name_of
-            names = dict.fromkeys(name_of(worker) for worker in touched[self._seen :])
+            names = dict.fromkeys(map(name_of, touched[self._seen :]))
             self._seen = len(touched)
             for name in names:
                 if name is not None:
                     self._account_for(name)
+
+    # -- many groups -----------------------------------------------------------------------------------------------
+
+    def groups(self, bucket: int) -> RankedGroups:
+        """Return the groups of a bucket that were evaluated so far and are free but for amounts."""
+        if self._ranking.version != self.candidates.changes.version:
+            self._take_over()
+        copy = self._copies.get(bucket)
+        return self._ranking.free.get(bucket, NO_GROUPS) if copy is None else copy
+
+    def all_groups(self) -> dict[int, RankedGroups]:
+        """Return all groups that are free but for amounts, by bucket."""
+        self.candidates.complete()
+        return {bucket: self.groups(bucket) for bucket in tuple(self._ranking.free)}
+
+    def _take_over(self) -> None:
+        """Account for groups that were evaluated since the plan began."""
+        for name in self._ranking.catch_up():
+            rank, copy = self._ranking.ranks.get(name), self._copies.get(self.candidates.known[name].bucket)
+            if rank is not None and copy is not None:
+                copy.add(rank, *self.candidates.room(name))
+
+    # -- one group -------------------------------------------------------------------------------------------------
 
     def group(self, name: str) -> Group:
         """Return a candidate's group by its name."""
@@ -96,7 +128,14 @@ class RemainingCapacity:
 
     def rank(self, name: str) -> Rank | None:
         """Return where a group stands among the free ones now; None if it has too few idle hosts."""
-        return self.changed[name] if name in self.changed else self.candidates.evaluations[name].rank
+        if name in self.changed:
+            return self.changed[name]
+        found = self.candidates.evaluation(name)
+        if found.rank is None:
+            return None
+        if self._ranking.version != self.candidates.changes.version:
+            self._take_over()
+        return self._ranking.ranks[name]
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
         """Return the hosts of a free group that a task may go to, as far as their chips go, and what is left there."""
@@ -113,7 +152,7 @@ class RemainingCapacity:
 
     def usable(self, name: str) -> tuple[Worker, ...]:
         """Return the hosts of a group whose chips were idle before the plan. Only of groups that were free."""
-        usable = self.candidates.evaluations[name].usable
+        usable = self.candidates.evaluation(name).usable
         return self.group(name).workers if usable is None else usable
 
     def closest(self) -> Iterator[Distance]:
@@ -128,25 +167,25 @@ class RemainingCapacity:
         return len(self._missing) + len(self.candidates.closest)
 
     def _account_for(self, name: str) -> None:
-        found = self.candidates.evaluations.get(name)
-        if found is None or found.status is Status.UNSUITABLE:
+        found = self.candidates.evaluation(name)
+        if found.status is Status.UNSUITABLE:
             return
         if self.plan.kept and not self.plan.kept.keys().isdisjoint(self.group(name).node_ids):
             self.kept[found.bucket][name] = None
         else:
             self.kept[found.bucket].pop(name, None)
         if found.rank is not None:
-            self._change(name, found, found.rank)
+            self._change(name, found)
 
-    def _change(self, name: str, found: Evaluation, first: Rank) -> None:
-        """Put a group that was free before the plan, then with the rank ``first``, where it stands now."""
-        if found.bucket not in self._copied:
-            self._copied.add(found.bucket)
-            self.free[found.bucket] = self.free[found.bucket].copy()
-        free, tasks, before = self.free[found.bucket], self.candidates.tasks(found), self.rank(name)
+    def _change(self, name: str, found: Evaluation) -> None:
+        """Put a group that was free before the plan where it stands now."""
+        tasks, before, free = self.candidates.tasks(found), self.rank(name), self.groups(found.bucket)
+        if found.bucket not in self._copies:
+            free = self._copies[found.bucket] = free.copy()
         rooms = [room for _, room in self.idle(name)]
         now: Rank | None = None
         if len(rooms) >= tasks:
+            first = self._ranking.ranks[name]
             now = (*first[:3], len(rooms) - tasks, name) if self.candidates.shape.group_by else first
             room, is_mixed = room_of(rooms, tasks)
             if now == before and is_mixed == (name in free.mixed):
@@ -164,8 +203,12 @@ class RemainingCapacity:
         self.changed[name] = now
 
 
+def _sum(some: Resources, more: Resources) -> Resources:
+    return {r: some.get(r, 0.0) + more.get(r, 0.0) for r in {**some, **more}}
+
+
 def _less(free: Resources, taken: Resources) -> Room:
     left = dict(free)
     for resource, amount in taken.items():
-        left[resource] = rounded(left.get(resource, 0.0) - amount)
+        left[resource] = round(left.get(resource, 0.0) - amount, 4)  # as `rounded` does, which takes longer
     return left

@@ -1,0 +1,55 @@
+"""The scheduler of the installed marin-iris, in the same worlds and the same process.
+
+Nothing of it is kept between its cycles: it makes a context of all workers each time. What it gets is made before.
+"""
+
+from collections.abc import Callable
+
+from iris.cluster.constraints import AttributeValue, Constraint, ConstraintOp
+from iris.cluster.controller.scheduling.scheduler import (
+    JobRequirements,
+    Scheduler,
+    SchedulingContext,
+    SchedulingResult,
+    WorkerSnapshot,
+)
+from iris.cluster.types import JobName, UserBudgetDefaults, WorkerId
+
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.workers import Worker
+from iris_ray.state import ControllerState
+
+
+def marins_cycle(state: ControllerState) -> Callable[[], SchedulingResult]:
+    """Return a cycle of Marin's scheduler, its context included, with the workers and the pending jobs of a state."""
+    workers = list(map(_snapshot, state.workers.values()))
+    jobs = {JobName.root(job.spec.user, job.spec.job_id): job.spec for job in state.pending()}
+    tasks = [name.task(index) for name, spec in jobs.items() for index in range(spec.replicas)]
+    needs = {name: _requirements(spec) for name, spec in jobs.items()}
+    bands = {name: int(spec.priority) for name, spec in jobs.items()}
+
+    def cycle() -> SchedulingResult:
+        context = SchedulingContext(workers, {}, 8, 4, tasks, needs, [], {}, {}, bands, UserBudgetDefaults())
+        return Scheduler().find_assignments(context)
+
+    return cycle
+
+
+def _snapshot(worker: Worker) -> WorkerSnapshot:
+    total, held = worker.resources, worker.held
+    return WorkerSnapshot(
+        WorkerId(worker.node_id),
+        *(int(total.get("CPU", 0) * 1000), int(total.get("memory", 0)), 0, int(total.get("TPU", 0))),
+        *(int(held.get("CPU", 0) * 1000), int(held.get("memory", 0)), 0, int(held.get("TPU", 0))),
+        {key: AttributeValue(value.value) for key, value in worker.attributes.items()},
+    )
+
+
+def _requirements(spec: JobSpec) -> JobRequirements:
+    return JobRequirements(
+        *(int(spec.resources.get("CPU", 0) * 1000), 0, 0, int(spec.resources.get("TPU", 0))),
+        spec.device,
+        [Constraint.create(c.key, ConstraintOp[c.op.name], value=c.value.value) for c in spec.constraints],
+        spec.coscheduling is not None,
+        spec.coscheduling.group_by if spec.coscheduling else None,
+    )
