@@ -174,7 +174,7 @@ class Availability:
         plan, found, has_room = self._remaining.plan, self.candidates.evaluations[name], self.requirement.has_room
         no_use = plan.kept.keys() | self._avoided if self._avoided else plan.kept
         not_kept = (worker for worker in found.eligible if worker.node_id not in no_use)
-        soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=True) for worker in not_kept)
+        soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=self._now) for worker in not_kept)
         return soon >= self.tasks(name)
 
     def knows(self, name: str) -> bool:
@@ -190,6 +190,24 @@ class Availability:
         found = self.candidates.evaluations[name]
         others = (w for w in (found.later if later else found.eligible) if w.node_id not in self._avoided)
         return sum(fits(worker.resources, self._needs) for worker in others) >= self.tasks(name)
+
+    def suits_soon(self, name: str) -> bool:
+        """Return whether a group would be free if no task used it, once suspicions of its hosts have passed."""
+        return self.suits(name) or (self.suits(name, later=True) and not self.group(name).foreign_use)
+
+    def may_become_free(self, name: str) -> bool:
+        """Return whether a group gets free once its tasks end: no attempt has been over for long, unconfirmed."""
+        found, has_room = self.candidates.evaluations[name], self.requirement.fits_beside
+        hosts = found.eligible or found.later
+        if not any(worker.ending for worker in hosts):
+            return True
+        hosts = tuple(worker for worker in hosts if worker.node_id not in self._avoided)
+        return sum(has_room(worker, worker.stuck(self._now)) for worker in hosts) >= self.tasks(name)
+
+    def stuck(self, bucket: int) -> int:
+        """Return how many suitable groups can't become free for now, see `may_become_free`."""
+        ending = self.candidates.ending.get(bucket, ())
+        return sum(self.suits(name) and not self.may_become_free(name) for name in ending)
 
     def evaluation(self, name: str) -> Evaluation:
         """Return the evaluation of a group before the plan, with the reason in words."""

@@ -11,7 +11,7 @@ from heapq import nsmallest
 
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue, Constraint
 from iris_ray.model.requirement import BYTES_PER_GB, Requirement
-from iris_ray.model.workers import TPU_VM_COUNT, Resources, Worker, accelerators
+from iris_ray.model.workers import TPU_VM_COUNT, UNCONFIRMED_S, Resources, Worker, accelerators
 from iris_ray.state.groups import Group
 
 LARGER = 0
@@ -271,7 +271,8 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
         found.usable = tuple(usable) if full else eligible
         return None
     used_by = tuple(dict.fromkeys(attempt.job_id for worker in full for _, attempt in worker.occupants))
-    free_soon = any(w.ending for w in full) and sum(need.has_room(w, soon=True) for w in eligible) >= tasks
+    passing = [until for w in full for since in w.ending.values() if found.now < (until := since + UNCONFIRMED_S)]
+    free_soon = bool(passing) and sum(need.has_room(w, soon=found.now) for w in eligible) >= tasks
     return Evaluation(
         Status.IN_USE,
         found.bucket,
@@ -283,7 +284,7 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
         obstacle=_use_in_words(full, len(found.group.workers), used_by, free_soon),
         used_by=used_by,
         excluded=tuple(found.excluded),
-        recheck_at=found.recheck_at,
+        recheck_at=min(filter(None, (*passing, found.recheck_at)), default=None),
     )
 
 

@@ -10,7 +10,7 @@ from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import TPU_NAME
+from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import GRACE_S
@@ -29,8 +29,6 @@ from tests.support.worlds import World, add_slices
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
-UNCONFIRMED_S = 30.0
-"""For so long an end that is still to be confirmed counts as about to come."""
 LATE = BACKFILL_BOUND_S + 1
 LONG = 1000.0
 MANY = {"max_retries_preemption": 1000, "max_retries_failure": 1000}
@@ -58,6 +56,7 @@ class Played(World):
         assert job.gang.placed, job_id
         self.report_all(job, S.RUNNING)
         self.now += LONG
+        self.do(TimePassedEvent(self.now))
         return job
 
     def leave(self, job: Job) -> None:
@@ -318,3 +317,31 @@ def test_promise_to_a_replacement_ends_with_the_replacement(world: Played) -> No
     world.turn()
     assert gang.gang.pending or gang.gang.groups == ("a",)
     assert not is_told_to_leave(idle) or gang.promise is not None
+
+
+# -- what `why` says ---------------------------------------------------------------------------------------------------
+
+
+def test_waiting_job_says_what_it_gets_and_what_that_waits_for(world: Played) -> None:
+    world.run("batch", priority=BATCH, **on("a"))
+    over = world.run("over", **on("b"))
+    world.report_all(over, S.SUCCEEDED)
+    world.now += 5.0
+    world.submit("prod", priority=PRODUCTION, slices=(2,))
+    world.turn()
+    world.turn(10.0)
+    assert world.planner.pending_reasons["prod"].waits_for == (
+        "the end of batch, notice for 20 s more",
+        "the confirmation that over has ended, 15 s so far",
+    )
+    assert "gets a, b; waits for the end of batch" in world.why("prod")
+
+
+def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCaptureFixture) -> None:
+    world.run("batch", priority=BATCH, **on("a"))
+    over = world.run("over", **on("b"))
+    world.report_all(over, S.SUCCEEDED)
+    world.submit("prod", priority=PRODUCTION, slices=(2,))
+    world.turn(1.0)
+    world.turn(UNCONFIRMED_S)
+    assert "what was promised to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text
