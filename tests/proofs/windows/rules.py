@@ -177,6 +177,8 @@ class Rules:
         for job_id, job in jobs.items():
             if job.promise is None:
                 continue
+            if job_id in promised and self._is_another(job, promised[job_id], event):
+                self._broken.append((job_id, promised.pop(job_id)))
             if job_id not in promised:
                 promised[job_id] = Promised(job.promise.node_ids, limits=self.ledger.limits, begun=_begun(job))
                 self.counts["promised"] += 1
@@ -194,6 +196,12 @@ class Rules:
                     one.left = (*one.left, attempt)  # a spare leaves at once
                     self.counts["given back"] += 1
                 one.given_up = (*one.given_up, attempt)
+
+    def _is_another(self, job: Job, promised: Promised, event: Event | None) -> bool:
+        """Return whether a job has other hosts now, for which nobody leaves, instead of those that it was promised."""
+        assert job.promise is not None
+        asks = isinstance(event, PromiseEvent) and event.job_id == job.spec.job_id and event.leave
+        return promised.is_firm and not asks and not {*job.promise.node_ids} <= {*promised.node_ids}
 
     def _live(self, attempt: AttemptId) -> Gang | None:
         job = self._state.jobs.get(attempt.job_id)
@@ -271,12 +279,15 @@ class Rules:
 
     def _is_allowed(self, taker: Job, event: PromiseEvent, who: str) -> None:
         """The limits of its user allow what it gets, beside what the user has and other jobs were promised."""
-        chips, jobs = self._held(taker, event.leave)
-        limits = self._state.limits.of(taker.spec.user, taker.spec.priority)
+        assert not self._is_over_the_limit(taker, event.leave), f"{who} would be over the limit of its user"
+
+    def _is_over_the_limit(self, job: Job, leave: Collection[AttemptId] = ()) -> bool:
+        """Return whether a limit keeps a job from running beside what its user has, and other jobs were promised."""
+        chips, jobs = self._held(job, leave)
+        limits = self._state.limits.of(job.spec.user, job.spec.priority)
         assert limits.chips is not None
         assert limits.running_jobs is not None
-        assert chips + _least_chips(taker) <= limits.chips, f"{who} would have {chips} chips beside its own"
-        assert len(jobs | {event.job_id}) <= limits.running_jobs, f"{who} runs beside {sorted(jobs)}"
+        return chips + _least_chips(job) > limits.chips or len(jobs | {job.spec.job_id}) > limits.running_jobs
 
     def _held(self, job: Job, leave: Collection[AttemptId] = ()) -> tuple[float, set[str]]:
         """Return the chips that other jobs of the user hold or were promised, and their ids; without what leaves."""
@@ -313,6 +324,11 @@ class Rules:
             return "limits were set"
         if not promised.is_firm and all(job.gangs[i].not_before > self.now for i in job.pending):
             return "pauses"
+        if not promised.is_firm and self._is_over_the_limit(job):
+            return "limit reached"
+        other = self.ledger.promised.get(job_id)
+        if other is not None and not any(self._ways(job, other)):
+            return "other room"
         for node_id in promised.node_ids:
             worker = self._state.workers.get(node_id)
             if worker is None or worker.draining or worker.foreign:
@@ -328,6 +344,11 @@ class Rules:
                 if node_id in other.node_ids and self._state.jobs[other_id].spec.priority < job.spec.priority:
                     return "higher band"
         return ""
+
+    def _ways(self, job: Job, promised: Promised) -> Iterator[bool]:
+        """Yield for each host of a promise whether something is in the job's way."""
+        workers = (self._state.workers.get(node_id) for node_id in promised.node_ids)
+        return (worker is None or any(self._in_the_way(job, worker)) for worker in workers)
 
     def _promises_are_sound(self) -> None:
         """A host is promised once, and what is promised firmly waits for nothing that has no bound."""
@@ -347,14 +368,9 @@ class Rules:
             if not promised.is_firm or promised.limits != self.ledger.limits:
                 continue
             job = self._state.jobs[job_id]
-            chips, jobs = self._held(job)
-            limits = self._state.limits.of(job.spec.user, job.spec.priority)
-            assert limits.chips is not None
-            assert limits.running_jobs is not None
-            assert chips + _least_chips(job) <= limits.chips, (
-                f"{chips} chips are taken beside what {job_id} is promised"
+            assert not self._is_over_the_limit(job), (
+                f"{job_id} was promised {promised.node_ids}, and is over a limit now"
             )
-            assert len(jobs | {job_id}) <= limits.running_jobs, f"{sorted(jobs)} run beside {job_id}, which is promised"
 
     # -- chances are taken -----------------------------------------------------------------------------------------
 
@@ -372,28 +388,27 @@ class Rules:
             return False
         if job.gang.not_before > self.now or job.avoided or any(c.key == TPU_NAME for c in job.spec.constraints):
             return False
-        limits, (chips, jobs) = self._state.limits.of(job.spec.user, job.spec.priority), self._held(job)
-        assert limits.chips is not None
-        assert limits.running_jobs is not None
-        own = sum(
-            accelerators(held)
-            for worker in self._state.workers.values()
-            for (_, attempt), held in worker.occupants.items()
-            if attempt.job_id == job.spec.job_id
-        )
-        chips += own + sum(_least_chips(other) for other in self._rivals(job))
-        if chips + _least_chips(job) > limits.chips or len(jobs) + 1 + len(self._rivals(job)) > limits.running_jobs:
+        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job):
             return False
         slices: dict[str, list[Worker]] = {}
         for worker in self._state.workers.values():
             slices.setdefault(worker.slice_name or worker.node_id, []).append(worker)
         return sum(self._could_be_free(job, hosts) for hosts in slices.values()) >= needed
 
-    def _rivals(self, job: Job) -> list[Job]:
-        """Return the jobs that wait for the same limit."""
+    def _rivals(self, job: Job) -> bool:
+        """Return whether other jobs wait for the same limit."""
         account = job.spec.user, job.spec.priority
+        limits = self._state.limits.table
+        if account not in limits:
+            return False
         waiting = self._state.pending()
-        return [one for one in waiting if one is not job and (one.spec.user, one.spec.priority) == account]
+        return any(one is not job and (one.spec.user, one.spec.priority) == account for one in waiting)
+
+    def _holds(self, job: Job) -> bool:
+        """Return whether an attempt of a job holds hosts still."""
+        return any(
+            one.job_id == job.spec.job_id for worker in self._state.workers.values() for _, one in worker.occupants
+        )
 
     def _could_be_free(self, job: Job, hosts: list[Worker]) -> bool:
         """Return whether a slice is free, or all that is there may be asked to leave now."""
