@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Final
 
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU, TPU_NAME, Worker
+from iris_ray.model.workers import TPU, TPU_NAME, Worker, rounded
 from iris_ray.scheduler.candidates import Candidates, Distance
 from iris_ray.scheduler.evaluation import LARGER, Evaluation, Rank, Status, evaluate
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
@@ -203,6 +204,20 @@ class Availability:
             return True
         hosts = tuple(worker for worker in hosts if worker.node_id not in self._avoided)
         return sum(has_room(worker, worker.stuck(self._now)) for worker in hosts) >= self.tasks(name)
+
+    def is_free_after(self, name: str, leaving: Collection[AttemptId]) -> bool:
+        """Return whether a group is free once these attempts and those that have just ended are gone."""
+        found, fits = self.candidates.evaluations[name], 0
+        for worker in found.eligible or found.later:
+            if worker.node_id not in self._avoided:
+                free = dict(worker.free_soon(self._now))
+                for occupant, held in worker.occupants.items():
+                    if occupant[1] in leaving and occupant not in worker.ending:
+                        for resource, amount in held.items():
+                            free[resource] = rounded(free.get(resource, 0.0) + amount)
+                chips_idle = free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
+                fits += self.requirement.fits_into(free) and (chips_idle or not self.requirement.chips)
+        return fits >= self.tasks(name)
 
     def stuck(self, bucket: int) -> int:
         """Return how many suitable groups can't become free for now, see `may_become_free`."""

@@ -121,9 +121,9 @@ class Cycle:
         """Return the plan. Call it once."""
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
         queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
-        self._promises = Promises(pending, fleet, deadlines, plan, allowances)
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
+        self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.by_taker())
         band = None
         for job in queue:
             if job.spec.priority is not band:

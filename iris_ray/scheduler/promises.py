@@ -10,16 +10,18 @@ Two kinds of jobs have a promise. The state remembers it (`Job.promise`) until t
 
 A promise waits for tasks that run, and for what has a bound: an eviction for its deadline, a suspicion for its end, an
 attempt that is over for `UNCONFIRMED_S`. Once a bound has passed, or a host is of no use, it is called off as a whole.
+A firm promise waits for no other task.
 A job of a higher band may take the hosts: it comes first.
 
 For a gang that returns, the plan keeps as many groups as the gang had, in this plan only.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
@@ -64,18 +66,26 @@ class Promises:
         deadlines: tells which time limits have passed.
         plan: the hosts that the plan has given away.
         allowances: what each user may still get. The chips of firm promises count.
+        leaving: job id → the attempts that are about to leave their hosts to the job.
 
     Attributes:
         given_up: whether a job has lost its promise in this plan, since it runs now or can't run for a while.
     """
 
     def __init__(
-        self, pending: Iterable[Job], fleet: Fleet, deadlines: Deadlines, plan: Plan, allowances: Allowances
+        self,
+        pending: Iterable[Job],
+        fleet: Fleet,
+        deadlines: Deadlines,
+        plan: Plan,
+        allowances: Allowances,
+        leaving: Mapping[str, Collection[AttemptId]],
     ) -> None:
         self._fleet = fleet
         self._deadlines = deadlines
         self._plan = plan
         self._allowances = allowances
+        self._leaving = leaving
         lasting = (job for job in pending if job.promise is not None and deadlines.timed_out(job) is None)
         self._before = sorted(lasting, key=lambda job: -job.spec.priority)  # the jobs of others end now
         self._of: dict[str, _Promise] = {}  # by job id; those that are called off, too
@@ -205,7 +215,9 @@ class Promises:
             for node_id in node_ids:
                 self._plan.keep(self._fleet.workers[node_id], job.spec.job_id)
         elif node_ids:
-            self._keep(self._of.setdefault(job.spec.job_id, _Promise(job)), node_ids)
+            known = self._of.get(job.spec.job_id)
+            self._of[job.spec.job_id] = promise = _Promise(job, is_lost=known is not None and known.is_lost)
+            self._keep(promise, node_ids)
         return names
 
     def changes(self, placed: Collection[str]) -> list[PromiseEvent]:
@@ -274,7 +286,11 @@ class Promises:
         if not fitting or not all(map(available.suits_soon, names)):
             return "some of the hosts do not suit it any more"
         stuck = [name for name in names if not available.may_become_free(name)]
-        return f"the end of what ran on {stuck[0]} is not confirmed in time" if stuck else ""
+        if stuck:
+            return f"the end of what ran on {stuck[0]} is not confirmed in time"
+        leaving = self._leaving.get(job.spec.job_id, ())
+        busy = [name for name in names if not available.is_free_after(name, leaving)] if job.promise.is_firm else ()
+        return f"{busy[0]} is in use by what does not leave" if busy else ""
 
     def _names(self, job: Job, node_ids: Iterable[str]) -> tuple[str, ...]:
         workers, coscheduling = self._fleet.workers, job.spec.coscheduling

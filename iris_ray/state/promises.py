@@ -51,8 +51,7 @@ class Promises:
             raise IllegalTransitionError(f"job {job_id} does not wait; nothing is promised to it")
         if gone := [node_id for node_id in node_ids if node_id not in workers]:
             raise IllegalTransitionError(f"job {job_id}: {gone} are gone and can't be promised to it")
-        before = job.promise.given_up if job.promise is not None else ()
-        promise = Promise(node_ids, tuple(dict.fromkeys((*before, *given_up)))) if node_ids else None
+        promise = _changed(job.promise, node_ids, tuple(given_up)) if node_ids else None
         if job.promise != promise:
             self._drop(job)
             for node_id in node_ids:
@@ -248,6 +247,12 @@ class Evictions:
                 assert str(attempt) in taker.promise.given_up, f"{attempt} is not among what {taker.spec.job_id} costs"
                 assert attempt in self._victims, f"{job_id}: its eviction is not known"
                 assert (eviction.deadline, attempt) in self._due, f"{job_id}: its eviction has no end"
+
+
+def _changed(before: Promise | None, node_ids: tuple[str, ...], given_up: tuple[str, ...]) -> Promise:
+    """Return a promise in place of an earlier one. What was given up counts on unless other hosts come for nothing."""
+    goes_on = before is not None and (given_up or {*node_ids} <= {*before.node_ids})
+    return Promise(node_ids, tuple(dict.fromkeys((*before.given_up, *given_up))) if before and goes_on else given_up)
 
 
 def _reason(job: Job, victim: Job) -> str:

@@ -23,7 +23,7 @@ def commit_what_both_plan(world: World) -> None:
     state = world.state
     result, full = world.plan(gives_back=False), world.plan()
     before = {account: state.limits.held(*account).chips for account in state.limits.accounts}
-    seen = state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits
+    seen = state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits, state.jobs
     reference = ReferencePlan(state.pending(), *seen)
     assert result.assignments == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out

@@ -5,7 +5,7 @@ What the plan has handed out so far counts as if it were in use already.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from iris_ray.model.constraints import AttributeValue
@@ -80,6 +80,7 @@ class ReferencePlan:
         now: float,
         bound: float,
         limits: UserLimits,
+        all_jobs: Mapping[str, Job],
     ) -> None:
         pending = list(pending)
         self.workers = list(fleet.workers.values())
@@ -95,6 +96,7 @@ class ReferencePlan:
             held.update(past.hours(user, now))
         self.taken = {worker.node_id: Counter[str]() for worker in self.workers}
         self.rooms: dict[str, list[str]] = {}
+        self.all_jobs = all_jobs
         self.reserved: dict[str, float] = {}
         self.jobs = {job.spec.job_id: job for job in pending}
         self.given_up = False  # the room of some job
@@ -220,11 +222,23 @@ class ReferencePlan:
         found = [o for o in sound if o.name in names and not any(w.foreign for w in o.hosts)]
         if len(found) < max(len(names), counts(job)[0]) or any(self.is_stuck(job.spec, option) for option in found):
             return False
+        if is_firm(job) and not all(self.is_left_to(job, option) for option in found):
+            return False
         if job.spec.whole_groups and len(job.gangs) == 1:
             return len({option.wanted for option in found}) == 1
         if job.spec.whole_groups:
             return {option.name for option in found} <= {option.name for option in self.options(job)}
         return all(o.exact for o in found) or sum(o.exact for o in sound) < counts(job)[0]
+
+    def is_left_to(self, job: Job, option: Option) -> bool:
+        """Whether the group is free once those have left that leave it to the job, and what has just ended is gone."""
+        free = {worker.node_id: self.free(worker, once_ended=True) for worker in option.good}
+        for worker in option.good:
+            for occupant, held in worker.occupants.items():
+                evicted = self.all_jobs[occupant[1].job_id].gangs[occupant[1].gang].eviction
+                if evicted is not None and evicted.job_id == job.spec.job_id and occupant not in worker.ending:
+                    free[worker.node_id].update(held)
+        return sum(lack(job.spec, worker, free[worker.node_id]) == 0 for worker in option.good) >= option.wanted
 
     def hosts_of_room(self, job: Job) -> list[Worker]:
         return [worker for worker in self.workers if worker.node_id in promised(job)]
