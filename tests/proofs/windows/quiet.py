@@ -51,6 +51,8 @@ class Quiet:
                 world.apply(MaintenanceCalledOffEvent(node_id))
             else:
                 world.loses(node_id)
+        for node_id in [node_id for node_id, event in world.hosts.items() if event.foreign]:
+            world.loses(node_id)
         for node_id in list(world.gone):
             world.comes_back(node_id)
         world.turn()

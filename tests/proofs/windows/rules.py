@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
@@ -24,6 +24,8 @@ from iris_ray.state.instructions import Instructions
 
 UNCONFIRMED_S = 30.0
 """For so long an end that is still to be confirmed counts as about to come."""
+LOOKS_AGAIN_S = 1.0
+"""A plan is made at least so often; what passes between two plans is noticed by the second."""
 SEES_ITS_CHANCE_S = 45.0
 """A job that could evict may wait for so long: for ends to be confirmed, and for more slices or its own."""
 
@@ -38,6 +40,7 @@ class Promised:
         left: those of them that have left.
         limits: how often limits had been set when it began.
         begun: how many attempts of the job there had been.
+        there: the attempts that held these hosts when they were promised.
     """
 
     node_ids: tuple[str, ...]
@@ -45,6 +48,7 @@ class Promised:
     left: tuple[AttemptId, ...] = ()
     limits: int = 0
     begun: int = 0
+    there: frozenset[AttemptId] = frozenset()
 
     @property
     def is_firm(self) -> bool:
@@ -68,10 +72,7 @@ class Ledger:
     limits: int = 0
 
     def copy(self) -> "Ledger":
-        promised = {
-            job_id: Promised(one.node_ids, one.given_up, one.left, one.limits, one.begun)
-            for job_id, one in self.promised.items()
-        }
+        promised = {job_id: replace(one) for job_id, one in self.promised.items()}
         return Ledger(promised, dict(self.ended), dict(self.asked), self.limits)
 
 
@@ -182,7 +183,9 @@ class Rules:
             if job_id not in promised:
                 promised[job_id] = Promised(job.promise.node_ids, limits=self.ledger.limits, begun=_begun(job))
                 self.counts["promised"] += 1
-            promised[job_id].node_ids = job.promise.node_ids
+            if promised[job_id].node_ids != job.promise.node_ids or not promised[job_id].there:
+                promised[job_id].node_ids = job.promise.node_ids
+                promised[job_id].there = frozenset(self._on(job.promise.node_ids))
         if isinstance(event, PromiseEvent) and event.leave and event.job_id in promised:
             one = promised[event.job_id]
             one.limits = self.ledger.limits
@@ -196,6 +199,10 @@ class Rules:
                     one.left = (*one.left, attempt)  # a spare leaves at once
                     self.counts["given back"] += 1
                 one.given_up = (*one.given_up, attempt)
+
+    def _on(self, node_ids: Iterable[str]) -> Iterator[AttemptId]:
+        workers = (self._state.workers[node_id] for node_id in node_ids)
+        return (attempt for worker in workers for _, attempt in worker.occupants)
 
     def _is_another(self, job: Job, promised: Promised, event: Event | None) -> bool:
         """Return whether a job has other hosts now, for which nobody leaves, instead of those that it was promised."""
@@ -224,10 +231,13 @@ class Rules:
                     self._passed.append((job, node_id, other_id, promised))
 
     def _returns_to(self, job: Job, node_id: str) -> bool:
+        slice_name = self._state.workers[node_id].slice_name
+        return self._is_returning(job) and any(slice_name in gang.groups for gang in job.gangs)
+
+    def _is_returning(self, job: Job) -> bool:
         if job.spec.coscheduling is None or job.yields:
             return False
-        slice_name = self._state.workers[node_id].slice_name
-        return any(self.now < gang.returning_until and slice_name in gang.groups for gang in job.gangs)
+        return any(self.now < job.gangs[position].returning_until for position in job.pending)
 
     # -- nothing is ended except for a promise ---------------------------------------------------------------------
 
@@ -271,7 +281,7 @@ class Rules:
         """Yield the attempts on a host that will not have left it within a bound."""
         for attempt in {attempt for _, attempt in host.occupants}:
             since = self.ledger.ended.get(attempt)
-            if since is not None and self.now < since + UNCONFIRMED_S:
+            if since is not None and self.now < since + UNCONFIRMED_S + (0.0 if leave else LOOKS_AGAIN_S):
                 continue
             if attempt in leave or self.ledger.asked.get(attempt) == taker.spec.job_id:
                 continue
@@ -326,6 +336,8 @@ class Rules:
             return "pauses"
         if not promised.is_firm and self._is_over_the_limit(job):
             return "limit reached"
+        if any(self._is_returning(one) for one in self._state.pending() if one.spec.priority < job.spec.priority):
+            return "higher band"
         other = self.ledger.promised.get(job_id)
         if other is not None and not any(self._ways(job, other)):
             return "other room"
@@ -338,7 +350,8 @@ class Rules:
             for _, attempt in worker.occupants:
                 if self.now >= self.ledger.ended.get(attempt, math.inf) + UNCONFIRMED_S:
                     return "unconfirmed"
-                if self._state.jobs[attempt.job_id].spec.priority < job.spec.priority:
+                is_higher = self._state.jobs[attempt.job_id].spec.priority < job.spec.priority
+                if is_higher and attempt not in promised.there:
                     return "higher band"
             for other_id, other in self.ledger.promised.items():
                 if node_id in other.node_ids and self._state.jobs[other_id].spec.priority < job.spec.priority:

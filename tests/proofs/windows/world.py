@@ -14,7 +14,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
-from iris_ray.model.options import PriorityBand
+from iris_ray.model.options import EACH_SLICE, PriorityBand
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.planner import PlacedGang, Planner
@@ -44,12 +44,13 @@ from tests.proofs.windows.rules import UNCONFIRMED_S, Rules
 from tests.support.worlds import gang_spec, host, tasks_spec
 
 S = TaskState
+PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 MOST_WAIT_S = 400.0
 USERS = ("ann", "bob", "cy")
 OFTEN = {
-    "time": 12, "soon": 6, "submit": 14, "begin": 24, "finish": 8, "crash": 4, "crash again": 4, "leave": 8,
-    "confirm": 12, "suspect": 3, "lose": 1, "drain": 1, "call off": 1, "come back": 3, "cancel": 2, "yield": 4,
-    "limit": 1, "launch fails": 1, "hang": 1,
+    "time": 10, "soon": 8, "submit": 20, "begin": 30, "finish": 8, "crash": 4, "crash again": 4, "leave": 12,
+    "confirm": 16, "suspect": 2, "lose": 1, "drain": 1, "call off": 3, "come back": 6, "cancel": 3, "yield": 4,
+    "limit": 1, "launch fails": 1, "hang": 1, "stranger": 1,
 }  # fmt: skip
 """What happens, and how often; each world draws its own frequencies around these."""
 
@@ -126,7 +127,8 @@ class WindowWorld:
         for needed in ("time", "submit", "begin", "confirm"):
             self._often[needed] = max(1, self._often[needed])
         self._deadly = chance.choice((0.0, 0.0, 0.05))
-        self._most_jobs = chance.choice((3, 5, 8))
+        self._most_placed = chance.choice((None, None, None, 1))
+        self._most_jobs = chance.choice((4, 6, 9))
         self.bound_s = chance.choice((30.0, 60.0, 200.0))
         self.grace_s = chance.choice((5.0, 30.0, 30.0))
         least_run_s = dict.fromkeys(PriorityBand, chance.choice((0.0, 0.0, 20.0, 120.0)))
@@ -151,7 +153,8 @@ class WindowWorld:
     def _begin(self, restored: Iterable[bytes] = ()) -> None:
         """Have a Controller begin, which finds the hosts and the records of the one before."""
         self.state = WatchedState(self.rules, self._count)
-        self.planner = Planner(self.state, look_again_s=0.5, scheduler=Scheduler(self.bound_s, self.evictions))
+        scheduler = Scheduler(self.bound_s, self.evictions)
+        self.planner = Planner(self.state, look_again_s=0.5, scheduler=scheduler, most_placed=self._most_placed)
         self._instructions = Instructions()
         events = [TimePassedEvent(self.now), *self.limits.values(), *self.hosts.values(), *self.draining.values()]
         records = sorted(map(JobRecord.joined, restored), key=lambda record: record.job.number)
@@ -230,7 +233,9 @@ class WindowWorld:
 
     def apply(self, *events: Event) -> None:
         """Tell the Controller what has happened."""
-        self.rules.now = self.now
+        if self.rules.now < self.now:
+            self.rules.now = self.now
+            self._instructions.add(self.state.handle_event(TimePassedEvent(self.now)))
         for event in events:
             if not isinstance(event, WorkerRegisteredEvent | WorkerFailedEvent | WorkerDrainedEvent | LimitsSetEvent):
                 self._unacknowledged.append(event)
@@ -267,7 +272,7 @@ class WindowWorld:
                 self._yield()
             case "limit":
                 self._limit()
-            case "suspect" | "lose" | "drain" | "call off" | "come back":
+            case "suspect" | "lose" | "drain" | "call off" | "come back" | "stranger":
                 self._happens_to_hosts(what)
             case _:
                 self._happens_to_processes(what)
@@ -313,10 +318,16 @@ class WindowWorld:
             self.apply(JobYieldsEvent(spec.job_id, True))
 
     def _draw_job(self) -> JobSpec:
-        """Draw a job; if another has a promise, often one that may get into its way: of its user, or of its band."""
+        """Draw a job: of a low band while hosts are free, and of a high one when low ones have them all.
+
+        If another job has a promise, it is often one that may get into its way: of its user, or of its band.
+        """
         chance = self.chance
         self._named += 1
         job_id, user, band = f"job-{self._named}", chance.choice(USERS), chance.choice(list(PriorityBand))
+        if chance.random() < 0.6:
+            is_full = all(worker.occupants for worker in self.state.workers.values())
+            band = chance.choice((PRODUCTION, PRODUCTION, INTERACTIVE) if is_full else (BATCH, BATCH, INTERACTIVE))
         if (others := self._waits_with_promise()) and chance.random() < 0.5:
             other = chance.choice(others).spec
             user, band = (other.user, other.priority) if chance.random() < 0.7 else (user, other.priority)
@@ -329,7 +340,10 @@ class WindowWorld:
         pinned: tuple[Constraint, ...] = ()
         if chance.random() < 0.15:
             pinned = (Constraint(TPU_NAME, ConstraintOp.EQ, chance.choice(self.slices)),)
-        kind = chance.choice(("gang", "gang", "gang", "gang", "spares", "grows", "tasks", "slots", "slots"))
+        if chance.random() < 0.05:
+            terms["scheduling_timeout"] = 60.0
+        kinds = ("gang", "gang", "gang", "gang", "spares", "grows", "tasks", "slots", "slots", "each slice")
+        kind = chance.choice(kinds)
         if kind == "tasks":
             return tasks_spec(job_id, chance.choice((1, 1, 2, 4)), **terms, constraints=pinned)
         most = len(self.slices)
@@ -338,6 +352,8 @@ class WindowWorld:
             terms["spares"] = chance.choice((1, 1, 2))
         if kind == "grows":
             slices, terms["grow_after"] = (1, 2), chance.choice((0.0, 20.0))
+        if kind == "each slice":
+            terms["failure_domain"] = EACH_SLICE
         if kind == "slots":
             slices, terms["user"], terms["may_evict"] = (1,), "slots", False
         spec = gang_spec(job_id, self.tpu_type, slices, **terms)
@@ -380,6 +396,8 @@ class WindowWorld:
 
     def _happens_to_processes(self, what: str) -> None:
         found = [attempt for attempt, process in self.processes.items() if self._may_happen(what, attempt, process)]
+        if what == "finish" and self.chance.random() < 0.5:  # so that others find room, and can be evicted
+            found = [attempt for attempt in found if self.state.jobs[attempt.job_id].spec.priority is PRODUCTION]
         if found:
             self.does(what, self.chance.choice(found))
 
@@ -445,6 +463,9 @@ class WindowWorld:
             if self.gone:
                 self.comes_back(chance.choice(sorted(self.gone)))
             return
+        if what == "call off":
+            self._drains_end()
+            return
         promised = {
             node_id for job in self._waits_with_promise() for node_id in (job.promise.node_ids if job.promise else ())
         }
@@ -459,23 +480,33 @@ class WindowWorld:
                 self.apply(WorkerSuspectedEvent(node_id, "no answer", self.now))
             case "lose":
                 self.loses(node_id)
+            case "stranger":
+                foreign = None if self.hosts[node_id].foreign else "a stranger"
+                self.hosts[node_id] = replace(self.hosts[node_id], foreign=foreign)
+                self.apply(self.hosts[node_id])
             case "drain" if node_id not in self.draining:
                 kind = chance.choice((NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE))
                 self.draining[node_id] = WorkerDrainedEvent(node_id, "notice", kind, self.now + 60.0)
                 self.apply(self.draining[node_id])
-            case "call off":
-                for other, event in list(self.draining.items()):
-                    if event.kind is NoticeKind.MAINTENANCE:
-                        del self.draining[other]
-                        self.apply(MaintenanceCalledOffEvent(other))
+
+    def _drains_end(self) -> None:
+        """Maintenances are called off; hosts that were preempted are gone."""
+        for node_id, event in list(self.draining.items()):
+            if event.kind is NoticeKind.MAINTENANCE:
+                del self.draining[node_id]
+                self.apply(MaintenanceCalledOffEvent(node_id))
+            elif self.chance.random() < 0.5:
+                self.loses(node_id)
 
     def loses(self, node_id: str) -> None:
-        self.gone[node_id] = self.hosts.pop(node_id)
+        """A host dies."""
+        self.gone[node_id] = replace(self.hosts.pop(node_id), foreign=None)
         self.draining.pop(node_id, None)
         for process in self.processes.values():
             process.node_ids.discard(node_id)
         self.apply(WorkerFailedEvent(node_id, "the host died"))
 
     def comes_back(self, node_id: str) -> None:
+        """A host is there again."""
         self.hosts[node_id] = self.gone.pop(node_id)
         self.apply(self.hosts[node_id])
