@@ -178,7 +178,7 @@ class Rules:
         for job_id, job in jobs.items():
             if job.promise is None:
                 continue
-            if job_id in promised and self._is_another(job, promised[job_id], event):
+            if job_id in promised and self._is_another(job, promised[job_id]):
                 self._broken.append((job_id, promised.pop(job_id)))
             if job_id not in promised:
                 promised[job_id] = Promised(job.promise.node_ids, limits=self.ledger.limits, begun=_begun(job))
@@ -204,11 +204,10 @@ class Rules:
         workers = (self._state.workers[node_id] for node_id in node_ids)
         return (attempt for worker in workers for _, attempt in worker.occupants)
 
-    def _is_another(self, job: Job, promised: Promised, event: Event | None) -> bool:
-        """Return whether a job has other hosts now, for which nobody leaves, instead of those that it was promised."""
+    def _is_another(self, job: Job, promised: Promised) -> bool:
+        """Return whether a job has other hosts now instead of some for which others were asked to leave."""
         assert job.promise is not None
-        asks = isinstance(event, PromiseEvent) and event.job_id == job.spec.job_id and event.leave
-        return promised.is_firm and not asks and not {*job.promise.node_ids} <= {*promised.node_ids}
+        return promised.is_firm and not {*promised.node_ids} <= {*job.promise.node_ids}
 
     def _live(self, attempt: AttemptId) -> Gang | None:
         job = self._state.jobs.get(attempt.job_id)
@@ -339,7 +338,7 @@ class Rules:
         if any(self._is_returning(one) for one in self._state.pending() if one.spec.priority < job.spec.priority):
             return "higher band"
         other = self.ledger.promised.get(job_id)
-        if other is not None and not any(self._ways(job, other)):
+        if other is not None and not other.is_firm and not any(self._ways(job, other)):
             return "other room"
         for node_id in promised.node_ids:
             worker = self._state.workers.get(node_id)
