@@ -20,6 +20,7 @@ from iris_ray.state.events import (
     JobYieldsEvent,
     LimitsSetEvent,
     TimePassedEvent,
+    WorkerDrainedEvent,
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
@@ -299,6 +300,23 @@ def test_yielding_jobs_leave_once_though_their_ends_take_long(world: Played) -> 
             world.do(AttemptEndConfirmedEvent(attempt))
     assert gang.gang.placed
     assert [job.evictions for job in idle] == [1, 1]
+
+
+def test_promise_to_a_replacement_ends_with_the_replacement(world: Played) -> None:
+    """Its gang has left the slice that is about to go, so nothing is to be replaced any more."""
+    idle = world.run("idle", user="slots", **on("a"))
+    world.do(JobYieldsEvent("idle", True))
+    gang = world.run("gang")
+    world.do(WorkerDrainedEvent("b-0", "maintenance"))
+    world.turn()
+    assert is_told_to_leave(idle)
+    world.leave(gang)
+    world.turn()
+    world.check()
+    world.confirm(gang, 1)
+    world.turn()
+    assert gang.gang.pending or gang.gang.groups == ("a",)
+    assert not is_told_to_leave(idle) or gang.promise is not None
 
 
 # -- what `why` says ---------------------------------------------------------------------------------------------------
