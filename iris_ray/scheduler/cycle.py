@@ -130,7 +130,7 @@ class Cycle:
         self, pending: list[Job], usage: Usage, past: PastUsage | None, spares: Iterable[Job] = ()
     ) -> SchedulingResult:
         """Return the plan. Call it once."""
-        queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
+        queue = self._queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
         self._rooms = KeptRooms(pending, self._fleet, self._deadlines, self._plan)
         self._spares = list(spares)
         self._with_spares = {(spare.spec.user, spare.spec.priority) for spare in self._spares}
@@ -140,7 +140,7 @@ class Cycle:
                 band = job.spec.priority
                 self._in_vain.clear()
                 self._rooms.begin_band(band, self._available_to)
-            granted = self._try(job, queue.is_alone)
+            granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
                 self._result.complete = False
                 break
@@ -175,10 +175,10 @@ class Cycle:
         placed = max(len(self._result.assignments), self._plan.tasks / TASKS_PER_GANG)
         return max(placed, evaluated / EVALUATIONS_PER_GANG) >= most
 
-    def _try(self, job: Job, is_alone: bool) -> Mapping[str, float] | None:
+    def _try(self, job: Job) -> Mapping[str, float] | None:
         """Place one gang of the job and return what it takes. If none can be placed, explain why and return None.
 
-        If the turn stays with the job, since ``is_alone``, more of its tasks may be placed.
+        If the turn stays with the job, more of its tasks may be placed.
         """
         job_id = job.spec.job_id
         untried = self._untried.get(job_id)
@@ -201,7 +201,7 @@ class Cycle:
             granted = self._place(job, gang)
             if granted is not None:  # the job comes again
                 self._untried[job_id] = untried
-                if is_alone and not (job.kept or accelerators(granted)):
+                if self._queue.is_alone and not (job.kept or accelerators(granted)):
                     return self._place_beside(job, untried, granted)
             return granted
         if len(job.pending) > self._placed[job_id]:  # those that are not in turn wait for the next plan
