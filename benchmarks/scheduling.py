@@ -38,7 +38,7 @@ def main() -> None:
     if options.marin:
         from scheduling_costs.marin import print_beside_marin
 
-        print_beside_marin((s for s in SCENARIOS if s.hosts <= 10_000), min(options.rounds, 3))
+        print_beside_marin((s for s in SCENARIOS if s.hosts <= 10_000), options.rounds)
         return
     print_cycles(tuple(s for s in SCENARIOS if not options.quick or s.hosts <= 10_000), options.rounds)
     print_event(50)

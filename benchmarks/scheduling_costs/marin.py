@@ -29,19 +29,18 @@ MOST = DEFAULT_MAX_BUILDING_TASKS_PER_WORKER, DEFAULT_MAX_ASSIGNMENTS_PER_WORKER
 
 
 def print_beside_marin(scenarios: Iterable[Scenario], rounds: int) -> None:
-    """A cycle of each scheduler, in turn, and how many times as long Marin's takes."""
+    """Print what a cycle of each scheduler costs, measured in turn, and how many times as long Marin's takes."""
     print(f"| One cycle, ms | marin-iris {version('marin-iris')} | Steady | From nothing |")
     print("|---|---:|---:|---:|")
     for scenario in scenarios:
         state = waiting(scenario)
-        marins, steady, nothing = marins_cycle(state), list[float](), list[float]()
+        marins = marins_cycle(state)
         others = [cpu_s(marins)]
-        for _ in range(rounds):
-            nothing.append(from_nothing_s(state, 3))
-            steady.append(steady_s(state, 3))
-            others.append(cpu_s(marins))
-        other = statistics.median(others)
-        cells = (f"{1000 * s:.1f} ({other / s:,.0f} ×)" for s in map(statistics.median, (steady, nothing)))
+        nothing = from_nothing_s(state, rounds)
+        others.append(cpu_s(marins))
+        steady = steady_s(state, rounds)
+        other = statistics.mean([*others, cpu_s(marins)])
+        cells = (f"{1000 * spent:.1f} ({other / spent:,.0f} ×)" for spent in (steady, nothing))
         print(f"| {scenario.name} | {1000 * other:,.0f} | {' | '.join(cells)} |", flush=True)
 
 

@@ -178,7 +178,7 @@ class Candidates:
         self._excluded: Counter[int | str] = Counter()
         self._closest: list[Distance] | None = None  # made when first read
         self._count = count
-        self._now = 0.0
+        self._now, self._changes_kept = 0.0, 1000
         self._holders = fleet.holders
         self._ahead: _Ahead | None = _Ahead(shape, self.grouping, self._holders)
         self._rankings: OrderedDict[Preferences, Ranking] = OrderedDict()
@@ -186,7 +186,7 @@ class Candidates:
 
     def update(self, changed: Iterable[Worker], now: float) -> None:
         """Evaluate the groups of changed workers again, and those that time has changed."""
-        self._now = now
+        self._now, self._changes_kept = now, 4 * len(self.grouping) + 1000
         names = dict.fromkeys(map(self.grouping.name_of, changed))
         while self._rechecks and self._rechecks[0][0] <= now:
             names[heapq.heappop(self._rechecks)[1]] = None
@@ -231,13 +231,13 @@ class Candidates:
             worst: the rank of the last group that it has found, if it has found enough.
         """
         ahead, names = self._ahead, list[str]()
-        if ahead is None:
+        if ahead is None or (worst is not None and worst <= ahead.best):
             return False
         while ahead and (ahead.best < worst if worst else len(names) < max(missing, AT_ONCE)):
             names.append(ahead.pop())
         self.evaluate(names)
         self._ahead = ahead if ahead else None
-        return bool(names)
+        return True
 
     def room(self, name: str) -> tuple[Room, bool]:
         """Return how much room a free group has, and whether it is mixed; see `RankedGroups`."""
@@ -341,7 +341,7 @@ class Candidates:
     def _note(self, found: Evaluation, group: Group) -> None:
         """Remember an evaluation, and count what it says."""
         self.known[group.name] = found
-        self.changes.note(group.name, 4 * len(self.grouping) + 1000)
+        self.changes.note(group.name, self._changes_kept)
         if found.later:
             self._suitable.add(group.name, found)
             self._note_ending(group.name, found)
@@ -368,7 +368,7 @@ class Candidates:
         for what, count in found.excluded:
             self._excluded[what] -= count
         self.in_words.pop(name, None)
-        self.changes.note(name, 4 * len(self.grouping) + 1000)
+        self.changes.note(name, self._changes_kept)
         del self.known[name]
 
 
