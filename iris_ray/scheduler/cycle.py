@@ -418,8 +418,7 @@ class Cycle:
         key = requirement.shape, requirement.preferences
         remaining = self._remaining.get(key)
         if remaining is None:
-            candidates = self._cache.candidates(self._fleet, requirement.shape, self._deadlines.now)
-            ranking = candidates.ranking(requirement.preferences)
+            ranking = self._cache.ranking(self._fleet, *key, self._deadlines.now)
             remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
         return remaining
 
