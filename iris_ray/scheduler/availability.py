@@ -402,17 +402,16 @@ def assign(
         plan.take((worker,), demand, spec.job_id)
         return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), demand
     granted: dict[str, float] = {}
-    alike: dict[float, list[Worker]] = {}  # by a host's chips
     names = sorted(names)
     groups = [available.members(name) for name in names]
-    for worker in chain.from_iterable(groups):
-        alike.setdefault(worker.resources.get(TPU, 0.0), []).append(worker)
-    for workers in alike.values():
-        demand = requirement.demand(workers[0])
-        plan.take(workers, demand, spec.job_id)
+    workers = list(chain.from_iterable(groups))
+    for chips in dict.fromkeys([worker.resources.get(TPU, 0.0) for worker in workers]):
+        alike = [worker for worker in workers if worker.resources.get(TPU, 0.0) == chips]
+        demand = requirement.demand(alike[0])
+        plan.take(alike, demand, spec.job_id)
         for resource, amount in demand.items():
-            granted[resource] = granted.get(resource, 0.0) + amount * len(workers)
-    node_ids = tuple(tuple(worker.node_id for worker in group) for group in groups)
+            granted[resource] = granted.get(resource, 0.0) + amount * len(alike)
+    node_ids = tuple([tuple([worker.node_id for worker in group]) for group in groups])
     return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position), granted
 
 

@@ -56,16 +56,17 @@ _Kind = tuple[Requirement, Preferences]
 class _Ahead:
     """The groups that are not evaluated yet, in the order of the best rank that each may turn out to have."""
 
-    def __init__(self, shape: Requirement, grouping: Grouping, holders: Mapping[str, str]) -> None:
+    def __init__(self, shape: Requirement, fleet: Fleet) -> None:
         alike: defaultdict[tuple[float, bool, int], list[str]] = defaultdict(list)
+        holders, workers = fleet.holders, fleet.workers.items()
         if shape.group_by is None and not shape.chips:
-            for name, worker in grouping.singles():
+            for name, worker in workers:
                 alike[accelerators(worker.resources), False, 0].append(name)
         elif shape.group_by is None:
-            for name, worker in grouping.singles():
+            for name, worker in workers:
                 alike[0.0, worker.slice_name in holders, hosts_left_idle(worker)].append(name)
         else:
-            for name in grouping:
+            for name in fleet.grouping(shape.group_by):
                 alike[0.0, shape.group_by == TPU_NAME and name in holders, 0].append(name)
         for names in alike.values():
             heapq.heapify(names)
@@ -192,7 +193,7 @@ class Candidates:
         self._count = count
         self._now, self._changes_kept = 0.0, 1000
         self._holders = fleet.holders
-        self._ahead: _Ahead | None = _Ahead(shape, self.grouping, self._holders)
+        self._ahead: _Ahead | None = _Ahead(shape, fleet)
         self._rechecks: list[tuple[float, str]] = []  # a heap: when a group is to be evaluated again, and its name
 
     def update(self, changed: Iterable[Worker], now: float) -> None:

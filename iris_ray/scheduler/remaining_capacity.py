@@ -35,12 +35,14 @@ class Plan:
 
     def take(self, workers: Sequence[Worker], demand: Resources, job_id: str) -> None:
         """Give the same resources of each of some workers to a job."""
-        taken, takers = self.taken, self.takers
-        for worker in workers:
-            node_id = worker.node_id
-            before = taken.get(node_id)
-            taken[node_id] = demand if before is None else _sum(before, demand)
-            takers[node_id] = job_id
+        node_ids = [worker.node_id for worker in workers]
+        taken = self.taken
+        if taken.keys().isdisjoint(node_ids):
+            taken.update(dict.fromkeys(node_ids, demand))
+        else:
+            for node_id in node_ids:
+                taken[node_id] = _sum(taken[node_id], demand) if node_id in taken else demand
+        self.takers.update(dict.fromkeys(node_ids, job_id))
         self.touched += workers
         self.tasks += len(workers)
 
