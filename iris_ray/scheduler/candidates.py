@@ -12,7 +12,7 @@ plan reads, so that jobs with odd requirements hold up nobody else.
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from iris_ray.model.constraints import Constraint
@@ -22,7 +22,7 @@ from iris_ray.model.workers import TPU_NAME, Worker, accelerators
 from iris_ray.scheduler.evaluation import Evaluation, Rank, evaluate, hosts_left_idle, unmet
 from iris_ray.scheduler.ranked_groups import RankedGroups, Room, SuitableGroups, room_of
 from iris_ray.state.fleet import Fleet
-from iris_ray.state.groups import Group, Grouping
+from iris_ray.state.groups import Group
 from iris_ray.state.instructions import ChangeLog
 
 EVALUATIONS_KEPT = 2_000_000
