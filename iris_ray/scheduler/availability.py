@@ -406,7 +406,7 @@ def choose(
     if soon and any(free < count <= free + soon for count in wanted):
         return [], free
     names = names[: fitting[-1]]
-    last = {name for name, number in own.items() if number <= OF_LAST_ATTEMPT} if awaits_its_own else ()
+    last = {name for name, number in own.items() if number <= OF_LAST_ATTEMPT} if own and awaits_its_own else ()
     if last and not last.issuperset(names):
         soon_free = (name for bucket in buckets for name in available.candidates.ending.get(bucket, ()))
         if any(map(available.is_free_soon, last.intersection(soon_free))):
@@ -429,21 +429,22 @@ def assign(
 ) -> tuple[AssignedEvent, Mapping[str, float]]:
     """Take the groups from the plan. Return the event that assigns them to the gang, and the resources it takes."""
     spec, requirement = job.spec, job.requirement
+    if spec.coscheduling is None:
+        (worker,) = available.members(names[0])
+        demand = requirement.demand(worker)
+        plan.take((worker,), demand, spec.job_id)
+        return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), demand
     granted: dict[str, float] = {}
-    alike: dict[float, list[Worker]] = {}  # by a host's chips
     names = sorted(names)
     groups = [available.members(name) for name in names]
-    for worker in chain.from_iterable(groups):
-        alike.setdefault(worker.resources.get(TPU, 0.0), []).append(worker)
-    for workers in alike.values():
-        demand = requirement.demand(workers[0])
-        plan.take(workers, demand, spec.job_id)
+    workers = list(chain.from_iterable(groups))
+    for chips in dict.fromkeys([worker.resources.get(TPU, 0.0) for worker in workers]):
+        alike = [worker for worker in workers if worker.resources.get(TPU, 0.0) == chips]
+        demand = requirement.demand(alike[0])
+        plan.take(alike, demand, spec.job_id)
         for resource, amount in demand.items():
-            granted[resource] = granted.get(resource, 0.0) + amount * len(workers)
-    if spec.coscheduling is None:
-        ((worker,),) = groups
-        return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), granted
-    node_ids = tuple(tuple(worker.node_id for worker in group) for group in groups)
+            granted[resource] = granted.get(resource, 0.0) + amount * len(alike)
+    node_ids = tuple([tuple([worker.node_id for worker in group]) for group in groups])
     return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position), granted
 
 

@@ -12,7 +12,7 @@ plan reads, so that jobs with odd requirements hold up nobody else.
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from iris_ray.model.constraints import Constraint
@@ -22,18 +22,16 @@ from iris_ray.model.workers import TPU_NAME, Worker, accelerators
 from iris_ray.scheduler.evaluation import Evaluation, Rank, evaluate, hosts_left_idle, unmet
 from iris_ray.scheduler.ranked_groups import RankedGroups, Room, SuitableGroups, room_of
 from iris_ray.state.fleet import Fleet
-from iris_ray.state.groups import Group, Grouping
+from iris_ray.state.groups import Group
 from iris_ray.state.instructions import ChangeLog
 
 EVALUATIONS_KEPT = 2_000_000
 """How many evaluations of groups are kept, of the shapes that were read last. It bounds the Controller's memory."""
-RANKS_KEPT = 200_000
-"""How many ranks of groups are kept for the preferences of one shape, of those that were read last."""
 EVALUATIONS_PER_GANG = 100
 """To evaluate so many groups is about the work of placing a gang. A plan that may place so many gangs ends once it has
 made so many evaluations for shapes that no earlier job had, and the next plan goes on."""
 RANKS_PER_EVALUATION = 4
-"""To rank so many groups by preferences is about the work of one evaluation."""
+"""To rank so many groups by preferences, and to keep the ranks, costs as much as one evaluation."""
 USERS_PART = 4
 """One user's waiting jobs get the n-th part of the evaluations that are kept. Else one user with many odd requirements
 would keep the jobs of all others from being looked at."""
@@ -51,20 +49,24 @@ Amounts = tuple[tuple[str, float], ...]
 
 Preferences = tuple[Constraint, ...]
 
+_Kind = tuple[Requirement, Preferences]
+"""A shape and preferences: the jobs that see the same groups in the same order."""
+
 
 class _Ahead:
     """The groups that are not evaluated yet, in the order of the best rank that each may turn out to have."""
 
-    def __init__(self, shape: Requirement, grouping: Grouping, holders: Mapping[str, str]) -> None:
+    def __init__(self, shape: Requirement, fleet: Fleet) -> None:
         alike: defaultdict[tuple[float, bool, int], list[str]] = defaultdict(list)
+        holders, workers = fleet.holders, fleet.workers.items()
         if shape.group_by is None and not shape.chips:
-            for name, worker in grouping.singles():
+            for name, worker in workers:
                 alike[accelerators(worker.resources), False, 0].append(name)
         elif shape.group_by is None:
-            for name, worker in grouping.singles():
+            for name, worker in workers:
                 alike[0.0, worker.slice_name in holders, hosts_left_idle(worker)].append(name)
         else:
-            for name in grouping:
+            for name in fleet.grouping(shape.group_by):
                 alike[0.0, shape.group_by == TPU_NAME and name in holders, 0].append(name)
         for names in alike.values():
             heapq.heapify(names)
@@ -108,8 +110,13 @@ class Ranking:
         self.candidates = candidates
         self.free: dict[int, RankedGroups] = {}
         self.ranks: dict[str, Rank] = {}
-        self._preferences = preferences
         self.version = -1
+        self._preferences = preferences
+
+    @property
+    def cost(self) -> int:
+        """About so many evaluations cost as much as this order by preferences."""
+        return _cost_of_ranks(len(self.ranks)) if self._preferences else 0
 
     def catch_up(self) -> Iterable[str]:
         """Account for the groups that were evaluated since the last call, and return their names."""
@@ -127,6 +134,12 @@ class Ranking:
                 rank = self.ranks[name] = self._rank(found.rank)
                 self.free.setdefault(found.bucket, RankedGroups()).add(rank, *self.candidates.room(name))
         return names
+
+    def contents(self) -> tuple[object, ...]:
+        """Return everything that two equal rankings have in common, for comparisons in tests."""
+        self.candidates.complete()
+        self.catch_up()
+        return {bucket: groups.contents() for bucket, groups in self.free.items() if len(groups)}, self.ranks
 
     def _fill(self) -> Iterable[str]:
         self.free.clear()
@@ -178,15 +191,14 @@ class Candidates:
         self._excluded: Counter[int | str] = Counter()
         self._closest: list[Distance] | None = None  # made when first read
         self._count = count
-        self._now = 0.0
+        self._now, self._changes_kept = 0.0, 1000
         self._holders = fleet.holders
-        self._ahead: _Ahead | None = _Ahead(shape, self.grouping, self._holders)
-        self._rankings: OrderedDict[Preferences, Ranking] = OrderedDict()
+        self._ahead: _Ahead | None = _Ahead(shape, fleet)
         self._rechecks: list[tuple[float, str]] = []  # a heap: when a group is to be evaluated again, and its name
 
     def update(self, changed: Iterable[Worker], now: float) -> None:
         """Evaluate the groups of changed workers again, and those that time has changed."""
-        self._now = now
+        self._now, self._changes_kept = now, 4 * len(self.grouping) + 1000
         names = dict.fromkeys(map(self.grouping.name_of, changed))
         while self._rechecks and self._rechecks[0][0] <= now:
             names[heapq.heappop(self._rechecks)[1]] = None
@@ -195,17 +207,6 @@ class Candidates:
                 self._evaluate_again(name)
 
     # -- some groups -----------------------------------------------------------------------------------------------
-
-    def ranking(self, preferences: Preferences) -> Ranking:
-        """Return the free groups in the order of some preferences."""
-        ranking = self._rankings.get(preferences)
-        if ranking is None:
-            ranking = self._rankings[preferences] = Ranking(self, preferences)
-        self._rankings.move_to_end(preferences)
-        ranking.catch_up()
-        if preferences:
-            self._count(len(ranking.ranks) // RANKS_PER_EVALUATION)
-        return ranking
 
     def evaluation(self, name: str) -> Evaluation:
         """Return the evaluation of a group."""
@@ -231,13 +232,13 @@ class Candidates:
             worst: the rank of the last group that it has found, if it has found enough.
         """
         ahead, names = self._ahead, list[str]()
-        if ahead is None:
+        if ahead is None or (worst is not None and worst <= ahead.best):
             return False
         while ahead and (ahead.best < worst if worst else len(names) < max(missing, AT_ONCE)):
             names.append(ahead.pop())
         self.evaluate(names)
         self._ahead = ahead if ahead else None
-        return bool(names)
+        return True
 
     def room(self, name: str) -> tuple[Room, bool]:
         """Return how much room a free group has, and whether it is mixed; see `RankedGroups`."""
@@ -289,30 +290,11 @@ class Candidates:
             self._closest = sorted(_distance(name, found) for name, found in self.known.items() if found.obstacle)
         return self._closest
 
-    @property
-    def orders(self) -> Iterable[Preferences]:
-        """The preferences whose order is kept."""
-        return tuple(self._rankings)
-
-    def trim(self) -> None:
-        """Drop the orders by preferences that were not read for longest, beyond `RANKS_KEPT`."""
-        kept = 0
-        for preferences, ranking in reversed(list(self._rankings.items())):
-            kept += EVALUATIONS_PER_GANG + len(ranking.ranks)
-            if preferences and kept > RANKS_KEPT:
-                del self._rankings[preferences]
-
     def contents(self) -> tuple[object, ...]:
         """Return everything that two equal candidates have in common, for comparisons in tests."""
         self.complete()
         ending = {bucket: names for bucket, names in self.ending.items() if names}
-        free = {
-            (preferences, bucket): groups.contents()
-            for preferences in self.orders
-            for bucket, groups in self.ranking(preferences).free.items()
-            if len(groups)
-        }
-        return self.known, free, self.closest, ending, +self._excluded, +self._suitable.buckets
+        return self.known, self.closest, ending, +self._excluded, +self._suitable.buckets
 
     # -- its parts -------------------------------------------------------------------------------------------------
 
@@ -341,7 +323,7 @@ class Candidates:
     def _note(self, found: Evaluation, group: Group) -> None:
         """Remember an evaluation, and count what it says."""
         self.known[group.name] = found
-        self.changes.note(group.name, 4 * len(self.grouping) + 1000)
+        self.changes.note(group.name, self._changes_kept)
         if found.later:
             self._suitable.add(group.name, found)
             self._note_ending(group.name, found)
@@ -368,102 +350,126 @@ class Candidates:
         for what, count in found.excluded:
             self._excluded[what] -= count
         self.in_words.pop(name, None)
-        self.changes.note(name, 4 * len(self.grouping) + 1000)
+        self.changes.note(name, self._changes_kept)
         del self.known[name]
 
 
 class CandidateCache:
-    """The candidates of each shape of requirements, for one fleet at a time.
+    """The candidates of each shape of requirements and their orders, for one fleet at a time.
 
     Attributes:
-        evaluated: how many evaluations of groups were made for new shapes so far.
+        evaluated: how many evaluations of groups were made for new shapes so far, or as much other work done.
     """
 
     def __init__(self) -> None:
         self.evaluated = 0
         self._fleet: Fleet | None = None
-        self._candidates: OrderedDict[Requirement, Candidates] = OrderedDict()
+        self._candidates: dict[Requirement, Candidates] = {}
+        self._rankings: OrderedDict[_Kind, Ranking] = OrderedDict()  # the last is the one that was read last
 
-    def candidates(self, fleet: Fleet, shape: Requirement, now: float) -> Candidates:
-        """Return the candidates of a shape, up to date with the fleet."""
+    def ranking(self, fleet: Fleet, shape: Requirement, preferences: Preferences, now: float) -> Ranking:
+        """Return the free groups of a shape in the order of some preferences, up to date with the fleet."""
+        kind, candidates = (shape, preferences), self._up_to_date(fleet, shape, now)
+        ranking = self._rankings.get(kind)
+        if ranking is not None:
+            ranking.catch_up()
+        else:
+            ranking = self._rankings[kind] = Ranking(candidates, preferences)
+            ranking.catch_up()
+            self._count(ranking.cost)
+        self._rankings.move_to_end(kind)
+        return ranking
+
+    def trim(self) -> None:
+        """Drop the candidates whose groups are not kept up to date.
+
+        Then drop those orders that were not read for longest, beyond `EVALUATIONS_KEPT`, and the candidates that no
+        order has.
+        """
+        fleet = self._fleet
+        for kind, ranking in list(self._rankings.items()):
+            if fleet is None or not fleet.keeps(kind[0].group_by, ranking.candidates.grouping):
+                self._drop(kind)
+        known = sum(len(candidates.known) for candidates in self._candidates.values())
+        kept = known + sum(ranking.cost for ranking in self._rankings.values())
+        while kept > EVALUATIONS_KEPT and len(self._rankings) > 1:
+            kept -= self._drop(next(iter(self._rankings)))
+
+    def check(self, now: float) -> None:
+        """Raise AssertionError if any candidates or orders differ from freshly made ones. For tests."""
+        for shape, preferences in list(self._rankings):
+            assert self._fleet is not None
+            have, candidates = self.ranking(self._fleet, shape, preferences, now), Candidates(shape, self._fleet)
+            candidates.update((), now)
+            want = Ranking(candidates, preferences)
+            assert have.contents() == want.contents(), f"groups for {shape} and {preferences} are out of order"
+            assert have.candidates.contents() == candidates.contents(), f"candidates for {shape} are out of date"
+
+    def _up_to_date(self, fleet: Fleet, shape: Requirement, now: float) -> Candidates:
         if fleet is not self._fleet:
             self._fleet = fleet
             self._candidates.clear()
+            self._rankings.clear()
         found = self._candidates.get(shape)
         if found is not None and not fleet.keeps(shape.group_by, found.grouping):
             found = None
         changed = None if found is None else fleet.changes_since(found.fleet_version)
         if found is None or changed is None:
+            for kind in [kind for kind in self._rankings if kind[0] == shape]:
+                del self._rankings[kind]
             found, changed = Candidates(shape, fleet, self._count), ()
             self._candidates[shape] = found
-        self._candidates.move_to_end(shape)
         found.update(changed, now)
         found.fleet_version = fleet.version
         return found
 
-    def trim(self) -> None:
-        """Drop the candidates whose groups are not kept up to date.
-
-        Then drop those that were not read for longest, beyond `EVALUATIONS_KEPT`.
-        """
-        fleet = self._fleet
-        for shape, found in list(self._candidates.items()):
-            if fleet is None or not fleet.keeps(shape.group_by, found.grouping):
-                del self._candidates[shape]
-            else:
-                found.trim()
-        kept = sum(len(candidates.known) for candidates in self._candidates.values())
-        while kept > EVALUATIONS_KEPT and len(self._candidates) > 1:
-            _, dropped = self._candidates.popitem(last=False)
-            kept -= len(dropped.known)
-
-    def check(self, now: float) -> None:
-        """Raise AssertionError if any candidates differ from freshly evaluated ones. For tests."""
-        for shape in list(self._candidates):
-            assert self._fleet is not None
-            have, want = self.candidates(self._fleet, shape, now), Candidates(shape, self._fleet)
-            want.update((), now)
-            for preferences in have.orders:
-                want.ranking(preferences)
-            assert have.contents() == want.contents(), f"candidates for {shape} are out of date"
+    def _drop(self, kind: _Kind) -> int:
+        """Drop an order, and the candidates if it was the last of their orders. Return what this saves."""
+        saved = self._rankings.pop(kind).cost
+        if all(shape != kind[0] for shape, _ in self._rankings):
+            saved += len(self._candidates.pop(kind[0]).known)
+        return saved
 
     def _count(self, evaluated: int) -> None:
         self.evaluated += evaluated
 
 
 class EvaluationLimits:
-    """Which jobs a plan looks at: those of the first shapes in the queue whose evaluations fit into the cache.
+    """Which jobs a plan looks at: those of the first kinds in the queue whose evaluations fit into the cache.
 
-    If there are more shapes, each plan looks at a few of the others, in turn. The turn goes from user to user. So a
-    job is looked at within some plans, how many users ever wait, and whatever they ask for.
+    If there are more kinds, each plan looks at a few of the others, in turn. The turn goes from user to user. So a job
+    is looked at within some plans, how many users ever wait, and whatever they ask for.
     """
 
     def __init__(self) -> None:
-        self._refused: dict[str, dict[Requirement, None]] = {}  # by user; the first is the next to have a turn
-        self._due: set[Requirement] = set()  # whose turn it is
+        self._refused: dict[str, dict[_Kind, None]] = {}  # by user; the first is the next to have a turn
+        self._due: set[_Kind] = set()  # whose turn it is
 
     def begin_plan(self, fleet: Fleet) -> None:
         """Start to count the evaluations of a plan."""
         self._fleet = fleet
-        self._shapes: set[Requirement] = set()
-        self._refused_now: set[Requirement] = set()
+        self._read: set[_Kind] = set()
+        self._shapes: set[Requirement] = set()  # of the kinds that are read
+        self._refused_now: set[_Kind] = set()
         self._by_user: Counter[str] = Counter()
-        self._read = sum(map(self._groups, self._due))
+        self._evaluations = sum(map(self._cost, self._due))
 
     def admit(self, job: Job) -> bool:
-        """Return whether the plan looks at a job, and count the evaluations of its shape if the shape is new."""
+        """Return whether the plan looks at a job, and count the evaluations of its kind if the kind is new."""
         shape, user = job.requirement.shape, job.spec.user
-        if shape in self._shapes:
+        kind = shape, job.requirement.preferences
+        if kind in self._read:
             return True
-        if shape not in self._due:
-            groups, of_user = self._groups(shape), self._by_user[user]
-            fits = not self._read or self._read + groups <= EVALUATIONS_KEPT
-            if not fits or (of_user and of_user + groups > EVALUATIONS_KEPT // USERS_PART):
-                self._refused.setdefault(user, {})[shape] = None
-                self._refused_now.add(shape)
+        if kind not in self._due:
+            cost, of_user = self._cost(kind), self._by_user[user]
+            fits = not self._evaluations or self._evaluations + cost <= EVALUATIONS_KEPT
+            if not fits or (of_user and of_user + cost > EVALUATIONS_KEPT // USERS_PART):
+                self._refused.setdefault(user, {})[kind] = None
+                self._refused_now.add(kind)
                 return False
-            self._read += groups
-            self._by_user[user] += groups
+            self._evaluations += cost
+            self._by_user[user] += cost
+        self._read.add(kind)
         self._shapes.add(shape)
         return True
 
@@ -471,20 +477,27 @@ class EvaluationLimits:
         """Choose whose turn it is next, once a plan has gone through the whole queue."""
         if not complete:
             return
-        still = {user: {s: None for s in shapes if s in self._refused_now} for user, shapes in self._refused.items()}
-        self._refused = {user: shapes for user, shapes in still.items() if shapes}
+        still = {user: {k: None for k in kinds if k in self._refused_now} for user, kinds in self._refused.items()}
+        self._refused = {user: kinds for user, kinds in still.items() if kinds}
         self._due, left = set(), EVALUATIONS_IN_TURN
         while self._refused and left > 0:
-            user, shapes = next(iter(self._refused.items()))
-            shape = next(iter(shapes))
-            self._due.add(shape)
-            left -= self._groups(shape)
-            del self._refused[user], shapes[shape]
-            if shapes:
-                self._refused[user] = shapes
+            user, kinds = next(iter(self._refused.items()))
+            kind = next(iter(kinds))
+            self._due.add(kind)
+            left -= self._cost(kind)
+            del self._refused[user], kinds[kind]
+            if kinds:
+                self._refused[user] = kinds
 
-    def _groups(self, shape: Requirement) -> int:
-        return len(self._fleet.grouping(shape.group_by))
+    def _cost(self, kind: _Kind) -> int:
+        """Return about how many evaluations a kind needs."""
+        shape, preferences = kind
+        groups = len(self._fleet.grouping(shape.group_by))
+        return (0 if shape in self._shapes else groups) + (_cost_of_ranks(groups) if preferences else 0)
+
+
+def _cost_of_ranks(groups: int) -> int:
+    return groups // RANKS_PER_EVALUATION + 10
 
 
 def _distance(name: str, found: Evaluation) -> Distance:

@@ -125,7 +125,7 @@ class Cycle:
     ) -> SchedulingResult:
         """Return the plan. Call it once."""
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
-        queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
+        queue = self._queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
         self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.by_taker())
@@ -135,7 +135,7 @@ class Cycle:
                 band = job.spec.priority
                 self._in_vain.clear()
                 self._promises.begin_band(band, self._available_to)
-            granted = self._try(job, queue.is_alone)
+            granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
                 self._result.complete = False
                 break
@@ -153,10 +153,10 @@ class Cycle:
         placed = max(len(self._result.assignments), self._plan.tasks / TASKS_PER_GANG)
         return max(placed, evaluated / EVALUATIONS_PER_GANG) >= most
 
-    def _try(self, job: Job, is_alone: bool) -> Mapping[str, float] | None:
+    def _try(self, job: Job) -> Mapping[str, float] | None:
         """Place one gang of the job and return what it takes. If none can be placed, explain why and return None.
 
-        If the turn stays with the job, since ``is_alone``, more of its tasks may be placed.
+        If the turn stays with the job, more of its tasks may be placed.
         """
         job_id = job.spec.job_id
         untried = self._untried.get(job_id)
@@ -176,7 +176,7 @@ class Cycle:
             granted = self._place(job, gang)
             if granted is not None:  # the job comes again
                 self._untried[job_id] = untried
-                if is_alone and not (job.promise or accelerators(granted)):
+                if self._queue.is_alone and not (job.promise or accelerators(granted)):
                     return self._place_beside(job, untried, granted)
             return granted
         if len(job.pending) > self._placed[job_id]:  # those that are not in turn wait for the next plan
@@ -373,8 +373,7 @@ class Cycle:
         key = requirement.shape, requirement.preferences
         remaining = self._remaining.get(key)
         if remaining is None:
-            candidates = self._cache.candidates(self._fleet, requirement.shape, self._deadlines.now)
-            ranking = candidates.ranking(requirement.preferences)
+            ranking = self._cache.ranking(self._fleet, *key, self._deadlines.now)
             remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
         return remaining
 

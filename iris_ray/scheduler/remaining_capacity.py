@@ -35,12 +35,14 @@ class Plan:
 
     def take(self, workers: Sequence[Worker], demand: Resources, job_id: str) -> None:
         """Give the same resources of each of some workers to a job."""
-        taken, takers = self.taken, self.takers
-        for worker in workers:
-            node_id = worker.node_id
-            before = taken.get(node_id)
-            taken[node_id] = demand if before is None else _sum(before, demand)
-            takers[node_id] = job_id
+        node_ids = [worker.node_id for worker in workers]
+        taken = self.taken
+        if taken.keys().isdisjoint(node_ids):
+            taken.update(dict.fromkeys(node_ids, demand))
+        else:
+            for node_id in node_ids:
+                taken[node_id] = _sum(taken[node_id], demand) if node_id in taken else demand
+        self.takers.update(dict.fromkeys(node_ids, job_id))
         self.touched += workers
         self.tasks += len(workers)
 
@@ -90,19 +92,21 @@ class RemainingCapacity:
         """Account for what the plan has given away since the last call."""
         touched = self.plan.touched
         if self._seen < len(touched):
-            name_of = self.candidates.grouping.name_of
-            names = dict.fromkeys(map(name_of, touched[self._seen :]))
+            names = dict.fromkeys(map(self.candidates.grouping.name_of, touched[self._seen :]))
             self._seen = len(touched)
+            known = self.candidates.known
+            if new := [name for name in names if name is not None and name not in known]:
+                self.candidates.evaluate(new)
+            self._take_over()
             for name in names:
                 if name is not None:
-                    self._account_for(name)
+                    self._account_for(name, known[name])
 
     # -- many groups -----------------------------------------------------------------------------------------------
 
     def groups(self, bucket: int) -> RankedGroups:
         """Return the groups of a bucket that were evaluated so far and are free but for amounts."""
-        if self._ranking.version != self.candidates.changes.version:
-            self._take_over()
+        self._take_over()
         copy = self._copies.get(bucket)
         return self._ranking.free.get(bucket, NO_GROUPS) if copy is None else copy
 
@@ -112,7 +116,9 @@ class RemainingCapacity:
         return {bucket: self.groups(bucket) for bucket in tuple(self._ranking.free)}
 
     def _take_over(self) -> None:
-        """Account for groups that were evaluated since the plan began."""
+        """Account for groups that were evaluated since the last call."""
+        if self._ranking.version == self.candidates.changes.version:
+            return
         for name in self._ranking.catch_up():
             rank, copy = self._ranking.ranks.get(name), self._copies.get(self.candidates.known[name].bucket)
             if rank is not None and copy is not None:
@@ -130,12 +136,9 @@ class RemainingCapacity:
         """Return where a group stands among the free ones now; None if it has too few idle hosts."""
         if name in self.changed:
             return self.changed[name]
-        found = self.candidates.evaluation(name)
-        if found.rank is None:
-            return None
-        if self._ranking.version != self.candidates.changes.version:
-            self._take_over()
-        return self._ranking.ranks[name]
+        self.candidates.evaluation(name)
+        self._take_over()
+        return self._ranking.ranks.get(name)
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
         """Return the hosts of a free group that a task may go to, as far as their chips go, and what is left there."""
@@ -166,26 +169,26 @@ class RemainingCapacity:
         """How many groups are not free whatever the amounts, but may be once."""
         return len(self._missing) + len(self.candidates.closest)
 
-    def _account_for(self, name: str) -> None:
-        found = self.candidates.evaluation(name)
+    def _account_for(self, name: str, found: Evaluation) -> None:
         if found.status is Status.UNSUITABLE:
             return
         if self.plan.kept and not self.plan.kept.keys().isdisjoint(self.group(name).node_ids):
             self.kept[found.bucket][name] = None
         else:
             self.kept[found.bucket].pop(name, None)
-        if found.rank is not None:
-            self._change(name, found)
+        first = self._ranking.ranks.get(name)
+        if first is not None:
+            self._change(name, found, first)
 
-    def _change(self, name: str, found: Evaluation) -> None:
-        """Put a group that was free before the plan where it stands now."""
-        tasks, before, free = self.candidates.tasks(found), self.rank(name), self.groups(found.bucket)
-        if found.bucket not in self._copies:
-            free = self._copies[found.bucket] = free.copy()
+    def _change(self, name: str, found: Evaluation, first: Rank) -> None:
+        """Put a group that was free before the plan, then with the rank ``first``, where it stands now."""
+        free = self._copies.get(found.bucket)
+        if free is None:
+            free = self._copies[found.bucket] = self._ranking.free[found.bucket].copy()
+        tasks, before = self.candidates.tasks(found), self.changed.get(name, first)
         rooms = [room for _, room in self.idle(name)]
         now: Rank | None = None
         if len(rooms) >= tasks:
-            first = self._ranking.ranks[name]
             now = (*first[:3], len(rooms) - tasks, name) if self.candidates.shape.group_by else first
             room, is_mixed = room_of(rooms, tasks)
             if now == before and is_mixed == (name in free.mixed):

@@ -111,11 +111,13 @@ class Grouping:
 
     def __init__(self, key: str | None, workers: Iterable[Worker] = ()) -> None:
         self._key = key
-        self._members: dict[str, dict[str, Worker]] = {}
-        for worker in workers:
-            if name := self.name_of(worker):
-                self._members.setdefault(name, {})[worker.node_id] = worker
         self._groups: dict[str, Group] = {}
+        self._members: dict[str, dict[str, Worker]] = {}
+        if key is None:
+            self._members.update((worker.node_id, {worker.node_id: worker}) for worker in workers)
+        else:
+            for worker in workers:
+                self.add(worker)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -142,10 +144,6 @@ class Grouping:
     def groups(self) -> Iterator[Group]:
         """Iterate over all groups."""
         return filter(None, map(self.get, self._members))
-
-    def singles(self) -> Iterator[tuple[str, Worker]]:
-        """Iterate over the names of all groups, if every worker is a group, with their workers."""
-        return ((name, worker) for name, members in self._members.items() for worker in members.values())
 
     def get(self, name: str) -> Group | None:
         """Return a group by its name; None if it has no live workers."""

@@ -79,11 +79,11 @@ def test_plan_after_one_that_failed_halfway_is_right(monkeypatch: pytest.MonkeyP
     world.add_slice("b")
     planner, as_it_was = Planner(world.state, look_again_s=0.5), Cycle._try
 
-    def failing(cycle: Cycle, job: Job, is_alone: bool) -> object:
+    def failing(cycle: Cycle, job: Job) -> object:
         if job.spec.job_id == "poison":
             cycle._cache._candidates = None  # type: ignore[assignment]  # as if it were half made
             raise ValueError("a defect")
-        return as_it_was(cycle, job, is_alone)
+        return as_it_was(cycle, job)
 
     monkeypatch.setattr(Cycle, "_try", failing)
     for job_id in ("first", "poison", "last"):
