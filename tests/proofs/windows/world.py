@@ -159,9 +159,10 @@ class WindowWorld:
         scheduler = Scheduler(self.bound_s, self.evictions)
         self.planner = Planner(self.state, look_again_s=0.5, scheduler=scheduler, most_placed=self._most_placed)
         self._instructions = Instructions()
-        events = [TimePassedEvent(self.now), *self.limits.values(), *self.hosts.values(), *self.draining.values()]
+        events: list[Event] = [TimePassedEvent(self.now), *self.limits.values()]
+        events += [*self.hosts.values(), *self.draining.values()]
         records = sorted(map(JobRecord.joined, restored), key=lambda record: record.job.number)
-        for event in [*events, *map(JobRestoredEvent, records)]:
+        for event in (*events, *map(JobRestoredEvent, records)):
             self._instructions.add(self.state.handle_event(event))
 
     def _count(self) -> None:
