@@ -321,7 +321,7 @@ class WindowWorld:
             return
         spec = self._draw_job()
         self.apply(JobSubmittedEvent(spec, self.now))
-        if spec.user == "slots" and self.chance.random() < 0.7:
+        if spec.user == "slots" and spec.num_gangs == 1 and self.chance.random() < 0.7:
             self.apply(JobYieldsEvent(spec.job_id, True))
 
     def _draw_job(self) -> JobSpec:
