@@ -45,11 +45,11 @@ from tests.support.worlds import gang_spec, host, tasks_spec
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
-MOST_WAIT_S = 400.0
+MOST_WAIT_S = 250.0
 USERS = ("ann", "bob", "cy")
 OFTEN = {
-    "time": 10, "soon": 8, "submit": 20, "begin": 30, "finish": 8, "crash": 4, "crash again": 4, "leave": 12,
-    "confirm": 16, "suspect": 2, "lose": 1, "drain": 1, "call off": 3, "come back": 6, "cancel": 3, "yield": 4,
+    "time": 7, "soon": 7, "submit": 20, "begin": 30, "finish": 14, "crash": 4, "crash again": 4, "leave": 12,
+    "confirm": 16, "suspect": 2, "lose": 1, "drain": 1, "call off": 3, "come back": 6, "cancel": 4, "yield": 3,
     "limit": 1, "launch fails": 1, "hang": 1, "stranger": 1,
 }  # fmt: skip
 """What happens, and how often; each world draws its own frequencies around these."""
@@ -124,8 +124,8 @@ class WindowWorld:
         self._instructions = Instructions()
         self._named = 0
         self._often = {what: often * chance.choice((0, 1, 1, 1, 3)) for what, often in OFTEN.items()}
-        for needed in ("time", "submit", "begin", "confirm"):
-            self._often[needed] = max(1, self._often[needed])
+        for needed in ("time", "submit", "begin", "finish", "confirm"):
+            self._often[needed] = max(OFTEN[needed], self._often[needed])
         self._deadly = chance.choice((0.0, 0.0, 0.05))
         self._most_placed = chance.choice((None, None, None, 1))
         self._most_jobs = chance.choice((4, 6, 9))
@@ -141,6 +141,9 @@ class WindowWorld:
             for number in range(self.hosts_per_slice):
                 registration = host(name, number, self.tpu_type)
                 self.hosts[registration.node_id] = registration
+        if chance.random() < 0.4:
+            for user in USERS:
+                self._draw_limit(user, chance.choice((PRODUCTION, INTERACTIVE)))
         self._begin()
 
     @property
@@ -156,9 +159,10 @@ class WindowWorld:
         scheduler = Scheduler(self.bound_s, self.evictions)
         self.planner = Planner(self.state, look_again_s=0.5, scheduler=scheduler, most_placed=self._most_placed)
         self._instructions = Instructions()
-        events = [TimePassedEvent(self.now), *self.limits.values(), *self.hosts.values(), *self.draining.values()]
+        events: list[Event] = [TimePassedEvent(self.now), *self.limits.values()]
+        events += [*self.hosts.values(), *self.draining.values()]
         records = sorted(map(JobRecord.joined, restored), key=lambda record: record.job.number)
-        for event in [*events, *map(JobRestoredEvent, records)]:
+        for event in (*events, *map(JobRestoredEvent, records)):
             self._instructions.add(self.state.handle_event(event))
 
     def _count(self) -> None:
@@ -166,8 +170,7 @@ class WindowWorld:
 
     def turn(self) -> None:
         """Plan, write and carry out. The Controller may be killed before or after it writes."""
-        self.rules.now = self.now
-        self._instructions.add(self.state.handle_event(TimePassedEvent(self.now)))
+        self._tell_the_time()
         placements = self.planner.plan(self.now, self._instructions)
         for failed in self._instructions.failed:
             raise failed.error
@@ -231,11 +234,14 @@ class WindowWorld:
             self.processes[attempt] = Process(node_ids)
             self.counts["attempts"] += 1
 
-    def apply(self, *events: Event) -> None:
-        """Tell the Controller what has happened."""
+    def _tell_the_time(self) -> None:
         if self.rules.now < self.now:
             self.rules.now = self.now
             self._instructions.add(self.state.handle_event(TimePassedEvent(self.now)))
+
+    def apply(self, *events: Event) -> None:
+        """Tell the Controller what has happened."""
+        self._tell_the_time()
         for event in events:
             if not isinstance(event, WorkerRegisteredEvent | WorkerFailedEvent | WorkerDrainedEvent | LimitsSetEvent):
                 self._unacknowledged.append(event)
@@ -253,8 +259,9 @@ class WindowWorld:
         self._write()
         whats, weights = list(self._often), list(self._often.values())
         while self.steps < steps:
-            for what in self.chance.choices(whats, weights, k=self.chance.choice((1, 1, 1, 2))):
-                self._happens(what)
+            before = self.steps, self.now
+            while before == (self.steps, self.now) or self.chance.random() < 0.2:
+                self._happens(*self.chance.choices(whats, weights))
             self.turn()
 
     def _happens(self, what: str) -> None:
@@ -280,7 +287,7 @@ class WindowWorld:
 
     def _wait_until(self, until: float) -> None:
         """Let time pass, with a turn every few seconds."""
-        each_s = min(20.0, max(5.0, (until - self.now) / 4))
+        each_s = max(5.0, (until - self.now) / 4)
         while self.now + each_s < until:
             self.now += each_s
             self.turn()
@@ -314,7 +321,7 @@ class WindowWorld:
             return
         spec = self._draw_job()
         self.apply(JobSubmittedEvent(spec, self.now))
-        if spec.user == "slots" and self.chance.random() < 0.7:
+        if spec.user == "slots" and spec.num_gangs == 1 and self.chance.random() < 0.7:
             self.apply(JobYieldsEvent(spec.job_id, True))
 
     def _draw_job(self) -> JobSpec:
@@ -328,9 +335,13 @@ class WindowWorld:
         if chance.random() < 0.6:
             is_full = all(worker.occupants for worker in self.state.workers.values())
             band = chance.choice((PRODUCTION, PRODUCTION, INTERACTIVE) if is_full else (BATCH, BATCH, INTERACTIVE))
+        if self.limits and chance.random() < 0.3:
+            user, band = chance.choice(list(self.limits))
+        in_the_way = False
         if (others := self._waits_with_promise()) and chance.random() < 0.5:
-            other = chance.choice(others).spec
-            user, band = (other.user, other.priority) if chance.random() < 0.7 else (user, other.priority)
+            other = chance.choice(others)
+            in_the_way = chance.random() < 0.7
+            user, band = other.spec.user if in_the_way else user, other.spec.priority
         terms: dict[str, Any] = {
             "user": user,
             "priority": band,
@@ -338,7 +349,7 @@ class WindowWorld:
             "max_retries_preemption": 1000,
         }
         pinned: tuple[Constraint, ...] = ()
-        if chance.random() < 0.15:
+        if chance.random() < (0.5 if in_the_way else 0.1):
             pinned = (Constraint(TPU_NAME, ConstraintOp.EQ, chance.choice(self.slices)),)
         if chance.random() < 0.05:
             terms["scheduling_timeout"] = 60.0
@@ -347,10 +358,10 @@ class WindowWorld:
         if kind == "tasks":
             return tasks_spec(job_id, chance.choice((1, 1, 2, 4)), **terms, constraints=pinned)
         most = len(self.slices)
-        slices: tuple[int, ...] = (chance.choice((1, 1, 1, 2, 2, min(3, most), most)),)
+        slices: tuple[int, ...] = (1 if pinned else chance.choice((1, 1, 1, 2, 2, min(3, most), most)),)
         if kind == "spares":
             terms["spares"] = chance.choice((1, 1, 2))
-        if kind == "grows":
+        if kind == "grows" and not pinned:
             slices, terms["grow_after"] = (1, 2), chance.choice((0.0, 20.0))
         if kind == "each slice":
             terms["failure_domain"] = EACH_SLICE
@@ -379,10 +390,13 @@ class WindowWorld:
         if takers and chance.random() < 0.2:
             taker = chance.choice(takers)
             user, band = taker.user, taker.priority
+        self.apply(self._draw_limit(user, band))
+
+    def _draw_limit(self, user: str, band: PriorityBand) -> LimitsSetEvent:
         each = 4.0 * self.hosts_per_slice
-        limits = chance.choice((Limits(chips=each), Limits(chips=2 * each), Limits(running_jobs=1), Limits()))
-        self.limits[user, band] = event = LimitsSetEvent(user, band, limits)
-        self.apply(event)
+        choices = Limits(chips=each), Limits(chips=2 * each), Limits(running_jobs=1), Limits(running_jobs=2), Limits()
+        self.limits[user, band] = event = LimitsSetEvent(user, band, self.chance.choice(choices))
+        return event
 
     # -- what happens to attempts ----------------------------------------------------------------------------------
 
@@ -476,7 +490,7 @@ class WindowWorld:
             return
         node_id = chance.choice(hosts)
         match what:
-            case "suspect":
+            case "suspect" if self.state.workers[node_id].suspected_until < self.now:
                 self.apply(WorkerSuspectedEvent(node_id, "no answer", self.now))
             case "lose":
                 self.loses(node_id)
