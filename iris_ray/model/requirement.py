@@ -51,22 +51,29 @@ class Requirement:
         """
         return _shape_of(self)
 
-    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: bool = False) -> bool:
+    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: float | None = None) -> bool:
         """Return whether one more task fits on a worker, beside its occupants.
 
         Args:
             worker: the worker.
             taken: resources of the worker that are taken besides.
-            soon: whether resources that ended tasks still hold count as free.
+            soon: the time now, if what ended tasks still hold counts as free; see `Worker.free_soon`.
         """
-        free: Mapping[str, float] = worker.free_soon() if soon else worker.free
-        if self.chips and not (free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0) if soon else worker.chips_idle):
+        free: Mapping[str, float] = worker.free if soon is None else worker.free_soon(soon)
+        idle = worker.chips_idle if soon is None else free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
+        if self.chips and not idle:
             return False
         if taken is None:
             return self.fits_into(free)
         if self.chips and taken.get(TPU):
             return False
         return all(rounded(free.get(r, 0.0) - taken.get(r, 0.0)) >= need for r, need in self.resources)
+
+    def fits_beside(self, worker: Worker, held: Mapping[str, float]) -> bool:
+        """Return whether a task would fit on a worker if nothing were taken there but these resources."""
+        if self.chips and held.get(TPU):
+            return False
+        return all(rounded(worker.resources.get(r, 0.0) - held.get(r, 0.0)) >= need for r, need in self.resources)
 
     def shortfall(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
         """Return the missing share of the resource that a task lacks most on a worker: 0 nothing, 1 all of it."""

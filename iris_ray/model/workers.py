@@ -30,6 +30,9 @@ Resources = Mapping[str, float]
 Occupant = tuple[str, AttemptId]
 """A task id and its attempt."""
 
+UNCONFIRMED_S = 30.0
+"""For so long after an attempt's end, what it holds counts as about to be free. Later, nobody waits for it."""
+
 
 @dataclass(slots=True, eq=False)
 class Worker:
@@ -49,7 +52,7 @@ class Worker:
         suspected_until: when the suspicion ends; seconds on the caller's clock.
         elsewhere: the resources that work outside iris_ray uses, without chips; see ``foreign``.
         occupants: the attempts of tasks that hold resources here until their end is confirmed.
-        ending: the occupants that have ended, and whose end is not confirmed yet.
+        ending: the occupants that have ended, each since when, and whose end is not confirmed yet; seconds.
         reported: the attributes that the host itself reports.
         free: the resources that neither an occupant holds nor work outside iris_ray uses.
         chips_idle: whether no occupant uses chips.
@@ -70,7 +73,7 @@ class Worker:
     suspected: str | None = None
     suspected_until: float = 0.0
     occupants: dict[Occupant, Resources] = field(default_factory=dict)
-    ending: set[Occupant] = field(default_factory=set)
+    ending: dict[Occupant, float] = field(default_factory=dict)
     reported: Attributes = field(default_factory=dict)
     elsewhere: Resources = field(default_factory=dict)
     free: dict[str, float] = field(init=False)
@@ -102,15 +105,26 @@ class Worker:
     def vacate(self, occupant: Occupant) -> None:
         """Free what an occupant held: its end is confirmed."""
         self._count(self.occupants.pop(occupant, {}), -1)
-        self.ending.discard(occupant)
+        self.ending.pop(occupant, None)
 
-    def free_soon(self) -> Mapping[str, float]:
-        """Return the free resources after the ends of all ended occupants are confirmed."""
+    def free_soon(self, now: float) -> Mapping[str, float]:
+        """Return the free resources once the ends of occupants are confirmed that ended in the last `UNCONFIRMED_S`."""
         used = dict(self._used)
-        for occupant in self.ending:
+        for occupant, since in self.ending.items():
+            if now >= since + UNCONFIRMED_S:
+                continue
             for resource, amount in self.occupants.get(occupant, {}).items():
                 used[resource] -= _units(amount)
         return self._free_beside(used) if self.ending else self.free
+
+    def stuck(self, now: float) -> Resources:
+        """Return what occupants hold that ended longer than `UNCONFIRMED_S` ago."""
+        held: dict[str, float] = {}
+        for occupant, since in self.ending.items():
+            if now >= since + UNCONFIRMED_S:
+                for resource, amount in self.occupants.get(occupant, {}).items():
+                    held[resource] = rounded(held.get(resource, 0.0) + amount)
+        return held
 
     def _count(self, resources: Resources, sign: int) -> None:
         """Add to the used resources, or subtract from them. The cost does not depend on the number of occupants."""

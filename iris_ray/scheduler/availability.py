@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Final
 
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU, TPU_NAME, Worker
+from iris_ray.model.workers import TPU, TPU_NAME, Worker, rounded
 from iris_ray.scheduler.candidates import Candidates, Distance
 from iris_ray.scheduler.evaluation import LARGER, Evaluation, Rank, Status, evaluate
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
@@ -184,7 +185,7 @@ class Availability:
         plan, found, has_room = self._remaining.plan, self.candidates.evaluations[name], self.requirement.has_room
         no_use = plan.kept.keys() | self._avoided if self._avoided else plan.kept
         not_kept = (worker for worker in found.eligible if worker.node_id not in no_use)
-        soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=True) for worker in not_kept)
+        soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=self._now) for worker in not_kept)
         return soon >= self.tasks(name)
 
     def knows(self, name: str) -> bool:
@@ -200,6 +201,38 @@ class Availability:
         found = self.candidates.evaluations[name]
         others = (w for w in (found.later if later else found.eligible) if w.node_id not in self._avoided)
         return sum(fits(worker.resources, self._needs) for worker in others) >= self.tasks(name)
+
+    def suits_soon(self, name: str) -> bool:
+        """Return whether a group would be free if no task used it, once suspicions of its hosts have passed."""
+        return self.suits(name) or (self.suits(name, later=True) and not self.group(name).foreign_use)
+
+    def may_become_free(self, name: str) -> bool:
+        """Return whether a group gets free once its tasks end: no attempt has been over for long, unconfirmed."""
+        found, has_room = self.candidates.evaluations[name], self.requirement.fits_beside
+        hosts = found.eligible or found.later
+        if not any(worker.ending for worker in hosts):
+            return True
+        hosts = tuple(worker for worker in hosts if worker.node_id not in self._avoided)
+        return sum(has_room(worker, worker.stuck(self._now)) for worker in hosts) >= self.tasks(name)
+
+    def is_free_after(self, name: str, leaving: Collection[AttemptId]) -> bool:
+        """Return whether a group is free once these attempts and those that have just ended are gone."""
+        found, fits = self.candidates.evaluations[name], 0
+        for worker in found.eligible or found.later:
+            if worker.node_id not in self._avoided:
+                free = dict(worker.free_soon(self._now))
+                for occupant, held in worker.occupants.items():
+                    if occupant[1] in leaving and occupant not in worker.ending:
+                        for resource, amount in held.items():
+                            free[resource] = rounded(free.get(resource, 0.0) + amount)
+                chips_idle = free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
+                fits += self.requirement.fits_into(free) and (chips_idle or not self.requirement.chips)
+        return fits >= self.tasks(name)
+
+    def stuck(self, bucket: int) -> int:
+        """Return how many suitable groups can't become free for now, see `may_become_free`."""
+        ending = self.candidates.ending.get(bucket, ())
+        return sum(self.suits(name) and not self.may_become_free(name) for name in ending)
 
     def evaluation(self, name: str) -> Evaluation:
         """Return the evaluation of a group before the plan, with the reason in words."""

@@ -11,7 +11,7 @@ from heapq import nsmallest
 
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue, Constraint
 from iris_ray.model.requirement import BYTES_PER_GB, Requirement
-from iris_ray.model.workers import TPU_VM_COUNT, Resources, Worker, accelerators
+from iris_ray.model.workers import TPU_VM_COUNT, UNCONFIRMED_S, Resources, Worker, accelerators
 from iris_ray.state.groups import Group
 
 LARGER = 0
@@ -277,11 +277,12 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
     if len(usable) >= tasks:
         found.usable = tuple(usable) if full else eligible
         return None
+    passing = [end for w in full if w.ending for at in w.ending.values() if found.now < (end := at + UNCONFIRMED_S)]
     used_by: tuple[str, ...] = ()
     free_soon, obstacle = False, "in use"
     if found.in_words:
         used_by = tuple(dict.fromkeys(attempt.job_id for worker in full for _, attempt in worker.occupants))
-        free_soon = any(w.ending for w in full) and sum(need.has_room(w, soon=True) for w in eligible) >= tasks
+        free_soon = bool(passing) and sum(need.has_room(w, soon=found.now) for w in eligible) >= tasks
         obstacle = _use_in_words(full, len(found.group.workers), used_by, free_soon)
     return Evaluation(
         Status.IN_USE,
@@ -294,7 +295,7 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
         obstacle=obstacle,
         used_by=used_by,
         excluded=tuple(found.excluded),
-        recheck_at=found.recheck_at,
+        recheck_at=min(filter(None, (*passing, found.recheck_at)), default=None),
     )
 
 

@@ -57,7 +57,7 @@ class Scheduler:
         self.evictions = evictions
         self._cache = CandidateCache()
         self._evaluations = EvaluationLimits()
-        self._fairness = SearchFairness(), SearchFairness()
+        self._fairness = SearchFairness()
 
     def find_assignments(
         self,
@@ -69,7 +69,7 @@ class Scheduler:
         most: int | None = None,
         past: PastUsage | None = None,
         running: Running | None = None,
-        spares: Iterable[Job] = (),
+        idle: Iterable[Job] = (),
         limits: UserLimits | None = None,
     ) -> SchedulingResult:
         """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
@@ -80,12 +80,12 @@ class Scheduler:
             usage: what each user's gangs hold.
             now: seconds on the clock of the events.
             pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since and that plan
-                gave up no room. If all new jobs can be placed, jobs with a reason keep it, and are not tried again.
+                gave up no promise. If all new jobs can be placed, jobs with a reason keep it, and are not tried again.
             most: the plan ends after so many gangs, or as much other work, and is then not ``complete``; None: at the
                 end of the queue.
             past: what each user's gangs have held; None: past use does not count.
-            running: the attempts that may be evicted; None: none may.
-            spares: jobs that hold slices ready for others, or that yield; they may be asked to give their hosts back.
+            running: what runs, and may have to leave; None: nothing does.
+            idle: jobs that hold slices ready for others, or that yield; they leave for any job before them.
             limits: of the users; None: no user has a limit.
         """
         pending = list(pending)
@@ -94,11 +94,9 @@ class Scheduler:
         if pending_reasons:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits)
         if result is None:
-            eviction = (running, self.evictions) if running is not None and self.evictions is not None else None
-            leaving = frozenset() if running is None else running.leaving()
             turns = self._fairness, self._evaluations
-            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving, *turns)
-            result = cycle.run(pending, usage, past, spares)
+            cycle = Cycle(fleet, self._cache, deadlines, most, running, self.evictions, limits, *turns)
+            result = cycle.run(pending, usage, past, idle)
         self._cache.trim()
         return result
 
@@ -132,7 +130,7 @@ class Scheduler:
                 tried.append(job)
             else:
                 unchanged[job.spec.job_id] = reason
-        if not unchanged or any(job.kept for job in pending) or any(r.keeps for r in pending_reasons.values()):
+        if not unchanged or any(job.promise for job in pending) or any(r.keeps for r in pending_reasons.values()):
             return None  # which groups are kept for a job depends on all other jobs
         result = Cycle(fleet, self._cache, deadlines, most, limits=limits).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}

@@ -239,10 +239,10 @@ class Fleet:
             worker.vacate(occupant)
             self._occupants_changed(worker)
 
-    def mark_ending(self, node_id: str, occupant: Occupant) -> None:
-        """Record that an occupant has ended. It holds its resources until its end is confirmed."""
+    def mark_ending(self, node_id: str, occupant: Occupant, now: float) -> None:
+        """Record that an occupant has ended, and when. It holds its resources until its end is confirmed."""
         if worker := self.workers.get(node_id):
-            worker.ending.add(occupant)
+            worker.ending.setdefault(occupant, now)
             self._record_change(worker)
 
     def hold(self, slice_name: str, owner: str | None) -> None:
@@ -364,10 +364,10 @@ class Allocations:
         self._limits.gave_back(job.spec, [lost], holds_more=True)  # until the attempt's end is confirmed
         allocations[attempt] = tuple(held for held in allocations[attempt] if held[0] != node_id)
 
-    def mark_ending(self, attempt: AttemptId) -> None:
+    def mark_ending(self, attempt: AttemptId, now: float) -> None:
         """Mark what an attempt holds as free soon: the attempt is over, its end not yet confirmed."""
         for node_id, task_id, _ in self.of(attempt.job_id).get(attempt, ()):
-            self._fleet.mark_ending(node_id, (task_id, attempt))
+            self._fleet.mark_ending(node_id, (task_id, attempt), now)
 
     def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
         self.past.settle(user)

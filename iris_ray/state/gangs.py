@@ -11,11 +11,11 @@ from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, TaskStateChangedEvent
-from iris_ray.state.evictions import KeptRoom
 from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.growth import note_size
 from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
 from iris_ray.state.job_table import JobTable, move, new_gangs
+from iris_ray.state.promises import Promises
 from iris_ray.state.records import JobRecord
 from iris_ray.state.spares import GangNotices, SpareJobs
 
@@ -75,7 +75,7 @@ class Gangs:
         notices: GangNotices,
         holders: SliceHolders,
         spares: SpareJobs,
-        kept: KeptRoom,
+        promises: Promises,
     ) -> None:
         self._table = table
         self._fleet = fleet
@@ -84,7 +84,7 @@ class Gangs:
         self._notices = notices
         self._holders = holders
         self._spares = spares
-        self._kept = kept
+        self._promises = promises
 
     # -- assigning -------------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Gangs:
         self._allocations.add(job, job.current_attempt(gang), allocation)
         job_table.note_assigned(job, allocation, change.now)
         self._table.waits_no_more(job, gang)
-        self._kept.taken_by(job, node_ids)
+        self._promises.kept_by(job, node_ids)
         self._holders.take(job, node_ids, change)
         self._notices.tell_of_its_hosts(job, gang, change)
         self._spares.look_at(job)
@@ -244,7 +244,7 @@ class Gangs:
         if job.spec.job_id in self._table.jobs:
             return
         self._table.restore(job)
-        self._kept.restored(job, self._fleet.workers)
+        self._promises.restored(job, self._fleet.workers)
         if job.spec.spare_for is not None:
             self._spares.restored(job)
         for attempt, allocation in record.allocations.items():
@@ -258,7 +258,7 @@ class Gangs:
         there = tuple(place for place in allocation if place[0] in workers)
         self._allocations.add(job, attempt, there)
         if not gang.placed or gang.attempt != attempt.number:
-            self._allocations.mark_ending(attempt)
+            self._allocations.mark_ending(attempt, change.now)
             change.instructions.stop.append(StopAttempt(attempt, gang.error or "the job is over"))
             return
         self._holders.take(job, tuple(node_id for node_id, _, _ in there), change)

@@ -390,14 +390,12 @@ class SpareJobs:
         """Note that all tasks of a gang run. If it is room for another gang to grow, that gang may be told to move."""
         self._spares.gang_runs(job)
 
-    def give_back(self, spare_id: str, change: Change) -> None:
-        """Free what a spare holds, for a job that waits. Its parent gets another one, which waits behind all jobs."""
-        spare = self._table.jobs.get(spare_id)
-        if spare is not None and spare.spec.spare_for is not None and spare.gang.placed:
-            self._spares.look_at(spare)
-            self._spares.forget(spare)
-            self._note_lost_room(spare, change.now)
-            self._drop(spare, change)
+    def give_back(self, spare: Job, change: Change) -> None:
+        """Free what a spare holds, for another job. Its own job gets another one, which waits behind all jobs."""
+        self._spares.look_at(spare)
+        self._spares.forget(spare)
+        self._note_lost_room(spare, change.now)
+        self._drop(spare, change)
 
     def settle(self, change: Change) -> None:
         """Make the spares that jobs need now and drop the others. Take a growth notice back if its room is gone."""
@@ -434,12 +432,6 @@ class SpareJobs:
             gang.asks_at = now + patience_s(parent, len(gang.groups), max(1, len(spare.gang.groups)), now)
             self._table.gang_changed(parent, gang)
             self._spares.look_again(parent, gang.asks_at)
-
-    def evict(self, spare: Job, change: Change) -> None:
-        """Drop a spare whose hosts a higher band takes. Its gang gets another one, which waits in the queue."""
-        self._note_lost_room(spare, change.now)
-        self._drop(spare, change)
-        self._spares.look_at(spare)
 
     def _make(self, spec: JobSpec, change: Change) -> None:
         assert spec.spare_for is not None
