@@ -7,7 +7,11 @@ import pytest
 from tests.proofs.chaos.run import Chaos
 from tests.support.proofs import EXAMPLES, a_seed
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800 * EXAMPLES), pytest.mark.usefixtures("no_shared_cluster")]
+pytestmark = [
+    pytest.mark.proof,
+    pytest.mark.timeout(1800 * max(1.0, EXAMPLES)),
+    pytest.mark.usefixtures("no_shared_cluster"),
+]
 
 
 def test_jobs_survive_a_minute_of_chaos(tmp_path: Path) -> None:

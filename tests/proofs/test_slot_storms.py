@@ -193,7 +193,7 @@ class SlotStorm(RuleBasedStateMachine):
         super().teardown()
 
 
-@pytest.mark.timeout(900 * EXAMPLES)
+@pytest.mark.timeout(900 * max(1.0, EXAMPLES))
 @pytest.mark.parametrize(("part", "storms"), [("some", 25), *in_proofs(*((f"part {n}", 250) for n in range(2)))])
 def test_storms_over_commit_nothing_and_leave_nobody_behind(part: str, storms: int) -> None:
     machine = type(f"SlotStorm of {part}", (SlotStorm,), {})  # fixed seeds come from the name
