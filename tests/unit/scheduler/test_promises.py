@@ -345,3 +345,22 @@ def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCa
     world.turn(1.0)
     world.turn(UNCONFIRMED_S)
     assert "what was promised to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text
+
+
+def test_slice_that_a_victim_of_another_job_frees_besides_counts_until_it_is_free(world: Played) -> None:
+    """It leaves for the other job. The notice to the second victim was taken back, and given again, plan after plan."""
+    add_slices(world, "c")
+    pair = world.run("pair", priority=BATCH, slices=(2,))
+    single = world.run("single", priority=BATCH, **on("c"))
+    first = world.submit("first", priority=PRODUCTION, user="ann", **on("a"))
+    second = world.submit("second", priority=PRODUCTION, user="bob", slices=(2,))
+    world.turn()
+    assert is_told_to_leave(pair)
+    for _ in range(int(GRACE_S) - 1):
+        assert is_told_to_leave(single)
+        world.turn(1.0)
+    world.turn(1.0)
+    world.confirm(pair, 1)
+    world.confirm(single, 1)
+    world.turn()
+    assert (first.gang.groups, second.gang.groups) == (("a",), ("b", "c"))
