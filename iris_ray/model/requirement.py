@@ -45,8 +45,11 @@ class Requirement:
 
     @property
     def shape(self) -> "Requirement":
-        """This requirement without amounts. Constraints and taints decide about a group for tasks of any size."""
-        return _without_amounts(self)
+        """This requirement without amounts and preferences.
+
+        Constraints and taints decide about a group for tasks of any size. Preferences only sort the free groups.
+        """
+        return _shape_of(self)
 
     def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: float | None = None) -> bool:
         """Return whether one more task fits on a worker, beside its occupants.
@@ -136,8 +139,8 @@ def _same(requirement: Requirement) -> Requirement:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _without_amounts(requirement: Requirement) -> Requirement:
-    return _same(replace(requirement, resources=()))
+def _shape_of(requirement: Requirement) -> Requirement:
+    return _same(replace(requirement, preferences=(), resources=()))
 
 
 # -- resources ---------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.model.checks import is_count
-from iris_ray.model.constraints import Attributes
+from iris_ray.model.constraints import TAINT_PREFIX, Attributes
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 
@@ -58,6 +58,7 @@ class Worker:
         chips_idle: whether no occupant uses chips.
         slice_name: the slice that it belongs to, or None.
         host_index: its 0-based number within the slice; None if it has none.
+        taints: the keys of its taints.
         duplicate: whether another live host claims the same number of the same slice.
     """
 
@@ -79,6 +80,7 @@ class Worker:
     chips_idle: bool = field(init=False)
     slice_name: str | None = field(init=False)
     host_index: int | None = field(init=False)
+    taints: tuple[str, ...] = field(init=False)
     duplicate: bool = field(init=False, default=False)
     _used: dict[str, int] = field(init=False, repr=False)  # in whole units, since sums of fractions would drift
 
@@ -86,6 +88,7 @@ class Worker:
         self.slice_name = string_attribute(self.attributes, TPU_NAME)
         number = self.attributes.get(TPU_WORKER_ID)
         self.host_index = number.value if number and is_count(number.value) else None
+        self.taints = tuple([key for key in self.attributes if key.startswith(TAINT_PREFIX)])
         self._used = {}
         for resources in self.occupants.values():
             for resource, amount in resources.items():
@@ -94,7 +97,8 @@ class Worker:
 
     def occupy(self, occupant: Occupant, resources: Resources) -> None:
         """Give resources to an occupant."""
-        self._count(self.occupants.pop(occupant, {}), -1)
+        if before := self.occupants.pop(occupant, None):
+            self._count(before, -1)
         self.occupants[occupant] = resources
         self._count(resources, 1)
 

@@ -1,5 +1,6 @@
 """Makes one plan: goes through the queue and gives each gang groups or a pending reason."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
-from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
+from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits, Preferences
 from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import (
     Explainer,
@@ -28,6 +29,7 @@ from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
     PromiseEvent,
+    TaskAssignedEvent,
     TaskUnschedulableEvent,
 )
 from iris_ray.state.fleet import Fleet
@@ -81,6 +83,7 @@ class Cycle:
         rules: when gangs of lower bands may be evicted; None: never.
         limits: of the users; None: no user has a limit.
         fairness: for which kinds of jobs earlier plans have searched in vain for attempts that could leave.
+        evaluations: which jobs the plan looks at; None: the first in the queue.
     """
 
     def __init__(
@@ -93,12 +96,14 @@ class Cycle:
         rules: EvictionRules | None = None,
         limits: UserLimits | None = None,
         fairness: SearchFairness | None = None,
+        evaluations: EvaluationLimits | None = None,
     ) -> None:
         self._fleet = fleet
         self._most = most
         self._cache = cache
         self._deadlines = deadlines
-        self._limits = EvaluationLimits(fleet)
+        self._limits = evaluations or EvaluationLimits()
+        self._limits.begin_plan(fleet)
         self._evaluated_before = cache.evaluated
         self._plan = Plan()
         self._allowances = Allowances(limits, accelerators(fleet.totals))
@@ -106,7 +111,7 @@ class Cycle:
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
-        self._remaining: dict[Requirement, RemainingCapacity] = {}  # by shape
+        self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
         self._in_vain: dict[_Kind, Unplaced] = {}  # jobs of this band that found too few groups
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
@@ -120,7 +125,7 @@ class Cycle:
     ) -> SchedulingResult:
         """Return the plan. Call it once."""
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
-        queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
+        queue = self._queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
         self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.by_taker())
@@ -136,6 +141,7 @@ class Cycle:
                 break
             if granted is not None:
                 queue.granted(job, granted)
+        self._limits.end_plan(self._result.complete)
         self._evictor.end_plan(self._result.complete)
         self._explainer.complete()
         self._result.promises = self._promises.changes(self._placed)
@@ -148,7 +154,10 @@ class Cycle:
         return max(placed, evaluated / EVALUATIONS_PER_GANG) >= most
 
     def _try(self, job: Job) -> Mapping[str, float] | None:
-        """Place one gang of the job and return what it takes. If none can be placed, explain why and return None."""
+        """Place one gang of the job and return what it takes. If none can be placed, explain why and return None.
+
+        If the turn stays with the job, more of its tasks may be placed.
+        """
         job_id = job.spec.job_id
         untried = self._untried.get(job_id)
         if untried is None:
@@ -167,6 +176,8 @@ class Cycle:
             granted = self._place(job, gang)
             if granted is not None:  # the job comes again
                 self._untried[job_id] = untried
+                if self._queue.is_alone and not (job.promise or accelerators(granted)):
+                    return self._place_beside(job, untried, granted)
             return granted
         if len(job.pending) > self._placed[job_id]:  # those that are not in turn wait for the next plan
             self._pause(job, 0.0, "those of its slices go first that were lost a moment ago")
@@ -204,6 +215,33 @@ class Cycle:
                 available.failed_placements[wanted] = free
         self._wait(job, gang, available, free, lifted)
         return None
+
+    def _place_beside(self, job: Job, untried: Iterator[int], granted: Mapping[str, float]) -> Mapping[str, float]:
+        """Place more tasks on the host that the job's last task got, as long as there is room. Return what all take.
+
+        That host stays the best for them: what a plan takes of a host changes its room, and not its rank.
+        """
+        last = self._result.assignments[-1]
+        if not isinstance(last, TaskAssignedEvent):
+            return granted
+        job_id, need, taken, assignments = job.spec.job_id, job.requirement, self._plan.taken, self._result.assignments
+        worker, before = self._fleet.workers[last.node_id], len(assignments)
+        most = math.inf if self._most is None else self._most
+        while len(assignments) < most and need.has_room(worker, taken[worker.node_id]):
+            position = next(untried, None)
+            if position is None:
+                break
+            gang = job.gangs[position]
+            if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
+                self._pause(job, pause_s, gang.error)
+                continue
+            self._plan.take((worker,), granted, job_id)
+            assignments.append(TaskAssignedEvent(job_id, gang.tasks[0].index, worker.node_id))
+        number = len(assignments) - before
+        self._placed[job_id] += number
+        more = {resource: amount * number for resource, amount in granted.items()}
+        self._allowances.granted(job, more)
+        return {resource: amount + more[resource] for resource, amount in granted.items()}
 
     def _own_chips_ending(self, job: Job, gang: Gang) -> float:
         """Return how many chips a gang's last attempt still holds; 0 if the gang can use one number of groups only."""
@@ -326,16 +364,17 @@ class Cycle:
     def _available_to_all(self, requirement: Requirement) -> Availability:
         available = self._available.get(requirement)
         if available is None:
-            remaining = self._remaining_of(requirement.shape)
+            remaining = self._remaining_of(requirement)
             available = self._available[requirement] = Availability(requirement, remaining, self._deadlines.now)
         available.catch_up()
         return available
 
-    def _remaining_of(self, shape: Requirement) -> RemainingCapacity:
-        remaining = self._remaining.get(shape)
+    def _remaining_of(self, requirement: Requirement) -> RemainingCapacity:
+        key = requirement.shape, requirement.preferences
+        remaining = self._remaining.get(key)
         if remaining is None:
-            candidates = self._cache.candidates(self._fleet, shape, self._deadlines.now)
-            remaining = self._remaining[shape] = RemainingCapacity(candidates, self._plan)
+            ranking = self._cache.ranking(self._fleet, *key, self._deadlines.now)
+            remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
         return remaining
 
 

@@ -165,7 +165,7 @@ class PendingReason:
         if self.pause is not None:
             return f"pausing {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}"
         if self.kind is PendingKind.NOT_LOOKED_AT:
-            return f"{self.kind.value}: its turn comes when fewer of them wait"
+            return f"{self.kind.value}: its turn comes in one of the next plans"
         if self.limit is not None:
             return str(self.limit)
         assert self.shortage is not None
@@ -212,7 +212,7 @@ class PendingReason:
         if self.limit is not None:
             return self.limit.summary
         if self.kind is PendingKind.NOT_LOOKED_AT:
-            return "Jobs with too many different requirements wait before it. It has its turn when fewer of them wait."
+            return "Jobs with too many different requirements wait before it. Its turn comes within some plans."
         wanted, one = " or ".join(map(str, self.num_groups)), self._group_noun
         needs = f"It needs {wanted} {one}." if self.num_groups == (1,) else f"It needs {wanted} {one}s at once."
         if self.kind is PendingKind.NO_SUCH_WORKERS:

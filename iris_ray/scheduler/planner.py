@@ -127,13 +127,15 @@ class Planner:
         return late if last is None else replace(late, reason=f"{late.reason}; the last reason was: {last}")
 
     def _note_reasons(self, result: SchedulingResult) -> None:
-        """Keep the reasons of jobs that an unfinished plan has not reached.
+        """Keep the reasons of jobs that the plan has not reached, or has not looked at.
 
         If a job has lost its promise, the next plan looks at all jobs, since another one may get a promise.
         """
         self._still_waiting = None if result.gave_up_promise else result.pending_reasons
-        not_reached = {} if result.complete else self.pending_reasons
-        self.pending_reasons = {**not_reached, **result.pending_reasons}
+        reasons, before = result.pending_reasons, self.pending_reasons
+        passed_over = [job_id for job_id, reason in reasons.items() if reason.kind is PendingKind.NOT_LOOKED_AT]
+        still = {job_id: before[job_id] for job_id in passed_over if job_id in before}
+        self.pending_reasons = {**({} if result.complete else before), **reasons, **still}
 
     def look_again(self) -> None:
         """Have the next call make a new plan though nothing may have changed, since a time limit has passed."""

@@ -16,14 +16,14 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
 `cycle.py` takes every job through steps 2 to 6.
 
 Between plans the scheduler remembers two things. The evaluations in `candidates.py` decide what a plan costs, and not
-what it says. `SearchFairness` decides something: for which kinds of jobs a plan searches first, if it has no time to
-search for all.
+what it says. `EvaluationLimits` and `SearchFairness` decide something: at which jobs a plan looks, and for which it
+searches, if it has no time for all.
 """
 
 from collections.abc import Iterable, Mapping
 
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.candidates import CandidateCache
+from iris_ray.scheduler.candidates import CandidateCache, EvaluationLimits
 from iris_ray.scheduler.cycle import Cycle, SchedulingResult
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -56,6 +56,7 @@ class Scheduler:
         self._backfill_bound_s = backfill_bound_s
         self.evictions = evictions
         self._cache = CandidateCache()
+        self._evaluations = EvaluationLimits()
         self._fairness = SearchFairness()
 
     def find_assignments(
@@ -93,7 +94,8 @@ class Scheduler:
         if pending_reasons:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits)
         if result is None:
-            cycle = Cycle(fleet, self._cache, deadlines, most, running, self.evictions, limits, self._fairness)
+            turns = self._fairness, self._evaluations
+            cycle = Cycle(fleet, self._cache, deadlines, most, running, self.evictions, limits, *turns)
             result = cycle.run(pending, usage, past, idle)
         self._cache.trim()
         return result

@@ -126,6 +126,10 @@ class ControllerState:
 
     def _handle(self, event: Event, change: Change) -> None:
         match event:
+            case GangAssignedEvent():
+                self._gangs.gang_assigned(event, change)
+            case TaskAssignedEvent():
+                self._gangs.task_assigned(event, change)
             case TaskStateChangedEvent():
                 self._gangs.task_reported(event, change)
             case AttemptEndConfirmedEvent():
@@ -169,10 +173,6 @@ class ControllerState:
                     self.fleet.remove(event.node_id)
                     self._promises.release_host(event.node_id)
                     self._ends.worker_lost(worker, event.reason, change)
-            case GangAssignedEvent():
-                self._gangs.gang_assigned(event, change)
-            case TaskAssignedEvent():
-                self._gangs.task_assigned(event, change)
             case PromiseEvent():
                 self._evictions.promise(event, self.workers, change)
             case JobYieldsEvent():

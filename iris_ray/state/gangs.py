@@ -152,13 +152,14 @@ class Gangs:
         job.attempt = max(job.attempt, gang.attempt)
         gang.groups = groups
         gang.running_since = math.inf
-        allocation = []
+        found = []
         for task, node_id in zip(gang.tasks, node_ids, strict=True):
-            allocation.append((node_id, task.task_id, job.requirement.demand(self._fleet.workers[node_id])))
+            found.append((node_id, task.task_id, job.requirement.demand(self._fleet.workers[node_id])))
             move(job, gang, task, TaskState.ASSIGNED)
             task.node_id = node_id
-        self._allocations.add(job, job.current_attempt(gang), tuple(allocation))
-        job_table.note_assigned(job, tuple(allocation), change.now)
+        allocation = tuple(found)
+        self._allocations.add(job, job.current_attempt(gang), allocation)
+        job_table.note_assigned(job, allocation, change.now)
         self._table.waits_no_more(job, gang)
         self._promises.kept_by(job, node_ids)
         self._holders.take(job, node_ids, change)

@@ -7,7 +7,9 @@ import pytest
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.scheduler import SchedulingResult, candidates
 from iris_ray.scheduler.pending_reason import PendingKind
+from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import JobCancelledEvent
+from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World, cpu_host
 
 HOSTS = 10
@@ -73,3 +75,24 @@ def test_job_that_no_plan_has_looked_at_is_placed_once_fewer_jobs_wait(
     world.do(JobCancelledEvent("odd-0", "no longer needed"))
     assert [assignment.job_id for assignment in world.plan().assignments] == ["possible"]
     world.check()
+
+
+@pytest.mark.parametrize(("users", "jobs_each"), [(4, 3), (4, 40), (12, 1), (30, 2)])
+def test_job_is_looked_at_soon_whatever_others_ask_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, users: int, jobs_each: int
+) -> None:
+    monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 8 * HOSTS)
+    monkeypatch.setattr(candidates, "EVALUATIONS_IN_TURN", 2 * HOSTS)
+    busy = world.start_tasks("busy", HOSTS, user="busy", resources={"CPU": 8.0})
+    for number in range(users):
+        submit_odd_jobs(world, jobs_each, f"odd-{number}")
+    job = world.submit_tasks("usual", 1, user="usual", resources={"CPU": 1.0})
+    planner = Planner(world.state, 1.0, most_placed=10)
+    planner.plan(world.now, Instructions())
+    world.finish(busy)
+    for plans in range(users * jobs_each // 2 + 2):
+        assert not job.pending or plans <= users // 2 + 1
+        world.now += 1.0
+        planner.plan(world.now, Instructions())
+    assert not job.pending
+    assert all(reason.kind is PendingKind.NO_SUCH_WORKERS for reason in planner.pending_reasons.values())
