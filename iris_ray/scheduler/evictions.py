@@ -234,12 +234,9 @@ class Evictor:
         job_id = job.spec.job_id
         return tuple(dict.fromkeys(attempt.job_id for attempt, taker in self._leaving.items() if taker == job_id))
 
-    def by_taker(self) -> Mapping[str, Collection[AttemptId]]:
-        """Return the attempts that are about to leave hosts to each job, by its id."""
-        found: dict[str, list[AttemptId]] = {}
-        for attempt, taker in self._leaving.items():
-            found.setdefault(taker, []).append(attempt)
-        return found
+    def leaving(self) -> frozenset[AttemptId]:
+        """Return the attempts that are about to leave hosts to some job."""
+        return frozenset(self._leaving)
 
     def told(self) -> Mapping[AttemptId, float]:
         """Return until when each attempt has notice that it must leave; seconds."""

@@ -270,7 +270,7 @@ class Rules:
         for host in hosts:
             assert not host.draining, f"{who} could not run on {host.node_id}, which is about to go"
             assert not host.foreign, f"{who} could not run on {host.node_id}, which a stranger uses"
-            for attempt in self._in_the_way(taker, host, leave, UNCONFIRMED_S + (0.0 if leave else LOOKS_AGAIN_S)):
+            for attempt in self._in_the_way(host, leave, UNCONFIRMED_S + (0.0 if leave else LOOKS_AGAIN_S)):
                 since = self.ledger.ended.get(attempt)
                 held = "goes on" if since is None else f"has ended {self.now - since:.1f} s ago, unconfirmed"
                 raise AssertionError(f"{who} could not run on {host.node_id}: {attempt} {held}")
@@ -281,14 +281,14 @@ class Rules:
             assert len(hosts) == have * taker.spec.replicas, f"{who} is promised parts of slices: {node_ids}"
 
     def _in_the_way(
-        self, taker: Job, host: Worker, leave: Collection[AttemptId] = (), unconfirmed_s: float = UNCONFIRMED_S
+        self, host: Worker, leave: Collection[AttemptId] = (), unconfirmed_s: float = UNCONFIRMED_S
     ) -> Iterator[AttemptId]:
         """Yield the attempts on a host that will not have left it within a bound."""
         for attempt in {attempt for _, attempt in host.occupants}:
             since = self.ledger.ended.get(attempt)
             if since is not None and self.now < since + unconfirmed_s:
                 continue
-            if attempt in leave or self.ledger.asked.get(attempt) == taker.spec.job_id:
+            if attempt in leave or attempt in self.ledger.asked:  # to another job: this host is besides
                 continue
             yield attempt
 
@@ -302,14 +302,14 @@ class Rules:
         free = [
             name
             for name, hosts in self._slices().items()
-            if len(hosts) == taker.spec.replicas and all(self._is_free_soon(taker, host, own) for host in hosts)
+            if len(hosts) == taker.spec.replicas and all(self._is_free_soon(host, own) for host in hosts)
         ]
         assert len(free) < taker.spec.groups_per_gang[0], f"{who} finds {free} free, or about to be"
 
-    def _is_free_soon(self, job: Job, host: Worker, own: Promised | None) -> bool:
+    def _is_free_soon(self, host: Worker, own: Promised | None) -> bool:
         promised = any(host.node_id in one.node_ids for one in self.ledger.promised.values() if one is not own)
         is_fit = not (host.draining or host.foreign or promised or self.now < host.suspected_until)
-        return is_fit and not any(self._in_the_way(job, host))
+        return is_fit and not any(self._in_the_way(host))
 
     def _slices(self) -> dict[str, list[Worker]]:
         slices: dict[str, list[Worker]] = {}
@@ -365,7 +365,7 @@ class Rules:
         if any(self._is_returning(one) for one in self._state.pending() if one.spec.priority < job.spec.priority):
             return "higher band"
         other = self.ledger.promised.get(job_id)
-        if other is not None and not other.is_firm and not any(self._ways(job, other)):
+        if other is not None and not other.is_firm and not any(self._ways(other)):
             return "other room"
         for node_id in promised.node_ids:
             worker = self._state.workers.get(node_id)
@@ -384,10 +384,10 @@ class Rules:
                     return "higher band"
         return ""
 
-    def _ways(self, job: Job, promised: Promised) -> Iterator[bool]:
-        """Yield for each host of a promise whether something is in the job's way."""
+    def _ways(self, promised: Promised) -> Iterator[bool]:
+        """Yield for each host of a promise whether something on it will not have left within a bound."""
         workers = (self._state.workers.get(node_id) for node_id in promised.node_ids)
-        return (worker is None or any(self._in_the_way(job, worker)) for worker in workers)
+        return (worker is None or any(self._in_the_way(worker)) for worker in workers)
 
     def _promises_are_sound(self) -> None:
         """A host is promised once, and what is promised firmly waits for nothing that has no bound."""

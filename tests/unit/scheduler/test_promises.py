@@ -347,7 +347,7 @@ def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCa
     assert "what was promised to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text
 
 
-def test_slice_that_a_victim_of_another_job_frees_besides_counts_until_it_is_free(world: Played) -> None:
+def test_slice_that_a_victim_frees_besides_counts_until_free(world: Played) -> None:
     """It leaves for the other job. The notice to the second victim was taken back, and given again, plan after plan."""
     add_slices(world, "c")
     pair = world.run("pair", priority=BATCH, slices=(2,))
