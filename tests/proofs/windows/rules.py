@@ -226,7 +226,7 @@ class Rules:
                 other = self._state.jobs[other_id]
                 is_higher = job.spec.priority < other.spec.priority
                 returns = self._returns_to(job, node_id) and job.spec.priority <= other.spec.priority
-                if not is_higher and not (returns and not promised.is_firm):
+                if not is_higher and not (returns and not promised.is_firm) and not self._excuse(other_id, promised):
                     self._passed.append((job, node_id, other_id, promised))
 
     def _returns_to(self, job: Job, node_id: str) -> bool:
