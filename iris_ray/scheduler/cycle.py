@@ -9,7 +9,8 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
-from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits, Preferences
+from iris_ray.scheduler.candidate_cache import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
+from iris_ray.scheduler.candidates import Preferences
 from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import (
     Explainer,

@@ -277,7 +277,7 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
     if len(usable) >= tasks:
         found.usable = tuple(usable) if full else eligible
         return None
-    passing = [until for w in full for since in w.ending.values() if found.now < (until := since + UNCONFIRMED_S)]
+    passing = [end for w in full if w.ending for at in w.ending.values() if found.now < (end := at + UNCONFIRMED_S)]
     used_by: tuple[str, ...] = ()
     free_soon, obstacle = False, "in use"
     if found.in_words:

@@ -4,26 +4,27 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
 
 1. Order the pending jobs: `fair_queue.py` says who goes first.
 2. End the jobs whose ``scheduling_timeout`` is over: `Deadlines` in `fair_queue.py`.
-3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` remembers the
-   evaluations from one plan to the next. A long queue is cheap: jobs whose requirements differ in amounts only share
-   one evaluation of the fleet. `ranked_groups.py` finds room for an amount.
+3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` those that a
+   plan needs, and `candidate_cache.py` remembers them from one plan to the next. A long queue is cheap: jobs whose
+   requirements differ in amounts and preferences only share one evaluation of the fleet. `ranked_groups.py` finds room
+   for an amount.
 4. Subtract what the plan has given away already (`remaining_capacity.py`), and choose groups among those that are left
    for the job's requirement (`availability.py`).
-5. If there are too few, keep groups for a job that has waited too long, or has just lost its hosts: `kept_rooms.py`.
+5. If there are too few, keep groups for a job that has waited too long, or has just lost its hosts: `promises.py`.
    Or take hosts from lower bands: `evictions.py`.
 6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
 
 `cycle.py` takes every job through steps 2 to 6.
 
-Between plans the scheduler remembers two things. The evaluations in `candidates.py` decide what a plan costs, and not
-what it says. `EvaluationLimits` and `SearchFairness` decide something: at which jobs a plan looks, and for which it
+Between plans the scheduler remembers two things. The evaluations in `candidate_cache.py` decide what a plan costs, and
+not what it says. `EvaluationLimits` and `SearchFairness` decide something: at which jobs a plan looks, and for which it
 searches, if it has no time for all.
 """
 
 from collections.abc import Iterable, Mapping
 
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.candidates import CandidateCache, EvaluationLimits
+from iris_ray.scheduler.candidate_cache import CandidateCache, EvaluationLimits
 from iris_ray.scheduler.cycle import Cycle, SchedulingResult
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
 from iris_ray.scheduler.pending_reason import PendingReason

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.scheduler import SchedulingResult, candidates
+from iris_ray.scheduler import SchedulingResult, candidate_cache
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import JobCancelledEvent
@@ -53,7 +53,7 @@ def test_plan_ends_when_it_has_evaluated_much_and_the_next_one_goes_on(
 def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 8 * HOSTS)
+    monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 8 * HOSTS)
     submit_odd_jobs(world, 20, "odd")
     submit_odd_jobs(world, 20, "strange")
     world.submit_tasks("usual", 1, user="usual", resources={"CPU": 1.0})
@@ -68,7 +68,7 @@ def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
 def test_job_that_no_plan_has_looked_at_is_placed_once_fewer_jobs_wait(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 4 * HOSTS)
+    monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 4 * HOSTS)
     submit_odd_jobs(world, 1, "odd")
     world.submit_tasks("possible", 1, user="odd", resources={"CPU": 1.0})
     assert world.plan().pending_reasons["possible"].kind is PendingKind.NOT_LOOKED_AT
@@ -81,8 +81,8 @@ def test_job_that_no_plan_has_looked_at_is_placed_once_fewer_jobs_wait(
 def test_job_is_looked_at_soon_whatever_others_ask_for(
     world: World, monkeypatch: pytest.MonkeyPatch, users: int, jobs_each: int
 ) -> None:
-    monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 8 * HOSTS)
-    monkeypatch.setattr(candidates, "EVALUATIONS_IN_TURN", 2 * HOSTS)
+    monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 8 * HOSTS)
+    monkeypatch.setattr(candidate_cache, "EVALUATIONS_IN_TURN", 2 * HOSTS)
     busy = world.start_tasks("busy", HOSTS, user="busy", resources={"CPU": 8.0})
     for number in range(users):
         submit_odd_jobs(world, jobs_each, f"odd-{number}")

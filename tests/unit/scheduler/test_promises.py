@@ -334,7 +334,9 @@ def test_waiting_job_says_what_it_gets_and_what_that_waits_for(world: Played) ->
         "the end of batch, notice for 20 s more",
         "the confirmation that over has ended, 15 s so far",
     )
-    assert "gets a, b; waits for the end of batch" in world.why("prod")
+    gets = "gets a, b; waits for the end of batch, notice for 20 s more and for the confirmation that over has ended"
+    assert gets in world.why("prod")
+    assert gets in world.planner.pending_reasons["prod"].summary
 
 
 def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCaptureFixture) -> None:
