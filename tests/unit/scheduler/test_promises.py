@@ -366,3 +366,20 @@ def test_slice_that_a_victim_frees_besides_counts_until_free(world: Played) -> N
     world.confirm(single, 1)
     world.turn()
     assert (first.gang.groups, second.gang.groups) == (("a",), ("b", "c"))
+
+
+def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world: Played) -> None:
+    """Else one of them stayed when the promise ended, and the other got its notice for nothing."""
+    first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
+    middle = world.submit("middle", priority=INTERACTIVE, user="ann", **on("b"))
+    world.turn()
+    assert [is_told_to_leave(job) for job in (first, second)] == [False, True]
+    high = world.submit("high", priority=PRODUCTION, user="bob", slices=(2,))
+    for _ in range(int(GRACE_S) - 1):
+        world.turn(1.0)
+        assert [is_told_to_leave(job) for job in (first, second)] == [True, True]
+    world.turn(2.0)
+    for job in (first, second):
+        world.confirm(job, 1)
+    world.turn()
+    assert (high.gang.placed, middle.gang.placed) == (True, False)
