@@ -179,8 +179,7 @@ class PendingReason:
             jobs = "1 job" if self.ahead == 1 else f"{self.ahead} jobs"
             yield f"behind {jobs} with the same requirement, the first is {self.first_ahead}"
         if self.kept:
-            waits = f"; waits for {_some(self.waits_for, ' and for ')}" if self.waits_for else ""
-            yield f"gets {_some(self.kept)}{waits}"
+            yield f"gets {_some(self.kept)}{self._waits}"
         if self.taken_from:
             yield f"taken from {_some(self.taken_from)}"
         if self.protected is not None:
@@ -203,7 +202,12 @@ class PendingReason:
     @property
     def summary(self) -> str:
         """Why the job waits, in sentences for people who know no constraints and no taints. `str()` has the details."""
-        return f"{self._cause} {'; '.join(self.asked)}." if self.asked else self._cause
+        gets = f" It gets {_some(self.kept)}{self._waits}." if self.kept and self.limit is None else ""
+        return f"{self._cause}{gets} {'; '.join(self.asked)}." if self.asked else f"{self._cause}{gets}"
+
+    @property
+    def _waits(self) -> str:
+        return f"; waits for {_some(self.waits_for, ' and for ')}" if self.waits_for else ""
 
     @property
     def _cause(self) -> str:

@@ -85,7 +85,8 @@ class ControllerState:
         self._holders = SliceHolders(self._table, self.fleet)
         self._promises = Promises(self._table)
         self._notices = GangNotices(self._table, self.fleet, self._spares)
-        self._spare_jobs = SpareJobs(self._table, self.fleet, self._allocations, self._spares, self._notices)
+        about_spares = self._table, self.fleet, self._allocations, self._spares, self._notices
+        self._spare_jobs = SpareJobs(*about_spares, self._promises.release)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
         self._evictions = Evictions(self._table, self._promises, self._notices, self._spare_jobs, self._ends)
         self._gangs = Gangs(
@@ -205,6 +206,7 @@ class ControllerState:
         if (job := self.jobs.get(about)) is not None and not job.pending:
             self._promises.release(job)
         if not isinstance(event, JobRestoredEvent):  # its spares, and the job that takes its hosts, are restored later
+            self._spare_jobs.settle(change)  # first, so that nobody leaves for a dropped spare
             self._evictions.settle(change)
             self._spare_jobs.settle(change)
         if finished:

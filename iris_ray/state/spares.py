@@ -7,7 +7,7 @@ Their slices are then the gang's first choice, since its own pool keeps them war
 
 import heapq
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
@@ -363,16 +363,23 @@ class GangNotices:
 
 
 class SpareJobs:
-    """Makes and drops spare jobs as `Spares` decides."""
+    """Makes and drops spare jobs as `Spares` decides. What was promised to a dropped one is released: ``release``."""
 
     def __init__(
-        self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares, notices: GangNotices
+        self,
+        table: JobTable,
+        fleet: Fleet,
+        allocations: Allocations,
+        spares: Spares,
+        notices: GangNotices,
+        release: Callable[[Job], None],
     ) -> None:
         self._table = table
         self._fleet = fleet
         self._allocations = allocations
         self._spares = spares
         self._notices = notices
+        self._release = release
 
     def look_at(self, job: Job) -> None:
         """Note that a job has changed and may need other spares."""
@@ -449,4 +456,5 @@ class SpareJobs:
             change.instructions.dropped.append(DropSpare(job_id, spare.spec.owner))
         for attempt in list(self._allocations.of(job_id)):
             self._allocations.end(spare, attempt)
+        self._release(spare)
         self._table.remove(job_id)

@@ -13,7 +13,7 @@ from iris_ray.state.events import Event, GangAssignedEvent, PromiseEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.study import Simulation
 from tests.proofs.test_fair_worlds import SEEDS, SLACK_S, Crowd
-from tests.support.proofs import EXAMPLES
+from tests.support.proofs import examples
 from tests.support.simulations import DAY, HOUR, MINUTE
 from tests.support.worlds import promised
 
@@ -110,7 +110,7 @@ def needs(job: Job) -> int:
     return job.spec.coscheduling.num_groups[0]
 
 
-@pytest.mark.parametrize("seed", SEEDS[: 2 + 20 * EXAMPLES])
+@pytest.mark.parametrize("seed", SEEDS[: 2 + examples(20)])
 def test_higher_bands_take_in_time_what_they_need_and_nobody_pays_or_passes_them(seed: int) -> None:
     """Never one victim too many. Who could take enough starts after the grace. Who returns stays behind them."""
     crowd, chance = Crowd.drawn(seed), Random(f"{seed} higher")

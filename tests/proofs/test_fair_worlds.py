@@ -16,11 +16,11 @@ from iris_ray.state.instructions import Instructions
 from iris_ray.study import SimulatedJob, Simulation
 from iris_ray.study.jobs import slice_spec
 from iris_ray.study.report import report_on
-from tests.support.proofs import EXAMPLES, in_proofs
+from tests.support.proofs import examples, in_proofs
 from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS
 from tests.support.worlds import promised
 
-SEEDS = (*range(2), *in_proofs(*range(2, 2 + 40 * EXAMPLES)))
+SEEDS = (*range(2), *in_proofs(*range(2, 2 + examples(40))))
 MOST_RUN_S = HOUR
 SLACK_S = 2 * MINUTE
 """For launches, exits, and until the next plan."""

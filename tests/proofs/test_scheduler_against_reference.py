@@ -14,7 +14,7 @@ from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import AttemptEndConfirmedEvent, GangMovedEvent, PromiseEvent, SliceHeldEvent
 from tests.proofs.drawn_worlds import LONG, WORLDS, RandomWorld, Shape
 from tests.proofs.reference.plan import ReferencePlan
-from tests.support.proofs import EXAMPLES
+from tests.support.proofs import examples
 from tests.support.worlds import World, asked_to_leave, promised
 
 
@@ -85,7 +85,7 @@ def check_random_world(drawn: dict) -> None:
         commit_what_both_plan(world)
 
 
-@settings(max_examples=120 * EXAMPLES)
+@settings(max_examples=examples(120))
 @given(WORLDS)
 def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
     check_random_world(drawn)
@@ -93,7 +93,7 @@ def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("part", range(2))
-@settings(max_examples=190 * EXAMPLES)
+@settings(max_examples=examples(190))
 @given(drawn=WORLDS)
 def test_scheduler_in_many_random_worlds_plans_what_the_reference_plans(part: int, drawn: dict) -> None:
     check_random_world(drawn)

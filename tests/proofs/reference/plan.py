@@ -412,10 +412,12 @@ class ReferencePlan:
 
     def keep_better(self, job: Job, room: list[str]) -> None:
         """Keep the same number of groups: of the room those that are free, others that are free, others of the room."""
-        found = self.options_of_any_size(job)
-        mine = [next(o for o in found if node_id in [w.node_id for w in o.hosts]) for node_id in room]
+        found, sound = self.options_of_any_size(job), self.options_anywhere(job, self.avoided(job), later=True)
+        mine = [next(o for o in sound if node_id in [w.node_id for w in o.hosts]) for node_id in room]
         same_kind = [o for o in found if any((o.wanted, o.exact) == (own.wanted, own.exact) for own in mine)]
-        free = [option for option in mine if option.free] + self.best_first(job, same_kind)
+        free = [option for option in found if option.free and option.name in {own.name for own in mine}]
+        free.sort(key=lambda option: [own.name for own in mine].index(option.name))
+        free += self.best_first(job, same_kind)
         kept = {option.name: option for option in (*free, *mine)}
         names = list(kept)[: len({option.name for option in mine})]
         self.rooms[job.spec.job_id] = [worker.node_id for name in names for worker in kept[name].hosts]

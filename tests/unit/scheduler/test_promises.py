@@ -20,6 +20,7 @@ from iris_ray.state.events import (
     JobYieldsEvent,
     LimitsSetEvent,
     TimePassedEvent,
+    WorkerDrainedEvent,
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
@@ -301,6 +302,23 @@ def test_yielding_jobs_leave_once_though_their_ends_take_long(world: Played) -> 
     assert [job.evictions for job in idle] == [1, 1]
 
 
+def test_promise_to_a_replacement_ends_with_the_replacement(world: Played) -> None:
+    """Its gang has left the slice that is about to go, so nothing is to be replaced any more."""
+    idle = world.run("idle", user="slots", **on("a"))
+    world.do(JobYieldsEvent("idle", True))
+    gang = world.run("gang")
+    world.do(WorkerDrainedEvent("b-0", "maintenance"))
+    world.turn()
+    assert is_told_to_leave(idle)
+    world.leave(gang)
+    world.turn()
+    world.check()
+    world.confirm(gang, 1)
+    world.turn()
+    assert gang.gang.pending or gang.gang.groups == ("a",)
+    assert not is_told_to_leave(idle) or gang.promise is not None
+
+
 # -- what `why` says ---------------------------------------------------------------------------------------------------
 
 
@@ -316,7 +334,9 @@ def test_waiting_job_says_what_it_gets_and_what_that_waits_for(world: Played) ->
         "the end of batch, notice for 20 s more",
         "the confirmation that over has ended, 15 s so far",
     )
-    assert "gets a, b; waits for the end of batch" in world.why("prod")
+    gets = "gets a, b; waits for the end of batch, notice for 20 s more and for the confirmation that over has ended"
+    assert gets in world.why("prod")
+    assert gets in world.planner.pending_reasons["prod"].summary
 
 
 def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCaptureFixture) -> None:
