@@ -75,9 +75,10 @@ class MemoryCheckpointer:
     def save(self, step: int, state: Any, now: bool = False) -> bool:
         """Keep a state; return whether this step is kept.
 
-        The call returns when the state is copied. The rest goes on in a thread: checksums, the copy for another slice,
-        and the agreement that the step is whole. Only then the step before is given up. The time of the call counts
-        as ``checkpoint_save`` for `iris-ray job goodput`.
+        The call returns once the state is on this host, so that the program may go on and donate its arrays; NumPy
+        arrays are copied. The rest goes on in a thread: the files, checksums, the copy for another slice, and the
+        agreement that the step is whole. Only then the step before is given up. The time of the call counts as
+        ``checkpoint_save`` for `iris-ray job goodput`.
 
         Args:
             step: how many steps are done; `restore` returns it.
