@@ -55,10 +55,11 @@ COLUMNS = ("detect", "restart", "import", "join", "restore", "compile", "first s
 QUIET_S = 3.0
 """From the moment when all standbys are ready to the fault."""
 PATIENCE_S = 180.0
-CALIBRATION_EVERY, CALIBRATION_SAVES = 20, 8
+CALIBRATION_EVERY, CALIBRATION_SAVES = 100, 8
+"""So many steps that what goes on in the background ends before the next save."""
 NOTICE_S = 30.0
-LEVANTER_EVERY = 20
-"""As in the example."""
+LEVANTER_EVERY = 10
+"""As iris_ray.levanter keeps steps in memory."""
 
 
 @dataclass

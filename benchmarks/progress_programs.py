@@ -209,7 +209,7 @@ def train_with_levanter(directory: str, every: int) -> None:
             notes.mark(phase)  # it does all of this in one
         first = False
         notes.note(step=int(info.step), time=time.time())
-        if int(info.step) % every == 0:
+        if (int(info.step) + 1) % every == 0:
             notes.note(saved=int(info.step) + 1, time=time.time(), stall=0.0)
         time.sleep(STEP_S)
 
