@@ -113,9 +113,9 @@ class OrbaxKeeper:
 
 
 KEEPERS: dict[str, Any] = {"memory": MemoryKeeper, "orbax": OrbaxKeeper, "none": NoKeeper}
-_PRELOAD = ["jax", "sklearn.datasets", "iris_ray.jax"]
+_PRELOAD = ["jax", "sklearn.datasets", "iris_ray.jax", "iris_ray.checkpoint"]  # the demo imports all of them
 PRELOAD = {
-    "memory": [*_PRELOAD, "iris_ray.checkpoint"],
+    "memory": _PRELOAD,
     "orbax": [*_PRELOAD, "orbax.checkpoint"],
     "none": _PRELOAD,
 }

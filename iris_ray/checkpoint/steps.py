@@ -66,8 +66,13 @@ class GangSteps:
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, leaves: Sequence[StateLeaf]) -> None:
+    def save(self, step: int, leaves: Sequence[StateLeaf], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Keep a step. Return once its bytes are on this host; `finish` waits until it is whole, or known not to be.
+
+        Args:
+            step: the step.
+            leaves: of its state.
+            meanwhile: called in the background.
 
         Raises:
             CheckpointTooLargeError: it does not fit into the memory of this host.
@@ -94,7 +99,12 @@ class GangSteps:
                 np.copyto(memory[offset : offset + each.size], content)
         about = tuple(leaf.leaf for leaf in leaves)
         self._latest = step
-        self._background = _Background(lambda: self._complete(step, key, slot, memory, about, plan, later))
+
+        def complete() -> None:
+            self._complete(step, key, slot, memory, about, plan, later)
+            meanwhile()
+
+        self._background = _Background(complete)
 
     def _complete(
         self,
