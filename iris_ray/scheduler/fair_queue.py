@@ -26,6 +26,8 @@ Usage = Mapping[str, Mapping[str, float]]
 
 HOPES_FOR_MORE_S = 30.0
 """For so many seconds in the queue, a gang that can use more groups waits for groups that are about to be free."""
+AWAITS_ITS_OWN_S = 10.0
+"""For so many seconds after an attempt, its gang waits for slices that it had, while their last processes end."""
 
 
 class Urgency(IntEnum):
@@ -64,6 +66,10 @@ class Deadlines:
     def hopes_for_more(self, gang: Gang) -> bool:
         """Return whether the gang has come into the queue, or its pause has ended, only a moment ago."""
         return self.now <= max(gang.waiting_since, gang.not_before) + HOPES_FOR_MORE_S
+
+    def awaits_its_own(self, gang: Gang) -> bool:
+        """Return whether the gang's last attempt has ended, or its pause, only a moment ago."""
+        return self.now <= max(gang.waiting_since, gang.not_before) + AWAITS_ITS_OWN_S
 
     def is_returning(self, job: Job) -> bool:
         """Return whether a waiting gang of the job ran a moment ago. It comes first: a lost host costs no turn."""
@@ -104,6 +110,10 @@ class FairQueue:
         past: what each user has held; None: past use does not count.
         totals: what the cluster has of each resource.
         deadlines: tells which jobs are urgent.
+
+    Attributes:
+        is_alone: whether no other user's jobs wait in the class of the latest job, so that it comes again while it gets
+            what it asks for.
     """
 
     def __init__(
@@ -123,6 +133,7 @@ class FairQueue:
             self._counted[user] = {} if past is None else past.hours(user, deadlines.now)
             self._count(user, usage.get(user, {}))
         self._again = False
+        self.is_alone = False
 
     def __iter__(self) -> Iterator[Job]:
         classes: defaultdict[tuple[bool, int, Urgency], list[Job]] = defaultdict(list)
@@ -131,6 +142,7 @@ class FairQueue:
             classes[comes_last(job), job.spec.priority, urgency].append(job)
         for (_, _, urgency), jobs in sorted(classes.items()):
             if urgency is Urgency.RETURNING:
+                self.is_alone = False
                 for job in jobs:
                     self._again = True
                     while self._again:  # several gangs of it may return
@@ -155,6 +167,7 @@ class FairQueue:
             _, _, user = turns[0]
             jobs = by_user[user]
             self._again = False
+            self.is_alone = len(turns) == 1
             yield jobs[0]
             if not self._again:
                 jobs.popleft()

@@ -5,9 +5,10 @@ import pytest
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
 from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import GangMovedEvent, WorkerSuspectedEvent
-from tests.support.worlds import S, World
+from tests.support.worlds import S, World, asked_to_leave
 
 
 @pytest.fixture
@@ -215,3 +216,38 @@ def test_spare_is_kept_until_survivors_are_free(world: World) -> None:
     world.schedule()
     assert job.gang.groups == ("a", "c")
     assert other.state is JobState.PENDING
+
+
+def test_returning_gang_awaits_its_own_slice_though_others_are_free(world: World) -> None:
+    """Its hosts have the checkpoints in memory. With two other slices free, the gang once moved there at once."""
+    for name in ("d", "e"):
+        world.add_slice(name)
+    job = world.start(slices=(2,), max_retries_preemption=5)
+    assert job.gang.groups == ("a", "b")
+    lose_slice(world, "a")
+    assert world.schedule() == {}
+    world.confirm(job, 1)
+    world.schedule()
+    assert job.gang.groups == ("c", "b")
+    world.state.check()
+
+
+def test_returning_gang_awaits_its_own_slice_for_seconds_only(world: World) -> None:
+    for name in ("d", "e"):
+        world.add_slice(name)
+    job = world.start(slices=(2,), max_retries_preemption=5)
+    lose_slice(world, "a")
+    world.now += AWAITS_ITS_OWN_S
+    assert world.schedule() == {}
+    world.now += 0.1
+    world.schedule()
+    assert job.gang.groups == ("c", "d")
+
+
+def test_returning_gang_evicts_nobody_while_its_own_slice_is_about_to_be_free(world: World) -> None:
+    """A crash of a PRODUCTION job once gave notice to a BATCH job on another slice."""
+    job = world.start(priority=PriorityBand.PRODUCTION, slices=(2,), max_retries_preemption=5)
+    world.start("batch", priority=PriorityBand.BATCH)
+    world.now += 1000.0
+    world.report(job, S.WORKER_FAILED)
+    assert asked_to_leave(world.plan()) == []
