@@ -161,7 +161,7 @@ class Run:
         times = [at, max(at, *ticks)]
         times += [max(self._phase(i, phase) for i in range(TASKS)) for phase in PHASES]
         first_step = min(n["step"] for n in self._steps(self._attempt))
-        again = max(0, last_step + 1 - first_step) if self._saves else 0  # Levanter does not tell of a step that it saves
+        again = max(0, last_step + 1 - first_step) if self._saves else 0  # of its last step Levanter does not tell
         return Sample([max(0.0, then - now) for now, then in pairwise(times)], again, step_s)
 
     def end(self) -> None:
