@@ -127,6 +127,7 @@ class WindowWorld:
         for needed in ("time", "submit", "begin", "finish", "confirm"):
             self._often[needed] = max(OFTEN[needed], self._often[needed])
         self._deadly = chance.choice((0.0, 0.0, 0.05))
+        self._turns, self._check_after = 0, chance.choice((1, 5, 25))
         self._most_placed = chance.choice((None, None, None, 1))
         self._most_jobs = chance.choice((4, 6, 9))
         self.bound_s = chance.choice((30.0, 60.0, 200.0))
@@ -177,7 +178,9 @@ class WindowWorld:
         assert not self.planner.left_out, self.planner.left_out
         if not self.planner.unfinished:  # else the next plan goes on
             self.rules.turn_over()
-        self.state.check()
+        self._turns += 1
+        if self._turns % self._check_after == 0:
+            self.state.check()
         fate = self.chance.random() if self._deadly else 1.0
         if fate < self._deadly / 2:
             self._dies()
