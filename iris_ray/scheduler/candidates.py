@@ -85,6 +85,7 @@ class Ranking:
     Attributes:
         free: bucket → groups that are free but for amounts.
         ranks: the same groups' ranks, by name.
+        version: of the candidates' changes that it is up to date with.
     """
 
     def __init__(self, candidates: "Candidates", preferences: Preferences) -> None:
