@@ -44,7 +44,7 @@ class Quiet:
 
     def _faults_end(self) -> None:
         world = self._world
-        world._deadly = 0.0
+        world.deadly = 0.0
         for node_id, event in list(world.draining.items()):
             if event.kind is NoticeKind.MAINTENANCE:
                 world.draining.pop(node_id)
@@ -139,7 +139,7 @@ class Quiet:
         """Let pass the time until something happens, and let it happen."""
         world = self._world
         dues = [self._due(attempt, process) for attempt, process in world.processes.items()]
-        at = min([*dues, world._a_moment(), world.now + MOST_S])
+        at = min([*dues, world.a_moment(), world.now + MOST_S])
         world.now = max(world.now + 1.0, at)
         for attempt, process in list(world.processes.items()):
             if attempt in world.processes and self._due(attempt, process) <= world.now:

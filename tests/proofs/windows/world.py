@@ -107,6 +107,13 @@ class WindowWorld:
         steps: events that states have handled.
         rules: what they have seen.
         counts: what has happened, by name.
+        now: seconds.
+        processes: what really runs.
+        hosts, gone, draining: the hosts that are there, those that are lost, and the notices of some, by node id.
+        limits: what operators have set.
+        deadly: how often the Controller is killed in a turn.
+        bound_s, grace_s, evictions: how it plans.
+        slices, tpu_type: the names of the slices, all of one type.
     """
 
     def __init__(self, seed: str) -> None:
@@ -126,7 +133,8 @@ class WindowWorld:
         self._often = {what: often * chance.choice((0, 1, 1, 1, 3)) for what, often in OFTEN.items()}
         for needed in ("time", "submit", "begin", "finish", "confirm"):
             self._often[needed] = max(OFTEN[needed], self._often[needed])
-        self._deadly = chance.choice((0.0, 0.0, 0.05))
+        self.deadly = chance.choice((0.0, 0.0, 0.05))
+        self._turns, self._check_after = 0, chance.choice((1, 5, 25))
         self._most_placed = chance.choice((None, None, None, 1))
         self._most_jobs = chance.choice((4, 6, 9))
         self.bound_s = chance.choice((30.0, 60.0, 200.0))
@@ -177,13 +185,15 @@ class WindowWorld:
         assert not self.planner.left_out, self.planner.left_out
         if not self.planner.unfinished:  # else the next plan goes on
             self.rules.turn_over()
-        self.state.check()
-        fate = self.chance.random() if self._deadly else 1.0
-        if fate < self._deadly / 2:
+        self._turns += 1
+        if self._turns % self._check_after == 0:
+            self.state.check()
+        fate = self.chance.random() if self.deadly else 1.0
+        if fate < self.deadly / 2:
             self._dies()
             return
         self._write()
-        if fate < self._deadly:
+        if fate < self.deadly:
             self._dies()
             return
         self._carry_out()
@@ -191,7 +201,7 @@ class WindowWorld:
 
     def _write(self) -> None:
         self._unacknowledged.clear()
-        if self._deadly:
+        if self.deadly:
             for job_id in self.state.unrecorded:
                 record = self.state.record(job_id)
                 self._records.pop(job_id, None)
@@ -249,7 +259,7 @@ class WindowWorld:
             try:
                 self._instructions.add(self.state.handle_event(event))
             except IllegalTransitionError:  # it has lost the job or the attempt
-                assert self._deadly, event
+                assert self.deadly, event
 
     # -- the story -------------------------------------------------------------------------------------------------
 
@@ -269,7 +279,7 @@ class WindowWorld:
         before = self.steps
         match what:
             case "time":
-                self._wait_until(self._a_moment())
+                self._wait_until(self.a_moment())
             case "soon":
                 self.now += self.chance.choice((0.1, 1.0, 4.0))
             case "submit":
@@ -294,7 +304,7 @@ class WindowWorld:
             self.turn()
         self.now = max(self.now, until)
 
-    def _a_moment(self) -> float:
+    def a_moment(self) -> float:
         """Return a time just before, at or after something ends."""
         ends = [worker.suspected_until for worker in self.state.workers.values()]
         ends += [since + UNCONFIRMED_S for since in self.rules.ledger.ended.values()]
