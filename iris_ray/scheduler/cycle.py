@@ -129,7 +129,7 @@ class Cycle:
         queue = self._queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
-        self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.by_taker())
+        self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.leaving())
         band = None
         for job in queue:
             if job.spec.priority is not band:

@@ -171,13 +171,23 @@ class Evictor:
         return self._taking(job, found, available)
 
     def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
-        victims = frozenset[AttemptId]().union(*found.values())
+        names = tuple(sorted(found))
+        node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
+        victims = self._taken_over(job, node_ids).union(*found.values())
         self._leaving.update(dict.fromkeys(victims, job.spec.job_id))
         for attempt in victims & self._idle.keys():
             del self._idle[attempt]
-        names = tuple(sorted(found))
-        node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
+
+    def _taken_over(self, job: Job, node_ids: Collection[str]) -> frozenset[AttemptId]:
+        """Return the attempts that leave some hosts to a job of a lower band, whose promise of them ends now."""
+        hosts, ends = {*node_ids}, set[str]()
+        for taker in {*self._leaving.values()} - {job.spec.job_id}:
+            promise = self._running.jobs[taker].promise
+            if promise is not None and not hosts.isdisjoint(promise.node_ids):
+                ends.add(taker)
+        leaving = (attempt for attempt, taker in self._leaving.items() if taker in ends)
+        return frozenset(attempt for attempt in leaving if not hosts.isdisjoint(self._costs.hosts_of(attempt)))
 
     def _hopes_for_more(self, job: Job) -> bool:
         """Return whether a gang waits for more groups than it needs if some are about to be free."""
@@ -234,12 +244,9 @@ class Evictor:
         job_id = job.spec.job_id
         return tuple(dict.fromkeys(attempt.job_id for attempt, taker in self._leaving.items() if taker == job_id))
 
-    def by_taker(self) -> Mapping[str, Collection[AttemptId]]:
-        """Return the attempts that are about to leave hosts to each job, by its id."""
-        found: dict[str, list[AttemptId]] = {}
-        for attempt, taker in self._leaving.items():
-            found.setdefault(taker, []).append(attempt)
-        return found
+    def leaving(self) -> frozenset[AttemptId]:
+        """Return the attempts that are about to leave hosts to some job."""
+        return frozenset(self._leaving)
 
     def told(self) -> Mapping[AttemptId, float]:
         """Return until when each attempt has notice that it must leave; seconds."""

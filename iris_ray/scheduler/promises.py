@@ -16,7 +16,7 @@ A job of a higher band may take the hosts: it comes first.
 For a gang that returns, the plan keeps as many groups as the gang had, in this plan only.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -66,7 +66,7 @@ class Promises:
         deadlines: tells which time limits have passed.
         plan: the hosts that the plan has given away.
         allowances: what each user may still get. The chips of firm promises count.
-        leaving: job id → the attempts that are about to leave their hosts to the job.
+        leaving: the attempts that are about to leave their hosts to some job. Hosts besides go to others.
 
     Attributes:
         given_up: whether a job has lost its promise in this plan, since it runs now or can't run for a while.
@@ -79,7 +79,7 @@ class Promises:
         deadlines: Deadlines,
         plan: Plan,
         allowances: Allowances,
-        leaving: Mapping[str, Collection[AttemptId]],
+        leaving: Collection[AttemptId],
     ) -> None:
         self._fleet = fleet
         self._deadlines = deadlines
@@ -288,8 +288,8 @@ class Promises:
         stuck = [name for name in names if not available.may_become_free(name)]
         if stuck:
             return f"the end of what ran on {stuck[0]} is not confirmed in time"
-        leaving = self._leaving.get(job.spec.job_id, ())
-        busy = [name for name in names if not available.is_free_after(name, leaving)] if job.promise.is_firm else ()
+        is_firm, leaving = job.promise.is_firm, self._leaving
+        busy = [name for name in names if not available.is_free_after(name, leaving)] if is_firm else ()
         return f"{busy[0]} is in use by what does not leave" if busy else ""
 
     def _names(self, job: Job, node_ids: Iterable[str]) -> tuple[str, ...]:

@@ -152,7 +152,8 @@ class Evictions:
             if victim.spec.spare_for is not None:
                 self._spares.give_back(victim, change)
             else:
-                self._give_notice(victim, gang, Eviction(event.job_id, event.deadline, _reason(job, victim)), change)
+                deadline = event.deadline if gang.eviction is None else min(event.deadline, gang.eviction.deadline)
+                self._give_notice(victim, gang, Eviction(event.job_id, deadline, _reason(job, victim)), change)
 
     def time_passed(self, change: Change) -> None:
         """Stop the attempts whose deadline has come."""
@@ -199,9 +200,10 @@ class Evictions:
             raise IllegalTransitionError(f"{who}: it is of no lower band")
         if not any(task.node_id in event.node_ids for task in gang.tasks):
             raise IllegalTransitionError(f"{who}: they are not promised to that job")
-        if gang.eviction is not None and gang.eviction.job_id != event.job_id:
-            raise IllegalTransitionError(f"{who}: {gang.eviction.job_id} takes them")
-        return gang.eviction is None
+        taker = event.job_id if gang.eviction is None else gang.eviction.job_id
+        if taker != event.job_id and not any(self._promises.whose(node_id) == taker for node_id in event.node_ids):
+            raise IllegalTransitionError(f"{who}: {taker} takes them")  # and loses none of its promise by this one
+        return gang.eviction is None or taker != event.job_id
 
     def _gives_way(self, gang: Gang, job_id: str) -> bool:
         """Return whether a host of the gang is promised to the job."""

@@ -231,12 +231,12 @@ class ReferencePlan:
         return all(o.exact for o in found) or sum(o.exact for o in sound) < counts(job)[0]
 
     def is_left_to(self, job: Job, option: Option) -> bool:
-        """Whether the group is free once those have left that leave it to the job, and what has just ended is gone."""
+        """Whether the group is free once those have left that leave it, to anybody, and what has just ended is gone."""
         free = {worker.node_id: self.free(worker, once_ended=True) for worker in option.good}
         for worker in option.good:
             for occupant, held in worker.occupants.items():
                 evicted = self.all_jobs[occupant[1].job_id].gangs[occupant[1].gang].eviction
-                if evicted is not None and evicted.job_id == job.spec.job_id and occupant not in worker.ending:
+                if evicted is not None and occupant not in worker.ending:
                     free[worker.node_id].update(held)
         return sum(lack(job.spec, worker, free[worker.node_id]) == 0 for worker in option.good) >= option.wanted
 

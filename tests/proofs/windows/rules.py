@@ -226,7 +226,7 @@ class Rules:
                 other = self._state.jobs[other_id]
                 is_higher = job.spec.priority < other.spec.priority
                 returns = self._returns_to(job, node_id) and job.spec.priority <= other.spec.priority
-                if not is_higher and not (returns and not promised.is_firm):
+                if not is_higher and not (returns and not promised.is_firm) and not self._excuse(other_id, promised):
                     self._passed.append((job, node_id, other_id, promised))
 
     def _returns_to(self, job: Job, node_id: str) -> bool:
@@ -255,7 +255,8 @@ class Rules:
                 continue
             assert self._may_evict(taker, job, gang), f"{who} may not evict {attempt}"
         self._is_enough(taker, event.node_ids, event.leave, who)
-        self._is_allowed(taker, event, who)
+        assert not self._is_over_the_limit(taker, event.leave), f"{who} would be over the limit of its user"
+        self._is_needed(taker, who)
         self.counts["asked"] += 1
 
     def _may_evict(self, taker: Job, job: Job, gang: Gang) -> bool:
@@ -267,7 +268,9 @@ class Rules:
         """The hosts are as many as the job needs, and each waits for something that has a bound."""
         hosts = [self._state.workers[node_id] for node_id in node_ids]
         for host in hosts:
-            for attempt in self._in_the_way(taker, host, leave):
+            assert not host.draining, f"{who} could not run on {host.node_id}, which is about to go"
+            assert not host.foreign, f"{who} could not run on {host.node_id}, which a stranger uses"
+            for attempt in self._in_the_way(host, leave, UNCONFIRMED_S + (0.0 if leave else LOOKS_AGAIN_S)):
                 since = self.ledger.ended.get(attempt)
                 held = "goes on" if since is None else f"has ended {self.now - since:.1f} s ago, unconfirmed"
                 raise AssertionError(f"{who} could not run on {host.node_id}: {attempt} {held}")
@@ -275,20 +278,44 @@ class Rules:
         if taker.spec.coscheduling is not None:
             have, needed = len(names), taker.spec.groups_per_gang[0]
             assert have >= needed, f"{who} needs {needed} slices, and is promised {sorted(map(str, names))}"
+            assert len(hosts) == have * taker.spec.replicas, f"{who} is promised parts of slices: {node_ids}"
 
-    def _in_the_way(self, taker: Job, host: Worker, leave: Collection[AttemptId] = ()) -> Iterator[AttemptId]:
+    def _in_the_way(
+        self, host: Worker, leave: Collection[AttemptId] = (), unconfirmed_s: float = UNCONFIRMED_S
+    ) -> Iterator[AttemptId]:
         """Yield the attempts on a host that will not have left it within a bound."""
         for attempt in {attempt for _, attempt in host.occupants}:
             since = self.ledger.ended.get(attempt)
-            if since is not None and self.now < since + UNCONFIRMED_S + (0.0 if leave else LOOKS_AGAIN_S):
+            if since is not None and self.now < since + unconfirmed_s:
                 continue
-            if attempt in leave or self.ledger.asked.get(attempt) == taker.spec.job_id:
+            if attempt in leave or attempt in self.ledger.asked:  # to another job: this host is besides
                 continue
             yield attempt
 
-    def _is_allowed(self, taker: Job, event: PromiseEvent, who: str) -> None:
-        """The limits of its user allow what it gets, beside what the user has and other jobs were promised."""
-        assert not self._is_over_the_limit(taker, event.leave), f"{who} would be over the limit of its user"
+    def _is_needed(self, taker: Job, who: str) -> None:
+        """Nobody is asked to leave while enough slices are free, or about to be."""
+        others = [job for job in self._state.pending() if self._is_returning(job)]
+        is_pinned = any(constraint.key == TPU_NAME for constraint in taker.spec.constraints)
+        if others or is_pinned or taker.avoided or taker.spec.coscheduling is None or self._is_over_the_limit(taker):
+            return
+        own = self.ledger.promised.get(taker.spec.job_id)
+        free = [
+            name
+            for name, hosts in self._slices().items()
+            if len(hosts) == taker.spec.replicas and all(self._is_free_soon(host, own) for host in hosts)
+        ]
+        assert len(free) < taker.spec.groups_per_gang[0], f"{who} finds {free} free, or about to be"
+
+    def _is_free_soon(self, host: Worker, own: Promised | None) -> bool:
+        promised = any(host.node_id in one.node_ids for one in self.ledger.promised.values() if one is not own)
+        is_fit = not (host.draining or host.foreign or promised or self.now < host.suspected_until)
+        return is_fit and not any(self._in_the_way(host))
+
+    def _slices(self) -> dict[str, list[Worker]]:
+        slices: dict[str, list[Worker]] = {}
+        for worker in self._state.workers.values():
+            slices.setdefault(worker.slice_name or worker.node_id, []).append(worker)
+        return slices
 
     def _is_over_the_limit(self, job: Job, leave: Collection[AttemptId] = ()) -> bool:
         """Return whether a limit keeps a job from running beside what its user has, and other jobs were promised."""
@@ -338,7 +365,7 @@ class Rules:
         if any(self._is_returning(one) for one in self._state.pending() if one.spec.priority < job.spec.priority):
             return "higher band"
         other = self.ledger.promised.get(job_id)
-        if other is not None and not other.is_firm and not any(self._ways(job, other)):
+        if other is not None and not other.is_firm and not any(self._ways(other)):
             return "other room"
         for node_id in promised.node_ids:
             worker = self._state.workers.get(node_id)
@@ -357,10 +384,10 @@ class Rules:
                     return "higher band"
         return ""
 
-    def _ways(self, job: Job, promised: Promised) -> Iterator[bool]:
-        """Yield for each host of a promise whether something is in the job's way."""
+    def _ways(self, promised: Promised) -> Iterator[bool]:
+        """Yield for each host of a promise whether something on it will not have left within a bound."""
         workers = (self._state.workers.get(node_id) for node_id in promised.node_ids)
-        return (worker is None or any(self._in_the_way(job, worker)) for worker in workers)
+        return (worker is None or any(self._in_the_way(worker)) for worker in workers)
 
     def _promises_are_sound(self) -> None:
         """A host is promised once, and what is promised firmly waits for nothing that has no bound."""
@@ -402,10 +429,7 @@ class Rules:
             return False
         if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job):
             return False
-        slices: dict[str, list[Worker]] = {}
-        for worker in self._state.workers.values():
-            slices.setdefault(worker.slice_name or worker.node_id, []).append(worker)
-        return sum(self._could_be_free(job, hosts) for hosts in slices.values()) >= needed
+        return sum(self._could_be_free(job, hosts) for hosts in self._slices().values()) >= needed
 
     def _rivals(self, job: Job) -> bool:
         """Return whether other jobs wait for the same limit."""

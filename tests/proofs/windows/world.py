@@ -175,7 +175,8 @@ class WindowWorld:
         for failed in self._instructions.failed:
             raise failed.error
         assert not self.planner.left_out, self.planner.left_out
-        self.rules.turn_over()
+        if not self.planner.unfinished:  # else the next plan goes on
+            self.rules.turn_over()
         self.state.check()
         fate = self.chance.random() if self._deadly else 1.0
         if fate < self._deadly / 2:

@@ -347,3 +347,39 @@ def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCa
     world.turn(1.0)
     world.turn(UNCONFIRMED_S)
     assert "what was promised to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text
+
+
+def test_slice_that_a_victim_frees_besides_counts_until_free(world: Played) -> None:
+    """It leaves for the other job. The notice to the second victim was taken back, and given again, plan after plan."""
+    add_slices(world, "c")
+    pair = world.run("pair", priority=BATCH, slices=(2,))
+    single = world.run("single", priority=BATCH, **on("c"))
+    first = world.submit("first", priority=PRODUCTION, user="ann", **on("a"))
+    second = world.submit("second", priority=PRODUCTION, user="bob", slices=(2,))
+    world.turn()
+    assert is_told_to_leave(pair)
+    for _ in range(int(GRACE_S) - 1):
+        assert is_told_to_leave(single)
+        world.turn(1.0)
+    world.turn(1.0)
+    world.confirm(pair, 1)
+    world.confirm(single, 1)
+    world.turn()
+    assert (first.gang.groups, second.gang.groups) == (("a",), ("b", "c"))
+
+
+def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world: Played) -> None:
+    """Else one of them stayed when the promise ended, and the other got its notice for nothing."""
+    first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
+    middle = world.submit("middle", priority=INTERACTIVE, user="ann", **on("b"))
+    world.turn()
+    assert [is_told_to_leave(job) for job in (first, second)] == [False, True]
+    high = world.submit("high", priority=PRODUCTION, user="bob", slices=(2,))
+    for _ in range(int(GRACE_S) - 1):
+        world.turn(1.0)
+        assert [is_told_to_leave(job) for job in (first, second)] == [True, True]
+    world.turn(2.0)
+    for job in (first, second):
+        world.confirm(job, 1)
+    world.turn()
+    assert (high.gang.placed, middle.gang.placed) == (True, False)
