@@ -3,7 +3,7 @@
     python benchmarks/scheduling.py            # the table; about a minute
     python benchmarks/scheduling.py --quick    # the cycles at 10,000 hosts and the event; seconds
     python benchmarks/scheduling.py --plot     # the table, and docs/scheduling-cost.png; pip install -e '.[bench]'
-    python benchmarks/scheduling.py --marin    # only the cycles beside those of the installed marin-iris; a minute
+    python benchmarks/scheduling.py --marin    # only the cycles, beside marin-iris: make bench-marin
 
 A cycle is measured in three states of the indexes:
 
