@@ -11,6 +11,7 @@ import pytest
 import ray
 
 from iris_ray import run_on_pod_ray
+from iris_ray.state.attempt_ends import QUICK_ENDS_ARE_FAILURES
 from iris_ray.testing import SimulatedCluster
 from tests.support.proofs import a_seed, in_long, in_proofs, in_test
 from tests.support.waiting import wait_until
@@ -107,8 +108,9 @@ def test_lost_slices_cost_a_step_or_two_and_no_bit(
 ) -> None:
     """Slices are killed at random moments, also during saves, which are most of each step."""
     chance = random.Random(a_seed(38))
+    quick = max(0, kills - QUICK_ENDS_ARE_FAILURES)  # they may be heard of before Ray knows that the host is lost
     ref = run_on_pod_ray.remote(
-        training(str(tmp_path), sharded, 80 * kills), "v4-16", num_slices=2, max_retries_failure=0, preload=PRELOAD
+        training(str(tmp_path), sharded, 80 * kills), "v4-16", num_slices=2, max_retries_failure=quick, preload=PRELOAD
     )
     for attempt in range(1, kills + 1):
         wait_for(tmp_path, attempt, 5 * attempt)

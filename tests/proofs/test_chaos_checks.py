@@ -1,12 +1,22 @@
 """The checks of `tests.proofs.chaos` find what they look for: they run on made-up lines with one mistake each."""
 
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.proofs.chaos.checks import Disturbances, KnownAttempt, check_steps, overlaps
-from tests.proofs.chaos.jobs import Line, Running
+from tests.proofs.chaos.checks import (
+    Disturbances,
+    KnownAttempt,
+    check_steps,
+    in_memory,
+    overlaps,
+    wrong_numbers,
+    wrong_restores,
+)
+from tests.proofs.chaos.jobs import Line, Running, checksum, numbers_at
 
 STEPS = 6
 
@@ -97,8 +107,9 @@ def test_task_that_took_no_part_in_the_end_need_not_have_got_there(tmp_path: Pat
 
 
 def timed(lines: list[Line], begins: float, slice_name: str = "s") -> list[Line]:
-    """The lines at one second each from a time on."""
-    return [{**line, "slice": slice_name, "at": begins + second} for second, line in enumerate(lines)]
+    """The lines at one second each from a time on, the first of them with the slice."""
+    (first, *more) = ({**line, "at": begins + second} for second, line in enumerate(lines))
+    return [{**first, "slice": slice_name}, *more]
 
 
 def test_task_that_goes_on_beside_the_next_attempt_is_named_unless_its_slice_was_disturbed() -> None:
@@ -123,3 +134,97 @@ def test_an_attempt_is_explained_by_a_slice_that_is_disturbed_as_it_begins_even_
     assert disturbances.attempts(began, [KnownAttempt(1, "ab", long_ago), KnownAttempt(2, "b", long_ago)]) == 1
     assert disturbances.attempts([{**line, "slice": "a"} for line in began], []) == 3
     assert disturbances.attempts([], [KnownAttempt(1, "ab", time.monotonic()), KnownAttempt(2, "a", long_ago)]) == 1
+
+
+def kept(number: int, by: list[int], end: int, slices: str = "ab", memory: bool = True, **first: Any) -> list[Line]:
+    """The lines of an attempt of a task per slice, which keeps every other step in memory.
+
+    Args:
+        by: who has done the steps before its first.
+        end: its last step, exclusively.
+        first: more for the lines that say where the tasks begin, in place of what is right.
+    """
+    lines: list[Line] = []
+    for index, name in enumerate(slices):
+        who, box = {"attempt": number, "index": index, "at": 0.0}, [100 * index, 100 * index + 100]
+        sums = [checksum(numbers_at(step)[slice(*box)]) for step in range(end + 1)]
+        start = {"start": len(by), "by": by, "memory": memory, "bucket": [], "box": box, "sum": sums[len(by)]}
+        lines += [{**who, "slice": name}, {**who, **start, **first}]
+        for step in range(len(by), end):
+            lines.append({**who, "step": step, "sum": sums[step + 1]})
+            lines += [{**who, "kept": step + 1}] if step % 2 else []
+    return lines
+
+
+FIRST = kept(1, [], 7, memory=False)  # 4 is whole; 6 need not be
+WARNING: Line = {"attempt": 1, "index": 0, "at": 0.0, "warned": "Step 4 is not whole in memory, the step before stays"}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        FIRST + kept(2, [1] * 6, 9),
+        FIRST + kept(2, [1] * 4, 9, "bc"),
+        FIRST + kept(2, [], 9, "cd", memory=False),
+        FIRST + kept(2, [1] * 2, 9, "cd", memory=False, bucket=[1] * 2),
+        [*FIRST, WARNING, *kept(2, [1] * 2, 9)],
+        [*FIRST, {**WARNING, "warned": "host 1 of the gang shows no saved steps"}, *kept(2, [], 9, memory=False)],
+        FIRST + kept(2, [1] * 4, 5) + kept(3, [1] * 4, 9),
+        FIRST + kept(2, [1] * 4, 9) + kept(3, [1] * 4 + [2] * 2, 9),
+        FIRST + kept(2, [1] * 4, 9, "cd") + kept(3, [1] * 6, 9),
+        [*FIRST, {"attempt": 1, "index": 0, "at": 0.0, "saved": 7}, *kept(2, [1] * 7, 9)],
+    ],
+    ids=[
+        "the newest",
+        "the newest whole one",
+        "all slices lost",
+        "all slices lost, from the bucket",
+        "a step that was not whole",
+        "a host that did not answer",
+        "an attempt that kept nothing",
+        "two losses",
+        "an attempt of which nothing is left",
+        "a notice",
+    ],
+)
+def test_states_that_go_on_from_the_newest_whole_step_pass(lines: list[Line]) -> None:
+    assert not [*wrong_numbers(lines), *wrong_restores(in_memory(lines))]
+
+
+def with_start(number: int, index: int, lines: list[Line], **changed: Any) -> list[Line]:
+    """The lines, with something else where a task begins."""
+    who = (number, index)
+    mine = [("start" in line and (line["attempt"], line["index"]) == who) for line in lines]
+    return [{**line, **changed} if own else line for line, own in zip(lines, mine, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (kept(1, [], 7, sum=0), "task 0 of attempt 1 restores wrong numbers at step 0"),
+        ([{**line, "sum": 0} if line.get("step") == 3 else line for line in FIRST], "comes to wrong numbers at step 4"),
+        (with_start(1, 1, FIRST, start=2), "begin at different steps"),
+        (with_start(1, 1, FIRST, memory=True), "begin at different steps"),
+        (kept(2, [1] * 4, 9), "of an attempt that nobody knows"),
+        (FIRST + kept(2, [1] * 4, 9) + kept(3, [2] * 6, 9), r"begins with steps of \[2\] that attempt 2 never had so"),
+        (FIRST + kept(2, [1] * 4, 9) + kept(3, [1] * 6, 9), "goes on from attempt 1, and attempt 2 had a whole step"),
+        (FIRST + kept(2, [1] * 2, 9, "bc"), "begins at step 2; b had step 4 of attempt 1"),
+        (FIRST + kept(2, [], 9, memory=False), "begins at step 0; .* had step 4 of attempt 1"),
+        (FIRST + kept(2, [], 9, "cd") + kept(3, [1] * 6, 9, bucket=[2] * 4), "the bucket has step 4 of attempt 2"),
+    ],
+    ids=[
+        "a wrong state",
+        "a wrong step",
+        "two steps",
+        "one of two from memory",
+        "of nobody",
+        "a mixture",
+        "an abandoned attempt",
+        "an older step",
+        "nothing",
+        "older than the bucket",
+    ],
+)
+def test_states_that_are_wrong_old_or_lost_are_named(lines: list[Line], said: str) -> None:
+    found = [*wrong_numbers(lines), *wrong_restores(in_memory(lines))]
+    assert any(re.search(said, text) for text in found), found

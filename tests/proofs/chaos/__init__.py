@@ -9,9 +9,12 @@ and the raylets; each kind of process is stopped for a while. Of the slices that
 is an hour off. If root runs it, hosts also lose their network, wholly or in part, or get a slow one; some slices have a
 read-only root file system, others a small disk, which is filled for a while.
 
+One of the three is a program of JAX that keeps its state in the memory of its hosts.
+
 In the end, every job has its results once. Each task did every step in order, from a checkpoint or from where its last
-attempt was. No job was charged for a loss that no fault explains. No process of a task, forked ones included, no
-reservation and no claimed chip is left.
+attempt was. A state that was kept in memory came back to the bit, from the newest whole step if one of its slices was
+left, and never from an attempt that a later one had replaced. No job was charged for a loss that no fault explains. No
+process of a task, forked ones included, no reservation and no claimed chip is left.
 
 `run.py` has the run, `jobs.py` the jobs and what their tasks write, `checks.py` what must hold of that, and `faults.py`
 what happens to them.

@@ -1,11 +1,12 @@
 """What must hold of the lines that the tasks of a job have written."""
 
 import math
+import re
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from tests.proofs.chaos.jobs import Line, Running
+from tests.proofs.chaos.jobs import Line, Running, checksum, numbers_at
 
 LAUNCH_S = 15.0
 """How long after a disturbance an attempt may have ended that did not start because of it."""
@@ -50,10 +51,10 @@ class Disturbances:
         """
         slices = {attempt.number: attempt.slices for attempt in known}
         disturbed = {
-            start["attempt"]
-            for start in lines
-            if "start" in start
-            if any(self._during(n, start["at"], 0.0) for n in {start["slice"], *slices.get(start["attempt"], ())})
+            task["attempt"]
+            for task in lines
+            if "slice" in task
+            if any(self._during(n, task["at"], 0.0) for n in {task["slice"], *slices.get(task["attempt"], ())})
         }
         for attempt in known:
             if any(self._during(name, attempt.at, 0.0 if attempt.began else LAUNCH_S) for name in attempt.slices):
@@ -99,12 +100,122 @@ def overlaps(lines: list[Line], disturbances: Disturbances) -> Iterator[str]:
     """Tasks that went on when the next attempt had begun, on slices where nothing happened that explains it."""
     began: dict[int, float] = {}
     for line in lines:
-        if "start" in line:
+        if "slice" in line:
             began[line["attempt"]] = min(line["at"], began.get(line["attempt"], line["at"]))
-    for start in (line for line in lines if "start" in line):
-        attempt, index = start["attempt"], start["index"]
+    for task in (line for line in lines if "slice" in line):
+        attempt, index = task["attempt"], task["index"]
         next_began = min((at for other, at in began.items() if other > attempt), default=math.inf)
         last = max(line["at"] for line in lines if (line["attempt"], line["index"]) == (attempt, index))
-        if last > next_began and not disturbances.explain(start["slice"], next_began):
+        if last > next_began and not disturbances.explain(task["slice"], next_began):
             over = last - next_began
-            yield f"task {index} of attempt {attempt} on {start['slice']} went on for {over:.1f} s beside the next"
+            yield f"task {index} of attempt {attempt} on {task['slice']} went on for {over:.1f} s beside the next"
+
+
+NOT_WHOLE = re.compile(r"Step (\d+) is not whole")
+"""How a MemoryCheckpointer says that a step has failed."""
+
+
+@dataclass
+class InMemory:
+    """What an attempt has kept in the memory of its hosts, as far as its tasks have written that down.
+
+    Attributes:
+        number: its number.
+        slices: where it was.
+        starts: for each of its tasks that has restored, the line that says so.
+        kept: by task, the steps that it has begun to keep.
+        noticed: steps that are whole because a task has waited for that.
+        warned: of what its MemoryCheckpointers have warned.
+    """
+
+    number: int
+    slices: set[str] = field(default_factory=set)
+    starts: list[Line] = field(default_factory=list)
+    kept: dict[int, list[int]] = field(default_factory=dict)
+    noticed: list[int] = field(default_factory=list)
+    warned: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> int:
+        """The newest step that is known to be whole, 0 if there is none: a save begins when the one before is done."""
+        failed = {int(found[1]) for text in self.warned if (found := NOT_WHOLE.match(text))}
+        steps = [step for own in self.kept.values() for step in own[:-1]] + self.noticed
+        return max((step for step in steps if step not in failed), default=0)
+
+    @property
+    def done_by(self) -> list[int]:
+        """Which attempt has done each step before this one's first."""
+        by: list[int] = self.starts[0]["by"]
+        return by
+
+    @property
+    def source(self) -> str:
+        """From where it went on."""
+        return "memory" if self.starts[0]["memory"] else "the bucket" if self.starts[0]["bucket"] else "nothing"
+
+    def stays_whole_in(self, later: "InMemory") -> bool:
+        """Whether a later attempt must find this one's whole steps: they share a slice, and no process warned."""
+        return bool(self.whole and self.slices & later.slices) and not (self.warned or later.warned)
+
+
+def in_memory(lines: list[Line]) -> list[InMemory]:
+    """What the attempts of a job have kept in memory, in their order."""
+    attempts: dict[int, InMemory] = {}
+    for line in lines:
+        attempt = attempts.setdefault(line["attempt"], InMemory(line["attempt"]))
+        if "slice" in line:
+            attempt.slices.add(line["slice"])
+        elif "memory" in line:
+            attempt.starts.append(line)
+        elif "kept" in line:
+            attempt.kept.setdefault(line["index"], []).append(line["kept"])
+        elif "saved" in line:
+            attempt.noticed.append(line["saved"])
+        elif "warned" in line:
+            attempt.warned.append(line["warned"])
+    return [attempt for _, attempt in sorted(attempts.items())]
+
+
+def wrong_numbers(lines: list[Line]) -> Iterator[str]:
+    """Tasks whose numbers are not, to the bit, those of a run without faults at that step."""
+    boxes = {(line["attempt"], line["index"]): line["box"] for line in lines if "box" in line}
+    for line in lines:
+        if "sum" in line:
+            first, end = boxes[line["attempt"], line["index"]]
+            step = line["start"] if "start" in line else line["step"] + 1
+            if line["sum"] != checksum(numbers_at(step)[first:end]):
+                where = "restores" if "start" in line else "comes to"
+                yield f"task {line['index']} of attempt {line['attempt']} {where} wrong numbers at step {step}"
+
+
+def wrong_restores(attempts: list[InMemory]) -> Iterator[str]:
+    """Attempts that do not go on from where they should.
+
+    All tasks of an attempt begin at one step. Of an earlier attempt only what it has done itself comes back. No attempt
+    is skipped of which memory must still have a whole step, or the bucket a newer one, and no whole step is lost.
+    """
+    earlier: list[InMemory] = []
+    for attempt in (each for each in attempts if each.starts):
+        first = attempt.starts[0]
+        start, done_by, who = first["start"], attempt.done_by, f"attempt {attempt.number}"
+        if any(
+            (line["start"], line["by"], line["memory"]) != (start, done_by, first["memory"]) for line in attempt.starts
+        ):
+            yield f"the tasks of {who} begin at different steps: {attempt.starts}"
+        source = next((each for each in earlier if done_by and each.number == done_by[-1]), None)
+        if source is not None:
+            if done_by != (source.done_by + [source.number] * len(done_by))[:start]:
+                yield f"{who} begins with steps of {sorted(set(done_by))} that attempt {source.number} never had so"
+        elif start:
+            yield f"{who} begins at step {start} of an attempt that nobody knows"
+        if first["bucket"] and done_by and done_by[-1] < first["bucket"][-1]:
+            newer = f"step {len(first['bucket'])} of attempt {first['bucket'][-1]}"
+            yield f"{who} goes on from step {start} of attempt {done_by[-1]}, and the bucket has {newer}"
+        for other in earlier:
+            if source is not None and other.number > source.number and other.stays_whole_in(attempt):
+                yield f"{who} goes on from attempt {source.number}, and attempt {other.number} had a whole step"
+        before = next((each for each in reversed(earlier) if each.whole), None)
+        if before is not None and before.stays_whole_in(attempt) and start < before.whole:
+            shared = ", ".join(before.slices & attempt.slices)
+            yield f"{who} begins at step {start}; {shared} had step {before.whole} of attempt {before.number}"
+        earlier.append(attempt)

@@ -174,14 +174,14 @@ class Faults:
         return f"announced that {name} goes in {seconds:.0f} s"
 
     def _kill_task(self) -> str | None:
-        starts = [(job, start) for job in self._running.values() for start in job.latest() if runs(start)]
-        if not starts:
+        tasks = [(job, task) for job in self._running.values() for task in job.latest() if runs(task)]
+        if not tasks:
             return None
-        job, start = self._chance.choice(starts)
+        job, task = self._chance.choice(tasks)
         number = self._chance.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
         job.charges["failures"] += 1
-        os.kill(start["pid"], number)
-        return f"{number.name} to task {start['index']} of job {job.number}"
+        os.kill(task["pid"], number)
+        return f"{number.name} to task {task['index']} of job {job.number}"
 
     def _kill_slice_actor(self) -> str:
         name = self._some_slice()

@@ -18,14 +18,15 @@ from iris_ray.actors.calls.names import PLACEMENT_GROUP_PREFIX
 from iris_ray.actors.host.ledger import EXCLUSIVE
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.testing import SimulatedCluster
-from tests.proofs.chaos.checks import KnownAttempt, check_steps, overlaps
+from tests.proofs.chaos.checks import KnownAttempt, check_steps, in_memory, overlaps, wrong_numbers, wrong_restores
 from tests.proofs.chaos.faults import Faults
-from tests.proofs.chaos.jobs import Running, counting, lines_in
+from tests.proofs.chaos.jobs import Running, counting, keeping, lines_in
 from tests.support.gangs import alive, all_jobs, birth, the_controller
 from tests.support.odd_hosts import CONTAINER, NON_ROOT, READ_ONLY_ROOT, SMALL_DISK, clock_off_by, unmount
 from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
+PRELOAD = ["iris_ray.checkpoint"]
 PATIENCE_S = 240.0
 """How long the jobs of the end may take."""
 WHERE = re.compile("(?P<began>runs|did not start) on (?P<slices>[^(]+?)( \\(|$)")
@@ -44,6 +45,8 @@ class Chaos:
         odd_slices: how many slices came that were odd, by what was odd.
         false_alarms: what a job was charged for although nobody had caused it.
         overlaps: tasks that went on beside the next attempt, though nothing kept them from hearing of it.
+        losses: states in memory that were wrong, old or lost.
+        restores: from where later attempts of jobs that keep a state went on.
         redone: steps of tasks that were done again.
         jobs_done: how many jobs have ended, all well.
     """
@@ -52,6 +55,8 @@ class Chaos:
         self.odd_slices: Counter[str] = Counter()
         self.false_alarms: list[str] = []
         self.overlaps: list[str] = []
+        self.losses: list[str] = []
+        self.restores: Counter[str] = Counter()
         self.redone = 0
         self.jobs_done = 0
         self._say = say
@@ -62,6 +67,11 @@ class Chaos:
         self._cluster: SimulatedCluster
         self._faults: Faults
         self._mounts = contextlib.ExitStack()
+
+    @property
+    def findings(self) -> list[str]:
+        """All that should not be."""
+        return self.false_alarms + self.overlaps + self.losses
 
     @property
     def faults(self) -> Counter[str]:
@@ -102,14 +112,18 @@ class Chaos:
             number, self._started = self._started, self._started + 1
             directory = self._directory / str(number)
             directory.mkdir()
-            counts: list[int | list[int]] = [1, 1, 2, [1, 2]]
+            keeps = not any(job.keeps for job in self._running.values())
+            counts: list[int | list[int]] = [1, 2, 2, [1, 2]] if keeps else [1, 1, 2, [1, 2]]
             slices = self._chance.choice(counts)
-            steps = self._chance.randrange(60, 300)
+            steps = self._chance.randrange(300, 1200) if keeps else self._chance.randrange(60, 300)
             spares = self._chance.choice([0, 0, 1])
+            function = counting(str(directory), steps)
+            if keeps:
+                function = keeping(str(directory), steps, sharded=self._chance.random() < 0.5)
             ref = run_on_pod_ray.remote(
-                counting(str(directory), steps), TPU_TYPE, num_slices=slices, spares=spares, keep_warm=5
+                function, TPU_TYPE, num_slices=slices, spares=spares, keep_warm=5, preload=PRELOAD if keeps else []
             )
-            self._running[number] = Running(number, run_on_pod_ray.job_id(ref), directory, steps, ref, slices)
+            self._running[number] = Running(number, run_on_pod_ray.job_id(ref), directory, steps, ref, slices, keeps)
 
     def _settle(self, start_more: bool = True) -> None:
         """Check the jobs that have ended, replace what is broken."""
@@ -161,6 +175,16 @@ class Chaos:
         assert status is not None, f"the Controller has forgotten {job.job_id}"
         for text in overlaps(lines, self._faults.disturbances):
             self._find(self.overlaps, f"job {job.number}: {text}")
+        attempts = in_memory(lines)
+        later = [attempt for attempt in attempts[1:] if attempt.starts]
+        self.restores.update(attempt.source for attempt in later)
+        if later:
+            went_on = (f"{attempt.source} at {len(attempt.done_by)} in attempt {attempt.number}" for attempt in later)
+            self._say(f"job {job.number} went on from {', '.join(went_on)}")
+        if wrong := [*wrong_numbers(lines), *wrong_restores(attempts)]:
+            self._say("\n".join(map(str, (line for line in lines if not line.keys() & {"step", "kept"}))))
+        for text in wrong:
+            self._find(self.losses, f"job {job.number}: {text}")
         job.charges["preemptions"] += self._faults.disturbances.attempts(lines, known_attempts(job.job_id))
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
@@ -183,8 +207,8 @@ class Chaos:
 
     def _check_nothing_left(self) -> None:
         lines = [line for path in self._directory.glob("*/lines-*") for line in lines_in(path)]
-        starts = [line for line in lines if "start" in line]
-        ours = [one for start in starts for one in zip((start["pid"], start["child"]), start["born"], strict=True)]
+        tasks = [line for line in lines if "pid" in line]
+        ours = [one for task in tasks for one in zip((task["pid"], task["child"]), task["born"], strict=True)]
 
         def left() -> list[str]:
             return [words_of(pid) for pid, born in ours if alive(pid) and birth(pid) == born]
