@@ -409,7 +409,7 @@ class Rules:
             if not promised.is_firm or promised.limits != self.ledger.limits:
                 continue
             job = self._state.jobs[job_id]
-            assert not self._is_over_the_limit(job), (
+            assert not self._is_over_the_limit(job, {*self._on(promised.node_ids)}), (
                 f"{job_id} was promised {promised.node_ids}, and is over a limit now"
             )
 
