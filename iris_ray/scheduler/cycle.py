@@ -281,7 +281,8 @@ class Cycle:
     def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
         """Note that a gang waits for a limit of its user. Nothing is promised to it: others may use the hosts."""
         kept: tuple[str, ...] = ()
-        if self._deadlines.is_returning(job) and job.spec.spare_for is None:  # its own attempt may be just ending
+        returns = self._deadlines.is_returning(job) and job.spec.spare_for is None  # its own attempt may be just ending
+        if returns or self._frees_its_own(job, reached):
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, ())
@@ -294,6 +295,13 @@ class Cycle:
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+
+    def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
+        """Return whether a job is within its user's limit once those have left that leave its promised hosts to it."""
+        if reached.what != "chips" or not self._promises.has_firm(job):
+            return False
+        chips = self._evictor.frees(job, self._promises.hosts_of(job))
+        return chips > 0 and self._allowances.may_take(job, reached.needed, given_back=chips)
 
     def _has_hosts_for(self, job: Job) -> bool:
         """Return whether the cluster has enough groups that suit a job, used or not."""

@@ -271,6 +271,15 @@ class Evictor:
                 names.update(dict.fromkeys(search.groups_of(self._costs.hosts_of(attempt))))
         return list(names)
 
+    def frees(self, job: Job, node_ids: Iterable[str]) -> float:
+        """Return how many chips the user of a job holds that are free once the job has the hosts promised to it."""
+        jobs, account = self._running.jobs, (job.spec.user, job.spec.priority)
+        workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
+        held = [(who[1], accelerators(worker.occupants[who])) for worker in workers for who in worker.ending]
+        held += [(a, self._chips_of(a)) for a, taker in self._leaving.items() if taker == job.spec.job_id]
+        specs = ((jobs[attempt.job_id].spec, chips) for attempt, chips in held)
+        return sum(chips for spec, chips in specs if (spec.user, spec.priority) == account)
+
     def _chips_of(self, attempt: AttemptId) -> float:
         """Return how many chips an attempt holds."""
         workers = (self._fleet.workers[i] for i in self._costs.hosts_of(attempt) if i in self._fleet.workers)

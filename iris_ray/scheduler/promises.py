@@ -117,6 +117,10 @@ class Promises:
         """Return whether somebody leaves, or has left, hosts for a job."""
         return self.has_one(job) and self._of[job.spec.job_id].is_firm
 
+    def hosts_of(self, job: Job) -> tuple[str, ...]:
+        """Return the node ids of the hosts that are promised to a job."""
+        return self._hosts(job.spec.job_id)
+
     # -- for the moment --------------------------------------------------------------------------------------------
 
     def lift(self, job: Job) -> Lifted:

@@ -323,7 +323,9 @@ class Rules:
         limits = self._state.limits.of(job.spec.user, job.spec.priority)
         assert limits.chips is not None
         assert limits.running_jobs is not None
-        return chips + _least_chips(job) > limits.chips or len(jobs | {job.spec.job_id}) > limits.running_jobs
+        if job.spec.spare_for is None:
+            jobs |= {job.spec.job_id}
+        return chips + _least_chips(job) > limits.chips or len(jobs) > limits.running_jobs
 
     def _held(self, job: Job, leave: Collection[AttemptId] = ()) -> tuple[float, set[str]]:
         """Return the chips that other jobs of the user hold or were promised, and their ids; without what leaves."""
@@ -342,7 +344,7 @@ class Rules:
             other = self._state.jobs[job_id]
             if other is not job and promised.is_firm and (other.spec.user, other.spec.priority) == (user, band):
                 chips += _least_chips(other)
-                running.add(job_id)
+                running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
 
     # -- a promise is kept -----------------------------------------------------------------------------------------
@@ -407,7 +409,7 @@ class Rules:
             if not promised.is_firm or promised.limits != self.ledger.limits:
                 continue
             job = self._state.jobs[job_id]
-            assert not self._is_over_the_limit(job), (
+            assert not self._is_over_the_limit(job, {*self._on(promised.node_ids)}), (
                 f"{job_id} was promised {promised.node_ids}, and is over a limit now"
             )
 

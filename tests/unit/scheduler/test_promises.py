@@ -383,3 +383,21 @@ def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world
         world.confirm(job, 1)
     world.turn()
     assert (high.gang.placed, middle.gang.placed) == (True, False)
+
+
+def test_promise_within_a_limit_lasts_until_the_yielding_job_of_its_user_has_left(world: Played) -> None:
+    """Its chips count still, and those of its hosts do when it has ended before its time."""
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
+    idle = world.run("idle", user="ann", **on("a"))
+    world.run("busy", user="bob", **on("b"))
+    world.do(JobYieldsEvent("idle", True))
+    waits = world.submit("waits", user="ann")
+    world.turn()
+    for _ in range(10):
+        assert is_told_to_leave(idle)
+        world.turn(1.0)
+    world.report(idle, S.FAILED)
+    world.turn(1.0)
+    world.confirm(idle, 1)
+    world.turn()
+    assert (waits.gang.placed, idle.gang.placed) == (True, False)
