@@ -8,10 +8,14 @@ PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.
 MARIN := .venv-marin
 MARINS_PYTHON := 3.12
 PINNED_MARIN := requirements/marin.txt
-# So has each other version of Python. Its own are the tests of what an interpreter changes: processes, pickling, event
-# loops, annotations, interfaces. The scheduler and the state are plain Python.
+# So has each other version of Python. Its own are the tests of what an interpreter changes: processes and how they end,
+# pickling, event loops, annotations, interfaces. What only calls services, reads files or computes is plain Python.
 OTHER_PYTHONS := 3.12 3.13
-ON_EVERY_PYTHON ?= $(addprefix tests/unit/,model client task slots/front actors/calls actors/protocol actors/host test_*.py)
+ON_EVERY_PYTHON ?= $(addprefix tests/unit/, \
+	$(addprefix actors/host/test_,exit_status.py inspector.py ledger.py process_tree.py stall_look.py task_*.py user_code.py) \
+	actors/calls actors/protocol slots/front client/modes $(addprefix client/test_,job_*.py launch.py run_options.py user_*.py) \
+	$(addprefix task/test_,endpoints.py preemption.py progress.py) $(addprefix model/test_,job_*.py plain_values.py) \
+	$(addprefix test_,errors.py public_names.py))
 PINNED_PYTHONS := $(if $(CI),requirements/pythons.txt)
 # So has each older version of Ray, the oldest first.
 OLDER_RAYS := 2.49.2 2.55.1
@@ -20,13 +24,13 @@ QUIETLY := --quiet --disable-pip-version-check
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
+.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-marin bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
 .SECONDARY:  # environments stay
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## every test, real Ray clusters included; about ten minutes on two cores
+test: $(READY)  ## every test, real Ray clusters included; about seven minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
 proofs: $(READY)  ## many random worlds and sequences, rare faults, a minute of chaos; a quarter of an hour
@@ -55,6 +59,9 @@ bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 
 bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state cost; about a minute
 	$(BIN)/python benchmarks/scheduling.py
+
+bench-marin: $(MARIN)/.ready  ## a scheduling cycle beside that of marin-iris; two minutes
+	$(MARIN)/bin/python benchmarks/scheduling.py --marin
 
 bench-controller: $(READY)  ## a storm of tasks through the real Controller, and its recovery; about two minutes
 	$(BIN)/python benchmarks/controller.py

@@ -55,10 +55,11 @@ COLUMNS = ("detect", "restart", "import", "join", "restore", "compile", "first s
 QUIET_S = 3.0
 """From the moment when all standbys are ready to the fault."""
 PATIENCE_S = 180.0
-CALIBRATION_EVERY, CALIBRATION_SAVES = 20, 8
+CALIBRATION_EVERY, CALIBRATION_SAVES = 100, 8
+"""So many steps that what goes on in the background ends before the next save."""
 NOTICE_S = 30.0
-LEVANTER_EVERY = 20
-"""As in the example."""
+LEVANTER_EVERY = 10
+"""As iris_ray.levanter keeps steps in memory."""
 
 
 @dataclass
@@ -160,7 +161,7 @@ class Run:
         times = [at, max(at, *ticks)]
         times += [max(self._phase(i, phase) for i in range(TASKS)) for phase in PHASES]
         first_step = min(n["step"] for n in self._steps(self._attempt))
-        again = last_step + 1 - first_step if self._saves else 0
+        again = max(0, last_step + 1 - first_step) if self._saves else 0  # of its last step Levanter does not tell
         return Sample([max(0.0, then - now) for now, then in pairwise(times)], again, step_s)
 
     def end(self) -> None:

@@ -113,9 +113,9 @@ class OrbaxKeeper:
 
 
 KEEPERS: dict[str, Any] = {"memory": MemoryKeeper, "orbax": OrbaxKeeper, "none": NoKeeper}
-_PRELOAD = ["jax", "sklearn.datasets", "iris_ray.jax"]
+_PRELOAD = ["jax", "sklearn.datasets", "iris_ray.jax", "iris_ray.checkpoint"]  # the demo imports all of them
 PRELOAD = {
-    "memory": [*_PRELOAD, "iris_ray.checkpoint"],
+    "memory": _PRELOAD,
     "orbax": [*_PRELOAD, "orbax.checkpoint"],
     "none": _PRELOAD,
 }
@@ -209,7 +209,7 @@ def train_with_levanter(directory: str, every: int) -> None:
             notes.mark(phase)  # it does all of this in one
         first = False
         notes.note(step=int(info.step), time=time.time())
-        if int(info.step) % every == 0:
+        if (int(info.step) + 1) % every == 0:
             notes.note(saved=int(info.step) + 1, time=time.time(), stall=0.0)
         time.sleep(STEP_S)
 

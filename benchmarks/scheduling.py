@@ -3,6 +3,7 @@
     python benchmarks/scheduling.py            # the table; about a minute
     python benchmarks/scheduling.py --quick    # the cycles at 10,000 hosts and the event; seconds
     python benchmarks/scheduling.py --plot     # the table, and docs/scheduling-cost.png; pip install -e '.[bench]'
+    python benchmarks/scheduling.py --marin    # only the cycles, beside marin-iris: make bench-marin
 
 A cycle is measured in three states of the indexes:
 
@@ -30,9 +31,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the cycles at 10,000 hosts and the event only")
     parser.add_argument("--plot", action="store_true", help="also measure how the cost grows, and save the picture")
+    parser.add_argument("--marin", action="store_true", help="only the cycles, beside those of marin-iris")
     parser.add_argument("--rounds", type=int, default=9, help="cycles per figure (default: 9, at most 14)")
     options = parser.parse_args()
     gc.disable()
+    if options.marin:
+        from scheduling_costs.marin import print_beside_marin
+
+        print_beside_marin((s for s in SCENARIOS if s.hosts <= 10_000), options.rounds)
+        return
     print_cycles(tuple(s for s in SCENARIOS if not options.quick or s.hosts <= 10_000), options.rounds)
     print_event(50)
     print_large_job(50)

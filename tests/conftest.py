@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import engine
 
-from tests.support.proofs import LONGER
+from tests.support.proofs import LONGER, examples
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose what Hypothesis tries where a test doesn't say so itself."""
     settings.register_profile(
         "iris_ray",
+        max_examples=examples(50),
         deadline=None,
         derandomize=not LONGER,
         phases=set(Phase) - {Phase.explain},
@@ -89,8 +90,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole modules and folders to the processes of ``pytest -n 2`` where single tests would not do.
+    """Give whole modules and folders to the processes of ``pytest -n 2``: what a module shares is made once.
 
+    Proofs and pages go test by test: some take long, and some need a cluster beside others that must come before it.
     The mark ``xdist_group`` does not serve: pytest-xdist 3.8 does not heed it with pytest 9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
@@ -98,24 +100,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            if path.startswith("tests/cluster/"):
-                return path
             if path.startswith("tests/unit/actors/host/"):  # they look for processes on the whole machine
                 return "tests/unit/actors/host"
-            return nodeid
+            return path if path.startswith(("tests/cluster/", "tests/unit/")) else nodeid
 
     return ByFolder(config, log)
 
 
 def profiles_of(item: pytest.Item) -> list[str]:
-    """The profiles in which a test runs; those in tests/proofs that are not marked run in two sizes."""
+    """The profiles in which a test runs; those in tests/proofs that are not marked run again with more examples."""
     if item.get_closest_marker("small"):
         return ["test"]
     if item.get_closest_marker("long"):
         return ["long"]
     if item.get_closest_marker("proof"):
         return ["proofs"]
-    return ["test", "proofs"] if item.path.is_relative_to(PROOFS) else ["test"]
+    return ["test", "proofs"] if LONGER and item.path.is_relative_to(PROOFS) else ["test"]
 
 
 def turn(item: pytest.Item) -> int:

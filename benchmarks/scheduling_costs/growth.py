@@ -1,10 +1,9 @@
 """How a cycle's cost grows with the fleet and with the queue, as a picture."""
 
 import gc
-import statistics
 from pathlib import Path
 
-from scheduling_costs.cycles import SCENARIOS, new_requirement_s, steady_s
+from scheduling_costs.cycles import new_requirement_s, steady_s
 from scheduling_costs.worlds import bare, gang, submit
 
 PICTURE = Path(__file__).parents[2] / "docs" / "scheduling-cost.png"
@@ -34,24 +33,19 @@ def save_picture(rounds: int) -> None:
 
     by_fleet = measure_growth([(hosts, 100) for hosts in FLEETS], rounds)
     by_queue = measure_growth([(10_000, gangs) for gangs in QUEUES], rounds)
-    reference = {s.jobs: s.reference for s in SCENARIOS if s.world is bare and s.job is gang and s.reference}
-    reference_by_fleet = {10_000: reference[100]}
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
     panels = (
-        (axes[0], FLEETS, by_fleet, reference_by_fleet, "hosts in the fleet (100 gangs wait)"),
-        (axes[1], QUEUES, by_queue, reference, "gangs in the queue (10,000 hosts)"),
+        (axes[0], FLEETS, by_fleet, "hosts in the fleet (100 gangs wait)"),
+        (axes[1], QUEUES, by_queue, "gangs in the queue (10,000 hosts)"),
     )
-    for axis, sizes, curves, others, label in panels:
+    for axis, sizes, curves, label in panels:
         for (name, costs), colour, mark in zip(curves.items(), ("#2a78d6", "#c2510c"), "os", strict=True):
             axis.loglog(sizes, costs, color=colour, marker=mark, markersize=5, linewidth=2, label=name)
-        middles = [1000 * statistics.mean(times) for times in others.values()]
-        axis.loglog(list(others), middles, "D", color="#555555", markersize=6, label="marin-iris")
         axis.set_xlabel(label)
         axis.grid(which="major", color="#dddddd")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylim(top=40_000)
     axes[0].set_ylabel("one cycle, ms of CPU time")
     axes[0].legend(frameon=False, loc="upper left")
     PICTURE.parent.mkdir(exist_ok=True)

@@ -11,6 +11,7 @@ from itertools import islice
 
 import psutil
 
+from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.scheduler import Scheduler
 from scheduling_costs.cycles import NOW, steady_s
@@ -40,12 +41,19 @@ def gangs_of(amounts: int) -> list[JobSpec]:
     return [replace(gang(i, f"gang-{i}"), resources=HOST | {"CPU": 1.0 + i % amounts / 100}) for i in range(10_000)]
 
 
+def gangs_that_prefer(zones: int) -> list[JobSpec]:
+    """10,000 gangs that prefer so many different zones."""
+    wishes = [Constraint("zone", ConstraintOp.EQ, f"us-{number}") for number in range(zones)]
+    return [replace(gang(i, f"gang-{i}"), preferences=(wishes[i % zones],)) for i in range(10_000)]
+
+
 CROWDS = (
     Crowd("CPU jobs, 1 amount", partial(cpu_jobs_of, 1)),
     Crowd("CPU jobs, 200 amounts", partial(cpu_jobs_of, 200)),
     Crowd("CPU jobs, 5,000 amounts", partial(cpu_jobs_of, 5000)),
     Crowd("gangs of 16, 1 amount", partial(gangs_of, 1)),
     Crowd("gangs of 16, 2,000 amounts", partial(gangs_of, 2000)),
+    Crowd("gangs of 16, 200 preferences", partial(gangs_that_prefer, 200)),
 )
 
 

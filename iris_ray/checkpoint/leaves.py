@@ -26,7 +26,8 @@ class StateLeaf:
         held: who has which box of its array; None for a plain value.
         wanted: the boxes that this process needs to have the leaf again.
         shards: the arrays of this process, by box.
-        on_device: whether they are in a device's memory, so that their bytes are a copy.
+        lasting: whether their bytes stay as they are while somebody uses them: those of JAX's arrays do. On a CPU, XLA
+            copies a donated array that is in use; from other devices, the bytes are a copy.
         build: makes the leaf, given the value that was saved and the bytes of each wanted box.
     """
 
@@ -35,7 +36,7 @@ class StateLeaf:
     wanted: Sequence[Box]
     shards: Callable[[], Mapping[Box, Any]]
     build: Callable[[Any, Mapping[Box, Bytes]], Any]
-    on_device: bool = False
+    lasting: bool = False
 
 
 def state_leaves(tree: Any, processes: int) -> tuple[list[StateLeaf], Any]:
@@ -97,7 +98,7 @@ def _jax_array(name: str, leaf: Any, processes: int) -> StateLeaf:
             return jax.numpy.asarray(boxes[box].view(dtype).reshape(shape))
 
         held = _everywhere(box, dtype, processes)
-        return StateLeaf(about, held, (box,), lambda: {box: leaf}, on_default_device, _on_device(leaf))
+        return StateLeaf(about, held, (box,), lambda: {box: leaf}, on_default_device, lasting=True)
     here, holders = _layout(sharding, shape)
     if sharding.is_fully_addressable:  # each process has an array of its own
         holders = dict.fromkeys(holders, tuple(range(processes)))
@@ -116,7 +117,7 @@ def _jax_array(name: str, leaf: Any, processes: int) -> StateLeaf:
         return {box_of(shard.index, shape): shard.data for shard in leaf.addressable_shards}
 
     wanted = tuple(dict.fromkeys(box for _, box in here))
-    return StateLeaf(about, Held(dtype.itemsize, holders), wanted, shards, build, _on_device(leaf))
+    return StateLeaf(about, Held(dtype.itemsize, holders), wanted, shards, build, lasting=True)
 
 
 def _keys(name: str, leaf: Any, processes: int) -> StateLeaf:
@@ -130,7 +131,7 @@ def _keys(name: str, leaf: Any, processes: int) -> StateLeaf:
     def build(value: Any, boxes: Mapping[Box, Bytes]) -> Any:
         return jax.random.wrap_key_data(inner.build(value, boxes), impl=impl)
 
-    return StateLeaf(about, inner.held, inner.wanted, inner.shards, build, inner.on_device)
+    return StateLeaf(about, inner.held, inner.wanted, inner.shards, build, inner.lasting)
 
 
 def _of_keys_to_come(keys: Any) -> tuple[Any, Any]:
@@ -143,10 +144,6 @@ def _of_keys_to_come(keys: Any) -> tuple[Any, Any]:
 
     data = jax.eval_shape(data_of, keys)
     return impls[0], jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=keys.sharding)  # type: ignore[no-untyped-call]
-
-
-def _on_device(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and any(device.platform != "cpu" for device in leaf.devices())
 
 
 def _everywhere(box: Box, dtype: np.dtype[Any], processes: int) -> Held:

@@ -1,5 +1,6 @@
 """Keeps the state of a JAX program in the memory of its hosts, so that a lost slice costs steps, not hours."""
 
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from iris_ray.checkpoint.steps import GangSteps
 from iris_ray.model.checks import is_int, is_whole, require
 from iris_ray.model.notices import NoticeKind
 from iris_ray.task.preemption import PreemptionNotice
-from iris_ray.task.progress import unproductive
+from iris_ray.task.progress import count_unproductive, unproductive
 
 
 class MemoryCheckpointer:
@@ -71,13 +72,16 @@ class MemoryCheckpointer:
         self._limit = limit
         self._directory = None if directory is None else Path(directory).absolute()
         self._known: tuple[Gang, GangSteps] | None = None
+        self._untold_s = 0.0
+        """How long the latest save held the program up. The thread of the next one tells it, since files take ms."""
 
     def save(self, step: int, state: Any, now: bool = False) -> bool:
         """Keep a state; return whether this step is kept.
 
-        The call returns when the state is copied. The rest goes on in a thread: checksums, the copy for another slice,
-        and the agreement that the step is whole. Only then the step before is given up. The time of the call counts
-        as ``checkpoint_save`` for `iris-ray job goodput`.
+        The call returns once the state is on this host, so that the program may go on and donate its arrays; NumPy
+        arrays are copied. The rest goes on in a thread: the files, checksums, the copy for another slice, and the
+        agreement that the step is whole. Only then the step before is given up. The time of the call counts as
+        ``checkpoint_save`` for `iris-ray job goodput`, once the next step is saved.
 
         Args:
             step: how many steps are done; `restore` returns it.
@@ -93,11 +97,12 @@ class MemoryCheckpointer:
         if step % self.every and not now:
             return False
         jax.block_until_ready(state)  # type: ignore[no-untyped-call]
-        with unproductive("checkpoint_save"):
-            gang, steps = self._here()
-            steps.save(step, state_leaves(state, gang.count)[0])
-            if now:
-                steps.finish()
+        began, untold_s = time.monotonic(), self._untold_s
+        gang, steps = self._here()
+        steps.save(step, state_leaves(state, gang.count)[0], lambda: count_unproductive("checkpoint_save", untold_s))
+        self._untold_s = time.monotonic() - began
+        if now:
+            self.wait()
         return True
 
     def restore(self, target: Any) -> tuple[int, Any] | None:
@@ -132,7 +137,10 @@ class MemoryCheckpointer:
             CheckpointTooLargeError: a host's memory is full.
         """
         if self._known is not None:
-            self._known[1].finish()
+            with unproductive("checkpoint_save"):
+                self._known[1].finish()
+            count_unproductive("checkpoint_save", self._untold_s)
+            self._untold_s = 0.0
 
     def outlives(self, notice: PreemptionNotice) -> bool:
         """Return whether the latest step survives what a notice announces, so that it need not go into a bucket.

@@ -66,8 +66,13 @@ class GangSteps:
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    def save(self, step: int, leaves: Sequence[StateLeaf]) -> None:
-        """Keep a step. Return when it is copied; `finish` waits until it is whole, or known not to be.
+    def save(self, step: int, leaves: Sequence[StateLeaf], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Keep a step. Return once its bytes are on this host; `finish` waits until it is whole, or known not to be.
+
+        Args:
+            step: the step.
+            leaves: of its state.
+            meanwhile: called in the background.
 
         Raises:
             CheckpointTooLargeError: it does not fit into the memory of this host.
@@ -83,18 +88,23 @@ class GangSteps:
             raise
         arrays = {leaf: leaves[leaf].shards() for leaf in {each.leaf for each in plan.kept}}
         for each in plan.kept:
-            if leaves[each.leaf].on_device:
+            if leaves[each.leaf].lasting:
                 arrays[each.leaf][each.box].copy_to_host_async()
         later: list[tuple[int, Bytes]] = []
         for each, offset in zip(plan.kept, plan.offsets, strict=True):
             content = bytes_of(arrays[each.leaf][each.box])
-            if leaves[each.leaf].on_device:
-                later.append((offset, content))  # is a copy already
+            if leaves[each.leaf].lasting:
+                later.append((offset, content))
             else:
                 np.copyto(memory[offset : offset + each.size], content)
         about = tuple(leaf.leaf for leaf in leaves)
         self._latest = step
-        self._background = _Background(lambda: self._complete(step, key, slot, memory, about, plan, later))
+
+        def complete() -> None:
+            self._complete(step, key, slot, memory, about, plan, later)
+            meanwhile()
+
+        self._background = _Background(complete)
 
     def _complete(
         self,
@@ -104,13 +114,14 @@ class GangSteps:
         memory: Bytes,
         leaves: tuple[Leaf, ...],
         plan: "_Plan",
-        later: Sequence[tuple[int, Bytes]],
+        later: list[tuple[int, Bytes]],
     ) -> None:
         """Do all that the training need not wait for."""
         error: Exception | None = None
         try:
             for offset, content in later:
                 np.copyto(memory[offset : offset + len(content)], content)
+            later.clear()  # the others may take long
             shards = [
                 Shard(each.leaf, each.box, offset, each.size, checksum(memory[offset : offset + each.size]))
                 for each, offset in zip(plan.kept, plan.offsets, strict=True)

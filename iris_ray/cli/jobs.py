@@ -231,7 +231,9 @@ def _print_shortage(waiting: PendingReason) -> None:
         if shortage.more:
             click.echo(f"  and {shortage.more} more")
     if waiting.kept:
-        click.echo(f"\nKept for it, as it has waited long: {', '.join(waiting.kept)}")
+        click.echo(f"\nIt gets: {', '.join(waiting.kept)}")
+        for what in waiting.waits_for:
+            click.echo(f"  waits for {one_line(what)}")
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from iris_ray.checkpoint import MemoryCheckpointer
     from iris_ray.levanter.checkpointing import GangCheckpointer
 
-PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.jax", "iris_ray.checkpoint"]
+PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.levanter", "iris_ray.jax", "iris_ray.checkpoint"]
 """Modules for the option ``preload``: waiting processes import them ahead, so that a start does not wait for them."""
 
 MEMORY_EVERY: Final = 10

@@ -76,8 +76,7 @@ class Eviction:
     """A running gang must give its hosts to another job.
 
     Attributes:
-        job_id: the job of a higher band that takes the hosts, which are kept for it. Empty if the gang's own job
-            yields: the hosts then go to the first in the queue.
+        job_id: the job that takes the hosts, which are promised to it.
         deadline: when its attempt is stopped, unless it has moved before; seconds.
         reason: who takes its hosts, in words.
     """
@@ -90,6 +89,25 @@ class Eviction:
     def notice(self) -> Notice:
         """What its tasks are told."""
         return Notice(NoticeKind.EVICTION, self.reason, self.deadline)
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Hosts that are kept for a job until it runs there.
+
+    Attributes:
+        node_ids: the hosts.
+        given_up: the attempts that were asked to leave for it, in words. With any, the promise is firm: only a job of a
+            higher band gets one of the hosts meanwhile.
+    """
+
+    node_ids: tuple[str, ...]
+    given_up: tuple[str, ...] = ()
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether anything is given up for it."""
+        return bool(self.given_up)
 
 
 Layout = tuple[tuple[str, tuple[str, ...]], ...]
@@ -208,7 +226,7 @@ class Job:
         failures, preemptions: charged to any of its gangs so far.
         evictions: how often one of its gangs gave its hosts to a higher band.
         spares_made: how many spares have been made for it; numbers their ids.
-        kept: node ids of the hosts that are kept for it until it runs, since it has waited too long.
+        promise: the hosts that are kept for it until it runs, or None.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
         over: the state in which it has ended, or None.
         avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.quarantine`.
@@ -231,7 +249,7 @@ class Job:
     preemptions: int = 0
     evictions: int = 0
     spares_made: int = 0
-    kept: tuple[str, ...] = ()
+    promise: Promise | None = None
     started: bool = False
     over: JobState | None = None
     avoided: tuple[str, ...] = ()

@@ -45,25 +45,35 @@ class Requirement:
 
     @property
     def shape(self) -> "Requirement":
-        """This requirement without amounts. Constraints and taints decide about a group for tasks of any size."""
-        return _without_amounts(self)
+        """This requirement without amounts and preferences.
 
-    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: bool = False) -> bool:
+        Constraints and taints decide about a group for tasks of any size. Preferences only sort the free groups.
+        """
+        return _shape_of(self)
+
+    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: float | None = None) -> bool:
         """Return whether one more task fits on a worker, beside its occupants.
 
         Args:
             worker: the worker.
             taken: resources of the worker that are taken besides.
-            soon: whether resources that ended tasks still hold count as free.
+            soon: the time now, if what ended tasks still hold counts as free; see `Worker.free_soon`.
         """
-        free: Mapping[str, float] = worker.free_soon() if soon else worker.free
-        if self.chips and not (free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0) if soon else worker.chips_idle):
+        free: Mapping[str, float] = worker.free if soon is None else worker.free_soon(soon)
+        idle = worker.chips_idle if soon is None else free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
+        if self.chips and not idle:
             return False
         if taken is None:
             return self.fits_into(free)
         if self.chips and taken.get(TPU):
             return False
         return all(rounded(free.get(r, 0.0) - taken.get(r, 0.0)) >= need for r, need in self.resources)
+
+    def fits_beside(self, worker: Worker, held: Mapping[str, float]) -> bool:
+        """Return whether a task would fit on a worker if nothing were taken there but these resources."""
+        if self.chips and held.get(TPU):
+            return False
+        return all(rounded(worker.resources.get(r, 0.0) - held.get(r, 0.0)) >= need for r, need in self.resources)
 
     def shortfall(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
         """Return the missing share of the resource that a task lacks most on a worker: 0 nothing, 1 all of it."""
@@ -129,8 +139,8 @@ def _same(requirement: Requirement) -> Requirement:
 
 
 @functools.lru_cache(maxsize=10_000)
-def _without_amounts(requirement: Requirement) -> Requirement:
-    return _same(replace(requirement, resources=()))
+def _shape_of(requirement: Requirement) -> Requirement:
+    return _same(replace(requirement, preferences=(), resources=()))
 
 
 # -- resources ---------------------------------------------------------------------------------------------------------

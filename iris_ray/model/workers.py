@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.model.checks import is_count
-from iris_ray.model.constraints import Attributes
+from iris_ray.model.constraints import TAINT_PREFIX, Attributes
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 
@@ -30,6 +30,9 @@ Resources = Mapping[str, float]
 Occupant = tuple[str, AttemptId]
 """A task id and its attempt."""
 
+UNCONFIRMED_S = 30.0
+"""For so long after an attempt's end, what it holds counts as about to be free. Later, nobody waits for it."""
+
 
 @dataclass(slots=True, eq=False)
 class Worker:
@@ -49,12 +52,13 @@ class Worker:
         suspected_until: when the suspicion ends; seconds on the caller's clock.
         elsewhere: the resources that work outside iris_ray uses, without chips; see ``foreign``.
         occupants: the attempts of tasks that hold resources here until their end is confirmed.
-        ending: the occupants that have ended, and whose end is not confirmed yet.
+        ending: the occupants that have ended, each since when, and whose end is not confirmed yet; seconds.
         reported: the attributes that the host itself reports.
         free: the resources that neither an occupant holds nor work outside iris_ray uses.
         chips_idle: whether no occupant uses chips.
         slice_name: the slice that it belongs to, or None.
         host_index: its 0-based number within the slice; None if it has none.
+        taints: the keys of its taints.
         duplicate: whether another live host claims the same number of the same slice.
     """
 
@@ -69,13 +73,14 @@ class Worker:
     suspected: str | None = None
     suspected_until: float = 0.0
     occupants: dict[Occupant, Resources] = field(default_factory=dict)
-    ending: set[Occupant] = field(default_factory=set)
+    ending: dict[Occupant, float] = field(default_factory=dict)
     reported: Attributes = field(default_factory=dict)
     elsewhere: Resources = field(default_factory=dict)
     free: dict[str, float] = field(init=False)
     chips_idle: bool = field(init=False)
     slice_name: str | None = field(init=False)
     host_index: int | None = field(init=False)
+    taints: tuple[str, ...] = field(init=False)
     duplicate: bool = field(init=False, default=False)
     _used: dict[str, int] = field(init=False, repr=False)  # in whole units, since sums of fractions would drift
 
@@ -83,6 +88,7 @@ class Worker:
         self.slice_name = string_attribute(self.attributes, TPU_NAME)
         number = self.attributes.get(TPU_WORKER_ID)
         self.host_index = number.value if number and is_count(number.value) else None
+        self.taints = tuple([key for key in self.attributes if key.startswith(TAINT_PREFIX)])
         self._used = {}
         for resources in self.occupants.values():
             for resource, amount in resources.items():
@@ -91,22 +97,34 @@ class Worker:
 
     def occupy(self, occupant: Occupant, resources: Resources) -> None:
         """Give resources to an occupant."""
-        self._count(self.occupants.pop(occupant, {}), -1)
+        if before := self.occupants.pop(occupant, None):
+            self._count(before, -1)
         self.occupants[occupant] = resources
         self._count(resources, 1)
 
     def vacate(self, occupant: Occupant) -> None:
         """Free what an occupant held: its end is confirmed."""
         self._count(self.occupants.pop(occupant, {}), -1)
-        self.ending.discard(occupant)
+        self.ending.pop(occupant, None)
 
-    def free_soon(self) -> Mapping[str, float]:
-        """Return the free resources after the ends of all ended occupants are confirmed."""
+    def free_soon(self, now: float) -> Mapping[str, float]:
+        """Return the free resources once the ends of occupants are confirmed that ended in the last `UNCONFIRMED_S`."""
         used = dict(self._used)
-        for occupant in self.ending:
+        for occupant, since in self.ending.items():
+            if now >= since + UNCONFIRMED_S:
+                continue
             for resource, amount in self.occupants.get(occupant, {}).items():
                 used[resource] -= _units(amount)
         return self._free_beside(used) if self.ending else self.free
+
+    def stuck(self, now: float) -> Resources:
+        """Return what occupants hold that ended longer than `UNCONFIRMED_S` ago."""
+        held: dict[str, float] = {}
+        for occupant, since in self.ending.items():
+            if now >= since + UNCONFIRMED_S:
+                for resource, amount in self.occupants.get(occupant, {}).items():
+                    held[resource] = rounded(held.get(resource, 0.0) + amount)
+        return held
 
     def _count(self, resources: Resources, sign: int) -> None:
         """Add to the used resources, or subtract from them. The cost does not depend on the number of occupants."""

@@ -5,13 +5,14 @@ A gang gets all the groups that it needs, or none: `choose` picks the groups, `a
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final
 
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU, TPU_NAME, Worker
+from iris_ray.model.workers import TPU, TPU_NAME, Worker, rounded
 from iris_ray.scheduler.candidates import Candidates, Distance
 from iris_ray.scheduler.evaluation import LARGER, Evaluation, Rank, Status, evaluate
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
@@ -20,7 +21,6 @@ from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssigned
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import Group
 
-NO_GROUPS = RankedGroups()
 OF_LAST_ATTEMPT = -2
 """The highest rank of a slice that a gang's last attempt had, see `preferred`."""
 
@@ -93,6 +93,7 @@ class Availability:
 
     def free(self, bucket: int) -> int:
         """Return how many groups are free."""
+        self.candidates.complete()
         groups = self._groups(bucket)
         unequal = [name for name in self._unequal(groups) if fits(groups.rooms[name], self._needs)]
         return groups.count(self._needs) - sum(self._rank(name) is None for name in unequal)
@@ -118,11 +119,21 @@ class Availability:
         """
         if not count:
             return []
-        ranks, preferred = self._free(bucket), self._best_of(own, bucket, count)
+        found = self._best(bucket, count, own)
+        evaluate_better = self.candidates.evaluate_better
+        while evaluate_better(count - len(found), found[-1] if len(found) == count else None):
+            found = self._best(bucket, count, own)
+        return [rank[-1] for rank in found]
+
+    def _best(self, bucket: int, count: int, own: Mapping[str, int]) -> list[Rank]:
+        """Return the ranks of the best of the free groups that were evaluated so far."""
+        preferred, ranks = self._best_of(own, bucket, count), islice(self._free(bucket), count)
         if not preferred:
-            return [rank[-1] for rank in islice(ranks, count)]
-        names = dict.fromkeys(rank[-1] for rank in heapq.merge(preferred, islice(ranks, count)))
-        return list(names)[:count]
+            return list(ranks)
+        found: dict[str, Rank] = {}
+        for rank in heapq.merge(preferred, ranks):
+            found.setdefault(rank[-1], rank)
+        return list(found.values())[:count]
 
     def members(self, name: str) -> tuple[Worker, ...]:
         """Return the workers of a free group that the gang would take."""
@@ -161,7 +172,7 @@ class Availability:
 
     def tasks(self, name: str) -> int:
         """Return how many workers a gang takes of a group."""
-        return self.candidates.tasks(self.candidates.evaluations[name])
+        return self.candidates.tasks(self.candidates.evaluation(name))
 
     def is_free(self, name: str) -> bool:
         """Return whether a group is free."""
@@ -174,12 +185,12 @@ class Availability:
         plan, found, has_room = self._remaining.plan, self.candidates.evaluations[name], self.requirement.has_room
         no_use = plan.kept.keys() | self._avoided if self._avoided else plan.kept
         not_kept = (worker for worker in found.eligible if worker.node_id not in no_use)
-        soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=True) for worker in not_kept)
+        soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=self._now) for worker in not_kept)
         return soon >= self.tasks(name)
 
     def knows(self, name: str) -> bool:
         """Return whether there is a group of this name."""
-        return name in self.candidates.evaluations
+        return name in self.candidates.grouping
 
     def suits(self, name: str, later: bool = False) -> bool:
         """Return whether a group would be free if no task used it; ``later``: and what passes by itself were over."""
@@ -190,6 +201,38 @@ class Availability:
         found = self.candidates.evaluations[name]
         others = (w for w in (found.later if later else found.eligible) if w.node_id not in self._avoided)
         return sum(fits(worker.resources, self._needs) for worker in others) >= self.tasks(name)
+
+    def suits_soon(self, name: str) -> bool:
+        """Return whether a group would be free if no task used it, once suspicions of its hosts have passed."""
+        return self.suits(name) or (self.suits(name, later=True) and not self.group(name).foreign_use)
+
+    def may_become_free(self, name: str) -> bool:
+        """Return whether a group gets free once its tasks end: no attempt has been over for long, unconfirmed."""
+        found, has_room = self.candidates.evaluations[name], self.requirement.fits_beside
+        hosts = found.eligible or found.later
+        if not any(worker.ending for worker in hosts):
+            return True
+        hosts = tuple(worker for worker in hosts if worker.node_id not in self._avoided)
+        return sum(has_room(worker, worker.stuck(self._now)) for worker in hosts) >= self.tasks(name)
+
+    def is_free_after(self, name: str, leaving: Collection[AttemptId]) -> bool:
+        """Return whether a group is free once these attempts and those that have just ended are gone."""
+        found, fits = self.candidates.evaluations[name], 0
+        for worker in found.eligible or found.later:
+            if worker.node_id not in self._avoided:
+                free = dict(worker.free_soon(self._now))
+                for occupant, held in worker.occupants.items():
+                    if occupant[1] in leaving and occupant not in worker.ending:
+                        for resource, amount in held.items():
+                            free[resource] = rounded(free.get(resource, 0.0) + amount)
+                chips_idle = free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
+                fits += self.requirement.fits_into(free) and (chips_idle or not self.requirement.chips)
+        return fits >= self.tasks(name)
+
+    def stuck(self, bucket: int) -> int:
+        """Return how many suitable groups can't become free for now, see `may_become_free`."""
+        ending = self.candidates.ending.get(bucket, ())
+        return sum(self.suits(name) and not self.may_become_free(name) for name in ending)
 
     def evaluation(self, name: str) -> Evaluation:
         """Return the evaluation of a group before the plan, with the reason in words."""
@@ -209,28 +252,32 @@ class Availability:
             look_at: how many of the groups that the plan has changed to look at.
         """
         for name, rank in islice(self._remaining.changed.items(), look_at):
-            bucket = self.candidates.evaluations[name].bucket
-            if fits(self.candidates.free[bucket].rooms[name], self._needs) and (
-                rank is None or not fits(self._groups(bucket).rooms[name], self._needs)
+            if fits(self.candidates.room(name)[0], self._needs) and (
+                rank is None or not fits(self._groups(self._bucket(name)).rooms[name], self._needs)
             ):
                 yield name
 
     def closest(self, count: int) -> list[str]:
         """Return the names of the groups of all buckets that are not free but closest to it, at most ``count``."""
-        short = [found for groups in self._remaining.free.values() for found in groups.closest(self._needs, count)]
+        short = [
+            found for groups in self._remaining.all_groups().values() for found in groups.closest(self._needs, count)
+        ]
         lacking = sorted((1, lack, name) for lack, name in short)
         return [name for _, _, name in islice(heapq.merge(lacking, self._remaining.closest()), count)]
 
     @property
     def not_free(self) -> int:
         """How many groups are not free, but may become free."""
-        ranked = sum(len(groups) - self.free(bucket) for bucket, groups in self._remaining.free.items())
+        ranked = sum(len(groups) - self.free(bucket) for bucket, groups in self._remaining.all_groups().items())
         return self._remaining.not_free + ranked
 
     # -- its parts ---------------------------------------------------------------------------------------------------
 
     def _groups(self, bucket: int) -> RankedGroups:
-        return self._remaining.free.get(bucket, NO_GROUPS)
+        return self._remaining.groups(bucket)
+
+    def _bucket(self, name: str) -> int:
+        return self.candidates.evaluation(name).bucket
 
     def _unequal(self, groups: RankedGroups) -> Set[str]:
         """Return the names of the groups whose usable members must be counted one by one."""
@@ -257,7 +304,7 @@ class Availability:
         rank = self._remaining.rank(name)
         if rank is None:
             return None
-        groups = self._groups(self.candidates.evaluations[name].bucket)
+        groups = self._groups(self._bucket(name))
         if name not in groups.mixed and name not in self._impaired:
             return rank if fits(groups.rooms[name], self._needs) else None
         left = sum(1 for _ in self.with_room(name)) - self.tasks(name)
@@ -267,8 +314,9 @@ class Availability:
 
     def _best_of(self, own: Mapping[str, int], bucket: int, count: int) -> list[Rank]:
         """Return the ranks of the best free slices that are preferred, ahead of those of all other slices."""
-        if self.requirement.group_by != TPU_NAME:
+        if not own or self.requirement.group_by != TPU_NAME:
             return []
+        self.candidates.evaluate([name for name in own if name not in self.candidates.known])
         rooms = self._groups(bucket).rooms
         ranks = filter(None, map(self._rank, rooms.keys() & own.keys()))
         return heapq.nsmallest(count, ((*rank[:2], own[rank[-1]], *rank[3:]) for rank in ranks))
@@ -313,10 +361,12 @@ def preferred(job: Job, fleet: Fleet, gang: Gang | None = None) -> dict[str, int
     Returns:
         By the slice's name, a number below 0 for its rank; at most `OF_LAST_ATTEMPT` for slices of the last attempt.
     """
+    if not (held := fleet.held_by(job.spec.owner)):
+        return {}
     gang = job.gang if gang is None and job.spec.is_one_gang else gang
     before = [name for name, _ in gang.last_ran] if gang is not None and job.spec.coscheduling else []
     numbers = {name: OF_LAST_ATTEMPT + number - len(before) + 1 for number, name in enumerate(before)}
-    return {name: numbers.get(name, -1) for name in fleet.held_by(job.spec.owner)}
+    return {name: numbers.get(name, -1) for name in held}
 
 
 def choose(
@@ -356,10 +406,10 @@ def choose(
     if soon and any(free < count <= free + soon for count in wanted):
         return [], free
     names = names[: fitting[-1]]
-    if awaits_its_own and any(own.get(name, 0) > OF_LAST_ATTEMPT for name in names):
+    last = {name for name, number in own.items() if number <= OF_LAST_ATTEMPT} if own and awaits_its_own else ()
+    if last and not last.issuperset(names):
         soon_free = (name for bucket in buckets for name in available.candidates.ending.get(bucket, ()))
-        last = (name for name in soon_free if own.get(name, 0) <= OF_LAST_ATTEMPT)
-        if any(map(available.is_free_soon, last)):
+        if any(map(available.is_free_soon, last.intersection(soon_free))):
             return [], free
     return names, free
 
@@ -379,20 +429,22 @@ def assign(
 ) -> tuple[AssignedEvent, Mapping[str, float]]:
     """Take the groups from the plan. Return the event that assigns them to the gang, and the resources it takes."""
     spec, requirement = job.spec, job.requirement
+    if spec.coscheduling is None:
+        (worker,) = available.members(names[0])
+        demand = requirement.demand(worker)
+        plan.take((worker,), demand, spec.job_id)
+        return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), demand
     granted: dict[str, float] = {}
-    demands: dict[float, dict[str, float]] = {}  # by a host's chips
     names = sorted(names)
     groups = [available.members(name) for name in names]
-    for worker in (worker for group in groups for worker in group):
-        chips = worker.resources.get(TPU, 0.0)
-        demand = demands.get(chips) or demands.setdefault(chips, requirement.demand(worker))
-        plan.take(worker, demand, spec.job_id)
+    workers = list(chain.from_iterable(groups))
+    for chips in dict.fromkeys([worker.resources.get(TPU, 0.0) for worker in workers]):
+        alike = [worker for worker in workers if worker.resources.get(TPU, 0.0) == chips]
+        demand = requirement.demand(alike[0])
+        plan.take(alike, demand, spec.job_id)
         for resource, amount in demand.items():
-            granted[resource] = granted.get(resource, 0.0) + amount
-    if spec.coscheduling is None:
-        ((worker,),) = groups
-        return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), granted
-    node_ids = tuple(tuple(worker.node_id for worker in group) for group in groups)
+            granted[resource] = granted.get(resource, 0.0) + amount * len(alike)
+    node_ids = tuple([tuple([worker.node_id for worker in group]) for group in groups])
     return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position), granted
 
 

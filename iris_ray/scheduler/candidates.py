@@ -1,34 +1,29 @@
-"""What the scheduler remembers between plans: how every group evaluates for each shape of requirements.
+"""How groups evaluate for one shape of requirements (`Candidates`), and the order of the free ones (`Ranking`).
 
-A plan changes none of it, and `CandidateCache.check` compares it with fresh evaluations. So it decides what a plan
-costs, and not what a plan says.
-
-Requirements of one shape differ in amounts only, and share one evaluation of the fleet (`Candidates`). When a plan
-first reads a shape, the groups that have changed since the last plan are evaluated again, and no others.
-`EvaluationLimits` says which shapes a plan reads, so that jobs with odd requirements hold up nobody else.
+Requirements of one shape differ in amounts and preferences only, and share one evaluation of the fleet. Groups are
+evaluated when a plan first needs them, those that may be the best first. When a plan next reads a shape, the groups
+that have changed since the last plan are evaluated again, and no others.
 """
 
 import heapq
 from bisect import bisect_left, insort
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
-from iris_ray.model.jobs import Job
+from iris_ray.model.constraints import Constraint
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import Worker
-from iris_ray.scheduler.evaluation import Evaluation, Rank, evaluate
+from iris_ray.model.workers import TPU_NAME, Worker, accelerators
+from iris_ray.scheduler.evaluation import Evaluation, Rank, evaluate, hosts_left_idle, unmet
 from iris_ray.scheduler.ranked_groups import RankedGroups, Room, SuitableGroups, room_of
 from iris_ray.state.fleet import Fleet
-from iris_ray.state.groups import Group, Grouping
+from iris_ray.state.groups import Group
+from iris_ray.state.instructions import ChangeLog
 
-EVALUATIONS_KEPT = 2_000_000
-"""How many evaluations of groups are kept, of the shapes that were read last. It bounds the Controller's memory."""
-EVALUATIONS_PER_GANG = 100
-"""To evaluate so many groups is about the work of placing a gang. A plan that may place so many gangs ends once it has
-made so many evaluations for shapes that no earlier job had, and the next plan goes on."""
-USERS_PART = 4
-"""One user's waiting jobs get the n-th part of the evaluations that are kept. Else one user with many odd requirements
-would keep the jobs of all others from being looked at."""
+RANKS_PER_EVALUATION = 4
+"""To rank so many groups by preferences, and to keep the ranks, costs as much as one evaluation."""
+AT_ONCE = 16
+"""At least so many groups are evaluated together."""
 
 Distance = tuple[int, float, str]
 """Sorts groups that are not free, the closest to it first: hosts missing, what they lack, name."""
@@ -36,86 +31,269 @@ Distance = tuple[int, float, str]
 Amounts = tuple[tuple[str, float], ...]
 """What one task needs of its worker; see `Requirement.resources`."""
 
+Preferences = tuple[Constraint, ...]
+
+
+class _Ahead:
+    """The groups that are not evaluated yet, in the order of the best rank that each may turn out to have."""
+
+    def __init__(self, shape: Requirement, fleet: Fleet) -> None:
+        alike: defaultdict[tuple[float, bool, int], list[str]] = defaultdict(list)
+        holders, workers = fleet.holders, fleet.workers.items()
+        if shape.group_by is None and not shape.chips:
+            for name, worker in workers:
+                alike[accelerators(worker.resources), False, 0].append(name)
+        elif shape.group_by is None:
+            for name, worker in workers:
+                alike[0.0, worker.slice_name in holders, hosts_left_idle(worker)].append(name)
+        else:
+            for name in fleet.grouping(shape.group_by):
+                alike[0.0, shape.group_by == TPU_NAME and name in holders, 0].append(name)
+        for names in alike.values():
+            heapq.heapify(names)
+        self._alike = sorted(alike.items(), reverse=True)
+
+    def __bool__(self) -> bool:
+        return bool(self._alike)
+
+    @property
+    def best(self) -> Rank:
+        """The rank that no group comes before."""
+        (accelerators, is_held, hosts_left), names = self._alike[-1]
+        return 0, accelerators, int(is_held), hosts_left, names[0]
+
+    def pop(self) -> str:
+        """Remove the first group, and return its name."""
+        names = self._alike[-1][1]
+        name = heapq.heappop(names)
+        if not names:
+            self._alike.pop()
+        return name
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all groups."""
+        return chain.from_iterable(names for _, names in self._alike)
+
+
+class Ranking:
+    """The free groups of one shape in the order of some preferences, kept up to date from plan to plan.
+
+    Args:
+        candidates: the groups.
+        preferences: come first in the order: the groups that fail fewest of them.
+
+    Attributes:
+        free: bucket → groups that are free but for amounts.
+        ranks: the same groups' ranks, by name.
+        version: of the candidates' changes that it is up to date with.
+    """
+
+    def __init__(self, candidates: "Candidates", preferences: Preferences) -> None:
+        self.candidates = candidates
+        self.free: dict[int, RankedGroups] = {}
+        self.ranks: dict[str, Rank] = {}
+        self.version = -1
+        self._preferences = preferences
+
+    @property
+    def cost(self) -> int:
+        """About so many evaluations cost as much as this order by preferences."""
+        return cost_of_ranks(len(self.ranks)) if self._preferences else 0
+
+    def catch_up(self) -> Iterable[str]:
+        """Account for the groups that were evaluated since the last call, and return their names."""
+        changes = self.candidates.changes
+        changed = changes.since(self.version) if self.version >= 0 else None
+        self.version = changes.version
+        if changed is None:
+            return self._fill()
+        names = dict.fromkeys(changed)
+        for name in names:
+            if (rank := self.ranks.pop(name, None)) is not None:
+                next(groups for groups in self.free.values() if name in groups.rooms).remove(rank)
+            found = self.candidates.known.get(name)
+            if found is not None and found.rank is not None:
+                rank = self.ranks[name] = self._rank(found.rank)
+                self.free.setdefault(found.bucket, RankedGroups()).add(rank, *self.candidates.room(name))
+        return names
+
+    def contents(self) -> tuple[object, ...]:
+        """Return everything that two equal rankings have in common, for comparisons in tests."""
+        self.candidates.complete()
+        self.catch_up()
+        return {bucket: groups.contents() for bucket, groups in self.free.items() if len(groups)}, self.ranks
+
+    def _fill(self) -> Iterable[str]:
+        self.free.clear()
+        known = self.candidates.known
+        self.ranks = {name: self._rank(found.rank) for name, found in known.items() if found.rank is not None}
+        free: defaultdict[int, list[tuple[Rank, Room, bool]]] = defaultdict(list)
+        for name, rank in self.ranks.items():
+            free[known[name].bucket].append((rank, *self.candidates.room(name)))
+        for bucket, groups in free.items():
+            self.free[bucket] = RankedGroups()
+            self.free[bucket].fill(groups)
+        return self.ranks
+
+    def _rank(self, rank: Rank) -> Rank:
+        if not self._preferences:
+            return rank
+        group = self.candidates.grouping.get(rank[-1])
+        assert group is not None
+        return (unmet(self._preferences, group), *rank[1:])
+
 
 class Candidates:
     """All groups as requirements of one shape see them. What they say of a size of tasks is up to `Availability`.
 
     A bucket holds the groups of which a gang takes the same number of hosts; see `Evaluation.bucket`.
 
+    Args:
+        shape: the requirements without amounts and preferences.
+        fleet: has the groups.
+        count: is told how many groups were evaluated, or as much other work done.
+
     Attributes:
-        shape: the requirements without amounts.
-        evaluations: by group name.
-        free: bucket → groups that are free but for amounts.
-        closest: the groups that are not free whatever the amounts, and may be once; the closest to it first.
-        suitable: counts groups that are free or in use.
-        ending: bucket → names of groups with workers that an ended attempt is about to leave.
-        excluded: how many workers each constraint (by position) or taint (by name) excludes.
+        shape: the same.
+        known: by group name; of the groups that were evaluated so far.
+        changes: names of groups that were evaluated, the latest last.
         in_words: name → the evaluation for the amounts that were asked for last, of a few groups that reasons name.
         fleet_version: the version of the fleet that the evaluations are up to date with.
     """
 
-    def __init__(self, shape: Requirement, grouping: Grouping, holders: Mapping[str, str]) -> None:
+    def __init__(self, shape: Requirement, fleet: Fleet, count: Callable[[int], None] = lambda _: None) -> None:
         self.shape = shape
-        self.grouping = grouping
+        self.grouping = fleet.grouping(shape.group_by)
         self.fleet_version = 0
-        self.evaluations: dict[str, Evaluation] = {}
-        self.free: dict[int, RankedGroups] = {}
-        self.closest: list[Distance] = []
-        self.suitable = SuitableGroups(shape, self.evaluations)
-        self.ending: defaultdict[int, set[str]] = defaultdict(set)
-        self.excluded: Counter[int | str] = Counter()
+        self.known: dict[str, Evaluation] = {}
+        self.changes: ChangeLog[str] = ChangeLog()
         self.in_words: dict[str, tuple[Amounts, Evaluation]] = {}
-        self._holders = holders
+        self._suitable = SuitableGroups(shape, self.known)
+        self._ending: defaultdict[int, set[str]] | None = None  # made when first read
+        self._excluded: Counter[int | str] = Counter()
+        self._closest: list[Distance] | None = None  # made when first read
+        self._count = count
+        self._now, self._changes_kept = 0.0, 1000
+        self._holders = fleet.holders
+        self._ahead: _Ahead | None = _Ahead(shape, fleet)
         self._rechecks: list[tuple[float, str]] = []  # a heap: when a group is to be evaluated again, and its name
-
-    def evaluate_all(self, now: float) -> None:
-        """Evaluate every group for the first time."""
-        free: defaultdict[int, list[tuple[Rank, Room, bool]]] = defaultdict(list)
-        for group in self.grouping.groups():
-            found = evaluate(group, self.shape, self._is_held(group), now)
-            self._note(found, group)
-            if found.rank is not None:
-                free[found.bucket].append((found.rank, *self._room(found, group)))
-            elif found.obstacle:
-                self.closest.append((found.hosts_missing, found.shortfall, group.name))
-        self.closest.sort()
-        for bucket, groups in free.items():
-            self.free[bucket] = RankedGroups()
-            self.free[bucket].fill(groups)
 
     def update(self, changed: Iterable[Worker], now: float) -> None:
         """Evaluate the groups of changed workers again, and those that time has changed."""
+        self._now, self._changes_kept = now, 4 * len(self.grouping) + 1000
         names = dict.fromkeys(map(self.grouping.name_of, changed))
         while self._rechecks and self._rechecks[0][0] <= now:
             names[heapq.heappop(self._rechecks)[1]] = None
         for name in names:
             if name is not None:
-                self._evaluate_again(name, now)
+                self._evaluate_again(name)
+
+    # -- some groups -----------------------------------------------------------------------------------------------
+
+    def evaluation(self, name: str) -> Evaluation:
+        """Return the evaluation of a group."""
+        found = self.known.get(name)
+        if found is None:
+            self.evaluate([name])
+            found = self.known[name]
+        return found
+
+    def evaluate(self, names: Iterable[str]) -> None:
+        """Evaluate the groups of these names that are not known yet."""
+        before = len(self.known)
+        for name in names:
+            if name not in self.known and (group := self.grouping.get(name)) is not None:
+                self._note(evaluate(group, self.shape, self._is_held(group), self._now, in_words=False), group)
+        self._count(len(self.known) - before)
+
+    def evaluate_better(self, missing: int, worst: Rank | None) -> bool:
+        """Evaluate groups that may be better than those that a search has found. Return whether there were any.
+
+        Args:
+            missing: how many more groups the search needs.
+            worst: the rank of the last group that it has found, if it has found enough.
+        """
+        ahead, names = self._ahead, list[str]()
+        if ahead is None or (worst is not None and worst <= ahead.best):
+            return False
+        while ahead and (ahead.best < worst if worst else len(names) < max(missing, AT_ONCE)):
+            names.append(ahead.pop())
+        self.evaluate(names)
+        self._ahead = ahead if ahead else None
+        return True
+
+    def room(self, name: str) -> tuple[Room, bool]:
+        """Return how much room a free group has, and whether it is mixed; see `RankedGroups`."""
+        found, group = self.known[name], self.grouping.get(name)
+        assert group is not None
+        if found.usable is None and len(group.workers) == self.tasks(found):
+            return group.room, False
+        return room_of([worker.free for worker in found.usable or group.workers], self.tasks(found))
 
     def tasks(self, found: Evaluation) -> int:
         """Return how many hosts a gang takes of a group."""
         return found.bucket or self.shape.replicas
 
+    # -- all groups ------------------------------------------------------------------------------------------------
+
+    @property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """All groups' evaluations, by name."""
+        self.complete()
+        return self.known
+
+    @property
+    def suitable(self) -> SuitableGroups:
+        """Counts groups that are free or in use."""
+        self.complete()
+        return self._suitable
+
+    @property
+    def ending(self) -> dict[int, set[str]]:
+        """Bucket → names of groups with workers that an ended attempt is about to leave."""
+        self.complete()
+        if self._ending is None:
+            self._ending = defaultdict(set)
+            for name, found in self.known.items():
+                self._note_ending(name, found)
+        return self._ending
+
+    @property
+    def excluded(self) -> Counter[int | str]:
+        """How many workers each constraint (by position) or taint (by name) excludes."""
+        self.complete()
+        return self._excluded
+
+    @property
+    def closest(self) -> list[Distance]:
+        """The groups that are not free whatever the amounts, and may be once; the closest to it first."""
+        self.complete()
+        if self._closest is None:
+            self._closest = sorted(_distance(name, found) for name, found in self.known.items() if found.obstacle)
+        return self._closest
+
     def contents(self) -> tuple[object, ...]:
         """Return everything that two equal candidates have in common, for comparisons in tests."""
-        free = {bucket: groups.contents() for bucket, groups in self.free.items() if len(groups)}
+        self.complete()
         ending = {bucket: names for bucket, names in self.ending.items() if names}
-        return self.evaluations, free, self.closest, ending, +self.excluded, +self.suitable.buckets
+        return self.known, self.closest, ending, +self._excluded, +self._suitable.buckets
 
-    def _evaluate_again(self, name: str, now: float) -> None:
-        before, group = self.evaluations.get(name), self.grouping.get(name)
+    # -- its parts -------------------------------------------------------------------------------------------------
+
+    def complete(self) -> None:
+        """Evaluate all groups that are not known yet."""
+        if self._ahead is not None:
+            names, self._ahead = self._ahead.names(), None
+            self.evaluate(names)
+
+    def _evaluate_again(self, name: str) -> None:
+        before, group = self.known.get(name), self.grouping.get(name)
         if before is not None:
             if before.rejected is not None and before.rejected is group and before.recheck_at is None:
                 return  # only what tasks use of it has changed
             self._remove(name, before)
         if group is not None:
-            found = evaluate(group, self.shape, self._is_held(group), now)
-            self._note(found, group)
-            if found.rank is not None:
-                free = self.free.setdefault(found.bucket, RankedGroups())
-                free.add(found.rank, *self._room(found, group))
-            elif found.obstacle:
-                insort(self.closest, (found.hosts_missing, found.shortfall, name))
+            self._note(evaluate(group, self.shape, self._is_held(group), self._now, in_words=False), group)
 
     def _is_held(self, group: Group) -> bool:
         if group.is_slice:
@@ -124,124 +302,42 @@ class Candidates:
             return False
         return any(worker.slice_name in self._holders for worker in group.workers)
 
-    def _room(self, found: Evaluation, group: Group) -> tuple[Room, bool]:
-        if found.usable is None and len(group.workers) == self.tasks(found):
-            return group.room[0], False
-        return room_of([worker.free for worker in found.usable or group.workers], self.tasks(found))
-
     def _note(self, found: Evaluation, group: Group) -> None:
         """Remember an evaluation, and count what it says."""
-        self.evaluations[group.name] = found
+        self.known[group.name] = found
+        self.changes.note(group.name, self._changes_kept)
         if found.later:
-            self.suitable.add(group.name, found)
-            if found.eligible and _is_ending(group.workers):
-                self.ending[found.bucket].add(group.name)
-        if found.excluded:
-            for what, count in found.excluded:
-                self.excluded[what] += count
+            self._suitable.add(group.name, found)
+            self._note_ending(group.name, found)
+        for what, count in found.excluded:
+            self._excluded[what] += count
+        if self._closest is not None and found.obstacle:
+            insort(self._closest, _distance(group.name, found))
         if found.recheck_at is not None:
             heapq.heappush(self._rechecks, (found.recheck_at, group.name))
 
+    def _note_ending(self, name: str, found: Evaluation) -> None:
+        if self._ending is not None and found.eligible:
+            group = self.grouping.get(name)
+            assert group is not None
+            if _is_ending(group.workers):
+                self._ending[found.bucket].add(name)
+
     def _remove(self, name: str, found: Evaluation) -> None:
-        if found.rank is not None:
-            self.free[found.bucket].remove(found.rank)
-        elif found.obstacle:
-            del self.closest[bisect_left(self.closest, (found.hosts_missing, found.shortfall, name))]
-        self.suitable.remove(name, found)
-        self.ending[found.bucket].discard(name)
+        if self._closest is not None and found.obstacle:
+            del self._closest[bisect_left(self._closest, _distance(name, found))]
+        self._suitable.remove(name, found)
+        if self._ending is not None:
+            self._ending[found.bucket].discard(name)
         for what, count in found.excluded:
-            self.excluded[what] -= count
+            self._excluded[what] -= count
         self.in_words.pop(name, None)
-        del self.evaluations[name]
+        self.changes.note(name, self._changes_kept)
+        del self.known[name]
 
 
-class CandidateCache:
-    """The candidates of each shape of requirements, for one fleet at a time.
-
-    Attributes:
-        evaluated: how many evaluations of groups were made for new shapes so far.
-    """
-
-    def __init__(self) -> None:
-        self.evaluated = 0
-        self._fleet: Fleet | None = None
-        self._candidates: OrderedDict[Requirement, Candidates] = OrderedDict()
-
-    def candidates(self, fleet: Fleet, shape: Requirement, now: float) -> Candidates:
-        """Return the candidates of a shape, up to date with the fleet."""
-        if fleet is not self._fleet:
-            self._fleet = fleet
-            self._candidates.clear()
-        found = self._candidates.get(shape)
-        if found is not None and not fleet.keeps(shape.group_by, found.grouping):
-            found = None
-        changed = None if found is None else fleet.changes_since(found.fleet_version)
-        if found is None or changed is None:
-            found = self._candidates[shape] = _evaluated(fleet, shape, now)
-            self.evaluated += len(found.evaluations)
-        else:
-            self._candidates.move_to_end(shape)
-            found.update(changed, now)
-        found.fleet_version = fleet.version
-        return found
-
-    def trim(self) -> None:
-        """Drop the candidates whose groups are not kept up to date.
-
-        Then drop those that were not read for longest, beyond `EVALUATIONS_KEPT`.
-        """
-        fleet = self._fleet
-        for shape, found in list(self._candidates.items()):
-            if fleet is None or not fleet.keeps(shape.group_by, found.grouping):
-                del self._candidates[shape]
-        kept = sum(len(candidates.evaluations) for candidates in self._candidates.values())
-        while kept > EVALUATIONS_KEPT and len(self._candidates) > 1:
-            _, dropped = self._candidates.popitem(last=False)
-            kept -= len(dropped.evaluations)
-
-    def check(self, now: float) -> None:
-        """Raise AssertionError if any candidates differ from freshly evaluated ones. For tests."""
-        for shape in list(self._candidates):
-            assert self._fleet is not None
-            have = self.candidates(self._fleet, shape, now)
-            want = _evaluated(self._fleet, shape, now)
-            assert have.contents() == want.contents(), f"candidates for {shape} are out of date"
-
-
-class EvaluationLimits:
-    """Which jobs one plan looks at: those of the first shapes in the queue whose evaluations fit into the cache.
-
-    Args:
-        fleet: is planned for.
-    """
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        self._shapes: set[Requirement] = set()
-        self._read = 0
-        self._by_user: Counter[str] = Counter()
-
-    def admit(self, job: Job) -> bool:
-        """Return whether the plan looks at a job, and count the evaluations of its shape if the shape is new."""
-        shape, user = job.requirement.shape, job.spec.user
-        if shape in self._shapes:
-            return True
-        groups = len(self._fleet.grouping(shape.group_by))
-        of_user = self._by_user[user]
-        if self._read and self._read + groups > EVALUATIONS_KEPT:
-            return False
-        if of_user and of_user + groups > EVALUATIONS_KEPT // USERS_PART:
-            return False
-        self._shapes.add(shape)
-        self._read += groups
-        self._by_user[user] += groups
-        return True
-
-
-def _evaluated(fleet: Fleet, shape: Requirement, now: float) -> Candidates:
-    found = Candidates(shape, fleet.grouping(shape.group_by), fleet.holders)
-    found.evaluate_all(now)
-    return found
+def _distance(name: str, found: Evaluation) -> Distance:
+    return found.hosts_missing, found.shortfall, name
 
 
 def _is_ending(workers: Sequence[Worker]) -> bool:
@@ -249,3 +345,8 @@ def _is_ending(workers: Sequence[Worker]) -> bool:
         if worker.ending:
             return True
     return False
+
+
+def cost_of_ranks(groups: int) -> int:
+    """Return about how many evaluations cost as much as the order of so many groups by preferences."""
+    return groups // RANKS_PER_EVALUATION + 10

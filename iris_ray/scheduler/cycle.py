@@ -1,5 +1,6 @@
 """Makes one plan: goes through the queue and gives each gang groups or a pending reason."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,28 +9,33 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
-from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
+from iris_ray.scheduler.candidate_cache import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
+from iris_ray.scheduler.candidates import Preferences
 from iris_ray.scheduler.evictions import Evictor, Taking
-from iris_ray.scheduler.explanation import Explainer, ImpossibleConstraints, Unplaced, limited, not_looked_at, paused
+from iris_ray.scheduler.explanation import (
+    Explainer,
+    ImpossibleConstraints,
+    Unplaced,
+    limited,
+    not_looked_at,
+    paused,
+    what_they_wait_for,
+)
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
-from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
 from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
+from iris_ray.scheduler.promises import Lifted, Promises
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
-from iris_ray.scheduler.returned_spares import ReturnedSpares
-from iris_ray.scheduler.victims import GRACE_S, EvictionRules, Running
-from iris_ray.state.attempt_ends import YIELDED_S
+from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
-    EvictionEvent,
-    GivesWayEvent,
-    RoomKeptEvent,
-    SpareGivenBackEvent,
+    PromiseEvent,
+    TaskAssignedEvent,
     TaskUnschedulableEvent,
 )
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.quarantine import avoided_by
-from iris_ray.state.user_limits import Account, PastUsage, UserLimits
+from iris_ray.state.user_limits import PastUsage, UserLimits
 
 
 @dataclass(slots=True)
@@ -42,11 +48,9 @@ class SchedulingResult:
         timed_out: jobs that did not run within their ``scheduling_timeout``: events for the state.
         unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
         starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
-        rooms: which hosts are to be kept for which jobs from now on: events for the state.
-        gave_up_room: whether a job has lost its room, since it runs or can't run for a while. This plan keeps no room
-            for other jobs instead. The next plan does, and must look at all jobs.
-        evictions: which attempts are to give their hosts to which job, once the rooms are kept: events for the state.
-        given_back: which spares and jobs that yield give their hosts back: events for the state.
+        promises: which hosts are promised to which jobs from now on, and who leaves for it: events for the state.
+        gave_up_promise: whether a job has lost its promise, since it runs or can't run for a while. This plan promises
+            nothing to other jobs instead. The next plan does, and must look at all jobs.
         complete: whether the plan went through the whole queue. Otherwise it has placed as much as it was asked to.
             Once that is committed, the next plan goes on.
     """
@@ -56,10 +60,8 @@ class SchedulingResult:
     timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
     unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
     starving: list[str] = field(default_factory=list)
-    rooms: list[RoomKeptEvent] = field(default_factory=list)
-    gave_up_room: bool = False
-    evictions: list[EvictionEvent] = field(default_factory=list)
-    given_back: list[SpareGivenBackEvent | GivesWayEvent] = field(default_factory=list)
+    promises: list[PromiseEvent] = field(default_factory=list)
+    gave_up_promise: bool = False
     complete: bool = True
 
 
@@ -78,10 +80,11 @@ class Cycle:
         deadlines: tells which time limits have passed.
         most: the plan ends after so many gangs, or as much other work (`TASKS_PER_GANG`, `EVALUATIONS_PER_GANG`); None:
             at the queue's end.
-        eviction: the attempts that may be evicted, and when; None: no attempt is.
+        running: what runs.
+        rules: when gangs of lower bands may be evicted; None: never.
         limits: of the users; None: no user has a limit.
-        leaving: ids of jobs that yield and are about to give their hosts to waiting jobs.
-        fairness: for which kinds of jobs earlier plans have searched in vain, for victims and for spares.
+        fairness: for which kinds of jobs earlier plans have searched in vain for attempts that could leave.
+        evaluations: which jobs the plan looks at; None: the first in the queue.
     """
 
     def __init__(
@@ -90,16 +93,18 @@ class Cycle:
         cache: CandidateCache,
         deadlines: Deadlines,
         most: int | None,
-        eviction: tuple[Running, EvictionRules] | None = None,
+        running: Running | None = None,
+        rules: EvictionRules | None = None,
         limits: UserLimits | None = None,
-        leaving: Collection[str] = frozenset(),
-        fairness: tuple[SearchFairness, SearchFairness] | None = None,
+        fairness: SearchFairness | None = None,
+        evaluations: EvaluationLimits | None = None,
     ) -> None:
         self._fleet = fleet
         self._most = most
         self._cache = cache
         self._deadlines = deadlines
-        self._limits = EvaluationLimits(fleet)
+        self._limits = evaluations or EvaluationLimits()
+        self._limits.begin_plan(fleet)
         self._evaluated_before = cache.evaluated
         self._plan = Plan()
         self._allowances = Allowances(limits, accelerators(fleet.totals))
@@ -107,62 +112,42 @@ class Cycle:
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
-        self._remaining: dict[Requirement, RemainingCapacity] = {}  # by shape
-        self._spares: list[Job] = []
-        self._with_spares: set[Account] = set()  # who has some of them
-        self._unplaced: list[Unplaced] = []  # for which spares might be given back, if there are some
+        self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
         self._in_vain: dict[_Kind, Unplaced] = {}  # jobs of this band that found too few groups
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
-        victims, self._fairness = fairness or (SearchFairness(), SearchFairness())
-        self._evictor: Evictor | None = None
-        if eviction is not None:
-            self._evictor = Evictor(*eviction, fleet, self._plan, self._allowances, deadlines.now, victims)
-        self._leaving = leaving
+        self._running = running or Running()
+        self._rules = rules
+        self._fairness = fairness or SearchFairness()
 
     def run(
-        self, pending: list[Job], usage: Usage, past: PastUsage | None, spares: Iterable[Job] = ()
+        self, pending: list[Job], usage: Usage, past: PastUsage | None, idle: Iterable[Job] = ()
     ) -> SchedulingResult:
         """Return the plan. Call it once."""
-        queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
-        self._rooms = KeptRooms(pending, self._fleet, self._deadlines, self._plan)
-        self._spares = list(spares)
-        self._with_spares = {(spare.spec.user, spare.spec.priority) for spare in self._spares}
+        fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
+        queue = self._queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
+        about = fleet, plan, allowances, deadlines, self._fairness
+        self._evictor = Evictor(self._running, self._rules, idle, *about)
+        self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.leaving())
         band = None
         for job in queue:
             if job.spec.priority is not band:
                 band = job.spec.priority
                 self._in_vain.clear()
-                self._rooms.begin_band(band, self._available_to)
+                self._promises.begin_band(band, self._available_to)
             granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
                 self._result.complete = False
                 break
             if granted is not None:
                 queue.granted(job, granted)
-        self._result.given_back = self._given_back()
-        if self._evictor is not None:
-            self._evictor.end_plan(self._result.complete)
+        self._limits.end_plan(self._result.complete)
+        self._evictor.end_plan(self._result.complete)
         self._explainer.complete()
-        self._result.rooms = self._rooms.changes(self._placed)
-        self._result.gave_up_room = self._rooms.given_up
+        self._result.promises = self._promises.changes(self._placed)
+        self._result.gave_up_promise = self._promises.given_up
         return self._result
-
-    def _given_back(self) -> list[SpareGivenBackEvent | GivesWayEvent]:
-        """Return which spares, and which jobs that yield, give hosts back to jobs that found too few groups."""
-        if not self._unplaced:
-            return []
-        going = self._evictor.giving() if self._evictor is not None else set()
-        spares = {spare.spec.job_id: spare for spare in self._spares}
-        idle = (spare for job_id, spare in spares.items() if job_id not in going or job_id in self._leaving)
-        parts = self._fleet, self._deadlines, self._allowances, self._plan, self._fairness, self._leaving
-        chosen = ReturnedSpares(idle, *parts).choose(self._unplaced)
-        deadline = self._deadlines.now + (self._evictor.grace_s if self._evictor is not None else GRACE_S)
-        return [
-            GivesWayEvent(job_id, deadline) if spares[job_id].spec.spare_for is None else SpareGivenBackEvent(job_id)
-            for job_id in chosen
-        ]
 
     def _is_full(self, most: int) -> bool:
         evaluated = self._cache.evaluated - self._evaluated_before
@@ -170,7 +155,10 @@ class Cycle:
         return max(placed, evaluated / EVALUATIONS_PER_GANG) >= most
 
     def _try(self, job: Job) -> Mapping[str, float] | None:
-        """Place one gang of the job and return what it takes. If none can be placed, explain why and return None."""
+        """Place one gang of the job and return what it takes. If none can be placed, explain why and return None.
+
+        If the turn stays with the job, more of its tasks may be placed.
+        """
         job_id = job.spec.job_id
         untried = self._untried.get(job_id)
         if untried is None:
@@ -186,12 +174,11 @@ class Cycle:
             if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
                 self._pause(job, pause_s, gang.error)
                 continue
-            if job.yields and self._leaving:  # what they leave is for those that wait
-                self._pause(job, YIELDED_S, "its owner has no use for hosts now, and others wait")
-                continue
             granted = self._place(job, gang)
             if granted is not None:  # the job comes again
                 self._untried[job_id] = untried
+                if self._queue.is_alone and not (job.promise or accelerators(granted)):
+                    return self._place_beside(job, untried, granted)
             return granted
         if len(job.pending) > self._placed[job_id]:  # those that are not in turn wait for the next plan
             self._pause(job, 0.0, "those of its slices go first that were lost a moment ago")
@@ -199,9 +186,9 @@ class Cycle:
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
         if (before := self._in_vain.get(_kind_of(job))) is not None and not self._is_special(job, gang):
-            self._note(job, before.available, self._explainer.same_reason(job, before))
+            self._result.pending_reasons[job.spec.job_id] = self._explainer.same_reason(job, before)
             return None
-        lifted = self._rooms.lift(job)
+        lifted = self._promises.lift(job)
         if (reached := self._allowances.reached(job)) is not None:
             self._limit(job, gang, reached, lifted)
             return None
@@ -230,6 +217,33 @@ class Cycle:
         self._wait(job, gang, available, free, lifted)
         return None
 
+    def _place_beside(self, job: Job, untried: Iterator[int], granted: Mapping[str, float]) -> Mapping[str, float]:
+        """Place more tasks on the host that the job's last task got, as long as there is room. Return what all take.
+
+        That host stays the best for them: what a plan takes of a host changes its room, and not its rank.
+        """
+        last = self._result.assignments[-1]
+        if not isinstance(last, TaskAssignedEvent):
+            return granted
+        job_id, need, taken, assignments = job.spec.job_id, job.requirement, self._plan.taken, self._result.assignments
+        worker, before = self._fleet.workers[last.node_id], len(assignments)
+        most = math.inf if self._most is None else self._most
+        while len(assignments) < most and need.has_room(worker, taken[worker.node_id]):
+            position = next(untried, None)
+            if position is None:
+                break
+            gang = job.gangs[position]
+            if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
+                self._pause(job, pause_s, gang.error)
+                continue
+            self._plan.take((worker,), granted, job_id)
+            assignments.append(TaskAssignedEvent(job_id, gang.tasks[0].index, worker.node_id))
+        number = len(assignments) - before
+        self._placed[job_id] += number
+        more = {resource: amount * number for resource, amount in granted.items()}
+        self._allowances.granted(job, more)
+        return {resource: amount + more[resource] for resource, amount in granted.items()}
+
     def _own_chips_ending(self, job: Job, gang: Gang) -> float:
         """Return how many chips a gang's last attempt still holds; 0 if the gang can use one number of groups only."""
         if job.spec.coscheduling is None or len(num_groups(job)) == 1:
@@ -239,53 +253,55 @@ class Cycle:
         own = (held for worker in workers for who, held in worker.occupants.items() if who[1].job_id == job_id)
         return sum(map(accelerators, own))
 
-    def _take_from_lower_bands(
-        self, evictor: Evictor, job: Job, available: Availability
-    ) -> tuple[tuple[str, ...], Protected | None]:
-        """Evict attempts of lower bands if the job then runs.
+    def _take(self, job: Job, available: Availability) -> tuple[tuple[str, ...], Protected | None]:
+        """Have others leave hosts to a job if the job then runs.
 
         Returns:
-            The names of the groups that are kept for the job, and what the job may take later.
+            The names of the groups that are promised to the job, and what the job may take later.
         """
-        lifted = self._rooms.lift_own(job)
+        lifted = self._promises.lift_own(job)
         available.catch_up()
         own = [worker.node_id for worker, _ in lifted]
-        taking = evictor.find(job, available, own, self._placed[job.spec.job_id])
-        self._rooms.put_back(lifted)
+        taking = self._evictor.find(job, available, own, self._placed[job.spec.job_id])
+        self._promises.put_back(lifted)
         if isinstance(taking, Taking):
-            self._rooms.take(job, taking.node_ids)
-            self._result.evictions.append(taking.event)
+            self._promises.take(job, taking)
         available.catch_up()
         return (taking.names, None) if isinstance(taking, Taking) else ((), taking)
 
     def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str]) -> None:
-        """Keep these hosts for a job no more. Its lifted hosts are free then, but for those kept for another job."""
-        takes = bool(lifted) and self._evictor is not None and self._evictor.gives_to(job)
-        self._rooms.give_up(job, node_ids, takes)
-        self._rooms.put_back(lifted)
+        """End a job's promise. Its lifted hosts are free then, but for those that are promised to another job."""
+        self._promises.give_up(job, node_ids)
+        self._promises.put_back(lifted)
         if lifted:
             self._in_vain.clear()
             for available in (*self._available.values(), *self._elsewhere.values()):
                 available.failed_placements.clear()
 
     def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
-        """Note that a gang waits for a limit of its user. It has no room: other jobs may use the hosts meanwhile."""
+        """Note that a gang waits for a limit of its user. Nothing is promised to it: others may use the hosts."""
         kept: tuple[str, ...] = ()
-        if self._deadlines.is_returning(job) and job.spec.spare_for is None:  # its own attempt may be just ending
-            kept = self._rooms.keep(job, gang, self._available_to(job), lifted)
+        returns = self._deadlines.is_returning(job) and job.spec.spare_for is None  # its own attempt may be just ending
+        if returns or self._frees_its_own(job, reached):
+            kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, ())
-            if self._deadlines.is_starving(gang) and not comes_last(job) and self._has_hosts_for(job):
+            if reached.what == "chips" and not reached.before and not self._own_chips_ending(job, gang):
+                taking = self._evictor.find_within_limit(job, self._available_to(job), reached.needed)
+                if taking is not None:
+                    self._promises.take(job, taking)
+                    kept = taking.names
+            if not kept and self._deadlines.is_starving(gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
-        reason = self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
-        has_spares = (job.spec.user, job.spec.priority) in self._with_spares
-        if has_spares and reached.what == "chips" and not reached.before and not self._waits_for_its_own(job, gang):
-            self._unplaced.append(Unplaced(job, self._available_to(job), reason))
+        self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
 
-    def _waits_for_its_own(self, job: Job, gang: Gang) -> bool:
-        """Return whether a gang waits for the chips that its own last attempt still holds."""
-        return self._deadlines.is_returning(job) or self._own_chips_ending(job, gang) > 0
+    def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
+        """Return whether a job is within its user's limit once those have left that leave its promised hosts to it."""
+        if reached.what != "chips" or not self._promises.has_firm(job):
+            return False
+        chips = self._evictor.frees(job, self._promises.hosts_of(job))
+        return chips > 0 and self._allowances.may_take(job, reached.needed, given_back=chips)
 
     def _has_hosts_for(self, job: Job) -> bool:
         """Return whether the cluster has enough groups that suit a job, used or not."""
@@ -299,43 +315,29 @@ class Cycle:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
             self._let_go(job, lifted, ())
             return
-        kept = self._rooms.keep(job, gang, available, lifted)
-        if kept and self._rooms.has_room(job) and self._deadlines.is_starving(gang):
+        kept = self._promises.keep(job, gang, available, lifted)
+        if kept and self._promises.has_one(job) and self._deadlines.is_starving(gang):
             self._result.starving.append(job_id)
-        if self._evictor is not None and self._evictor.may_help(job):
-            taken, protected = self._take_from_lower_bands(self._evictor, job, available)
-            kept = taken or kept
-            self._explain(job, available, free, kept, self._evictor.taken_from(job) if kept else (), protected)
-            return
-        reason = self._explain(job, available, free, kept)
+        searches = not self._promises.has_firm(job) and self._evictor.may_help(job)
+        taken, protected = self._take(job, available) if searches else ((), None)
+        kept = taken or kept
+        taken_from, waits_for = (self._evictor.taken_from(job), self._waits_for(job, kept)) if kept else ((), ())
+        reason = self._explainer.reason(job, available, free, kept, taken_from, protected, waits_for)
+        self._result.pending_reasons[job_id] = reason
         hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups, or for its own
-        if not (kept or lifted or hopes or self._is_special(job, gang)):
+        if not (searches or kept or lifted or hopes or self._is_special(job, gang)):
             self._in_vain[_kind_of(job)] = Unplaced(job, available, reason)
+
+    def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
+        groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
+        hosts = (worker for group in groups for worker in group.workers)
+        return what_they_wait_for(hosts, job.requirement, self._evictor.told(), self._deadlines.now)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang may find groups though gangs of other jobs of its kind have found too few."""
         if job.attempt or job.avoided or job.spec.spare_for is not None:  # its own hosts, or others, may count for it
             return True
-        return self._rooms.any_kept or self._deadlines.is_starving(gang)
-
-    def _explain(
-        self,
-        job: Job,
-        available: Availability,
-        free: int,
-        kept: tuple[str, ...] = (),
-        taken_from: tuple[str, ...] = (),
-        protected: Protected | None = None,
-    ) -> PendingReason:
-        """Note and return the reason why a job waits that found too few groups; see `Explainer.reason`."""
-        reason = self._explainer.reason(job, available, free, kept, taken_from, protected)
-        self._note(job, available, reason)
-        return reason
-
-    def _note(self, job: Job, available: Availability, reason: PendingReason) -> None:
-        self._result.pending_reasons[job.spec.job_id] = reason
-        if self._spares:
-            self._unplaced.append(Unplaced(job, available, reason))
+        return self._promises.any_kept or self._deadlines.is_starving(gang)
 
     def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
         """Leave out a gang that pauses. It has no room: other jobs may use the hosts meanwhile."""
@@ -371,16 +373,17 @@ class Cycle:
     def _available_to_all(self, requirement: Requirement) -> Availability:
         available = self._available.get(requirement)
         if available is None:
-            remaining = self._remaining_of(requirement.shape)
+            remaining = self._remaining_of(requirement)
             available = self._available[requirement] = Availability(requirement, remaining, self._deadlines.now)
         available.catch_up()
         return available
 
-    def _remaining_of(self, shape: Requirement) -> RemainingCapacity:
-        remaining = self._remaining.get(shape)
+    def _remaining_of(self, requirement: Requirement) -> RemainingCapacity:
+        key = requirement.shape, requirement.preferences
+        remaining = self._remaining.get(key)
         if remaining is None:
-            candidates = self._cache.candidates(self._fleet, shape, self._deadlines.now)
-            remaining = self._remaining[shape] = RemainingCapacity(candidates, self._plan)
+            ranking = self._cache.ranking(self._fleet, *key, self._deadlines.now)
+            remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
         return remaining
 
 

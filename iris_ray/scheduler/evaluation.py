@@ -11,7 +11,7 @@ from heapq import nsmallest
 
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue, Constraint
 from iris_ray.model.requirement import BYTES_PER_GB, Requirement
-from iris_ray.model.workers import TPU_VM_COUNT, Resources, Worker, accelerators
+from iris_ray.model.workers import TPU_VM_COUNT, UNCONFIRMED_S, Resources, Worker, accelerators
 from iris_ray.state.groups import Group
 
 LARGER = 0
@@ -19,7 +19,7 @@ LARGER = 0
 
 Rank = tuple[int, float, int, int, str]
 """Sorts free groups, the best first: unmet preferences, chips and GPUs that may idle, 1 if an owner keeps actors there
-(a number below 0 if it is the job's), hosts left over, name."""
+(a number below 0 if it is the job's), hosts left over, name. An evaluation knows no preferences: it has 0."""
 
 Excluded = tuple[int | str, int]
 """A constraint (by position) or a taint (by name), and how many workers it excludes."""
@@ -48,7 +48,7 @@ class Evaluation:
         shortfall: the sum over these hosts of the part of a task's needs that they lack; 1 for a host that lacks all.
         free_soon: whether the group will be free once the ends of all ended attempts are confirmed.
         obstacle: why the group is not free, in words.
-        used_by: ids of the jobs that use the group.
+        used_by: ids of the jobs that use the group; only with the obstacle in words.
         excluded: how many workers each constraint or taint excludes.
         recheck_at: when the passing of time alone changes the evaluation; seconds on the caller's clock.
         rejected: the group if it is unsuitable. No task that comes or goes changes that: the group stays unsuitable,
@@ -71,7 +71,7 @@ class Evaluation:
     rejected: Group | None = field(default=None, compare=False)
 
 
-def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluation:
+def evaluate(group: Group, need: Requirement, held: bool, now: float, in_words: bool = True) -> Evaluation:
     """Evaluate a group for a requirement.
 
     A slice fails as a whole, so it is unsuitable if any of its hosts is missing or takes no new tasks. Other groups
@@ -82,14 +82,18 @@ def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluat
         need: the requirement.
         held: whether an owner keeps actors on the group.
         now: seconds on the clock of the events.
+        in_words: whether to say who uses the group.
     """
     tasks = group.size if need.whole_groups else need.replicas
     bucket = tasks if not group.is_slice or group.size == tasks else LARGER
     if not group.has_issues and group.size >= tasks and _suits_at_first_sight(group, need):
-        return Evaluation(
-            Status.FREE, bucket, _rank(group, need, held, len(group.workers) - tasks), group.workers, group.workers
-        )
-    found = _Findings(group, need, tasks, bucket, now)
+        if _all_have_room(group, need):
+            rank = _rank(group, need, held, len(group.workers) - tasks)
+            return Evaluation(Status.FREE, bucket, rank, group.workers, group.workers)
+        if not need.resources:
+            found = _Findings(group, need, tasks, bucket, now, in_words, eligible=group.workers, later=group.workers)
+            return _check_occupancy(found) or _free(found, held)
+    found = _Findings(group, need, tasks, bucket, now, in_words)
     for step in _STEPS:
         rejection = step(found)
         if rejection is not None:
@@ -98,9 +102,7 @@ def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluat
 
 
 def _suits_at_first_sight(group: Group, need: Requirement) -> bool:
-    """Return whether all members have room, and share attributes that satisfy all constraints, so no step is needed."""
-    if not _all_have_room(group, need):
-        return False
+    """Return whether all members share attributes that satisfy all constraints, so that only their room matters."""
     attributes = group.workers[0].attributes
     try:
         for constraint in need.constraints:
@@ -121,6 +123,7 @@ class _Findings:
     Attributes:
         tasks: how many hosts a gang takes of the group.
         bucket: the group's bucket.
+        in_words: whether to say who uses the group.
         unfit: node_id → why the worker can't take a task: in words, or the constraint that it fails.
         unfit_for_now: the same, for reasons that pass by themselves.
         excluded: how many workers each constraint or taint excludes.
@@ -136,6 +139,7 @@ class _Findings:
     tasks: int
     bucket: int
     now: float
+    in_words: bool
     unfit: dict[str, str | Constraint] = field(default_factory=dict)
     unfit_for_now: dict[str, str | Constraint] = field(default_factory=dict)
     excluded: list[Excluded] = field(default_factory=list)
@@ -213,7 +217,7 @@ def _check_capacity(found: _Findings) -> Evaluation | None:
     """Mark workers that are too small for a task even if nothing else runs there. `_check_enough_workers` rejects."""
     group, need = found.group, found.need
     found.all_have_room = _all_have_room(group, need)
-    if found.all_have_room:
+    if found.all_have_room or not need.resources:
         return None
     large_enough: Resources | None = None
     for worker in group.workers:
@@ -263,27 +267,35 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
     if found.all_have_room:
         found.usable = eligible
         return None
-    usable: list[Worker] = []
-    full: list[Worker] = []
-    for worker in eligible:
-        (usable if need.has_room(worker) else full).append(worker)
+    if need.resources:
+        usable, full = list[Worker](), list[Worker]()
+        for worker in eligible:
+            (usable if need.has_room(worker) else full).append(worker)
+    else:  # else all would have room
+        usable = [worker for worker in eligible if worker.chips_idle]
+        full = [worker for worker in eligible if not worker.chips_idle]
     if len(usable) >= tasks:
         found.usable = tuple(usable) if full else eligible
         return None
-    used_by = tuple(dict.fromkeys(attempt.job_id for worker in full for _, attempt in worker.occupants))
-    free_soon = any(w.ending for w in full) and sum(need.has_room(w, soon=True) for w in eligible) >= tasks
+    passing = [end for w in full if w.ending for at in w.ending.values() if found.now < (end := at + UNCONFIRMED_S)]
+    used_by: tuple[str, ...] = ()
+    free_soon, obstacle = False, "in use"
+    if found.in_words:
+        used_by = tuple(dict.fromkeys(attempt.job_id for worker in full for _, attempt in worker.occupants))
+        free_soon = bool(passing) and sum(need.has_room(w, soon=found.now) for w in eligible) >= tasks
+        obstacle = _use_in_words(full, len(found.group.workers), used_by, free_soon)
     return Evaluation(
         Status.IN_USE,
         found.bucket,
         eligible=eligible,
         later=found.later,
         hosts_missing=(missing := tasks - len(eligible) + len(full)),
-        shortfall=sum(nsmallest(missing, map(need.shortfall, full))),
+        shortfall=sum(nsmallest(missing, map(need.shortfall, full))) if need.resources else missing,
         free_soon=free_soon,
-        obstacle=_use_in_words(full, len(found.group.workers), used_by, free_soon),
+        obstacle=obstacle,
         used_by=used_by,
         excluded=tuple(found.excluded),
-        recheck_at=found.recheck_at,
+        recheck_at=min(filter(None, (*passing, found.recheck_at)), default=None),
     )
 
 
@@ -316,17 +328,29 @@ def _free(found: _Findings, held: bool) -> Evaluation:
     )
 
 
+def unmet(preferences: Sequence[Constraint], group: Group) -> int:
+    """Return how many of some preferences a group does not meet, since some member does not."""
+    return sum(not _prefers(preference, group) for preference in preferences)
+
+
+def _prefers(preference: Constraint, group: Group) -> bool:
+    members = group.workers[:1] if group.shares(preference.key) else group.workers
+    try:
+        return all(preference.matches(worker.attributes) for worker in members)
+    except TypeError:
+        return False  # a preference that can't be evaluated is not met
+
+
 # -- parts of the steps ------------------------------------------------------------------------------------------------
 
 
 def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
     first = group.workers[0]
-    unmet = [preference for preference in need.preferences if not _prefers(preference, group)]
     return (
-        len(unmet),
+        0,
         0.0 if need.chips else accelerators(first.resources),
         int(held),
-        hosts_left if need.group_by or not need.chips else _hosts_left_idle(first),
+        hosts_left if need.group_by or not need.chips else hosts_left_idle(first),
         group.name,
     )
 
@@ -354,8 +378,7 @@ def _without(unfit: Collection[str], workers: tuple[Worker, ...]) -> tuple[Worke
 
 def _all_have_room(group: Group, need: Requirement) -> bool:
     """Return whether every member has room for a task."""
-    least, chips_idle = group.room
-    return (chips_idle or not need.chips) and need.fits_into(least)
+    return (not need.chips or group.chips_idle) and (not need.resources or need.fits_into(group.room))
 
 
 def _too_small(worker: Worker, need: Requirement) -> str | None:
@@ -380,15 +403,7 @@ def _use_in_words(full: Sequence[Worker], hosts: int, used_by: tuple[str, ...], 
     return f"{how_many}{'about to be freed' if free_soon else 'in use'} by {who}"
 
 
-def _prefers(preference: Constraint, group: Group) -> bool:
-    members = group.workers[:1] if group.shares(preference.key) else group.workers
-    try:
-        return all(preference.matches(worker.attributes) for worker in members)
-    except TypeError:
-        return False  # a preference that can't be evaluated is not met
-
-
-def _hosts_left_idle(worker: Worker) -> int:
+def hosts_left_idle(worker: Worker) -> int:
     """Return how many other hosts of the worker's slice a single task with chips would leave idle."""
     size = worker.attributes.get(TPU_VM_COUNT, AttributeValue(1)).value
     return int(size) - 1 if isinstance(size, int) else 0

@@ -1,79 +1,86 @@
-"""Which running gangs give their hosts to a waiting job of a higher band: as few and as cheap ones as possible.
+"""Who leaves hosts to a waiting job: as few and as cheap attempts as possible.
 
-`victims.py` says who may be a victim, what its end costs, and which set of victims is cheapest. If a job can't take
-hosts yet because the victims have not run for the minimum time of their band, the pending reason says whose hosts the
-job may take, and when (`Protected`). A job takes no more than the limit of its user allows.
+Spares, room to grow and jobs that yield leave for any job that comes before them. Gangs of lower bands leave for a job
+that may evict. `victims.py` says what the end of an attempt costs, and which set of attempts is cheapest. If a job
+can't take hosts yet because the victims have not run for the minimum time of their band, the pending reason says whose
+hosts the job may take, and when (`Protected`). A job takes no more than the limit of its user allows.
 
-The search is bounded. It looks at the newest attempts of the lowest bands first, since they lose least.
+The search is bounded. It looks at what costs nothing first, then at the newest attempts of the lowest bands.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
-from iris_ray.scheduler.availability import Availability, num_groups
-from iris_ray.scheduler.fair_queue import SearchFairness
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups
+from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected
 from iris_ray.scheduler.remaining_capacity import Plan
-from iris_ray.scheduler.victims import EvictionCosts, EvictionRules, Room, Running, VictimSearch
-from iris_ray.state.events import EvictionEvent
+from iris_ray.scheduler.victims import GRACE_S, EvictionCosts, EvictionRules, Room, Running, VictimSearch
 from iris_ray.state.fleet import Fleet
 
-SEARCHES = 6
-"""A plan searches so often for victims. The next plans search for the other kinds of jobs; see `SearchFairness`."""
+SEARCHES = 64
+"""A plan searches so often. The next plans search for the other kinds of jobs; see `SearchFairness`."""
+SEARCHES_AMONG_GANGS = 6
+"""So many of these look for victims of lower bands, which takes longer."""
 ATTEMPTS_LOOKED_AT = 20_000
-"""How many attempts of lower bands all searches of a plan look at."""
+"""How many attempts all searches of a plan look at."""
 GROUPS_COMPARED, MOST_COMPARED = 100, 500
 """A search compares ``GROUPS_COMPARED`` groups in use, or twice as many as the job needs, but at most
 ``MOST_COMPARED``."""
 TASKS_AT_ONCE = 16
 """How many hosts one search takes for a job whose tasks are placed one by one."""
 
-_Key = tuple[Requirement, tuple[int, ...], PriorityBand]
+_Key = tuple[Requirement, tuple[int, ...], PriorityBand, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """What a job takes from lower bands.
+    """What a job takes from others.
 
     Attributes:
-        names: the groups that are to be kept for the job, free ones included.
+        names: the groups that are promised to the job, free ones included.
         node_ids: the hosts of these groups.
-        event: tells the state which attempts have to end there, once the hosts are kept.
+        leave: the attempts that have to leave.
+        deadline: when those are stopped that get notice; seconds.
     """
 
     names: tuple[str, ...]
     node_ids: tuple[str, ...]
-    event: EvictionEvent
+    leave: tuple[AttemptId, ...]
+    deadline: float
 
 
 class Evictor:
-    """Chooses victims while a plan is made.
+    """Chooses who leaves, while a plan is made.
 
     Args:
         running: what runs.
-        rules: when attempts may be evicted.
+        rules: when gangs of lower bands may be evicted; None: never.
+        idle: spares, room to grow and jobs that yield, which could give their hosts back. A replacement does not: its
+            gang is about to lose a slice.
         fleet: the workers that the plan is made for.
         plan: the hosts that the plan has given away.
         allowances: what each user may still get.
-        now: seconds on the clock of the events.
-        fairness: for which kinds of jobs earlier plans have searched for victims in vain.
+        deadlines: tells the time, and which jobs are urgent.
+        fairness: for which kinds of jobs earlier plans have searched in vain.
     """
 
     def __init__(
         self,
         running: Running,
-        rules: EvictionRules,
+        rules: EvictionRules | None,
+        idle: Iterable[Job],
         fleet: Fleet,
         plan: Plan,
         allowances: Allowances,
-        now: float,
+        deadlines: Deadlines,
         fairness: SearchFairness,
     ) -> None:
         self._fleet = fleet
@@ -81,29 +88,23 @@ class Evictor:
         self._allowances = allowances
         self._running = running
         self._rules = rules
-        self._now = now
-        self._searches = SEARCHES
+        self._idle = {job.current_attempt(job.gang): job for job in idle if comes_last(job)}
+        self._now = deadlines.now
+        self._deadlines = deadlines
+        self._searches, self._searches_among_gangs = SEARCHES, SEARCHES_AMONG_GANGS
         self._looks = ATTEMPTS_LOOKED_AT
-        self._costs = EvictionCosts(running, rules, now)
+        self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
-        for taker in filter(None, map(running.jobs.get, dict.fromkeys(self._leaving.values()))):
-            self._promise(taker, taker.kept)
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
 
-    @property
-    def grace_s(self) -> float:
-        """Seconds from the notice to the end."""
-        return self._rules.grace_s
-
     def may_help(self, job: Job) -> bool:
         """Return whether `find` is worth a call for a job."""
-        takes = job.spec.may_evict and not job.yields and job.spec.spare_for is None
-        key, searchable = _key(job), self._has_time and takes
-        if not searchable or key in self._hopeless or self._fairness.passes_over(key):
+        key = _key(job)
+        if not self._has_time or key in self._hopeless or self._fairness.passes_over(key):
             return False
-        return bool(self._bands_below(job))
+        return not comes_last(job) and bool(self._idle or self._bands_below(job))
 
     def end_plan(self, complete: bool) -> None:
         """Note for which kinds of jobs the plan has searched; ``complete``: whether it went through the whole queue."""
@@ -111,7 +112,7 @@ class Evictor:
 
     @property
     def _has_time(self) -> bool:
-        return self._searches > 0 and self._looks > 0
+        return self._searches > 0 and self._searches_among_gangs > 0 and self._looks > 0
 
     def find(self, job: Job, available: Availability, own: Collection[str], placed: int) -> Taking | Protected | None:
         """Return what a job takes that found too few groups, or what it may take later.
@@ -121,17 +122,20 @@ class Evictor:
         Args:
             job: the job.
             available: the groups that its requirement finds.
-            own: node ids of the room that is kept for the job; the plan must not keep them meanwhile.
+            own: node ids of the hosts that are promised to the job; the plan must not keep them meanwhile.
             placed: how many of the job's gangs the plan has given hosts.
         """
         needed = self._needed(job, own, placed)
         if not needed:
             return None  # its user's limit leaves nothing for it
         self._searches -= 1
+        self._searches_among_gangs -= bool(self._bands_below(job))
         search = self._search(job, available, needed)
         room = search.room_without_victims(own) if search.exist else {}
         if len(room) >= needed:
             return None
+        if self._hopes_for_more(job) and any(map(available.free_soon, buckets_for(job, available))):
+            return None  # the gang waits for more groups, and might not take those that are left for it
         found = self._complete(search, room)
         if found is None:
             self._in_vain.add(_key(job))
@@ -140,16 +144,64 @@ class Evictor:
             return self._protected(search, room, available)
         if not self._allowances.may_take(job, most_chips_of(found, available)):
             return None
-        victims = frozenset[AttemptId]().union(*found.values())
-        self._leaving.update(dict.fromkeys(victims, job.spec.job_id))
+        return self._taking(job, found, available)
+
+    def find_within_limit(self, job: Job, available: Availability, needed: float) -> Taking | None:
+        """Return what a job takes from spares of its own user and band, in whose place it is within the user's limit.
+
+        Args:
+            job: the job, which waits for the limit.
+            available: the groups that its requirement finds.
+            needed: how many chips the job expects to take.
+        """
+        least, account = num_groups(job)[0], (job.spec.user, job.spec.priority)
+        own = [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
+        if not own or comes_last(job):
+            return None
+        search = self._search(job, available, least, only=own)
+        names = search.groups_of(chain.from_iterable(map(self._costs.hosts_of, own)))
+        free = best_free(max(0, least - len(names)), available, buckets_for(job, available))
+        found = search.complete({name: frozenset() for name in free}, names)
+        if found is None:
+            return None
+        chips = sum(map(self._chips_of, frozenset[AttemptId]().union(*found.values())))
+        if not self._allowances.may_take(job, max(needed, most_chips_of(found, available)), given_back=chips):
+            return None
+        self._allowances.given_back(job, chips)
+        return self._taking(job, found, available)
+
+    def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
         names = tuple(sorted(found))
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
-        self._promise(job, node_ids)
-        deadline = self._now + self.grace_s
-        return Taking(names, node_ids, EvictionEvent(job.spec.job_id, tuple(sorted(victims)), deadline))
+        victims = self._taken_over(job, node_ids).union(*found.values())
+        self._leaving.update(dict.fromkeys(victims, job.spec.job_id))
+        for attempt in victims & self._idle.keys():
+            del self._idle[attempt]
+        return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
 
-    def _search(self, job: Job, available: Availability, needed: int, patient: bool = False) -> VictimSearch:
-        return VictimSearch(self._costs, self._fleet, self._plan, job, available, needed, patient)
+    def _taken_over(self, job: Job, node_ids: Collection[str]) -> frozenset[AttemptId]:
+        """Return the attempts that leave some hosts to a job of a lower band, whose promise of them ends now."""
+        hosts, ends = {*node_ids}, set[str]()
+        for taker in {*self._leaving.values()} - {job.spec.job_id}:
+            promise = self._running.jobs[taker].promise
+            if promise is not None and not hosts.isdisjoint(promise.node_ids):
+                ends.add(taker)
+        leaving = (attempt for attempt, taker in self._leaving.items() if taker in ends)
+        return frozenset(attempt for attempt in leaving if not hosts.isdisjoint(self._costs.hosts_of(attempt)))
+
+    def _hopes_for_more(self, job: Job) -> bool:
+        """Return whether a gang waits for more groups than it needs if some are about to be free."""
+        return len(num_groups(job)) > 1 and self._deadlines.hopes_for_more(job.gang)
+
+    def _search(
+        self,
+        job: Job,
+        available: Availability,
+        needed: int,
+        patient: bool = False,
+        only: Collection[AttemptId] | None = None,
+    ) -> VictimSearch:
+        return VictimSearch(self._costs, self._fleet, self._plan, job, available, needed, patient, only)
 
     def _needed(self, job: Job, own: Collection[str], placed: int) -> int:
         """Return how many groups a job needs, and its user's limit allows.
@@ -166,11 +218,12 @@ class Evictor:
         return needed
 
     def _complete(self, search: VictimSearch, room: Room) -> Room | None:
-        names = self._groups_in_use(self._bands_below(search.job), search) if search.exist else ()
-        return search.complete(room, names)
+        return search.complete(room, self._groups_in_use(search) if search.exist else ())
 
     def _protected(self, search: VictimSearch, room: Room, available: Availability) -> Protected | None:
         """Return what a job could take once the victims have run for the minimum time of their band."""
+        if not self._bands_below(search.job):
+            return None
         first = search.needed if search.job.spec.coscheduling else len(room) + 1
         patient = self._search(search.job, available, first, patient=True)
         found = self._complete(patient, room)
@@ -180,43 +233,65 @@ class Evictor:
         waits = [cost[0] for victim in victims if (cost := patient.cost_of(victim)) is not None]
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), max(waits))
 
-    def _promise(self, job: Job, node_ids: Iterable[str]) -> None:
-        """Count the chips of the hosts that a job takes towards its user's limit from now on."""
-        workers = (self._fleet.workers.get(node_id) for node_id in node_ids)
-        demands = (job.requirement.demand(worker) for worker in workers if worker is not None)
-        self._allowances.promised(job, sum(map(accelerators, demands)))
-
     def _bands_below(self, job: Job) -> list[PriorityBand]:
-        """Return the bands below a job's in which attempts hold hosts, the lowest first."""
+        """Return the bands from which a job may take hosts and in which attempts hold some, the lowest first."""
+        if self._rules is None or not may_evict(job):
+            return []
         return [band for band in reversed(PriorityBand) if band > job.spec.priority and self._running.attempts[band]]
 
     def taken_from(self, job: Job) -> tuple[str, ...]:
-        """Return the ids of the jobs that give hosts to a job, by this plan or an earlier one."""
+        """Return the ids of the jobs that leave hosts to a job, by this plan or an earlier one."""
         job_id = job.spec.job_id
         return tuple(dict.fromkeys(attempt.job_id for attempt, taker in self._leaving.items() if taker == job_id))
 
-    def giving(self) -> set[str]:
-        """Return the ids of the jobs that are about to give hosts to others."""
-        return {attempt.job_id for attempt in self._leaving}
+    def leaving(self) -> frozenset[AttemptId]:
+        """Return the attempts that are about to leave hosts to some job."""
+        return frozenset(self._leaving)
 
-    def gives_to(self, job: Job) -> bool:
-        """Return whether any attempt is about to give its hosts to a job."""
-        return job.spec.job_id in self._leaving.values()
+    def told(self) -> Mapping[AttemptId, float]:
+        """Return until when each attempt has notice that it must leave; seconds."""
+        jobs = self._running.jobs
+        gangs = ((attempt, jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self._leaving)
+        return {a: gang.eviction.deadline if gang.eviction is not None else self._deadline for a, gang in gangs}
 
-    def _groups_in_use(self, bands: Iterable[PriorityBand], search: VictimSearch) -> list[str]:
-        """Return the names of groups where attempts could be evicted, the groups of the newest attempts first."""
+    @property
+    def _deadline(self) -> float:
+        return self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
+
+    def _groups_in_use(self, search: VictimSearch) -> list[str]:
+        """Return the names of groups that attempts could leave: those that cost nothing, then the newest first."""
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
-        for band in bands:
-            for attempt in reversed(self._running.attempts[band]):
-                if not self._looks or len(names) >= enough:
-                    return list(names)
-                self._looks -= 1
-                if search.cost_of(attempt) is not None:
-                    names.update(dict.fromkeys(search.groups_of(self._costs.hosts_of(attempt))))
+        bands = self._bands_below(search.job)
+        for attempt in chain(self._idle, *(reversed(self._running.attempts[band]) for band in bands)):
+            if not self._looks or len(names) >= enough:
+                break
+            self._looks -= 1
+            if search.cost_of(attempt) is not None:
+                names.update(dict.fromkeys(search.groups_of(self._costs.hosts_of(attempt))))
         return list(names)
+
+    def frees(self, job: Job, node_ids: Iterable[str]) -> float:
+        """Return how many chips the user of a job holds that are free once the job has the hosts promised to it."""
+        jobs, account = self._running.jobs, (job.spec.user, job.spec.priority)
+        workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
+        held = [(who[1], accelerators(worker.occupants[who])) for worker in workers for who in worker.ending]
+        held += [(a, self._chips_of(a)) for a, taker in self._leaving.items() if taker == job.spec.job_id]
+        specs = ((jobs[attempt.job_id].spec, chips) for attempt, chips in held)
+        return sum(chips for spec, chips in specs if (spec.user, spec.priority) == account)
+
+    def _chips_of(self, attempt: AttemptId) -> float:
+        """Return how many chips an attempt holds."""
+        workers = (self._fleet.workers[i] for i in self._costs.hosts_of(attempt) if i in self._fleet.workers)
+        held = (held for worker in workers for who, held in worker.occupants.items() if who[1] == attempt)
+        return sum(map(accelerators, held))
+
+
+def may_evict(job: Job) -> bool:
+    """Return whether gangs of lower bands leave for a job."""
+    return job.spec.may_evict and not job.yields and job.spec.spare_for is None
 
 
 def _key(job: Job) -> _Key:
     """Return the kind of a job. A search that finds nothing for one job finds nothing for others of its kind."""
-    return job.requirement, num_groups(job), job.spec.priority
+    return job.requirement, num_groups(job), job.spec.priority, may_evict(job)

@@ -3,14 +3,15 @@
 `ImpossibleConstraints` finds the jobs that wait for nothing, since no host can evaluate one of their constraints.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import Worker
+from iris_ray.model.workers import TPU, Worker
 from iris_ray.scheduler.availability import Availability, buckets_for, num_groups
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Protected, ReachedLimit, Shortage
@@ -21,6 +22,8 @@ OBSTACLES_NAMED = 4
 """How many groups a shortage names."""
 GIVEN_AWAY_LOOKED_AT = 64
 """A shortage looks at so many groups that the plan has changed, for some that the job could have had."""
+
+Told = Mapping[AttemptId, float]
 
 _Cause = tuple[PendingKind, int, Shortage]
 """The kind of the reason, how many groups suit the job, and the shortage."""
@@ -55,8 +58,9 @@ class Explainer:
         available: Availability,
         free: int,
         kept: tuple[str, ...],
-        taken_from: tuple[str, ...],
-        protected: Protected | None,
+        taken_from: tuple[str, ...] = (),
+        protected: Protected | None = None,
+        waits_for: tuple[str, ...] = (),
     ) -> PendingReason:
         """Return why a job waits, and count it among the unplaced jobs. Its shortage is empty until `complete`.
 
@@ -65,8 +69,9 @@ class Explainer:
             available: the groups that its requirement finds.
             free: how many groups were free at its turn.
             kept: names of the groups that are kept for it.
-            taken_from: ids of jobs of lower bands that give it hosts.
+            taken_from: ids of jobs that leave it hosts.
             protected: what it may take from lower bands later, or None.
+            waits_for: what the groups that are kept wait for, in words.
         """
         to_all, wanted = available.to_all, num_groups(job)
         kind, suitable, shortage = self._causes.get((to_all, wanted)) or self._cause(job, to_all, wanted)
@@ -85,6 +90,7 @@ class Explainer:
             tuple(self._display_name(name, job.requirement) for name in avoided) if avoided else (),
             taken_from,
             protected,
+            waits_for=waits_for,
         )
         ahead.append(job.spec.job_id)
         return reason
@@ -151,6 +157,32 @@ class Explainer:
         if worker is None:
             return name
         return f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
+
+
+def what_they_wait_for(hosts: Iterable[Worker], need: Requirement, told: Told, now: float) -> tuple[str, ...]:
+    """Return what keeps a job from hosts that are kept for it, in words.
+
+    Args:
+        hosts: the hosts.
+        need: what the job asks of them.
+        told: until when each attempt has notice that it must leave; seconds.
+        now: the time on the same clock.
+    """
+    found: dict[str, None] = {}
+    for host in hosts:
+        if host.suspected and now < host.suspected_until:
+            found[f"{host.name}, which may be lost: {host.suspected_until - now:.0f} s more"] = None
+        for occupant, held in host.occupants.items() if not need.has_room(host) else ():
+            attempt, since = occupant[1], host.ending.get(occupant)
+            if need.chips and not held.get(TPU):
+                continue
+            if since is not None:
+                found[f"the confirmation that {attempt.job_id} has ended, {now - since:.0f} s so far"] = None
+            elif attempt in told:
+                found[f"the end of {attempt.job_id}, notice for {max(0.0, told[attempt] - now):.0f} s more"] = None
+            else:
+                found[f"the end of {attempt.job_id}"] = None
+    return tuple(found)
 
 
 def paused(job: Job, pause_s: float, cause: str | None) -> PendingReason:

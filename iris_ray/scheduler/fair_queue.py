@@ -110,6 +110,10 @@ class FairQueue:
         past: what each user has held; None: past use does not count.
         totals: what the cluster has of each resource.
         deadlines: tells which jobs are urgent.
+
+    Attributes:
+        is_alone: whether no other user's jobs wait in the class of the latest job, so that it comes again while it gets
+            what it asks for.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class FairQueue:
             self._counted[user] = {} if past is None else past.hours(user, deadlines.now)
             self._count(user, usage.get(user, {}))
         self._again = False
+        self.is_alone = False
 
     def __iter__(self) -> Iterator[Job]:
         classes: defaultdict[tuple[bool, int, Urgency], list[Job]] = defaultdict(list)
@@ -137,6 +142,7 @@ class FairQueue:
             classes[comes_last(job), job.spec.priority, urgency].append(job)
         for (_, _, urgency), jobs in sorted(classes.items()):
             if urgency is Urgency.RETURNING:
+                self.is_alone = False
                 for job in jobs:
                     self._again = True
                     while self._again:  # several gangs of it may return
@@ -161,6 +167,7 @@ class FairQueue:
             _, _, user = turns[0]
             jobs = by_user[user]
             self._again = False
+            self.is_alone = len(turns) == 1
             yield jobs[0]
             if not self._again:
                 jobs.popleft()

@@ -23,7 +23,7 @@ class _Allowance:
         running: ids of the user's jobs that had hosts before the plan.
         started: ids of the jobs that the plan has given their first hosts.
         kept_for: the job that has waited too long for enough chips within the limit; later jobs get none.
-        promised: job id → chips of the hosts that the job is about to take from lower bands.
+        promised: job id → chips of the hosts that others leave to the job.
     """
 
     most_chips: float
@@ -141,9 +141,19 @@ class Allowances:
         return not chips or rounded(mine.chips_beside(job) - given_back + chips) <= mine.most_chips
 
     def promised(self, job: Job, chips: float) -> None:
-        """Count the chips of the hosts that a job is about to take from lower bands."""
+        """Count the chips of the hosts that others leave to a job, and the job as running."""
         if (mine := self._allowance(job)) is not None:
             mine.promised[job.spec.job_id] = chips
+
+    def released(self, job: Job) -> None:
+        """Count nothing any more that was promised to a job."""
+        if (mine := self._allowance(job)) is not None:
+            mine.promised.pop(job.spec.job_id, None)
+
+    def given_back(self, job: Job, chips: float) -> None:
+        """Count chips no more that spares of a job's user give back."""
+        if (mine := self._allowance(job)) is not None:
+            mine.chips = rounded(mine.chips - chips)
 
     def keep_for(self, job: Job, reached: ReachedLimit) -> ReachedLimit:
         """Keep the rest of its user's chips for a job, if the limit lets it run at all and no other job has them."""

@@ -132,13 +132,14 @@ class PendingReason:
         shortage: what keeps groups from being free; None while the job pauses, waits for a limit, or was not looked at.
         ahead: how many jobs with the same requirement are before it in the queue.
         first_ahead: the id of the first of these jobs, or None.
-        kept: names of the groups that are kept for the job, because it has waited long, has just lost its hosts, or
-            takes them from lower bands.
+        kept: names of the groups that the job gets, because it has waited long, has just lost its hosts, or others
+            leave them to it.
         avoided: names of groups that the job avoids for a while: its launches, or tasks of its user, have failed there.
-        taken_from: ids of the jobs of lower bands that give it hosts.
+        taken_from: ids of the jobs that leave it hosts.
         protected: the hosts that it may take from lower bands later, or None.
         pause: for how many seconds the job is not tried, and why; None if it is tried.
         limit: the limit that its user has reached; None if the job waits for something else.
+        waits_for: what the groups that it gets wait for, in words.
         asked: what is known of the slices of its type that are asked for: how many, for how long, why they don't come.
     """
 
@@ -157,13 +158,14 @@ class PendingReason:
     protected: Protected | None = None
     pause: tuple[float, str] | None = None
     limit: ReachedLimit | None = None
+    waits_for: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.pause is not None:
             return f"pausing {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}"
         if self.kind is PendingKind.NOT_LOOKED_AT:
-            return f"{self.kind.value}: its turn comes when fewer of them wait"
+            return f"{self.kind.value}: its turn comes in one of the next plans"
         if self.limit is not None:
             return str(self.limit)
         assert self.shortage is not None
@@ -177,7 +179,7 @@ class PendingReason:
             jobs = "1 job" if self.ahead == 1 else f"{self.ahead} jobs"
             yield f"behind {jobs} with the same requirement, the first is {self.first_ahead}"
         if self.kept:
-            yield f"{_some(self.kept)} kept for it"
+            yield f"gets {_some(self.kept)}{self._waits}"
         if self.taken_from:
             yield f"taken from {_some(self.taken_from)}"
         if self.protected is not None:
@@ -200,7 +202,12 @@ class PendingReason:
     @property
     def summary(self) -> str:
         """Why the job waits, in sentences for people who know no constraints and no taints. `str()` has the details."""
-        return f"{self._cause} {'; '.join(self.asked)}." if self.asked else self._cause
+        gets = f" It gets {_some(self.kept)}{self._waits}." if self.kept and self.limit is None else ""
+        return f"{self._cause}{gets} {'; '.join(self.asked)}." if self.asked else f"{self._cause}{gets}"
+
+    @property
+    def _waits(self) -> str:
+        return f"; waits for {_some(self.waits_for, ' and for ')}" if self.waits_for else ""
 
     @property
     def _cause(self) -> str:
@@ -209,7 +216,7 @@ class PendingReason:
         if self.limit is not None:
             return self.limit.summary
         if self.kind is PendingKind.NOT_LOOKED_AT:
-            return "Jobs with too many different requirements wait before it. It has its turn when fewer of them wait."
+            return "Jobs with too many different requirements wait before it. Its turn comes within some plans."
         wanted, one = " or ".join(map(str, self.num_groups)), self._group_noun
         needs = f"It needs {wanted} {one}." if self.num_groups == (1,) else f"It needs {wanted} {one}s at once."
         if self.kind is PendingKind.NO_SUCH_WORKERS:
@@ -248,5 +255,5 @@ class PendingReason:
         return f"{none}, which has {named or 'no TPU hosts at all (to try without: SimulatedCluster)'}"
 
 
-def _some(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
+def _some(names: tuple[str, ...], separator: str = ", ") -> str:
+    return separator.join((*names[:4], "…") if len(names) > 4 else names)

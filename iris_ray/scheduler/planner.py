@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.cycle import SchedulingResult
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.scheduler import Scheduler
@@ -94,10 +95,6 @@ class Planner:
             now: seconds since the epoch.
             instructions: gets the instructions that the commits return.
         """
-        return self._plan(now, instructions, may_give_back=True)
-
-    def _plan(self, now: float, instructions: Instructions, may_give_back: bool) -> list[PlacedGang]:
-        """Plan until no gang is left to be placed. Spares give hosts back once, so that they don't come and go."""
         state = self._state
         recent = now < self._planned_at + self._look_again_s
         versions = _versions(state)
@@ -106,13 +103,13 @@ class Planner:
         still_waiting = self._still_waiting if recent and versions[:-1] == self._planned_for[:-1] else None
         if still_waiting is None:
             self._planned_at = now
-        result = self._propose(now, still_waiting, [*state.spares(), *state.yielding()] if may_give_back else ())
+        result = self._propose(now, still_waiting, [*state.spares(), *state.yielding()])
         result.timed_out = list(map(self._with_last_reason, result.timed_out))
         self._note_reasons(result)
         self._count(result)
         queue_version = state.queue_version
         placements = self._commit(result, now, instructions)
-        apply_safely(state, [*result.rooms, *result.evictions, *result.given_back], instructions)
+        apply_safely(state, result.promises, instructions)
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:  # then the plan's own assignments, which change the versions, leave nothing to place
             self._planned_for = _versions(state)
@@ -122,7 +119,7 @@ class Planner:
             self.pending_reasons = {**self.pending_reasons, **self._unplannable.reasons(state.pending(), now)}
         if done or self.unfinished:
             return placements
-        return placements + self._plan(now, instructions, may_give_back and not result.given_back)
+        return placements + self.plan(now, instructions)
 
     def _with_last_reason(self, late: TaskUnschedulableEvent) -> TaskUnschedulableEvent:
         """Return the event of a job that has waited for too long, with the reason from the plan before."""
@@ -130,13 +127,15 @@ class Planner:
         return late if last is None else replace(late, reason=f"{late.reason}; the last reason was: {last}")
 
     def _note_reasons(self, result: SchedulingResult) -> None:
-        """Keep the reasons of jobs that an unfinished plan has not reached.
+        """Keep the reasons of jobs that the plan has not reached, or has not looked at.
 
-        If a job has lost its room, the next plan looks at all jobs, to keep room for the job that is next.
+        If a job has lost its promise, the next plan looks at all jobs, since another one may get a promise.
         """
-        self._still_waiting = None if result.gave_up_room else result.pending_reasons
-        not_reached = {} if result.complete else self.pending_reasons
-        self.pending_reasons = {**not_reached, **result.pending_reasons}
+        self._still_waiting = None if result.gave_up_promise else result.pending_reasons
+        reasons, before = result.pending_reasons, self.pending_reasons
+        passed_over = [job_id for job_id, reason in reasons.items() if reason.kind is PendingKind.NOT_LOOKED_AT]
+        still = {job_id: before[job_id] for job_id in passed_over if job_id in before}
+        self.pending_reasons = {**({} if result.complete else before), **reasons, **still}
 
     def look_again(self) -> None:
         """Have the next call make a new plan though nothing may have changed, since a time limit has passed."""
@@ -148,26 +147,26 @@ class Planner:
         return self._unplannable.jobs
 
     def _propose(
-        self, now: float, still_waiting: Mapping[str, PendingReason] | None, spares: Sequence[Job]
+        self, now: float, still_waiting: Mapping[str, PendingReason] | None, idle: Sequence[Job]
     ) -> SchedulingResult:
         """Return a plan of all jobs that can be planned."""
         while True:
             pending = self._unplannable.without(self._state.pending(), now)
             try:
-                return self._find(pending, now, still_waiting, spares)
+                return self._find(pending, now, still_waiting, idle)
             except Exception:
                 if not pending:
                     raise  # no job has caused it
                 logger.exception("making a plan failed; looking for the jobs that can't be planned")
                 still_waiting = None
-                self._leave_out_some(pending, now, spares)
+                self._leave_out_some(pending, now, idle)
 
     def _find(
         self,
         jobs: Sequence[Job],
         now: float,
         still_waiting: Mapping[str, PendingReason] | None,
-        spares: Sequence[Job],
+        idle: Sequence[Job],
     ) -> SchedulingResult:
         state = self._state
         return self._scheduler.find_assignments(
@@ -179,16 +178,16 @@ class Planner:
             self._most_placed,
             state.past_usage,
             running(state),
-            spares,
+            idle,
             state.limits,
         )
 
-    def _leave_out_some(self, pending: list[Job], now: float, spares: Sequence[Job]) -> None:
+    def _leave_out_some(self, pending: list[Job], now: float, idle: Sequence[Job]) -> None:
         """Find the jobs that make the plan fail, by plans of fewer jobs, and leave them out."""
 
         def plan(jobs: Sequence[Job]) -> None:
             self._scheduler.forget()
-            self._find(jobs, now, None, spares)
+            self._find(jobs, now, None, idle)
 
         for job, error in unplannable(pending, plan):
             self._leave_out(job, error, now)
@@ -225,15 +224,21 @@ class Planner:
             logger.warning("%s starves: %s", job_id, result.pending_reasons[job_id])
         for event in (*result.timed_out, *result.unschedulable):
             logger.warning("%s is given up: %s", event.job_id, event.reason)
-        for taken in result.evictions:
-            victims = ", ".join(map(str, taken.victims))
-            logger.warning("%s takes hosts from lower bands: %s", taken.job_id, victims)
+        for promise in result.promises:
+            if promise.leave:
+                logger.warning("%s takes hosts from others: %s", promise.job_id, ", ".join(map(str, promise.leave)))
+            elif not promise.node_ids and promise.reason:
+                logger.warning("what was promised to %s is called off: %s", promise.job_id, promise.reason)
         self.counts.update(
-            evicted=sum(len(taken.victims) for taken in result.evictions),
+            evicted=sum(not self._is_spare(attempt) for promise in result.promises for attempt in promise.leave),
             starved=len(starved),
             timed_out=len(result.timed_out),
             unschedulable=len(result.unschedulable),
         )
+
+    def _is_spare(self, attempt: AttemptId) -> bool:
+        job = self._state.jobs.get(attempt.job_id)
+        return job is None or job.spec.spare_for is not None
 
 
 LEFT_OUT_S = 600.0

@@ -275,11 +275,15 @@ class SuitableGroups:
                 groups.remove((name,))
 
     def _made(self, bucket: int, later: bool) -> RankedGroups:
-        groups = RankedGroups()
-        found = [
-            (name, one) for name, one in self._evaluations.items() if one.bucket == bucket and _members(one, later)
-        ]
-        groups.fill([((name,), *self._size(one, later)) for name, one in found])
+        groups, made = RankedGroups(), self._groups.get((bucket, not later))
+        found: list[tuple[Ranks, Room, bool]] = []
+        for name, one in self._evaluations.items():
+            if one.bucket == bucket and _members(one, later):
+                if made is not None and one.later is one.eligible:
+                    found.append(((name,), made.rooms[name], name in made.mixed))
+                else:
+                    found.append(((name,), *self._size(one, later)))
+        groups.fill(found)
         return groups
 
     def _size(self, found: Evaluation, later: bool) -> tuple[Mapping[str, float], bool]:

@@ -5,11 +5,11 @@ A plan changes copies: the candidates stay as the fleet has them.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from iris_ray.model.workers import TPU, Resources, Worker, rounded
-from iris_ray.scheduler.candidates import Candidates, Distance
+from iris_ray.model.workers import TPU, Resources, Worker
+from iris_ray.scheduler.candidates import Candidates, Distance, Ranking
 from iris_ray.scheduler.evaluation import Evaluation, Rank, Status
 from iris_ray.scheduler.ranked_groups import RankedGroups, Room, room_of
 from iris_ray.state.groups import Group
@@ -33,15 +33,18 @@ class Plan:
     touched: list[Worker] = field(default_factory=list)
     tasks: int = 0
 
-    def take(self, worker: Worker, demand: Resources, job_id: str) -> None:
-        """Give resources of a worker to a job."""
-        before = self.taken.get(worker.node_id)
-        if before is not None:
-            demand = {r: before.get(r, 0.0) + demand.get(r, 0.0) for r in {**before, **demand}}
-        self.taken[worker.node_id] = demand
-        self.takers[worker.node_id] = job_id
-        self.touched.append(worker)
-        self.tasks += 1
+    def take(self, workers: Sequence[Worker], demand: Resources, job_id: str) -> None:
+        """Give the same resources of each of some workers to a job."""
+        node_ids = [worker.node_id for worker in workers]
+        taken = self.taken
+        if taken.keys().isdisjoint(node_ids):
+            taken.update(dict.fromkeys(node_ids, demand))
+        else:
+            for node_id in node_ids:
+                taken[node_id] = _sum(taken[node_id], demand) if node_id in taken else demand
+        self.takers.update(dict.fromkeys(node_ids, job_id))
+        self.touched += workers
+        self.tasks += len(workers)
 
     def keep(self, worker: Worker, job_id: str) -> None:
         """Keep a worker for a job."""
@@ -54,25 +57,33 @@ class Plan:
         self.touched.append(worker)
 
 
+NO_GROUPS = RankedGroups()
+
+
 class RemainingCapacity:
-    """The groups of one shape while a plan is made. All requirements of that shape read it.
+    """The groups of one shape while a plan is made, in the order of some preferences.
+
+    All requirements of that shape with these preferences read it.
+
+    Args:
+        ranking: the groups that are free but for amounts.
+        plan: what was given away.
 
     Attributes:
         candidates: the groups as they were before the plan.
         plan: what was given away.
-        free: bucket → groups that are free but for amounts.
         changed: name → rank now, or None if too few hosts are idle now; of the groups that were free before the plan
             and that it has changed, in this order.
         kept: bucket → names of groups of which some host is kept for a job.
     """
 
-    def __init__(self, candidates: Candidates, plan: Plan) -> None:
-        self.candidates = candidates
+    def __init__(self, ranking: Ranking, plan: Plan) -> None:
+        self.candidates: Candidates = ranking.candidates
         self.plan = plan
-        self.free: dict[int, RankedGroups] = candidates.free.copy()
         self.changed: dict[str, Rank | None] = {}
         self.kept: defaultdict[int, dict[str, None]] = defaultdict(dict)
-        self._copied: set[int] = set()  # the buckets whose free groups are a copy
+        self._ranking = ranking
+        self._copies: dict[int, RankedGroups] = {}  # by bucket: the free groups, if the plan has changed some
         self._missing: dict[str, int] = {}  # the changed groups with too few idle hosts, and how many more they need
         self._used_up: list[Distance] | None = []  # the same, sorted; None: to be sorted again
         self._seen = 0  # how many of the plan's touched workers are accounted for
@@ -81,12 +92,39 @@ class RemainingCapacity:
         """Account for what the plan has given away since the last call."""
         touched = self.plan.touched
         if self._seen < len(touched):
-            name_of = self.candidates.grouping.name_of
-            names = dict.fromkeys(name_of(worker) for worker in touched[self._seen :])
+            names = dict.fromkeys(map(self.candidates.grouping.name_of, touched[self._seen :]))
             self._seen = len(touched)
+            known = self.candidates.known
+            if new := [name for name in names if name is not None and name not in known]:
+                self.candidates.evaluate(new)
+            self._take_over()
             for name in names:
                 if name is not None:
-                    self._account_for(name)
+                    self._account_for(name, known[name])
+
+    # -- many groups -----------------------------------------------------------------------------------------------
+
+    def groups(self, bucket: int) -> RankedGroups:
+        """Return the groups of a bucket that were evaluated so far and are free but for amounts."""
+        self._take_over()
+        copy = self._copies.get(bucket)
+        return self._ranking.free.get(bucket, NO_GROUPS) if copy is None else copy
+
+    def all_groups(self) -> dict[int, RankedGroups]:
+        """Return all groups that are free but for amounts, by bucket."""
+        self.candidates.complete()
+        return {bucket: self.groups(bucket) for bucket in tuple(self._ranking.free)}
+
+    def _take_over(self) -> None:
+        """Account for groups that were evaluated since the last call."""
+        if self._ranking.version == self.candidates.changes.version:
+            return
+        for name in self._ranking.catch_up():
+            rank, copy = self._ranking.ranks.get(name), self._copies.get(self.candidates.known[name].bucket)
+            if rank is not None and copy is not None:
+                copy.add(rank, *self.candidates.room(name))
+
+    # -- one group -------------------------------------------------------------------------------------------------
 
     def group(self, name: str) -> Group:
         """Return a candidate's group by its name."""
@@ -96,7 +134,11 @@ class RemainingCapacity:
 
     def rank(self, name: str) -> Rank | None:
         """Return where a group stands among the free ones now; None if it has too few idle hosts."""
-        return self.changed[name] if name in self.changed else self.candidates.evaluations[name].rank
+        if name in self.changed:
+            return self.changed[name]
+        self.candidates.evaluation(name)
+        self._take_over()
+        return self._ranking.ranks.get(name)
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
         """Return the hosts of a free group that a task may go to, as far as their chips go, and what is left there."""
@@ -113,7 +155,7 @@ class RemainingCapacity:
 
     def usable(self, name: str) -> tuple[Worker, ...]:
         """Return the hosts of a group whose chips were idle before the plan. Only of groups that were free."""
-        usable = self.candidates.evaluations[name].usable
+        usable = self.candidates.evaluation(name).usable
         return self.group(name).workers if usable is None else usable
 
     def closest(self) -> Iterator[Distance]:
@@ -127,23 +169,23 @@ class RemainingCapacity:
         """How many groups are not free whatever the amounts, but may be once."""
         return len(self._missing) + len(self.candidates.closest)
 
-    def _account_for(self, name: str) -> None:
-        found = self.candidates.evaluations.get(name)
-        if found is None or found.status is Status.UNSUITABLE:
+    def _account_for(self, name: str, found: Evaluation) -> None:
+        if found.status is Status.UNSUITABLE:
             return
         if self.plan.kept and not self.plan.kept.keys().isdisjoint(self.group(name).node_ids):
             self.kept[found.bucket][name] = None
         else:
             self.kept[found.bucket].pop(name, None)
-        if found.rank is not None:
-            self._change(name, found, found.rank)
+        first = self._ranking.ranks.get(name)
+        if first is not None:
+            self._change(name, found, first)
 
     def _change(self, name: str, found: Evaluation, first: Rank) -> None:
         """Put a group that was free before the plan, then with the rank ``first``, where it stands now."""
-        if found.bucket not in self._copied:
-            self._copied.add(found.bucket)
-            self.free[found.bucket] = self.free[found.bucket].copy()
-        free, tasks, before = self.free[found.bucket], self.candidates.tasks(found), self.rank(name)
+        free = self._copies.get(found.bucket)
+        if free is None:
+            free = self._copies[found.bucket] = self._ranking.free[found.bucket].copy()
+        tasks, before = self.candidates.tasks(found), self.changed.get(name, first)
         rooms = [room for _, room in self.idle(name)]
         now: Rank | None = None
         if len(rooms) >= tasks:
@@ -164,8 +206,12 @@ class RemainingCapacity:
         self.changed[name] = now
 
 
+def _sum(some: Resources, more: Resources) -> Resources:
+    return {r: some.get(r, 0.0) + more.get(r, 0.0) for r in {**some, **more}}
+
+
 def _less(free: Resources, taken: Resources) -> Room:
     left = dict(free)
     for resource, amount in taken.items():
-        left[resource] = rounded(left.get(resource, 0.0) - amount)
+        left[resource] = round(left.get(resource, 0.0) - amount, 4)  # as `rounded` does, which takes longer
     return left

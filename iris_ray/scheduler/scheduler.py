@@ -4,26 +4,27 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
 
 1. Order the pending jobs: `fair_queue.py` says who goes first.
 2. End the jobs whose ``scheduling_timeout`` is over: `Deadlines` in `fair_queue.py`.
-3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` remembers the
-   evaluations from one plan to the next. A long queue is cheap: jobs whose requirements differ in amounts only share
-   one evaluation of the fleet. `ranked_groups.py` finds room for an amount.
+3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` those that a
+   plan needs, and `candidate_cache.py` remembers them from one plan to the next. A long queue is cheap: jobs whose
+   requirements differ in amounts and preferences only share one evaluation of the fleet. `ranked_groups.py` finds room
+   for an amount.
 4. Subtract what the plan has given away already (`remaining_capacity.py`), and choose groups among those that are left
    for the job's requirement (`availability.py`).
-5. If there are too few, keep groups for a job that has waited too long, or has just lost its hosts: `kept_rooms.py`.
+5. If there are too few, keep groups for a job that has waited too long, or has just lost its hosts: `promises.py`.
    Or take hosts from lower bands: `evictions.py`.
 6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
 
 `cycle.py` takes every job through steps 2 to 6.
 
-Between plans the scheduler remembers two things. The evaluations in `candidates.py` decide what a plan costs, and not
-what it says. `SearchFairness` decides something: for which kinds of jobs a plan searches first, if it has no time to
-search for all.
+Between plans the scheduler remembers two things. The evaluations in `candidate_cache.py` decide what a plan costs, and
+not what it says. `EvaluationLimits` and `SearchFairness` decide something: at which jobs a plan looks, and for which it
+searches, if it has no time for all.
 """
 
 from collections.abc import Iterable, Mapping
 
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.candidates import CandidateCache
+from iris_ray.scheduler.candidate_cache import CandidateCache, EvaluationLimits
 from iris_ray.scheduler.cycle import Cycle, SchedulingResult
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -56,7 +57,8 @@ class Scheduler:
         self._backfill_bound_s = backfill_bound_s
         self.evictions = evictions
         self._cache = CandidateCache()
-        self._fairness = SearchFairness(), SearchFairness()
+        self._evaluations = EvaluationLimits()
+        self._fairness = SearchFairness()
 
     def find_assignments(
         self,
@@ -68,7 +70,7 @@ class Scheduler:
         most: int | None = None,
         past: PastUsage | None = None,
         running: Running | None = None,
-        spares: Iterable[Job] = (),
+        idle: Iterable[Job] = (),
         limits: UserLimits | None = None,
     ) -> SchedulingResult:
         """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
@@ -79,12 +81,12 @@ class Scheduler:
             usage: what each user's gangs hold.
             now: seconds on the clock of the events.
             pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since and that plan
-                gave up no room. If all new jobs can be placed, jobs with a reason keep it, and are not tried again.
+                gave up no promise. If all new jobs can be placed, jobs with a reason keep it, and are not tried again.
             most: the plan ends after so many gangs, or as much other work, and is then not ``complete``; None: at the
                 end of the queue.
             past: what each user's gangs have held; None: past use does not count.
-            running: the attempts that may be evicted; None: none may.
-            spares: jobs that hold slices ready for others, or that yield; they may be asked to give their hosts back.
+            running: what runs, and may have to leave; None: nothing does.
+            idle: jobs that hold slices ready for others, or that yield; they leave for any job before them.
             limits: of the users; None: no user has a limit.
         """
         pending = list(pending)
@@ -93,10 +95,9 @@ class Scheduler:
         if pending_reasons:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits)
         if result is None:
-            eviction = (running, self.evictions) if running is not None and self.evictions is not None else None
-            leaving = frozenset() if running is None else running.leaving()
-            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving, self._fairness)
-            result = cycle.run(pending, usage, past, spares)
+            turns = self._fairness, self._evaluations
+            cycle = Cycle(fleet, self._cache, deadlines, most, running, self.evictions, limits, *turns)
+            result = cycle.run(pending, usage, past, idle)
         self._cache.trim()
         return result
 
@@ -130,7 +131,7 @@ class Scheduler:
                 tried.append(job)
             else:
                 unchanged[job.spec.job_id] = reason
-        if not unchanged or any(job.kept for job in pending) or any(r.keeps for r in pending_reasons.values()):
+        if not unchanged or any(job.promise for job in pending) or any(r.keeps for r in pending_reasons.values()):
             return None  # which groups are kept for a job depends on all other jobs
         result = Cycle(fleet, self._cache, deadlines, most, limits=limits).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}

@@ -1,9 +1,9 @@
-"""Which running gangs may have to end so that a job of a higher band finds room, and the search for the cheapest ones.
+"""Which attempts may have to leave so that a waiting job finds room, and the search for the cheapest ones.
 
-A victim is of a lower band than the job that waits, and has run for the minimum time of its band. `EvictionCosts` says
-what the end of an attempt costs. Sets of victims are compared by these, in this order: how many victims they have of
-INTERACTIVE, then of BATCH; how much they lose, in seconds of hosts since their attempts began; how many spares they
-have. Spares and jobs that yield count for nothing else, since their end loses no work.
+A victim is of a lower band than the job that waits, and has run for the minimum time of its band; or it is a spare, or
+yields. `EvictionCosts` says what the end of an attempt costs. Sets of victims are compared by these, in this order: how
+many victims they have of INTERACTIVE, then of BATCH; how much they lose, in seconds of hosts since their attempts
+began; how many spares they have. Spares and jobs that yield count for nothing else, since their end loses no work.
 
 `VictimSearch` looks for the cheapest set for one job, and leaves out every victim that turns out to be superfluous.
 """
@@ -52,17 +52,14 @@ class Running:
     Args:
         jobs: all jobs by id.
         attempts: the attempts of each band that hold hosts, in the order in which they got them.
-        evicted: the attempts that are about to give their hosts to other jobs.
+        evicted: the attempts that are about to leave their hosts to other jobs.
     """
 
-    jobs: Mapping[str, Job]
-    attempts: Mapping[PriorityBand, dict[AttemptId, None]]
+    jobs: Mapping[str, Job] = field(default_factory=dict)
+    attempts: Mapping[PriorityBand, dict[AttemptId, None]] = field(
+        default_factory=lambda: {b: {} for b in PriorityBand}
+    )
     evicted: Collection[AttemptId] = ()
-
-    def leaving(self) -> frozenset[str]:
-        """Return the ids of the jobs that give their hosts to whichever job waits, and not to a certain one."""
-        gangs = ((attempt.job_id, self.jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self.evicted)
-        return frozenset(job_id for job_id, gang in gangs if gang.eviction is not None and not gang.eviction.job_id)
 
 
 class EvictionCosts:
@@ -70,30 +67,34 @@ class EvictionCosts:
 
     Args:
         running: what runs.
-        rules: when attempts may be evicted.
+        rules: when attempts of lower bands may be evicted; None: never.
+        idle: the attempts that leave for a job of any band.
         now: seconds on the clock of the events.
 
     Attributes:
-        leaving: the attempts that are about to give their hosts to other jobs, each with the id of the job that takes
-            them.
+        now: the same.
+        leaving: the attempts that are about to leave their hosts to other jobs, each with the id of that job.
     """
 
-    def __init__(self, running: Running, rules: EvictionRules, now: float) -> None:
+    def __init__(
+        self, running: Running, rules: EvictionRules | None, idle: Mapping[AttemptId, Job], now: float
+    ) -> None:
+        self.now = now
         self.leaving: dict[AttemptId, str] = {}
         self._running = running
-        self._rules = rules
-        self._now = now
+        self._least_run_s = {} if rules is None else rules.least_run_s
+        self._idle = idle
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
         for attempt in running.evicted:
             if (eviction := running.jobs[attempt.job_id].gangs[attempt.gang].eviction) is not None:
                 self.leaving[attempt] = eviction.job_id
 
-    def of(self, attempt: AttemptId, taker: PriorityBand, patient: bool) -> Cost | None:
-        """Return what the end of an attempt costs; None if a gang of the band ``taker`` may not take its hosts.
+    def of(self, attempt: AttemptId, taker: PriorityBand | None, patient: bool) -> Cost | None:
+        """Return what the end of an attempt costs; None if it need not leave.
 
         Args:
             attempt: the attempt that would end.
-            taker: the band of the job that would take its hosts.
+            taker: the band of the job that would take its hosts; None: the job may evict nobody.
             patient: whether attempts may be taken that have not yet run for the minimum time.
         """
         if attempt in self.leaving:
@@ -102,7 +103,8 @@ class EvictionCosts:
         if known is None:
             known = self._costs[attempt] = self._cost(attempt)
         band, cost = known
-        return cost if band > taker and cost and (patient or not cost[0]) else None
+        may_leave = attempt in self._idle or (taker is not None and band > taker)
+        return cost if may_leave and cost and (patient or not cost[0]) else None
 
     def hosts_of(self, attempt: AttemptId) -> Iterable[str | None]:
         """Return the node ids of an attempt's hosts."""
@@ -115,8 +117,8 @@ class EvictionCosts:
             return band, ()  # the attempt ends already
         if job.yields or job.spec.spare_for is not None:
             return band, _cost(band, victims=0, lost=0.0, spares=1)
-        ran = self._now - gang.running_since
-        protected_s = max(0.0, self._rules.least_run_s.get(band, math.inf) - ran)
+        ran = self.now - gang.running_since
+        protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran)
         if protected_s == math.inf:
             return band, ()
         return band, _cost(band, victims=1, lost=max(0.0, ran) * len(gang.tasks), spares=0, protected_s=protected_s)
@@ -142,6 +144,7 @@ class VictimSearch:
         plan: the hosts that the plan has given away.
         available: the groups that the job's requirement finds.
         patient: whether attempts may be taken that have not yet run for the minimum time.
+        only: the attempts that may be taken; None: any.
 
     Attributes:
         job: the job that needs room.
@@ -158,6 +161,7 @@ class VictimSearch:
         available: Availability,
         needed: int,
         patient: bool = False,
+        only: Collection[AttemptId] | None = None,
     ) -> None:
         self.job = job
         self.needed = needed
@@ -166,6 +170,8 @@ class VictimSearch:
         self._plan = plan
         self._available = available
         self._patient = patient
+        self._only = only
+        self._taker = job.spec.priority if job.spec.may_evict else None
         self._need = job.requirement
         self._grouping = fleet.grouping(job.requirement.group_by)
         self._buckets = buckets_for(job, available)
@@ -178,7 +184,7 @@ class VictimSearch:
         """Return groups that need no victims, as many as needed: free, being taken by the job, or about to be free.
 
         Args:
-            own: node ids of the hosts that were kept for the job.
+            own: node ids of the hosts that were promised to the job.
         """
         free = best_free(self.needed, self._available, self._buckets, preferred(self.job, self._fleet))
         leaving = (node_id for attempt in self._costs.leaving for node_id in self._costs.hosts_of(attempt))
@@ -261,7 +267,9 @@ class VictimSearch:
 
     def cost_of(self, attempt: AttemptId) -> Cost | None:
         """Return what the end of an attempt costs; None if it can't be a victim."""
-        return self._costs.of(attempt, self.job.spec.priority, self._patient)
+        if self._only is not None and attempt not in self._only:
+            return None
+        return self._costs.of(attempt, self._taker, self._patient)
 
     def _may_use(self, name: str) -> bool:
         """Return whether the job could use a group if the attempts there ended."""
@@ -327,7 +335,7 @@ class VictimSearch:
 
     def _missing(self, host: Worker, victims: Victims) -> float:
         """Return how much of a task's needs a host lacks once these victims have ended, over all resources."""
-        free = dict(host.free_soon())
+        free = dict(host.free_soon(self._costs.now))
         for occupant, held in host.occupants.items():
             if (occupant[1] in victims or occupant[1] in self._costs.leaving) and occupant not in host.ending:
                 for resource, amount in held.items():

@@ -225,7 +225,7 @@ class AttemptEnds:
         """Mark a gang's attempt as over. It holds its hosts until its end is confirmed, unless that came first."""
         gang.notice = gang.eviction = None
         job_table.note_attempt_ended(job, now)
-        self._allocations.mark_ending(job.current_attempt(gang))
+        self._allocations.mark_ending(job.current_attempt(gang), now)
         if gang.end_confirmed:
             gang.end_confirmed = False
             self._allocations.end(job, job.current_attempt(gang))

@@ -22,11 +22,9 @@ from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
     Event,
-    EvictionEvent,
     GangAssignedEvent,
     GangMovedEvent,
     GangReturnedEvent,
-    GivesWayEvent,
     JobCancelledEvent,
     JobRestoredEvent,
     JobSubmittedEvent,
@@ -35,11 +33,10 @@ from iris_ray.state.events import (
     MaintenanceCalledOffEvent,
     PastUsageEvent,
     PoolRestartedEvent,
-    RoomKeptEvent,
+    PromiseEvent,
     SettingSetEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
-    SpareGivenBackEvent,
     TaintedEvent,
     TaintLiftedEvent,
     TaskAssignedEvent,
@@ -53,12 +50,12 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.state.evictions import Evictions, KeptRoom
 from iris_ray.state.fleet import SUSPICION_S, Allocations, Fleet, Taint, another_host, with_what_is_known
 from iris_ray.state.gangs import Gangs, SliceHolders
 from iris_ray.state.instructions import Change, ChangeLog, FailedEvent, Instructions
 from iris_ray.state.invariants import check_state
 from iris_ray.state.job_table import JobTable
+from iris_ray.state.promises import Evictions, Promises
 from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
 from iris_ray.state.spares import GangNotices, SpareJobs, Spares
@@ -86,11 +83,12 @@ class ControllerState:
         self._quarantine = Quarantine(self.fleet)
         self._spares = Spares()
         self._holders = SliceHolders(self._table, self.fleet)
-        self._kept = KeptRoom(self._table)
+        self._promises = Promises(self._table)
         self._notices = GangNotices(self._table, self.fleet, self._spares)
-        self._spare_jobs = SpareJobs(self._table, self.fleet, self._allocations, self._spares, self._notices)
+        about_spares = self._table, self.fleet, self._allocations, self._spares, self._notices
+        self._spare_jobs = SpareJobs(*about_spares, self._promises.release)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
-        self._evictions = Evictions(self._table, self._kept, self._notices, self._spare_jobs, self._ends)
+        self._evictions = Evictions(self._table, self._promises, self._notices, self._spare_jobs, self._ends)
         self._gangs = Gangs(
             self._table,
             self.fleet,
@@ -99,7 +97,7 @@ class ControllerState:
             self._notices,
             self._holders,
             self._spare_jobs,
-            self._kept,
+            self._promises,
         )
 
     # -- changing --------------------------------------------------------------------------------------------------
@@ -128,6 +126,10 @@ class ControllerState:
 
     def _handle(self, event: Event, change: Change) -> None:
         match event:
+            case GangAssignedEvent():
+                self._gangs.gang_assigned(event, change)
+            case TaskAssignedEvent():
+                self._gangs.task_assigned(event, change)
             case TaskStateChangedEvent():
                 self._gangs.task_reported(event, change)
             case AttemptEndConfirmedEvent():
@@ -169,22 +171,12 @@ class ControllerState:
             case WorkerFailedEvent():
                 if (worker := self.workers.get(event.node_id)) is not None:
                     self.fleet.remove(event.node_id)
-                    self._kept.release_host(event.node_id)
+                    self._promises.release_host(event.node_id)
                     self._ends.worker_lost(worker, event.reason, change)
-            case GangAssignedEvent():
-                self._gangs.gang_assigned(event, change)
-            case TaskAssignedEvent():
-                self._gangs.task_assigned(event, change)
-            case RoomKeptEvent():
-                self._kept.keep(event.job_id, event.node_ids, self.workers)
-            case EvictionEvent():
-                self._evictions.begin(event, change)
-            case SpareGivenBackEvent():
-                self._spare_jobs.give_back(event.job_id, change)
+            case PromiseEvent():
+                self._evictions.promise(event, self.workers, change)
             case JobYieldsEvent():
                 self._table.set_yields(event.job_id, event.yields)
-            case GivesWayEvent():
-                self._evictions.give_way(event, change)
             case TaskDispatchFailedEvent():
                 self._ends.dispatch_failed(event, change)
             case GangMovedEvent():
@@ -201,19 +193,20 @@ class ControllerState:
                 self._holders.released(event.slice_name, event.owner)
 
     def _follow_up(self, event: Event, about: str, change: Change) -> None:
-        """Apply what follows from any event: finished jobs leave the queue, kept room and spares are settled."""
+        """Apply what follows from any event: finished jobs leave the queue, promises and spares are settled."""
         finished = change.instructions.finished
         for job_id in finished:
             self._table.has_finished(job_id)
             job_table.note_job_ended(self.jobs[job_id], change.now)
-            self._kept.release(self.jobs[job_id])
+            self._promises.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
             grouped = self.jobs[job_id].spec.coscheduling
             if grouped and grouped.group_by not in self._table.grouped_by:
                 self.fleet.forget_grouping(grouped.group_by)
         if (job := self.jobs.get(about)) is not None and not job.pending:
-            self._kept.release(job)
+            self._promises.release(job)
         if not isinstance(event, JobRestoredEvent):  # its spares, and the job that takes its hosts, are restored later
+            self._spare_jobs.settle(change)  # first, so that nobody leaves for a dropped spare
             self._evictions.settle(change)
             self._spare_jobs.settle(change)
         if finished:
@@ -233,7 +226,7 @@ class ControllerState:
         if known is not None and (became := another_host(known, worker, self.jobs)) is not None:
             worker = with_what_is_known(worker, known)
             self.fleet.remove(event.node_id)
-            self._kept.release_host(event.node_id)
+            self._promises.release_host(event.node_id)
             self._ends.worker_lost(known, became, change)
         self.fleet.register(worker)
         if event.draining:
@@ -312,7 +305,7 @@ class ControllerState:
 
     @property
     def evicted(self) -> list[AttemptId]:
-        """The attempts that are about to give their hosts to jobs of higher bands."""
+        """The attempts that are about to leave their hosts to other jobs."""
         return self._evictions.attempts
 
     @property
@@ -419,7 +412,7 @@ class ControllerState:
         self._evictions.check(self.jobs)
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
         assert held == sorted(self._allocations), "the attempts by band are off"
-        self._kept.check(self.workers)
+        self._promises.check(self.workers)
         self.limits.check(self.jobs, self._allocations.all_of())
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 

@@ -202,33 +202,22 @@ AssignedEvent = GangAssignedEvent | TaskAssignedEvent
 
 
 @dataclass(frozen=True, slots=True)
-class RoomKeptEvent:
-    """From now on these hosts, and no others, are kept for a job that has waited too long, until it runs."""
-
-    job_id: str
-    node_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionEvent:
-    """A job takes the hosts that are kept for it from attempts of lower bands. These attempts get notice.
+class PromiseEvent:
+    """From now on these hosts, and no others, are kept for a job until it runs. Without hosts: nothing is any more.
 
     Args:
-        job_id: the job that takes the hosts.
-        victims: the attempts. Spares end at once, other attempts at the deadline if they have not moved before.
-        deadline: when the attempts are stopped; seconds.
+        job_id: the job.
+        node_ids: the hosts.
+        leave: attempts on these hosts that have to leave: spares at once, others at the deadline if not before.
+        deadline: seconds.
+        reason: why an earlier promise is called off, in words, or an empty string.
     """
 
     job_id: str
-    victims: tuple[AttemptId, ...]
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True)
-class SpareGivenBackEvent:
-    """A spare, or room to grow, gives its slices back at once: a job that waits can use them. Another one is made."""
-
-    job_id: str
+    node_ids: tuple[str, ...]
+    leave: tuple[AttemptId, ...] = ()
+    deadline: float = 0.0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,19 +226,6 @@ class JobYieldsEvent:
 
     job_id: str
     yields: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GivesWayEvent:
-    """A job that yields gives its hosts to jobs that wait. It gets notice.
-
-    Args:
-        job_id: the job that yields.
-        deadline: when its attempt is stopped, unless it has moved before; seconds.
-    """
-
-    job_id: str
-    deadline: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,11 +372,8 @@ Event = (
     | WorkerFailedEvent
     | GangAssignedEvent
     | TaskAssignedEvent
-    | RoomKeptEvent
-    | EvictionEvent
-    | SpareGivenBackEvent
+    | PromiseEvent
     | JobYieldsEvent
-    | GivesWayEvent
     | TaskUnschedulableEvent
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent

@@ -76,9 +76,7 @@ class Fleet:
         """Return the workers grouped by the values of an attribute."""
         grouping = self._groupings.get(key)
         if grouping is None:
-            grouping = self._groupings[key] = Grouping(key)
-            for worker in self.workers.values():
-                grouping.add(worker)
+            grouping = self._groupings[key] = Grouping(key, self.workers.values())
         return grouping
 
     def keeps(self, key: str | None, grouping: Grouping) -> bool:
@@ -95,8 +93,7 @@ class Fleet:
 
     def slice_types(self) -> Counter[str]:
         """Return how many slices there are of each TPU type."""
-        grouping = self._groupings[TPU_NAME]
-        groups = filter(None, map(grouping.get, grouping))
+        groups = self._groupings[TPU_NAME].groups()
         return Counter(string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "unknown type" for g in groups)
 
     def slice_workers(self, name: str) -> Sequence[Worker]:
@@ -118,7 +115,8 @@ class Fleet:
 
     def register(self, worker: Worker) -> None:
         """Add a worker, or update what it reports. Its drain, suspicion and occupants are kept."""
-        worker.attributes = self._with_taints(worker)
+        if (attributes := self._with_taints(worker)) is not worker.attributes:
+            worker = replace(worker, attributes=attributes)
         if tpu_type := string_attribute(worker.attributes, TPU_TOPOLOGY):
             size = self.host_sizes.setdefault(tpu_type, {})
             size.update({r: amount for r, amount in worker.resources.items() if amount > size.get(r, 0.0)})
@@ -241,10 +239,10 @@ class Fleet:
             worker.vacate(occupant)
             self._occupants_changed(worker)
 
-    def mark_ending(self, node_id: str, occupant: Occupant) -> None:
-        """Record that an occupant has ended. It holds its resources until its end is confirmed."""
+    def mark_ending(self, node_id: str, occupant: Occupant, now: float) -> None:
+        """Record that an occupant has ended, and when. It holds its resources until its end is confirmed."""
         if worker := self.workers.get(node_id):
-            worker.ending.add(occupant)
+            worker.ending.setdefault(occupant, now)
             self._record_change(worker)
 
     def hold(self, slice_name: str, owner: str | None) -> None:
@@ -276,9 +274,7 @@ class Fleet:
         for owner, names in self._held_by.items():
             assert names == {name for name, holder in self.holders.items() if holder == owner}
         for key, grouping in self._groupings.items():
-            fresh = Grouping(key)
-            for worker in self.workers.values():
-                fresh.add(worker)
+            fresh = Grouping(key, self.workers.values())
             assert set(grouping) == set(fresh), f"groups by {key} differ"
             for name in fresh:
                 have, want = grouping.get(name), fresh.get(name)
@@ -299,6 +295,7 @@ def _contents(group: object) -> Mapping[str, object]:
         "suspected",
         "has_issues",
         "room",
+        "chips_idle",
     )
     return {name: getattr(group, name) for name in slots}
 
@@ -336,7 +333,9 @@ class Allocations:
         self._of.setdefault(job.spec.job_id, {})[attempt] = allocation
         self.past.settle(job.spec.user)
         self.by_band[job.spec.priority][attempt] = None
-        usage = self.usage.setdefault(job.spec.user, Counter())
+        usage = self.usage.get(job.spec.user)
+        if usage is None:
+            usage = self.usage[job.spec.user] = Counter()
         for node_id, task_id, demand in allocation:
             self._fleet.occupy(node_id, (task_id, attempt), demand)
             usage.update(demand)
@@ -365,10 +364,10 @@ class Allocations:
         self._limits.gave_back(job.spec, [lost], holds_more=True)  # until the attempt's end is confirmed
         allocations[attempt] = tuple(held for held in allocations[attempt] if held[0] != node_id)
 
-    def mark_ending(self, attempt: AttemptId) -> None:
+    def mark_ending(self, attempt: AttemptId, now: float) -> None:
         """Mark what an attempt holds as free soon: the attempt is over, its end not yet confirmed."""
         for node_id, task_id, _ in self.of(attempt.job_id).get(attempt, ()):
-            self._fleet.mark_ending(node_id, (task_id, attempt))
+            self._fleet.mark_ending(node_id, (task_id, attempt), now)
 
     def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
         self.past.settle(user)

@@ -11,11 +11,11 @@ from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, TaskStateChangedEvent
-from iris_ray.state.evictions import KeptRoom
 from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.growth import note_size
 from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
 from iris_ray.state.job_table import JobTable, move, new_gangs
+from iris_ray.state.promises import Promises
 from iris_ray.state.records import JobRecord
 from iris_ray.state.spares import GangNotices, SpareJobs
 
@@ -75,7 +75,7 @@ class Gangs:
         notices: GangNotices,
         holders: SliceHolders,
         spares: SpareJobs,
-        kept: KeptRoom,
+        promises: Promises,
     ) -> None:
         self._table = table
         self._fleet = fleet
@@ -84,7 +84,7 @@ class Gangs:
         self._notices = notices
         self._holders = holders
         self._spares = spares
-        self._kept = kept
+        self._promises = promises
 
     # -- assigning -------------------------------------------------------------------------------------------------
 
@@ -152,15 +152,16 @@ class Gangs:
         job.attempt = max(job.attempt, gang.attempt)
         gang.groups = groups
         gang.running_since = math.inf
-        allocation = []
+        found = []
         for task, node_id in zip(gang.tasks, node_ids, strict=True):
-            allocation.append((node_id, task.task_id, job.requirement.demand(self._fleet.workers[node_id])))
+            found.append((node_id, task.task_id, job.requirement.demand(self._fleet.workers[node_id])))
             move(job, gang, task, TaskState.ASSIGNED)
             task.node_id = node_id
-        self._allocations.add(job, job.current_attempt(gang), tuple(allocation))
-        job_table.note_assigned(job, tuple(allocation), change.now)
+        allocation = tuple(found)
+        self._allocations.add(job, job.current_attempt(gang), allocation)
+        job_table.note_assigned(job, allocation, change.now)
         self._table.waits_no_more(job, gang)
-        self._kept.taken_by(job, node_ids)
+        self._promises.kept_by(job, node_ids)
         self._holders.take(job, node_ids, change)
         self._notices.tell_of_its_hosts(job, gang, change)
         self._spares.look_at(job)
@@ -243,7 +244,7 @@ class Gangs:
         if job.spec.job_id in self._table.jobs:
             return
         self._table.restore(job)
-        self._kept.restored(job, self._fleet.workers)
+        self._promises.restored(job, self._fleet.workers)
         if job.spec.spare_for is not None:
             self._spares.restored(job)
         for attempt, allocation in record.allocations.items():
@@ -257,7 +258,7 @@ class Gangs:
         there = tuple(place for place in allocation if place[0] in workers)
         self._allocations.add(job, attempt, there)
         if not gang.placed or gang.attempt != attempt.number:
-            self._allocations.mark_ending(attempt)
+            self._allocations.mark_ending(attempt, change.now)
             change.instructions.stop.append(StopAttempt(attempt, gang.error or "the job is over"))
             return
         self._holders.take(job, tuple(node_id for node_id, _, _ in there), change)

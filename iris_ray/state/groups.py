@@ -1,9 +1,9 @@
 """Workers by the value of an attribute: slices, racks, or every worker by itself."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain
 
-from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
+from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
 
 
@@ -27,6 +27,7 @@ class Group:
     """
 
     __slots__ = (
+        "_chips_idle",
         "_room",
         "_shared",
         "defect",
@@ -45,17 +46,31 @@ class Group:
     def __init__(self, name: str, workers: Sequence[Worker], is_slice: bool) -> None:
         self.name = name
         self.is_slice = is_slice
-        self.workers = tuple(sorted(workers, key=_sort_key)) if len(workers) > 1 else tuple(workers)
-        self.node_ids = tuple(worker.node_id for worker in self.workers)
-        keys = dict.fromkeys(chain.from_iterable(worker.attributes for worker in self.workers))
-        self.taints = tuple(key for key in keys if key.startswith(TAINT_PREFIX))
-        self.unhealthy = {worker.node_id: why for worker in self.workers if (why := _health_problem(worker))}
-        self.foreign_use = {worker.node_id: worker.foreign for worker in self.workers if worker.foreign}
-        self.suspected = [worker for worker in self.workers if worker.suspected]
+        numbers = [worker.host_index for worker in workers]
+        if len(numbers) == 1 or (is_slice and numbers == list(range(len(numbers)))):
+            self.workers = tuple(workers)
+        else:
+            self.workers = tuple(sorted(workers, key=_sort_key))
+        self.node_ids = tuple([worker.node_id for worker in self.workers])
+        odd = [
+            worker
+            for worker in self.workers
+            if worker.draining
+            or worker.foreign
+            or worker.suspected
+            or worker.duplicate
+            or worker.taints
+            or (worker.host_index is None and worker.slice_name)
+        ]
+        self.taints = tuple(dict.fromkeys(chain.from_iterable(worker.taints for worker in odd)))
+        self.unhealthy = {worker.node_id: why for worker in odd if (why := _health_problem(worker))}
+        self.foreign_use = {worker.node_id: worker.foreign for worker in odd if worker.foreign}
+        self.suspected = [worker for worker in odd if worker.suspected]
         self.size = _full_size(self.workers) if is_slice else len(workers)
         self.defect = _defect(self.workers, self.size) if is_slice else None
         self.has_issues = bool(self.defect or self.unhealthy or self.foreign_use or self.suspected or self.taints)
-        self._room: tuple[dict[str, float], bool] | None = None
+        self._room: dict[str, float] | None = None
+        self._chips_idle: bool | None = None
         self._shared: dict[str, bool] = {}
 
     def shares(self, key: str) -> bool:
@@ -69,29 +84,40 @@ class Group:
 
     def occupants_changed(self) -> None:
         """Forget how much room there is."""
-        self._room = None
+        self._room = self._chips_idle = None
 
     @property
-    def room(self) -> tuple[dict[str, float], bool]:
-        """How much of each resource is free on every member, and whether all members' chips are idle."""
+    def chips_idle(self) -> bool:
+        """Whether no task uses chips of any member."""
+        if self._chips_idle is None:
+            self._chips_idle = not [worker for worker in self.workers if not worker.chips_idle]
+        return self._chips_idle
+
+    @property
+    def room(self) -> dict[str, float]:
+        """How much of each resource is free on every member."""
         if self._room is None:
             first, *others = self.workers
-            least = dict(first.free)
+            least = self._room = dict(first.free) if others else first.free
             for worker in others:
                 if worker.free != least:
                     for resource, amount in least.items():
                         least[resource] = min(amount, worker.free.get(resource, 0.0))
-            self._room = least, all(worker.chips_idle for worker in self.workers)
         return self._room
 
 
 class Grouping:
     """The workers grouped by one attribute; if it is None, every worker is a group. Groups are made when first read."""
 
-    def __init__(self, key: str | None) -> None:
+    def __init__(self, key: str | None, workers: Iterable[Worker] = ()) -> None:
         self._key = key
-        self._members: dict[str, dict[str, Worker]] = {}
         self._groups: dict[str, Group] = {}
+        self._members: dict[str, dict[str, Worker]] = {}
+        if key is None:
+            self._members.update((worker.node_id, {worker.node_id: worker}) for worker in workers)
+        else:
+            for worker in workers:
+                self.add(worker)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -176,7 +202,7 @@ def _is_shared(key: str, workers: Sequence[Worker]) -> bool:
     if len(values) < len(found):
         return not values
     # 4 and 4.0 count as different here. That only makes evaluations slower.
-    return values.count(values[0]) == len(values) and len(set(map(type, values))) == 1
+    return values.count(values[0]) == len(values) and (type(values[0]) is str or len(set(map(type, values))) == 1)
 
 
 def _health_problem(worker: Worker) -> str | None:
@@ -200,6 +226,8 @@ def _full_size(workers: Sequence[Worker]) -> int:
 
 def _defect(workers: Sequence[Worker], size: int) -> str | None:
     numbers = [worker.host_index for worker in workers]
+    if size and numbers == list(range(size)):
+        return None
     if None in numbers:
         return "a host has no worker id"
     if len(set(numbers)) != len(numbers):

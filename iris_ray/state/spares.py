@@ -7,7 +7,7 @@ Their slices are then the gang's first choice, since its own pool keeps them war
 
 import heapq
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
@@ -363,16 +363,23 @@ class GangNotices:
 
 
 class SpareJobs:
-    """Makes and drops spare jobs as `Spares` decides."""
+    """Makes and drops spare jobs as `Spares` decides. What was promised to a dropped one is released: ``release``."""
 
     def __init__(
-        self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares, notices: GangNotices
+        self,
+        table: JobTable,
+        fleet: Fleet,
+        allocations: Allocations,
+        spares: Spares,
+        notices: GangNotices,
+        release: Callable[[Job], None],
     ) -> None:
         self._table = table
         self._fleet = fleet
         self._allocations = allocations
         self._spares = spares
         self._notices = notices
+        self._release = release
 
     def look_at(self, job: Job) -> None:
         """Note that a job has changed and may need other spares."""
@@ -390,14 +397,12 @@ class SpareJobs:
         """Note that all tasks of a gang run. If it is room for another gang to grow, that gang may be told to move."""
         self._spares.gang_runs(job)
 
-    def give_back(self, spare_id: str, change: Change) -> None:
-        """Free what a spare holds, for a job that waits. Its parent gets another one, which waits behind all jobs."""
-        spare = self._table.jobs.get(spare_id)
-        if spare is not None and spare.spec.spare_for is not None and spare.gang.placed:
-            self._spares.look_at(spare)
-            self._spares.forget(spare)
-            self._note_lost_room(spare, change.now)
-            self._drop(spare, change)
+    def give_back(self, spare: Job, change: Change) -> None:
+        """Free what a spare holds, for another job. Its own job gets another one, which waits behind all jobs."""
+        self._spares.look_at(spare)
+        self._spares.forget(spare)
+        self._note_lost_room(spare, change.now)
+        self._drop(spare, change)
 
     def settle(self, change: Change) -> None:
         """Make the spares that jobs need now and drop the others. Take a growth notice back if its room is gone."""
@@ -435,12 +440,6 @@ class SpareJobs:
             self._table.gang_changed(parent, gang)
             self._spares.look_again(parent, gang.asks_at)
 
-    def evict(self, spare: Job, change: Change) -> None:
-        """Drop a spare whose hosts a higher band takes. Its gang gets another one, which waits in the queue."""
-        self._note_lost_room(spare, change.now)
-        self._drop(spare, change)
-        self._spares.look_at(spare)
-
     def _make(self, spec: JobSpec, change: Change) -> None:
         assert spec.spare_for is not None
         self._table.submit(spec, change.now)
@@ -457,4 +456,5 @@ class SpareJobs:
             change.instructions.dropped.append(DropSpare(job_id, spare.spec.owner))
         for attempt in list(self._allocations.of(job_id)):
             self._allocations.end(spare, attempt)
+        self._release(spare)
         self._table.remove(job_id)

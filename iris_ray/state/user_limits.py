@@ -117,7 +117,8 @@ class UserLimits:
     def took(self, spec: JobSpec, demands: Iterable[Mapping[str, float]]) -> None:
         """Count what an attempt gets."""
         held = self._account(spec)
-        held.chips = rounded(held.chips + _chips(demands))
+        if chips := _chips(demands):
+            held.chips = rounded(held.chips + chips)
         if spec.job_id in held.queued:
             held.queued.discard(spec.job_id)
             held.running.add(spec.job_id)
@@ -195,6 +196,8 @@ class PastUsage:
 
     def settle(self, user: str) -> None:
         """Add up what a user has held until now. Call this before the user's holdings change."""
+        if user in self._past and self._past[user][0] == self.now:
+            return
         self._past[user] = self.now, self.hours(user, self.now)
         if len(self._past) > self._most:
             self._forget_old()

@@ -113,6 +113,13 @@ def unproductive(what: str) -> Iterator[None]:
                 _mark(files, what, now - began)
 
 
+def count_unproductive(what: str, seconds: float) -> None:
+    """Count seconds as `unproductive` does, without a declared pause: for what is short, told later by a thread."""
+    if seconds and (files := TaskFiles.of_this_task()) is not None:
+        with _marking:
+            _mark(files, what, seconds)
+
+
 PAUSES = (*MARKS, "evaluation")
 """What `unproductive` takes."""
 

@@ -255,6 +255,7 @@ def test_run_prints_results_and_ends_with_tasks(cluster: SimulatedCluster, runni
     assert {"task 0: 'Linux'", "task 1: 'Linux'"} <= set(printed)
 
 
+@pytest.mark.proof
 def test_submitted_job_outlives_command_and_is_followed_later(
     cluster: SimulatedCluster, running: Job, script: str, tmp_path: Path
 ) -> None:
@@ -302,6 +303,7 @@ def test_drain_and_taint_close_hosts_until_undone(cluster: SimulatedCluster, run
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_doctor_asks_every_host_without_waiting_for_frozen_one(cluster: SimulatedCluster, running: Job) -> None:
     """This process holds the chips of two idle hosts: the device file of one, libtpu's lock of the other."""
     first, second = idle_slices(cluster, running)
@@ -328,6 +330,7 @@ def test_doctor_asks_every_host_without_waiting_for_frozen_one(cluster: Simulate
     assert silent == {cluster.node_id(first, 1): "no answer within 3 s"}
 
 
+@pytest.mark.proof
 def test_controller_start_and_status(cluster: SimulatedCluster, running: Job) -> None:
     if find_controller() is not None:
         ControllerConnection().end()

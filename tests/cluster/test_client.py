@@ -190,6 +190,7 @@ def test_failures_of_all_tasks_together_end_job(client: IrisClient) -> None:
     assert (status.state, status.failures) == (JobState.FAILED, 3)
 
 
+@pytest.mark.proof
 def test_job_handle_is_a_future(client: IrisClient) -> None:
     jobs = [client.submit(me, f"f{i}") for i in range(2)]
     done, _ = wait(jobs, timeout=120)
@@ -218,6 +219,7 @@ def test_job_no_host_can_run_says_so_and_can_be_cancelled(client: IrisClient) ->
         asyncio.run(awaited())
 
 
+@pytest.mark.proof
 def test_task_runs_where_its_constraint_allows(client: IrisClient) -> None:
     on_a_slice = Constraint("tpu-name", ConstraintOp.EXISTS)
     job = client.submit(lambda: ray.util.get_node_ip_address(), resources=ResourceSpec(), constraints=[on_a_slice])
@@ -328,6 +330,7 @@ def test_job_submitted_by_task_is_nested_and_ends_with_it(client: IrisClient, tm
     wait_until(lambda: client.job_status(below.job_id).state is JobState.KILLED, 10)
 
 
+@pytest.mark.proof
 def test_slice_job_submitted_by_task_has_its_directory(client: IrisClient) -> None:
     def child() -> tuple[str, bool]:
         info = get_job_info()
@@ -342,6 +345,7 @@ def test_slice_job_submitted_by_task_has_its_directory(client: IrisClient) -> No
     assert all(job_id.startswith(f"{job.job_id}/child") and there for job_id, there in results)
 
 
+@pytest.mark.proof
 def test_endpoint_is_found_by_jobs_tasks_until_attempt_ends(client: IrisClient) -> None:
     def serve_or_ask() -> str:
         info = get_job_info()

@@ -136,7 +136,7 @@ def test_interrupted_call_stops_gang_while_driver_goes_on(drivers: "Drivers") ->
     assert driver.poll() is None
 
 
-@pytest.mark.parametrize("seconds", [2, *in_long(15)])
+@pytest.mark.parametrize("seconds", [*in_proofs(2), *in_long(15)])
 def test_ending_script_waits_for_tasks_still_writing(drivers: "Drivers", seconds: int) -> None:
     """Threads first, then exit handlers, as in any Python process. An asynchronous checkpoint is written like this."""
     driver = drivers.start(

@@ -110,6 +110,7 @@ def test_hosts_are_what_ray_detects_in_their_pods(empty_box: KubernetesCluster) 
         empty_box.add_slice("v6e-8")
 
 
+@pytest.mark.proof
 def test_missing_slices_are_as_many_replicas_and_why_tells(empty_box: KubernetesCluster) -> None:
     """There is no node to be had, so that the pods wait."""
     empty_box.kubernetes.set_stock(V6E, 0)

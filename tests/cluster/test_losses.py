@@ -63,6 +63,7 @@ def test_lost_slice_of_two_is_replaced_and_other_stays(cluster: SimulatedCluster
     wait_until(lambda: not any([*host.glob("jobs/*")] for host in hosts))  # the job is over
 
 
+@pytest.mark.proof
 def test_survivors_of_lost_slice_zero_keep_their_indices(no_shared_cluster: None, trace: Trace) -> None:
     directory = trace.directory
 

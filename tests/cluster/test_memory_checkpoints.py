@@ -13,7 +13,7 @@ import ray
 from iris_ray import run_on_pod_ray
 from iris_ray.state.attempt_ends import QUICK_ENDS_ARE_FAILURES
 from iris_ray.testing import SimulatedCluster
-from tests.support.proofs import a_seed, in_long, in_proofs
+from tests.support.proofs import a_seed, in_long, in_proofs, in_test
 from tests.support.waiting import wait_until
 
 PRELOAD = ["iris_ray.checkpoint"]
@@ -99,7 +99,7 @@ def check(directory: Path, most_lost: int) -> None:
             assert start >= latest(directory, attempt - 1) - most_lost, lines(directory)
 
 
-CASES = [(True, 2), *in_proofs((False, 2)), *in_long((True, 12), (False, 12))]
+CASES = [*in_test((True, 1)), *in_proofs((True, 2), (False, 2)), *in_long((True, 12), (False, 12))]
 
 
 @pytest.mark.parametrize(("sharded", "kills"), CASES)

@@ -28,6 +28,7 @@ def wait_for_notice(cluster: SimulatedCluster, slice_name: str, worker_id: int) 
     return wait_until(lambda: evidence(cluster, slice_name, worker_id).draining, 20)
 
 
+@pytest.mark.proof
 def test_exception_after_metadata_preemption_costs_no_failure(cluster: SimulatedCluster, trace: Trace) -> None:
     """Even if the user's code raises because of it, before the hosts are gone; and they get nothing new."""
     ref = run_on_pod_ray.remote(trace.gang_that_raises_when_told(), "v4-16", max_retries_failure=0)

@@ -20,6 +20,7 @@ from iris_ray.settings import HOST_DIR
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line
 from tests.support.gangs import Trace, actor_pid, all_jobs, controller_pid, job_view, pool_pid, slice_of_this_task
+from tests.support.proofs import in_proofs
 from tests.support.waiting import wait_until
 
 PREEMPTED = "the metadata server of the host says that it is being preempted"
@@ -120,7 +121,9 @@ def test_hook_of_ending_pod_tells_tasks_while_controller_hangs(cluster: Simulate
     assert (job_view(first[0]["job"]).failures, job_view(first[0]["job"]).preemptions) == (0, 1)
 
 
-@pytest.mark.parametrize("stopped", ["Controller", "SlicePoolManager", "SliceActor here", "SliceActor there"])
+@pytest.mark.parametrize(
+    "stopped", ["SliceActor here", *in_proofs("Controller", "SlicePoolManager", "SliceActor there")]
+)
 def test_notice_of_one_host_reaches_gang_whatever_hangs(cluster: SimulatedCluster, trace: Trace, stopped: str) -> None:
     """The gang has two slices of two hosts. It saves, and goes on elsewhere once what hangs runs again."""
     directory = trace.directory

@@ -18,6 +18,7 @@ from tests.support.gangs import Trace, job_view
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.proof
 def test_new_hosts_read_what_lost_attempt_left_on_others(
     cluster: SimulatedCluster, trace: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from iris_ray.errors import TaskCrashedError
 from tests.support.clusters import Clusters
 from tests.support.command_line import command_line
 from tests.support.processes import alive
-from tests.support.proofs import in_long
+from tests.support.proofs import in_long, in_proofs
 from tests.support.waiting import wait_until
 
 INJECTED = {"TPU_VISIBLE_CHIPS": "0,1,2,3", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1", "TPU_HOST_BOUNDS": "1,1,1"}
@@ -53,6 +53,7 @@ def plain_host(clusters: Clusters) -> Iterator[None]:
         ray.shutdown()
 
 
+@pytest.mark.proof
 def test_users_tmpdir_does_not_separate_task_from_host(tmp_path: Path) -> None:
     function = ray.remote(runtime_env={"env_vars": {"TMPDIR": str(tmp_path)}})(lambda: os._exit(3))
     with pytest.raises(TaskCrashedError, match="code 3"):
@@ -91,7 +92,7 @@ IrisClient().submit(start_daemons, resources=ResourceSpec(cpu=1)).results()
 """
 
 
-@pytest.mark.parametrize("on", ["chips", *in_long("a shared host")])
+@pytest.mark.parametrize("on", [*in_proofs("chips"), *in_long("a shared host")])
 def test_tasks_daemons_end_after_killed_driver(tmp_path: Path, on: str) -> None:
     """One carries the task's token. One has an empty environment, and was seen as a descendant of the task."""
     pids = tmp_path / "pids"

@@ -59,6 +59,7 @@ def test_two_processes_a_host_form_one_jax_program(cluster: SimulatedCluster) ->
         assert as_jax_reads(environments) == [Found("gketpu", f"{coordinator}:8482", 4, rank) for rank in range(4)]
 
 
+@pytest.mark.proof
 def test_gang_starts_again_when_one_of_a_hosts_processes_crashes(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
@@ -79,6 +80,7 @@ def test_gang_starts_again_when_one_of_a_hosts_processes_crashes(cluster: Simula
     assert (job_view(starts[0]["job"]).failures, job_view(starts[0]["job"]).preemptions) == (1, 0)
 
 
+@pytest.mark.proof
 def test_notice_reaches_every_process_and_gang_moves_once_all_saved(cluster: SimulatedCluster, trace: Trace) -> None:
     def save(facts: dict[str, Any]) -> tuple[int, str]:
         while facts["attempt"] == 1:

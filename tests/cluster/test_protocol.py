@@ -43,6 +43,7 @@ def test_controller_without_protocol_is_an_older_one() -> None:
         asyncio.run(ask())
 
 
+@pytest.mark.proof
 def test_newer_controller_refuses_older_pools_connection(
     cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

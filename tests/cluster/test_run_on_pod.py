@@ -102,6 +102,7 @@ def test_every_attempt_gets_own_ports(cluster: SimulatedCluster, trace: Trace) -
     assert len({start["coordinator"] for start in trace.starts()}) == 3
 
 
+@pytest.mark.proof
 def test_flexible_count_starts_at_largest_free(cluster: SimulatedCluster, trace: Trace) -> None:
     """[2, 4] with three slices free runs on two at once, and does not wait for the fourth."""
     trace.finish()
@@ -169,6 +170,7 @@ def test_remote_functions_environment_acts_at_process_start(cluster: SimulatedCl
     assert run_on_pod(look, "v4-16") == [("green", "7", int(out.stdout))] * 2
 
 
+@pytest.mark.proof
 def test_environment_of_one_job_does_not_reach_the_next(cluster: SimulatedCluster) -> None:
     def tea() -> str | None:
         return os.environ.get("TEA")
@@ -197,6 +199,7 @@ def test_failing_runtime_environment_is_a_typed_error(cluster: SimulatedCluster)
         run_on_pod(broken, "v4-16", max_retries_failure=0)
 
 
+@pytest.mark.proof
 def test_remote_functions_resources_are_reserved_on_every_host(cluster: SimulatedCluster, trace: Trace) -> None:
     def cpus_free(facts: dict[str, Any]) -> tuple[str | None, float]:
         return os.environ.get("OMP_NUM_THREADS"), ray.available_resources()["CPU"]
@@ -388,6 +391,7 @@ def test_standby_dead_while_waiting_costs_no_retry(cluster: SimulatedCluster, tr
     assert (view.failures, view.preemptions) == (0, 0)
 
 
+@pytest.mark.proof
 def test_runs_in_a_row_take_one_standby_each(cluster: SimulatedCluster) -> None:
     release()
     wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
@@ -399,6 +403,7 @@ def test_runs_in_a_row_take_one_standby_each(cluster: SimulatedCluster) -> None:
     release()
 
 
+@pytest.mark.proof
 def test_failing_preload_is_a_typed_error(cluster: SimulatedCluster) -> None:
     with pytest.raises(TaskSetupError, match="no_such_module"):
         run_on_pod(index, "v4-16", preload=["no_such_module"], max_retries_failure=0)
@@ -412,6 +417,7 @@ def test_keep_warm_zero_returns_everything_with_the_call(cluster: SimulatedClust
     wait_until(lambda: free_chips() == CHIPS, 5)  # Ray's own view of its resources lags a little
 
 
+@pytest.mark.proof
 def test_idle_slices_return_after_keep_warm(cluster: SimulatedCluster) -> None:
     assert run_on_pod(index, "v4-16", keep_warm=1.5) == [0, 1]
     wait_until(lambda: free_chips() == CHIPS, 20)

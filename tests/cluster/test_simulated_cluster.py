@@ -243,6 +243,7 @@ def test_second_cluster_in_the_process_is_refused(cluster: SimulatedCluster) -> 
     assert ray.is_initialized()
 
 
+@pytest.mark.proof
 def test_other_process_connects_to_the_head(cluster: SimulatedCluster) -> None:
     script = f"""
         import ray

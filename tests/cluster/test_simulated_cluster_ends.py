@@ -145,6 +145,7 @@ def test_driver_that_never_calls_shutdown_leaves_nothing(
     wait_until(lambda: not one.remains())
 
 
+@pytest.mark.proof
 def test_cluster_with_dead_gcs_ends_normally(driver: Callable[[str], Driver]) -> None:
     one = driver("""
         with SimulatedCluster({"v4-8": 1}, persistent=True) as cluster:

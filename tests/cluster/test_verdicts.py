@@ -44,7 +44,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", *in_long("SIGSEGV", "out of memory", "hang")])
+@pytest.mark.parametrize("how", [*in_proofs("SIGKILL"), *in_long("SIGSEGV", "out of memory", "hang")])
 def test_failure_by_the_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
     end, kind, words = ENDS[how]
 

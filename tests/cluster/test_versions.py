@@ -33,6 +33,7 @@ def add_slice_with(cluster: SimulatedCluster, package: Path) -> str:
     return cluster.add_slice("v4-16", under=with_installed(package))
 
 
+@pytest.mark.proof
 def test_host_of_other_protocol_runs_nothing(own_cluster: SimulatedCluster, tmp_path: Path) -> None:
     newer = other_iris_ray(tmp_path / "newer", "9.9.0", PROTOCOL_VERSION + 1)
     name = add_slice_with(own_cluster, newer)

@@ -9,12 +9,13 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.victims import GRACE_S, LEAST_RUN_S
-from iris_ray.state.events import Event, EvictionEvent, GangAssignedEvent
+from iris_ray.state.events import Event, GangAssignedEvent, PromiseEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.study import Simulation
 from tests.proofs.test_fair_worlds import SEEDS, SLACK_S, Crowd
-from tests.support.proofs import EXAMPLES
+from tests.support.proofs import examples
 from tests.support.simulations import DAY, HOUR, MINUTE
+from tests.support.worlds import promised
 
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LOOKS_EVERY_S = 30.0
@@ -38,7 +39,7 @@ class Witness:
 
     def _look_at(self, event: Event) -> Instructions:
         match event:
-            case EvictionEvent(job_id, victims):
+            case PromiseEvent(job_id, leave=victims) if victims:
                 self.evictions += 1
                 taker = self._state.jobs[job_id]
                 for victim in victims:
@@ -98,8 +99,10 @@ class Witness:
 
     def _is_kept(self, hosts: Collection[str], job: Job) -> bool:
         """Whether some of the hosts are kept for another job that is of no lower band."""
-        others = (o for o in self._state.pending() if o.kept and o is not job and o.spec.priority <= job.spec.priority)
-        return any(not set(hosts).isdisjoint(other.kept) for other in others)
+        others = (
+            o for o in self._state.pending() if o.promise and o is not job and o.spec.priority <= job.spec.priority
+        )
+        return any(not set(hosts).isdisjoint(promised(other)) for other in others)
 
 
 def needs(job: Job) -> int:
@@ -107,7 +110,7 @@ def needs(job: Job) -> int:
     return job.spec.coscheduling.num_groups[0]
 
 
-@pytest.mark.parametrize("seed", SEEDS[: 2 + 20 * EXAMPLES])
+@pytest.mark.parametrize("seed", SEEDS[: 2 + examples(20)])
 def test_higher_bands_take_in_time_what_they_need_and_nobody_pays_or_passes_them(seed: int) -> None:
     """Never one victim too many. Who could take enough starts after the grace. Who returns stays behind them."""
     crowd, chance = Crowd.drawn(seed), Random(f"{seed} higher")

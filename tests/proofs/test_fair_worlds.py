@@ -11,15 +11,16 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import GRACE_S, LEAST_RUN_S
-from iris_ray.state.events import Event, EvictionEvent
+from iris_ray.state.events import Event, PromiseEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.study import SimulatedJob, Simulation
 from iris_ray.study.jobs import slice_spec
 from iris_ray.study.report import report_on
-from tests.support.proofs import EXAMPLES, in_proofs
+from tests.support.proofs import examples, in_proofs
 from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS
+from tests.support.worlds import promised
 
-SEEDS = (*range(2), *in_proofs(*range(2, 2 + 40 * EXAMPLES)))
+SEEDS = (*range(2), *in_proofs(*range(2, 2 + examples(40))))
 MOST_RUN_S = HOUR
 SLACK_S = 2 * MINUTE
 """For launches, exits, and until the next plan."""
@@ -101,7 +102,7 @@ def test_who_is_first_starts_within_the_bound_and_the_longest_run_of_what_holds_
 
 def note_room_before(simulation: Simulation, name: str, before: dict[str, int]) -> None:
     """Note how many jobs have room when a job's bound is over."""
-    before[name] = sum(bool(job.kept) for job in simulation.state.jobs.values() if job.spec.job_id != name)
+    before[name] = sum(bool(promised(job)) for job in simulation.state.jobs.values() if job.spec.job_id != name)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -138,8 +139,8 @@ def note_evictions(simulation: Simulation) -> dict[AttemptId, tuple[str, float]]
     handle = simulation.state.handle_event
 
     def note(event: Event) -> Instructions:
-        if isinstance(event, EvictionEvent):
-            found.update(dict.fromkeys(event.victims, (event.job_id, simulation.now)))
+        if isinstance(event, PromiseEvent):
+            found.update(dict.fromkeys(event.leave, (event.job_id, simulation.now)))
         return handle(event)
 
     simulation.state.handle_event = note  # type: ignore[method-assign]

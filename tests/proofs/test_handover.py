@@ -20,7 +20,7 @@ from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import SettingSetEvent, TaintedEvent, TimePassedEvent
 from tests.proofs.drawn_worlds import WORLDS, RandomWorld
-from tests.support.proofs import EXAMPLES
+from tests.support.proofs import examples
 from tests.support.ray_in_process import Store
 
 SETTINGS = st.dictionaries(
@@ -52,7 +52,7 @@ STORE = Store()
 
 
 @pytest.mark.usefixtures("store")
-@settings(max_examples=60 * EXAMPLES)
+@settings(max_examples=examples(60))
 @given(drawn=WORLDS, was_set=SETTINGS, days=DAYS, chips=CHIPS)
 def test_export_of_import_equals_the_export(
     drawn: dict[str, Any], was_set: dict[str, WasSet], days: list[UserDay], chips: dict[ChipState, float]

@@ -51,7 +51,7 @@ GANGS, AND_TASKS = (Crowd,), (Crowd, CrowdOfTasks)
 
 @pytest.mark.parametrize(
     ("crowd_types", "kills"),
-    [*in_test((GANGS, 3)), *in_proofs((AND_TASKS, 3)), *in_long((AND_TASKS, 20))],
+    [*in_test((GANGS, 2)), *in_proofs((AND_TASKS, 3)), *in_long((AND_TASKS, 20))],
     ids=["gangs", "and tasks", "and tasks, long"],
 )
 def test_controller_killed_again_and_again_costs_no_job_anything(

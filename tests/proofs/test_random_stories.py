@@ -8,7 +8,7 @@ import pytest
 from iris_ray.actors.pool.attempt_end import AttemptShutdown
 from iris_ray.model import verdict
 from tests.proofs.random_stories.story import play
-from tests.support.proofs import EXAMPLES, a_seed
+from tests.support.proofs import EXAMPLES, a_seed, examples
 
 
 def play_all(first: int, count: int) -> None:
@@ -22,9 +22,9 @@ def test_some_stories_have_no_finding() -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(300 * EXAMPLES)
+@pytest.mark.timeout(300 * max(1.0, EXAMPLES))
 def test_many_stories_have_no_finding() -> None:
-    play_all(a_seed(0), 300 * EXAMPLES)
+    play_all(a_seed(0), examples(300))
 
 
 def test_a_story_is_the_same_each_time() -> None:

@@ -10,40 +10,42 @@ from hypothesis import given, settings
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler import SchedulingResult
-from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import AttemptEndConfirmedEvent, GangAssignedEvent, GangMovedEvent, SliceHeldEvent
+from iris_ray.state.events import AttemptEndConfirmedEvent, GangMovedEvent, PromiseEvent, SliceHeldEvent
 from tests.proofs.drawn_worlds import LONG, WORLDS, RandomWorld, Shape
 from tests.proofs.reference.plan import ReferencePlan
-from tests.support.proofs import EXAMPLES
-from tests.support.worlds import World
+from tests.support.proofs import examples
+from tests.support.worlds import World, asked_to_leave, promised
 
 
 def commit_what_both_plan(world: World) -> None:
-    """Plan twice, compare, commit."""
+    """Plan twice, compare, commit. The reference gives nothing back, so a plan that does is committed instead."""
     state = world.state
-    result = world.plan()
+    result, full = world.plan(gives_back=False), world.plan()
     before = {account: state.limits.held(*account).chips for account in state.limits.accounts}
-    leaving = any(gang.eviction for job in state.jobs.values() for gang in job.gangs if gang.placed)
-    seen = state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits
-    reference = ReferencePlan(state.pending(), *seen, leaving)
+    seen = state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits, state.jobs
+    reference = ReferencePlan(state.pending(), *seen)
     assert result.assignments == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
     assert result.pending_reasons.keys() == reference.pending_reasons
     assert {i for i, waiting in result.pending_reasons.items() if waiting.limit} == reference.limited
     assert set(result.starving) == reference.starving
-    assert {i: list(waiting.kept) for i, waiting in result.pending_reasons.items() if waiting.kept} == {
-        job_id: names for job_id, names in reference.kept.items() if names
+    assert {i: sorted(waiting.kept) for i, waiting in result.pending_reasons.items() if waiting.kept} == {
+        job_id: sorted(names) for job_id, names in reference.kept.items() if names
     }
     world.scheduler.check(world.now)
-    for event in (*result.assignments, *result.rooms, *result.timed_out, *result.unschedulable):
+    asked = asked_to_leave(full)
+    if not asked:
+        assert (full.assignments, full.promises) == (result.assignments, result.promises)
+    for event in (*full.assignments, *full.promises, *full.timed_out, *full.unschedulable):
         state.handle_event(event)
-    check_given_back(world, result)
-    kept = {job_id: job.kept for job_id, job in state.jobs.items() if job.kept}
-    given_up = reference.timed_out | reference.unschedulable
-    assert kept == {job_id: tuple(hosts) for job_id, hosts in reference.rooms.items() if job_id not in given_up}
+    if asked:
+        check_taken(world, asked)
+    else:
+        kept = {job_id: promised(job) for job_id, job in state.jobs.items() if promised(job)}
+        given_up = reference.timed_out | reference.unschedulable
+        assert kept == {job_id: tuple(hosts) for job_id, hosts in reference.rooms.items() if job_id not in given_up}
     for account in state.limits.accounts:
         most, held = state.limits.of(*account).chips, state.limits.held(*account).chips
         assert most is not None
@@ -51,29 +53,18 @@ def commit_what_both_plan(world: World) -> None:
     state.check()
 
 
-def check_given_back(world: World, result: SchedulingResult) -> None:
-    """What spares and jobs that yield give back helps some job that waits."""
-    hosts = {t.node_id for event in result.given_back for t in world.state.jobs[event.job_id].gang.tasks}
-    for event in result.given_back:
-        world.do(event)
-    if hosts:
-        assert hosts & hosts_of_those_that_waited(deepcopy(world)), result.given_back
-
-
-def hosts_of_those_that_waited(world: World) -> set[str]:
-    """The hosts that jobs get once those that yield have left, the spares that go only then, and all that has ended."""
+def check_taken(world: World, asked: list[PromiseEvent]) -> None:
+    """Each job to which spares, or jobs that yield, leave their hosts runs once they have left, and all has ended."""
+    world = deepcopy(world)
     for _ in range(2):
         for attempt in list(world.state.evicted):
             world.do(GangMovedEvent(attempt, "saved"))
         for attempt in [c for owner in ("pool-a", "pool-b") for c in world.state.attempts_of(owner)]:
             with suppress(IllegalTransitionError):
                 world.do(AttemptEndConfirmedEvent(attempt))
-        plan = world.plan()
-        for event in plan.given_back:
-            world.do(event)
-    placed = [a for a in plan.assignments if not comes_last(world.state.jobs[a.job_id])]
-    groups = [a.groups if isinstance(a, GangAssignedEvent) else ((a.node_id,),) for a in placed]
-    return {node_id for some in groups for group in some for node_id in group}
+        world.schedule()
+    for event in asked:
+        assert any(gang.placed for gang in world.state.jobs[event.job_id].gangs), f"{event} lets nobody run"
 
 
 def check_random_world(drawn: dict) -> None:
@@ -94,7 +85,7 @@ def check_random_world(drawn: dict) -> None:
         commit_what_both_plan(world)
 
 
-@settings(max_examples=120 * EXAMPLES)
+@settings(max_examples=examples(120))
 @given(WORLDS)
 def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
     check_random_world(drawn)
@@ -102,7 +93,7 @@ def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) 
 
 @pytest.mark.proof
 @pytest.mark.parametrize("part", range(2))
-@settings(max_examples=190 * EXAMPLES)
+@settings(max_examples=examples(190))
 @given(drawn=WORLDS)
 def test_scheduler_in_many_random_worlds_plans_what_the_reference_plans(part: int, drawn: dict) -> None:
     check_random_world(drawn)

@@ -123,8 +123,8 @@ class SmallWorld(World):
             place = event.groups if isinstance(event, GangAssignedEvent) else ((event.node_id,),)
             assert place in self.legal_places(self.state.jobs[event.job_id], idle=True)
             self.do(event)
-        for room in plan.rooms:
-            self.do(room)
+        for promise in plan.promises:
+            self.do(promise)
         return {event.job_id for event in assignments}
 
     def run_to_the_end(self, at_once: bool) -> None:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
-from tests.support.proofs import EXAMPLES, in_proofs
+from tests.support.proofs import EXAMPLES, examples, in_proofs
 from tests.support.slot_world import SlotWorld
 from tests.support.slots import GB, chips, gpus, model
 
@@ -193,8 +193,8 @@ class SlotStorm(RuleBasedStateMachine):
         super().teardown()
 
 
-@pytest.mark.timeout(900 * EXAMPLES)
+@pytest.mark.timeout(900 * max(1.0, EXAMPLES))
 @pytest.mark.parametrize(("part", "storms"), [("some", 25), *in_proofs(*((f"part {n}", 250) for n in range(2)))])
 def test_storms_over_commit_nothing_and_leave_nobody_behind(part: str, storms: int) -> None:
     machine = type(f"SlotStorm of {part}", (SlotStorm,), {})  # fixed seeds come from the name
-    run_state_machine_as_test(machine, settings=settings(max_examples=storms * EXAMPLES, stateful_step_count=40))
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples(storms), stateful_step_count=40))

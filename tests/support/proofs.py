@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-LONGER = "IRIS_TEST_EXAMPLES" in os.environ
+EXAMPLES = float(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
+"""How many times as many random examples to try, and for how many minutes to go on with chaos. CI tries a part."""
+LONGER = "IRIS_TEST_EXAMPLES" in os.environ and EXAMPLES >= 1
 """Whether to try new random examples each time. If not, they are always the same: a failure is due to a change."""
-EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
-"""How many times as many to try, and for how many minutes to go on with chaos."""
+
+
+def examples(usual: int) -> int:
+    """Return how many to try of what is tried so often if nobody says otherwise."""
+    return max(1, round(usual * EXAMPLES))
 
 
 def a_seed(usual: int) -> int:

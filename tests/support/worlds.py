@@ -20,6 +20,7 @@ from iris_ray.state.events import (
     Event,
     GangAssignedEvent,
     JobSubmittedEvent,
+    PromiseEvent,
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
@@ -30,6 +31,21 @@ from iris_ray.state.events import (
 from iris_ray.state.instructions import Instructions
 
 S = TaskState
+
+
+def promised(job: Job) -> tuple[str, ...]:
+    """The hosts that are promised to a job."""
+    return () if job.promise is None else job.promise.node_ids
+
+
+def hosts_of(job: Job) -> tuple[str, ...]:
+    """The hosts on which a job runs."""
+    return tuple(task.node_id for task in job.tasks if task.node_id is not None)
+
+
+def asked_to_leave(plan: SchedulingResult) -> list[PromiseEvent]:
+    """The promises of a plan for which somebody has to leave."""
+    return [event for event in plan.promises if event.leave]
 
 
 def gang_spec(job_id: str = "job", tpu_type: str = "v4-16", slices: tuple[int, ...] = (1,), **changes: Any) -> JobSpec:
@@ -114,7 +130,7 @@ class World:
             self.report(job, S.RUNNING, task.index)
         return job
 
-    def plan(self, waiting: Mapping[str, PendingReason] | None = None) -> SchedulingResult:
+    def plan(self, waiting: Mapping[str, PendingReason] | None = None, gives_back: bool = True) -> SchedulingResult:
         state = self.state
         return self.scheduler.find_assignments(
             state.pending(),
@@ -124,7 +140,7 @@ class World:
             waiting,
             past=state.past_usage,
             running=running(state),
-            spares=[*state.spares(), *state.yielding()],
+            idle=[*state.spares(), *state.yielding()] if gives_back else (),
             limits=state.limits,
         )
 
@@ -141,8 +157,7 @@ class World:
         """Commit one plan; the instructions by job."""
         plan = self.plan()
         done = {assignment.job_id: self.do(assignment) for assignment in plan.assignments}
-        events: list[Event] = [*plan.rooms, *plan.evictions, *plan.given_back]
-        for event in events:
+        for event in plan.promises:
             self.do(event)
         return done
 

@@ -34,7 +34,7 @@ class SpareFailed(Exception):
     """Slices could not be got ready.
 
     Attributes:
-        broken: the slices that are at fault and not in use.
+        broken: the slices that are at fault and still its own.
     """
 
     def __init__(self, reason: str, broken: tuple[str, ...]) -> None:
@@ -149,8 +149,9 @@ class ReservedSlices:
         mine = {name: self._held[name] for name in names if not self._held[name].in_use}
         broken = {name: why for name, why in (await self.all_ready(list(mine), silence_s)).items() if is_broken(why)}
         if broken:
-            unused = (n for n in broken if self._held.get(n) is mine[n] and not mine[n].in_use)
-            raise SpareFailed(in_words(broken), tuple(unused))
+            # The gang, or another job since this one ended, may have taken one over.
+            own = (n for n in broken if self._held.get(n) is mine[n] and mine[n].spare == order.attempt)
+            raise SpareFailed(in_words(broken), tuple(own))
 
     async def all_ready(self, names: Sequence[str], silence_s: float) -> dict[str, Any]:
         """Wait until every host could start a task at once. Return `SliceReady` for each slice.

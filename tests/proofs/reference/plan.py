@@ -5,7 +5,7 @@ What the plan has handed out so far counts as if it were in use already.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from iris_ray.model.constraints import AttributeValue
@@ -33,6 +33,7 @@ from tests.proofs.reference.suitability import (
     uses_chips,
     value_of,
 )
+from tests.support.worlds import promised
 
 
 @dataclass
@@ -65,8 +66,8 @@ class ReferencePlan:
     Attributes:
         limited: jobs that wait for a limit of their user.
         kept: for each job that has waited too long, or returns, the groups that are kept for it.
-        rooms: for each job that has waited too long, the hosts that are kept for it until it runs.
-        leaving: whether a job that yields is about to give its hosts to those that wait.
+        rooms: for each job that has waited too long, or that others leave hosts to, its hosts until it runs.
+        reserved: for each job that others leave hosts to, the chips that count towards its user's limit already.
         starving: jobs among them that did not get hosts.
     """
 
@@ -79,13 +80,12 @@ class ReferencePlan:
         now: float,
         bound: float,
         limits: UserLimits,
-        leaving: bool = False,
+        all_jobs: Mapping[str, Job],
     ) -> None:
         pending = list(pending)
         self.workers = list(fleet.workers.values())
         self.avoided_by_users = fleet.avoided
         self.holders, self.now, self.bound = fleet.holders, now, bound
-        self.leaving = leaving
         self.limits, self.limited, self.kept_limits = limits, set[str](), set[Account]()
         self.chips = {account: limits.held(*account).chips for account in limits.accounts}
         self.running = {account: set(limits.held(*account).running) for account in limits.accounts}
@@ -96,6 +96,9 @@ class ReferencePlan:
             held.update(past.hours(user, now))
         self.taken = {worker.node_id: Counter[str]() for worker in self.workers}
         self.rooms: dict[str, list[str]] = {}
+        self.all_jobs = all_jobs
+        self.reserved: dict[str, float] = {}
+        self.jobs = {job.spec.job_id: job for job in pending}
         self.given_up = False  # the room of some job
         self.kept_for_now: set[str] = set()
         self.assignments: list[AssignedEvent] = []
@@ -117,7 +120,11 @@ class ReferencePlan:
         for some in ([job for job in pending if job not in extras], extras):
             for band in PriorityBand:
                 jobs = [job for job in some if job.spec.priority == band]
-                self.rooms |= {job.spec.job_id: list(job.kept) for job in jobs if self.room_is_of_use(job)}
+                for job in jobs:
+                    if self.room_is_of_use(job):
+                        self.rooms[job.spec.job_id] = list(promised(job))
+                        if is_firm(job):
+                            self.reserved[job.spec.job_id] = self.chips_on(job, promised(job))
                 returning = [job for job in jobs if self.returns(job)]
                 for job in returning:
                     while self.place_one_gang(job):
@@ -158,14 +165,17 @@ class ReferencePlan:
             first = [gang for gang in waiting if gang.not_before <= self.now < gang.returning_until]
             ready = [gang for gang in ready if gang in first or not first]
         gang = ready[0] if ready else None
-        if gang is None or (job.yields and self.leaving):
+        if gang is None:
             return False
         self.before = [name for name, _ in gang.last_ran]
         room, others = self.rooms.pop(spec.job_id, None), dict(self.rooms)
         if self.returns(job):  # it may go back to its own groups
             its_own = {name for one in (gang, *(ready if len(job.gangs) > 1 else ())) for name in one.groups}
             home = {w.node_id for name, hosts in self.groups(spec) if name in its_own for w in hosts}
-            self.rooms = {job_id: [i for i in hosts if i not in home] for job_id, hosts in others.items()}
+            self.rooms = {
+                job_id: [i for i in hosts if i not in home or not self.gives_way(self.jobs[job_id], job)]
+                for job_id, hosts in others.items()
+            }
         options, wanted = self.options(job), self.may_have(job, counts(job))
         found = self.choose(job, gang, options, wanted)
         chosen = next((found[:n] for n in reversed(wanted) if n <= len(found) and self.may_take(job, found[:n])), [])
@@ -173,6 +183,9 @@ class ReferencePlan:
         if chosen:
             self.take(job, gang, sorted(chosen, key=lambda option: option.name))
             gangs.remove(gang)
+            if job.spec.coscheduling is None and room and (is_firm(job) or len(room) > 1):
+                left = [node_id for node_id in room if node_id != chosen[0].name][: len(gangs)]
+                self.rooms |= {spec.job_id: left} if left else {}
         elif found or not wanted:
             self.limited.add(spec.job_id)
             if self.returns(job) and not spec.spare_for:
@@ -185,6 +198,8 @@ class ReferencePlan:
             self.keep(job, gang, self.options(job), room)
             return False
         self.given_up = self.given_up or room is not None
+        if not chosen:
+            self.reserved.pop(spec.job_id, None)
         return bool(chosen)
 
     def is_out_of_time(self, job: Job) -> bool:
@@ -192,31 +207,73 @@ class ReferencePlan:
         return timeout is not None and self.now - job.submitted_at > timeout and not job.started
 
     def room_is_of_use(self, job: Job) -> bool:
-        """Whether the job could run in its room if nobody used it, and nobody has just got some of it."""
-        if self.is_out_of_time(job):
+        """Whether the job could run in its room if nobody used it, and nobody has just got some of it.
+
+        A suspicion passes, and does not count. What has ended for long without being confirmed does.
+        """
+        if self.is_out_of_time(job) or job.yields or not promised(job):
             return False
-        if any(self.is_host_kept(worker) for worker in self.workers if worker.node_id in job.kept):
+        if any(self.is_host_kept(worker) or self.taken[worker.node_id] for worker in self.hosts_of_room(job)):
             return False  # for a higher band
-        if job.yields or not job.kept or all(job.gangs[position].not_before > self.now for position in job.pending):
+        if not is_firm(job) and all(job.gangs[position].not_before > self.now for position in job.pending):
             return False
-        groups = [group for group in self.groups(job.spec) if any(w.node_id in job.kept for w in group[1])]
-        found = [o for o in self.options_of_any_size(job) if o.name in [name for name, _ in groups]]
-        if len(found) < max(len(groups), counts(job)[0]) or any(self.taken[node_id] for node_id in job.kept):
+        names = [name for name, hosts in self.groups(job.spec) if any(w.node_id in promised(job) for w in hosts)]
+        sound = self.options_anywhere(job, self.avoided(job), later=True)
+        found = [o for o in sound if o.name in names and not any(w.foreign for w in o.hosts)]
+        if len(found) < max(len(names), counts(job)[0]) or any(self.is_stuck(job.spec, option) for option in found):
+            return False
+        if is_firm(job) and not all(self.is_left_to(job, option) for option in found):
             return False
         if job.spec.whole_groups and len(job.gangs) == 1:
             return len({option.wanted for option in found}) == 1
-        return {option.name for option in found} <= {option.name for option in self.options(job)}
+        if job.spec.whole_groups:
+            return {option.name for option in found} <= {option.name for option in self.options(job)}
+        return all(o.exact for o in found) or sum(o.exact for o in sound) < counts(job)[0]
+
+    def is_left_to(self, job: Job, option: Option) -> bool:
+        """Whether the group is free once those have left that leave it, to anybody, and what has just ended is gone."""
+        free = {worker.node_id: self.free(worker, once_ended=True) for worker in option.good}
+        for worker in option.good:
+            for occupant, held in worker.occupants.items():
+                evicted = self.all_jobs[occupant[1].job_id].gangs[occupant[1].gang].eviction
+                if evicted is not None and occupant not in worker.ending:
+                    free[worker.node_id].update(held)
+        return sum(lack(job.spec, worker, free[worker.node_id]) == 0 for worker in option.good) >= option.wanted
+
+    def hosts_of_room(self, job: Job) -> list[Worker]:
+        return [worker for worker in self.workers if worker.node_id in promised(job)]
+
+    def gives_way(self, owner: Job, job: Job) -> bool:
+        """Whether a gang of a job may return to hosts that are kept for another job."""
+        mine, theirs = job.spec.priority, owner.spec.priority
+        return theirs > mine or (theirs == mine and not is_firm(owner))
+
+    def chips_on(self, job: Job, hosts: Sequence[str]) -> float:
+        """What a job will take of these hosts."""
+        if not uses_chips(job.spec):
+            return 0.0
+        return sum(worker.resources.get(TPU, 0.0) for worker in self.workers if worker.node_id in hosts)
+
+    def reserved_beside(self, job: Job) -> dict[str, float]:
+        """The chips of what others leave to the user's other jobs of the band."""
+        account = job.spec.user, job.spec.priority
+        others = {i: self.jobs[i] for i in self.reserved if i != job.spec.job_id}
+        return {i: self.reserved[i] for i, o in others.items() if (o.spec.user, o.spec.priority) == account}
 
     def may_have(self, job: Job, wanted: Sequence[int]) -> list[int]:
         """Which of these counts its user's limits allow, by what a task expects of a host."""
         account = job.spec.user, job.spec.priority
         limits, each = self.limits.of(*account), job.spec.resources.get(TPU, 0.0)
         running, most_jobs = self.running.setdefault(account, set()), limits.running_jobs or 0
-        if len(running) >= most_jobs and job.spec.job_id not in running and not job.spec.spare_for:
+        if (
+            len(running | self.reserved_beside(job).keys()) >= most_jobs
+            and job.spec.job_id not in running
+            and not job.spec.spare_for
+        ):
             return []
         if not uses_chips(job.spec):
             return list(wanted)
-        if account in self.kept_limits:
+        if account in self.kept_limits and not self.reserved.get(job.spec.job_id):
             return []
         hosts = job.spec.replicas if job.spec.coscheduling else 1
         return [n for n in wanted if self.within_limit(job, n * hosts * max(1.0, each))]
@@ -230,7 +287,8 @@ class ReferencePlan:
         account = job.spec.user, job.spec.priority
         limit = self.limits.of(*account).chips
         in_all = sum(worker.resources.get(TPU, 0.0) for worker in self.workers)
-        return limit is None or limit >= in_all or self.chips.get(account, 0.0) + chips <= limit
+        beside = self.chips.get(account, 0.0) + sum(self.reserved_beside(job).values())
+        return limit is None or limit >= in_all or beside + chips <= limit
 
     def keep_chips(self, job: Job, gang: Gang, found: list[Option]) -> None:
         """If the gang has waited too long for a limit on chips, its user's chips are kept for it, if it has hosts."""
@@ -308,6 +366,8 @@ class ReferencePlan:
             self.taken[worker.node_id].update(demand)
             account = spec.user, spec.priority
             self.chips[account] = self.chips.get(account, 0.0) + demand.get(TPU, 0.0)
+            if spec.job_id in self.reserved:
+                self.reserved[spec.job_id] = max(0.0, self.reserved[spec.job_id] - demand.get(TPU, 0.0))
             self.usage.setdefault(spec.user, Counter()).update(demand)
         if not spec.spare_for:
             self.running[spec.user, spec.priority].add(spec.job_id)
@@ -323,6 +383,10 @@ class ReferencePlan:
         job_id, least, kept_already = job.spec.job_id, counts(job)[0], [o for o in options if self.is_kept(o)]
         if self.waited_long(gang):
             self.late.add(job_id)
+        if room is not None and is_firm(job):
+            self.rooms[job_id] = room
+            self.kept[job_id] = [n for n, hosts in self.groups(job.spec) if any(w.node_id in room for w in hosts)]
+            return
         if room is not None:
             self.keep_better(job, room)
             return
@@ -332,6 +396,7 @@ class ReferencePlan:
         elif kept_already or not self.waited_long(gang) or self.given_up or job.spec.spare_for or job.yields:
             return
         else:
+            options = [option for option in options if option.free or not self.is_stuck(job.spec, option)]
             there = len(options)
         if there < least:
             return
@@ -347,10 +412,12 @@ class ReferencePlan:
 
     def keep_better(self, job: Job, room: list[str]) -> None:
         """Keep the same number of groups: of the room those that are free, others that are free, others of the room."""
-        found = self.options_of_any_size(job)
-        mine = [next(o for o in found if node_id in [w.node_id for w in o.hosts]) for node_id in room]
+        found, sound = self.options_of_any_size(job), self.options_anywhere(job, self.avoided(job), later=True)
+        mine = [next(o for o in sound if node_id in [w.node_id for w in o.hosts]) for node_id in room]
         same_kind = [o for o in found if any((o.wanted, o.exact) == (own.wanted, own.exact) for own in mine)]
-        free = [option for option in mine if option.free] + self.best_first(job, same_kind)
+        free = [option for option in found if option.free and option.name in {own.name for own in mine}]
+        free.sort(key=lambda option: [own.name for own in mine].index(option.name))
+        free += self.best_first(job, same_kind)
         kept = {option.name: option for option in (*free, *mine)}
         names = list(kept)[: len({option.name for option in mine})]
         self.rooms[job.spec.job_id] = [worker.node_id for name in names for worker in kept[name].hosts]
@@ -413,7 +480,7 @@ class ReferencePlan:
         """What is left of the worker, also once all that is over is gone."""
         left = Counter(worker.resources)
         for occupant, held in worker.occupants.items():
-            if not (once_ended and occupant in worker.ending):
+            if not (once_ended and self.now < worker.ending.get(occupant, -math.inf) + 30.0):
                 left.subtract(held)
         left.subtract({resource: min(amount, left[resource]) for resource, amount in worker.elsewhere.items()})
         left.subtract(self.taken[worker.node_id])
@@ -421,6 +488,17 @@ class ReferencePlan:
 
     def has_room(self, spec: JobSpec, worker: Worker, once_ended: bool = False) -> bool:
         return not self.is_host_kept(worker) and lack(spec, worker, self.free(worker, once_ended)) == 0
+
+    def is_stuck(self, spec: JobSpec, option: Option) -> bool:
+        """Whether the group does not get free for now, whatever ends: what has ended there is not confirmed in time."""
+        return sum(lack(spec, worker, self.idle_but_for_stuck(worker)) == 0 for worker in option.good) < option.wanted
+
+    def idle_but_for_stuck(self, worker: Worker) -> Counter[str]:
+        left = Counter(worker.resources)
+        for occupant, since in worker.ending.items():
+            if self.now >= since + 30.0:
+                left.subtract(worker.occupants[occupant])
+        return left
 
     def is_about_to_be_free(self, spec: JobSpec, option: Option) -> bool:
         return sum(self.has_room(spec, worker, once_ended=True) for worker in option.good) >= option.wanted
@@ -457,3 +535,8 @@ class ReferencePlan:
         short = option.wanted - len(option.ready)
         lacks = sorted(lack(spec, w, self.free(w)) for w in option.good if w not in option.ready)
         return short, sum(lacks[:short]), option.name
+
+
+def is_firm(job: Job) -> bool:
+    """Whether somebody leaves, or has left, hosts for the job."""
+    return job.promise is not None and job.promise.is_firm

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.proofs import EXAMPLES
+from tests.support.proofs import examples
 from tests.support.state_gangs import FOLDER, Layout, Program
 
 AXES = st.none() | st.integers(0, 1)
@@ -21,7 +21,7 @@ SIZES = st.tuples(st.integers(1, 3), st.integers(1, 2))
 
 
 @given(st.data())
-@settings(max_examples=25 * EXAMPLES)
+@settings(max_examples=examples(25))
 def test_any_loss_restores_newest_whole_step_or_none(data: st.DataObject) -> None:
     layouts = data.draw(LAYOUTS)
     with tempfile.TemporaryDirectory() as root:
@@ -41,7 +41,7 @@ def test_any_loss_restores_newest_whole_step_or_none(data: st.DataObject) -> Non
 
 
 @given(LAYOUTS, st.tuples(st.integers(2, 3), st.integers(1, 2)), st.data())
-@settings(max_examples=25 * EXAMPLES)
+@settings(max_examples=examples(25))
 def test_loss_of_a_slice_costs_at_most_one_interval(
     layouts: list[Layout], size: tuple[int, int], data: st.DataObject
 ) -> None:

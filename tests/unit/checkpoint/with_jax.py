@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.checkpoint import MemoryCheckpointer
 from iris_ray.errors import CheckpointMismatchError, CheckpointTooLargeError, InvalidRequestError
 from iris_ray.model.notices import NoticeKind
@@ -68,14 +69,18 @@ def test_next_program_restores_every_kind_of_leaf(tmp_path: Path) -> None:
 
 
 def test_saved_step_stays_when_program_changes_its_arrays(tmp_path: Path) -> None:
-    array, donated = np.ones(1000), jnp.ones(1000)
+    array, donated, deleted = np.ones(1000), jnp.ones(5_000_000), jnp.ones(5_000_000)
+    next_step = jax.jit(lambda x: x + 1, donate_argnums=0).lower(donated).compile()
     with MemoryCheckpointer(directory=tmp_path) as memory:
-        memory.save(1, [array, donated])
+        memory.save(1, [array, donated, deleted])
+        deleted.delete()
         array += 1
-        jax.jit(lambda x: x + 1, donate_argnums=0)(donated).block_until_ready()
-        found = memory.restore([array, jnp.ones(1000)])
+        for _ in range(5):
+            donated = next_step(donated)
+        assert float(donated[0]) == 6
+        found = memory.restore([array, donated, donated])
     assert found is not None
-    assert found[1][0].sum() == found[1][1].sum() == 1000
+    assert [np.unique(leaf).tolist() for leaf in found[1]] == [[1.0]] * 3
 
 
 def test_restored_arrays_stay_when_further_steps_are_saved(tmp_path: Path) -> None:
@@ -93,6 +98,18 @@ def test_only_multiples_of_every_are_kept_unless_now(tmp_path: Path) -> None:
         assert [step for step in range(1, 8) if memory.save(step, {"x": step})] == [3, 6]
         assert memory.save(8, {"x": 8}, now=True)
         assert memory.restore({"x": 0}) == (8, {"x": 8})
+
+
+def test_time_of_each_save_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TaskFiles.VARIABLE, str(tmp_path / "task"))
+    files = TaskFiles.of_this_task()
+    assert files is not None
+    with MemoryCheckpointer(directory=tmp_path / "steps") as memory:
+        for step in range(1, 4):
+            memory.save(step, jnp.ones(100))
+            memory._untold_s += 100.0
+    before_first_step, _ = json.loads(files.marked.read_text())
+    assert 300 < before_first_step["checkpoint_save"] < 310
 
 
 def test_program_without_a_job_keeps_steps_while_it_lives(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,7 +63,7 @@ def test_eviction_says_who_takes_hosts_from_whom(monkeypatch: pytest.MonkeyPatch
     assert reason in evicted.explanation
     assert listed(evicted)[-1] == f"{reason} within 12 s"
     taker = replace(WAITING, kept=("v4-16-0",), taken_from=("batch-1",))
-    assert "v4-16-0 kept for it; taken from batch-1" in str(taker)
+    assert "gets v4-16-0; taken from batch-1" in str(taker)
 
 
 HEADERS = ("JOB", "SLICES", "NOTE")

@@ -13,6 +13,7 @@ from iris_ray.model.capacity import CapacityReport, Lot, Trouble
 from iris_ray.model.options import PriorityBand
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served
+from tests.support.proofs import in_long
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -30,7 +31,7 @@ PAGES = {
     "slices/v4-16-2": "drained",
 }
 """What each of them shows."""
-LOOKS = ("light", False, 1280), ("dark", True, 1280), ("phone", True, 390)
+LOOKS = ("light", False, 1280), *in_long(("dark", True, 1280)), ("phone", True, 390)
 PATIENCE_MS = 60_000
 
 

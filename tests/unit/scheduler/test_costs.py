@@ -4,9 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.scheduler import Scheduler
+from iris_ray.model.requirement import Requirement
+from iris_ray.scheduler import Scheduler, candidates
+from iris_ray.scheduler.evaluation import Evaluation, evaluate
 from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent
+from iris_ray.state.groups import Group
 from tests.support.costs import calls, peak_bytes
 from tests.support.worlds import World, cpu_host, gang_spec
 
@@ -71,6 +75,37 @@ def test_first_plan_of_jobs_that_all_differ_in_size_costs_as_much_as_there_are(m
 def test_sizes_of_tasks_share_the_memory_of_their_evaluations(in_use: float) -> None:
     same, different = hosts_and_sizes(300, 1, in_use), hosts_and_sizes(300, 100, in_use)
     assert peak_bytes(different.plan) < 2 * peak_bytes(same.plan)
+
+
+def test_gangs_with_different_preferences_share_their_evaluations() -> None:
+    costs = []
+    for kinds in (1, 100):
+        world = slices_in_use(100)
+        world.submit("none")
+        world.plan()
+        for number in range(100):
+            wish = Constraint("rack", ConstraintOp.EQ, f"r{number % kinds}")
+            world.submit(f"wishes-{number}", preferences=(wish,))
+        costs.append(calls(world.plan))
+    assert costs[1] < ABOUT_TWICE * costs[0]
+
+
+def test_first_plan_evaluates_about_as_many_groups_as_it_gives_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated = list[str]()
+
+    def counted(group: Group, need: Requirement, held: bool, now: float, in_words: bool = True) -> Evaluation:
+        evaluated.append(group.name)
+        return evaluate(group, need, held, now, in_words)
+
+    monkeypatch.setattr(candidates, "evaluate", counted)
+    world = World()
+    for number in range(100):
+        world.add_slice(f"s{number:02}")
+    for number in range(20):
+        world.submit(f"job-{number}")
+    assert len(world.plan().assignments) == 20
+    assert len(evaluated) < 2 * 20
+    world.check()
 
 
 def test_plan_that_is_not_committed_leaves_no_trace() -> None:

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.scheduler import SchedulingResult, candidates
+from iris_ray.scheduler import SchedulingResult, candidate_cache
 from iris_ray.scheduler.pending_reason import PendingKind
+from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import JobCancelledEvent
+from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World, cpu_host
 
 HOSTS = 10
@@ -51,7 +53,7 @@ def test_plan_ends_when_it_has_evaluated_much_and_the_next_one_goes_on(
 def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 8 * HOSTS)
+    monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 8 * HOSTS)
     submit_odd_jobs(world, 20, "odd")
     submit_odd_jobs(world, 20, "strange")
     world.submit_tasks("usual", 1, user="usual", resources={"CPU": 1.0})
@@ -66,10 +68,31 @@ def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
 def test_job_that_no_plan_has_looked_at_is_placed_once_fewer_jobs_wait(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 4 * HOSTS)
+    monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 4 * HOSTS)
     submit_odd_jobs(world, 1, "odd")
     world.submit_tasks("possible", 1, user="odd", resources={"CPU": 1.0})
     assert world.plan().pending_reasons["possible"].kind is PendingKind.NOT_LOOKED_AT
     world.do(JobCancelledEvent("odd-0", "no longer needed"))
     assert [assignment.job_id for assignment in world.plan().assignments] == ["possible"]
     world.check()
+
+
+@pytest.mark.parametrize(("users", "jobs_each"), [(4, 3), (4, 40), (12, 1), (30, 2)])
+def test_job_is_looked_at_soon_whatever_others_ask_for(
+    world: World, monkeypatch: pytest.MonkeyPatch, users: int, jobs_each: int
+) -> None:
+    monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 8 * HOSTS)
+    monkeypatch.setattr(candidate_cache, "EVALUATIONS_IN_TURN", 2 * HOSTS)
+    busy = world.start_tasks("busy", HOSTS, user="busy", resources={"CPU": 8.0})
+    for number in range(users):
+        submit_odd_jobs(world, jobs_each, f"odd-{number}")
+    job = world.submit_tasks("usual", 1, user="usual", resources={"CPU": 1.0})
+    planner = Planner(world.state, 1.0, most_placed=10)
+    planner.plan(world.now, Instructions())
+    world.finish(busy)
+    for plans in range(users * jobs_each // 2 + 2):
+        assert not job.pending or plans <= users // 2 + 1
+        world.now += 1.0
+        planner.plan(world.now, Instructions())
+    assert not job.pending
+    assert all(reason.kind is PendingKind.NO_SUCH_WORKERS for reason in planner.pending_reasons.values())

@@ -10,13 +10,13 @@ from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler import SchedulingResult
-from iris_ray.scheduler.evictions import SEARCHES
+from iris_ray.scheduler.evictions import SEARCHES_AMONG_GANGS
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
 from iris_ray.scheduler.victims import LEAST_RUN_S
 from iris_ray.state.events import Event, LimitsSetEvent, TaintedEvent, TimePassedEvent
 from tests.support.costs import calls
-from tests.support.worlds import World, cpu_host, host, task_states
+from tests.support.worlds import World, asked_to_leave, cpu_host, host, promised, task_states
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -31,7 +31,7 @@ def world() -> Iterator[World]:
 
 def evicted(world: World) -> set[str]:
     """The ids of the jobs that a plan would evict."""
-    return {attempt.job_id for event in world.plan().evictions for attempt in event.victims}
+    return {attempt.job_id for event in asked_to_leave(world.plan()) for attempt in event.leave}
 
 
 def run(world: World, job_id: str, band: PriorityBand = BATCH, slices: int = 1, ran_s: float = 1000.0) -> Job:
@@ -93,9 +93,9 @@ def test_free_slices_are_taken_first_and_kept_meanwhile(world: World) -> None:
     world.submit("prod", slices=(2,), priority=PRODUCTION)
     later = world.submit("later", priority=BATCH)
     plan = world.plan()
-    assert [len(event.victims) for event in plan.evictions] == [1]
+    assert [len(event.leave) for event in asked_to_leave(plan)] == [1]
     assert not plan.assignments, "a free slice is kept for it"
-    assert "kept for it" in str(plan.pending_reasons["prod"])
+    assert "gets a, c; waits for the end of one" in str(plan.pending_reasons["prod"])
     assert "taken from one" in str(plan.pending_reasons["prod"])
     assert later.gang.pending
     world.check()
@@ -133,9 +133,9 @@ def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> 
     run(world, "pair", slices=2)
     for job_id in ("first", "second"):
         world.submit(job_id, priority=PRODUCTION)
-    assert len(world.plan().evictions) == 1
+    assert len(asked_to_leave(world.plan())) == 1
     world.schedule()
-    assert not world.plan().evictions
+    assert not asked_to_leave(world.plan())
     world.check()
 
 
@@ -145,9 +145,10 @@ def test_job_evicts_no_gang_if_a_slice_is_about_to_be_free(world: World) -> None
     world.now = 10_000.0
     ending = run(world, "ending")
     run(world, "batch")
+    world.do(TimePassedEvent(world.now))
     world.report_all(ending, S.SUCCEEDED)
     world.submit("prod", priority=PRODUCTION)
-    assert not world.plan().evictions
+    assert not asked_to_leave(world.plan())
     world.check()
 
 
@@ -169,7 +170,7 @@ def test_job_that_could_not_run_afterwards_evicts_no_gang(world: World, what: st
         case "too few":
             world.submit("prod", slices=(3,), priority=PRODUCTION)
     plan = world.plan()
-    assert not plan.evictions
+    assert not asked_to_leave(plan)
     assert "taken from" not in str(plan.pending_reasons["prod"])
     world.check()
 
@@ -181,7 +182,7 @@ def test_no_spare_takes_hosts(world: World) -> None:
     run(world, "batch")
     world.start("prod", priority=PRODUCTION, spares=1)
     assert "prod/spare-1" in world.plan().pending_reasons
-    assert not world.plan().evictions
+    assert not asked_to_leave(world.plan())
     world.check()
 
 
@@ -192,14 +193,14 @@ def test_job_of_a_higher_band_gets_the_hosts_that_a_middle_band_was_to_take(worl
     victim = run(world, "batch", slices=2)
     middle = world.submit("middle", slices=(2,), priority=INTERACTIVE)
     world.schedule()
-    assert middle.kept
+    assert promised(middle)
     high = world.submit("high", slices=(2,), priority=PRODUCTION)
-    assert not world.plan().evictions, "what it needs is about to be free"
+    assert not asked_to_leave(world.plan()), "what it needs is about to be free"
     world.now += 30.0
     world.do(TimePassedEvent(world.now))
     world.confirm(victim)
     world.schedule()
-    assert (high.gang.placed, middle.kept) == (True, ())
+    assert (high.gang.placed, promised(middle)) == (True, ())
     world.check()
 
 
@@ -220,7 +221,7 @@ def test_no_more_tasks_evict_than_the_limit_of_their_user_lets_start(world: Worl
     world.now += 1000.0
     limit(world, chips=chips)
     world.submit_tasks("prod", 4, priority=PRODUCTION, user="ann")
-    assert [len(event.victims) for event in world.plan().evictions] == [victims]
+    assert [len(event.leave) for event in asked_to_leave(world.plan())] == [victims]
     for _ in range(2):  # what it is about to take counts in later plans
         world.schedule()
     assert len(world.state.evicted) == victims
@@ -239,7 +240,7 @@ def test_jobs_that_exceed_the_limit_only_together_evict_for_the_first_of_them(
     limit(world, **limits)
     for job_id in ("first", "second"):
         world.submit(job_id, priority=PRODUCTION, user="ann")
-    assert [event.job_id for event in world.plan().evictions] == ["first"]
+    assert [event.job_id for event in asked_to_leave(world.plan())] == ["first"]
     for _ in range(2):
         world.schedule()
     assert len(world.state.evicted) == 1
@@ -275,7 +276,7 @@ def test_job_evicts_no_gang_from_hosts_with_more_chips_than_its_users_limit(worl
     run(world, "batch")
     limit(world, chips=8)  # as many as two hosts of four chips
     world.submit("prod", priority=PRODUCTION, user="ann")
-    assert not world.plan().evictions
+    assert not asked_to_leave(world.plan())
     limit(world, chips=16)
     assert evicted(world) == {"batch"}
     world.check()
@@ -294,7 +295,7 @@ def test_job_says_when_it_may_take_hosts_of_a_gang_that_has_run_too_short(
     world.now = 10_000.0
     run(world, "young", INTERACTIVE, ran_s=ran_s)
     world.submit("prod", priority=PRODUCTION)
-    assert bool(world.plan().evictions) is (said is None)
+    assert bool(asked_to_leave(world.plan())) is (said is None)
     assert (f"may take the hosts of young {said}" in world.why("prod")) is (said is not None)
     world.check()
 
@@ -352,7 +353,7 @@ def test_task_with_chips_takes_the_whole_host(world: World) -> None:
     world.submit_tasks("prod", 1, priority=PRODUCTION)
     assert evicted(world) == {"batch"}
     world.schedule()
-    assert len(world.state.jobs["prod"].kept) == 1
+    assert len(promised(world.state.jobs["prod"])) == 1
     assert task_states(victim) == [S.RUNNING] * 2
     world.check()
 
@@ -402,15 +403,15 @@ def test_in_any_world_victims_are_necessary_and_sufficient(seed: int) -> None:
     if plan.assignments:
         assert free_without(set()) >= needed
         return
-    if not plan.evictions:
+    if not asked_to_leave(plan):
         assert free_without(may_go) < needed, "somebody could have been evicted"
         return
-    victims = {*plan.evictions[0].victims}
+    victims = {*asked_to_leave(plan)[0].leave}
     assert victims <= may_go
     assert free_without(set()) < needed <= free_without(victims)
     for victim in victims:
         assert free_without(victims - {victim}) < needed, f"{victim} is superfluous"
-    events: list[Event] = [*plan.rooms, *plan.evictions]
+    events: list[Event] = [*plan.promises]
     for event in events:
         world.do(event)
     world.now += 30.0
@@ -425,7 +426,7 @@ def test_jobs_with_no_possible_victims_keep_no_job_behind_them_from_taking_hosts
     world.add_slice("a")
     world.now = 10_000.0
     victim = run(world, "batch", ran_s=1000.0)
-    for number in range(3 * SEARCHES):
+    for number in range(3 * SEARCHES_AMONG_GANGS):
         world.submit(f"odd-{number}", user="odd", priority=PRODUCTION, slices=(2 + number,))
     world.submit("last", user="other", priority=PRODUCTION)
     for _ in range(4):
@@ -447,5 +448,5 @@ def test_search_costs_no_more_in_a_larger_fleet() -> None:
             world.submit_tasks(f"prod-{number}", 1, priority=PRODUCTION, resources={"CPU": 1.0})
         world.plan()  # its evaluations are kept
         costs.append(calls(world.plan))
-        assert len(world.plan().evictions) == SEARCHES
+        assert len(asked_to_leave(world.plan())) == SEARCHES_AMONG_GANGS
     assert costs[1] < 1.2 * costs[0]

@@ -388,7 +388,7 @@ def test_reason_tells_what_is_kept_for_the_job_and_for_whom_it_is_kept(world: Wo
     world.now += LATE
     world.submit("small")
     assert waiting(world, "large").kept == ("b", "a")
-    assert "b, a kept for it" in world.why("large")
+    assert "gets b, a" in world.why("large")
     obstacle = shortage(world, "small").closest[0]
     assert (obstacle.group, obstacle.used_by) == ("b", ("large",))
     assert "large" in world.why("small")

@@ -1,26 +1,26 @@
 """Spares and room to grow give their slices back as soon as somebody who waits could use them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.explanation import Unplaced
+from iris_ray.scheduler.availability import Availability
+from iris_ray.scheduler.evictions import SEARCHES, Evictor
 from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.scheduler.planner import Planner
-from iris_ray.scheduler.returned_spares import KINDS_LOOKED_AT, ReturnedSpares
 from iris_ray.state.events import (
     JobYieldsEvent,
     LimitsSetEvent,
-    SpareGivenBackEvent,
     TaskDispatchFailedEvent,
     TimePassedEvent,
     WorkerDrainedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World
+from tests.support.worlds import World, asked_to_leave
 
 S = TaskState
 
@@ -39,7 +39,7 @@ def world() -> Iterator[World]:
 
 
 def given_back(world: World) -> list[str]:
-    return [event.job_id for event in world.plan().given_back]
+    return [attempt.job_id for event in asked_to_leave(world.plan()) for attempt in event.leave]
 
 
 def plan(world: World) -> tuple[list[str], Instructions]:
@@ -185,7 +185,7 @@ def test_gang_that_waits_for_more_slices_gets_a_spare_only_once_it_would_take_it
 
 def test_jobs_that_no_spare_helps_keep_no_job_behind_them_from_getting_one(world: World) -> None:
     """They are of more kinds than a plan looks at."""
-    for number in range(2 * KINDS_LOOKED_AT):
+    for number in range(2 * SEARCHES):
         world.submit(f"odd-{number}", user="odd", slices=(9 + number,))
     wants = world.submit("last", user="other")
     for _ in range(4):
@@ -223,8 +223,10 @@ def test_room_to_grow_is_given_back_and_the_gang_is_not_told_any_more(world: Wor
 
 
 def test_spare_that_is_gone_is_not_given_back_twice(world: World) -> None:
+    world.submit("other")
+    (promise,) = asked_to_leave(world.plan())
     for _ in range(2):
-        world.do(SpareGivenBackEvent("job/spare-1"))
+        world.do(promise)
     assert [job.spec.job_id for job in world.state.spares()] == ["job/spare-2"]
 
 
@@ -243,10 +245,10 @@ def test_spare_that_stands_in_for_a_slice_that_is_to_go_is_not_given_back(world:
 def test_job_that_makes_the_choice_of_spares_fail_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner once looked for it among plans without spares, for ever."""
 
-    def fails(_: ReturnedSpares, one: Unplaced) -> list[str]:
-        raise ValueError(f"a defect, met by {one.job.spec.job_id}")
+    def fails(_: Evictor, job: Job, available: Availability, own: Collection[str], placed: int) -> None:
+        raise ValueError(f"a defect, met by {job.spec.job_id}")
 
-    monkeypatch.setattr(ReturnedSpares, "_for", fails)
+    monkeypatch.setattr(Evictor, "find", fails)
     world.submit("other")
     planner = Planner(world.state, look_again_s=0.5)
     assert planner.plan(world.now, Instructions()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.planner import Planner
@@ -14,13 +14,13 @@ from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler
 from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import (
     GangMovedEvent,
-    GivesWayEvent,
     JobCancelledEvent,
     JobYieldsEvent,
+    PromiseEvent,
     TimePassedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, cpu_host
+from tests.support.worlds import World, asked_to_leave, cpu_host, promised
 
 S = TaskState
 SLOTS = {"resources": {"CPU": 8.0}, "may_evict": False, "user": "slots"}
@@ -45,7 +45,7 @@ def plan(world: World) -> tuple[list[str], Instructions]:
 
 
 def given_way(world: World) -> list[str]:
-    return [event.job_id for event in world.plan().given_back if isinstance(event, GivesWayEvent)]
+    return [attempt.job_id for event in asked_to_leave(world.plan()) for attempt in event.leave]
 
 
 def waiting(world: World, job_id: str = "other", replicas: int = 1, **changes: object) -> Job:
@@ -133,7 +133,7 @@ def test_yielding_job_that_waits_while_others_leave_says_why(world: World) -> No
     waiting(world)
     plan(world)
     assert world.state.jobs["slots-one"].gang.eviction is not None
-    assert world.why("more-slots").endswith("its owner has no use for hosts now, and others wait")
+    assert "then kept for other" in world.why("more-slots")
 
 
 def test_yielding_job_comes_back_when_no_job_waits(world: World) -> None:
@@ -165,8 +165,8 @@ def test_eviction_takes_a_yielding_job_that_has_just_begun_before_jobs_that_work
     world.start_tasks("idle", 1, **{**SLOTS, "priority": PriorityBand.BATCH})
     world.do(JobYieldsEvent("idle", True))
     waiting(world, priority=PriorityBand.PRODUCTION)
-    (eviction,) = world.plan().evictions
-    assert [victim.job_id for victim in eviction.victims] == ["idle"]
+    (eviction,) = asked_to_leave(world.plan())
+    assert [victim.job_id for victim in eviction.leave] == ["idle"]
 
 
 def test_jobs_of_slots_take_nothing_from_lower_bands(world: World) -> None:
@@ -174,9 +174,9 @@ def test_jobs_of_slots_take_nothing_from_lower_bands(world: World) -> None:
     world.start_tasks("batch", 1, resources={"CPU": 8.0}, priority=PriorityBand.BATCH)
     world.now += 1000.0
     world.submit_tasks("more", 1, **SLOTS)
-    assert world.plan().evictions == []
+    assert asked_to_leave(world.plan()) == []
     world.submit_tasks("gang", 1, resources={"CPU": 8.0})
-    assert [eviction.job_id for eviction in world.plan().evictions] == ["gang"]
+    assert [eviction.job_id for eviction in asked_to_leave(world.plan())] == ["gang"]
 
 
 def test_job_that_no_longer_yields_gives_no_hosts_away(world: World) -> None:
@@ -184,8 +184,9 @@ def test_job_that_no_longer_yields_gives_no_hosts_away(world: World) -> None:
     world.do(JobYieldsEvent("slots-one", False))
     waiting(world)
     assert given_way(world) == []
-    with pytest.raises(IllegalTransitionError, match="does not yield"):
-        world.do(GivesWayEvent("slots-one", world.now))
+    attempt = AttemptId("slots-one", 1)
+    with pytest.raises(IllegalTransitionError, match="no lower band"):
+        world.do(PromiseEvent("other", ("one",), (attempt,), world.now))
 
 
 def test_only_a_job_of_one_gang_can_yield(world: World) -> None:
@@ -194,8 +195,8 @@ def test_only_a_job_of_one_gang_can_yield(world: World) -> None:
         world.do(JobYieldsEvent("many", True))
 
 
-def test_spare_is_not_given_back_before_the_jobs_that_yield_beside_it_have_left() -> None:
-    """Otherwise it got its slice again with each plan, until the job beside it had left."""
+def test_spare_is_given_back_once_while_the_job_that_yields_beside_it_leaves() -> None:
+    """Its slice is promised to the job that waits. The next spare once got it again with each plan."""
     world = World()
     for name in ("a", "b", "c"):
         world.add_slice(name)
@@ -207,7 +208,7 @@ def test_spare_is_not_given_back_before_the_jobs_that_yield_beside_it_have_left(
     for _ in range(3):
         assert plan(world)[0] == []
         world.now += 1.0
-    assert job.spares_made == 1
+    assert job.spares_made == 2
     moves(world, "slots")
     assert plan(world)[0] == ["other"]
     world.check()
@@ -220,14 +221,14 @@ def test_room_of_a_job_that_begins_to_yield_is_free_for_waiting_jobs(world: Worl
     world.now += BACKFILL_BOUND_S + 1.0
     plan(world)
     late = world.state.jobs["slots-three"]
-    assert late.kept
+    assert promised(late)
     world.do(JobYieldsEvent("slots-three", True))
     waiting(world)
-    holder = world.state.jobs[f"slots-{late.kept[0]}"]
+    holder = world.state.jobs[f"slots-{promised(late)[0]}"]
     world.do(JobCancelledEvent(holder.spec.job_id, "enough"))
     world.confirm(holder)
     assert plan(world)[0] == ["other"]
-    assert late.kept == ()
+    assert promised(late) == ()
 
 
 def three_that_yield() -> World:

@@ -11,12 +11,12 @@ from iris_ray.model.notices import NoticeKind
 from iris_ray.state.events import (
     AttemptMarkedEvent,
     GangMovedEvent,
-    SpareGivenBackEvent,
+    PromiseEvent,
     TimePassedEvent,
     WorkerFailedEvent,
 )
 from iris_ray.state.growth import LEAST_S, LEAST_TO_RETURN_S, MOST_S, UNKNOWN_S, patience_s
-from tests.support.worlds import S, World, attempt_id
+from tests.support.worlds import S, World, attempt_id, hosts_of
 
 
 @pytest.fixture
@@ -167,7 +167,8 @@ def test_gang_asks_again_for_room_after_pause(world: World) -> None:
     frees(world)
     held = room(world)
     assert held is not None
-    world.do(SpareGivenBackEvent(held.spec.job_id))
+    world.submit("waits", user="carl")
+    world.do(PromiseEvent("waits", hosts_of(held), (held.current_attempt(held.gang),)))
     assert room(world) is None
     passes(world, UNKNOWN_S - 1.0)
     assert room(world) is None

@@ -21,7 +21,7 @@ from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataValue
 from tests.support.waiting import wait_until
 
-QUICK = WatchTimes(long_poll=60, answer=1, at_least=0.2, look=0.05, first_pause=0.05, longest_pause=0.2)
+QUICK = WatchTimes(long_poll=60, answer=1, at_least=0.2, look=0.02, first_pause=0.02, longest_pause=0.1)
 
 
 class Watching:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,7 @@ import ray
 
 from iris_ray.actors.host import stall_look, task_watch
 from iris_ray.actors.host import task_watch as task_notices
-from iris_ray.actors.host.chips import RELEASE_S, Devices
+from iris_ray.actors.host.chips import Devices, wait_until_free
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
@@ -368,10 +369,12 @@ async def test_chips_are_free_once_all_processes_of_the_host_have_ended(
 ) -> None:
     """Two processes share them. The first to end must not take the other one for a stranger that holds the chips."""
     monkeypatch.setattr(ray, "kill", lambda standby: standby.child.process.kill())
+    soon_s = 0.5  # in place of RELEASE_S
+    monkeypatch.setattr(task_watch, "wait_until_free", partial(wait_until_free, timeout_s=soon_s))
     chip = own_host / "accel0"
     chip.touch()
     hold = f"chip = open({str(chip)!r}); print('holds', flush=True); sys.stdin.readline()"
-    children = [make(hold), make(f"{hold}; time.sleep({2 * RELEASE_S})")]
+    children = [make(hold), make(f"{hold}; time.sleep({2 * soon_s})")]
     ledger, watches = ProcessLedger(own_host), list[TaskWatch]()
     for child in children:
         one, devices = tree(psutil.Process(child.process.pid)), Devices(own_host / "lock", (chip,))

@@ -10,8 +10,9 @@ import pytest
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.reserved_slice import Generation, ReservedSlice
-from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
-from iris_ray.actors.protocol.messages import HostPlace, ProcessSpec
+from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed, in_words, is_broken
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.state.events import SliceReleasedEvent
 from tests.support import virtual_time
 from tests.support.virtual_time import in_virtual_time
@@ -107,3 +108,24 @@ async def test_slice_has_left_once_all_its_holders_have() -> None:
     await slices.left("a")
     assert virtual_time.now() == 10.0
     assert len(slices) == 0
+
+
+@in_virtual_time
+async def test_spare_of_an_ended_job_leaves_the_slice_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for processes of another kind. If it retired the slice, the next job's spare would have none."""
+
+    def start_standbys(held: ReservedSlice, _: object) -> None:
+        held.waiting.append(Generation(2, (), asyncio.get_running_loop().create_future()))
+
+    monkeypatch.setattr(ReservedSlice, "start_standbys", start_standbys)
+    slices = slices_with(asyncio.get_running_loop().create_future())
+    held, spares = slices["a"], []
+    for job, process in (("job-1", ProcessSpec()), ("job-2", ProcessSpec(preload=("jax",)))):
+        order = AttemptOrder(AttemptId(f"{job}/spare-1", 1), (held.hosts,), held.bundle, 1, 1, spare_for=job)
+        spares.append(asyncio.ensure_future(slices.hold_ready(order, process, 0.0, 5.0)))
+        await asyncio.sleep(0.1)
+    assert not spares[1].done()
+    with pytest.raises(SpareFailed) as failure:
+        await spares[0]
+    assert failure.value.broken == ()
+    spares[1].cancel()

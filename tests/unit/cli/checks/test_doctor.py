@@ -76,7 +76,7 @@ def metadata_server(status: int) -> Iterator[str]:
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Metadata) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
 

@@ -17,6 +17,7 @@ from iris_ray import get_job_info, heartbeat, lookup_endpoint, preemption_notice
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError, RemoteUserError, TaskCrashedError, TaskSetupError
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 WATCHED = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "JAX_PLATFORMS", "MINE", "IRIS_RAY_MODE")
@@ -182,7 +183,7 @@ def test_unencodable_line_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     def talk() -> str:
         for _ in range(100):
             os.write(1, b"caf\xc3\xa9 \xff\n")
-            time.sleep(0.01)
+            time.sleep(0.002)
         return "done"
 
     stdout = io.TextIOWrapper(io.BytesIO(), "latin-1")
@@ -239,7 +240,7 @@ def test_failing_preload_import_is_a_set_up_error() -> None:
         run_on_pod(lambda: None, "v4-8", mode="simple", preload=["no_such_module"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, *in_long(signal.SIGTERM), signal.SIGKILL], ids=lambda n: n.name)
 def test_local_processes_end_with_script(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -24,7 +24,7 @@ from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
-from tests.support.proofs import EXAMPLES
+from tests.support.proofs import examples
 from tests.support.slot_reference import Snapshot, best_score, decide, fleet_of, plan, score_of
 from tests.support.slots import GB, chips, gpus, model
 
@@ -294,7 +294,7 @@ def requirements(draw, kind: DeviceKind) -> SlotRequirement:
     return SlotRequirement(model(draw(st.sampled_from("mnop")), memory=memory, kind=kind))
 
 
-@settings(max_examples=60 * EXAMPLES)
+@settings(max_examples=examples(60))
 @given(st.data(), snapshots(), st.booleans())
 def test_chosen_plan_is_the_best_of_all(data, snapshot: Snapshot, spread: bool) -> None:
     policy = PlacementPolicy(spread_before_evicting=spread)
@@ -334,7 +334,7 @@ def test_expected_runner_changes_nothing_for_present_ones() -> None:
     assert first.evict
 
 
-@settings(max_examples=40 * EXAMPLES)
+@settings(max_examples=examples(40))
 @given(st.data(), snapshots())
 def test_remembering_allocator_decides_as_a_new_one(data, snapshot: Snapshot) -> None:
     fleet = fleet_of(snapshot)

@@ -8,7 +8,7 @@ from iris_ray.errors import InvalidSlotError, SlotQueueFullError
 from iris_ray.slots.core.models import Request, SlotIdentity
 from iris_ray.slots.core.request_queue import RequestQueue, choose_warm_slot, seats, slots_wanted
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
-from tests.support.proofs import EXAMPLES
+from tests.support.proofs import examples
 from tests.support.slots import model
 
 M, N = SlotIdentity("m", "actor", ""), SlotIdentity("n", "actor", "")
@@ -95,7 +95,7 @@ def test_longest_waiting_request_may_lack_priority() -> None:
     assert queue.oldest(N) == float("inf")
 
 
-@settings(max_examples=100 * EXAMPLES)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.sampled_from(["add", "front", "take", "back", "remove", "expire"]), st.integers(0, 9))))
 def test_queue_agrees_with_sorted_list(steps: list[tuple[str, int]]) -> None:
     queue, plain, taken = RequestQueue(most=6), {}, []  # type: ignore[var-annotated]

@@ -11,10 +11,10 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, RoomKeptEvent, WorkerDrainedEvent
+from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, PromiseEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, assigned_tasks, cpu_host, host
+from tests.support.worlds import World, assigned_tasks, cpu_host, host, promised
 
 S = TaskState
 LATE = BACKFILL_BOUND_S + 1
@@ -36,7 +36,7 @@ def crowded(world: World) -> tuple[Job, Job, Job]:
     large = world.submit("large", user="me", slices=(2,))
     world.now += LATE
     world.schedule()
-    assert large.kept == ("a-0", "a-1", "b-0", "b-1")
+    assert promised(large) == ("a-0", "a-1", "b-0", "b-1")
     return large, *busy
 
 
@@ -47,8 +47,8 @@ def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
     for _ in range(3):
         assert world.schedule() == {}
         world.now += 100.0
-    assert large.kept == ("a-0", "a-1", "b-0", "b-1")
-    assert "a, b kept for it" in world.why("large")
+    assert promised(large) == ("a-0", "a-1", "b-0", "b-1")
+    assert "gets a, b; waits for the end of" in world.why("large")
     assert "a: is kept for large; b: in use by busy-b, then kept for large" in world.why("small")
     world.submit("greedy", user="new", resources={"TPU": 4.0, "CPU": 10**6})
     world.schedule()
@@ -57,7 +57,7 @@ def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
     assert "kept for large" not in why, "it can't run there afterwards either"
     world.finish(b)
     assert world.schedule().keys() == {"large"}
-    assert not large.kept
+    assert not promised(large)
 
 
 def test_room_of_a_job_that_is_out_of_time_goes_to_the_next_in_the_same_plan(world: World) -> None:
@@ -67,11 +67,11 @@ def test_room_of_a_job_that_is_out_of_time_goes_to_the_next_in_the_same_plan(wor
     patient = world.submit("patient", user="me", slices=(2,))
     world.now += LATE
     world.schedule()
-    assert not patient.kept
+    assert not promised(patient)
     world.now += 10.0
     assert [event.job_id for event in world.plan().timed_out] == ["impatient"]
     world.schedule()
-    assert patient.kept == ("a-0", "a-1", "b-0", "b-1")
+    assert promised(patient) == ("a-0", "a-1", "b-0", "b-1")
 
 
 def test_room_is_for_the_first_in_the_fair_order_not_for_the_oldest(world: World) -> None:
@@ -80,7 +80,7 @@ def test_room_is_for_the_first_in_the_fair_order_not_for_the_oldest(world: World
     old, young = world.submit("old", user="hog", slices=(2,)), world.submit("young", user="modest", slices=(2,))
     world.now += LATE
     world.schedule()
-    assert (old.kept, young.kept) == ((), ("a-0", "a-1", "b-0", "b-1"))
+    assert (promised(old), promised(young)) == ((), ("a-0", "a-1", "b-0", "b-1"))
 
 
 def test_room_that_is_given_up_goes_to_the_first_job_in_the_queue_with_the_next_plan(world: World) -> None:
@@ -92,9 +92,9 @@ def test_room_that_is_given_up_goes_to_the_first_job_in_the_queue_with_the_next_
     world.finish(a)
     world.finish(b)
     assert world.schedule().keys() == {"large"}
-    assert (first.kept, last.kept) == ((), ())
+    assert (promised(first), promised(last)) == ((), ())
     world.schedule()
-    assert (len(first.kept), last.kept) == (4, ())
+    assert (len(promised(first)), promised(last)) == (4, ())
     assert large.gang.placed
 
 
@@ -111,7 +111,7 @@ def test_job_that_comes_right_after_room_was_given_up_does_not_pass_the_next_tha
     assert [placement.job for placement in planner.plan(world.now, instructions)] == [large]
     late = world.submit("late", user="other")
     assert planner.plan(world.now + 0.1, instructions) == []
-    assert len(following.kept) == 4
+    assert len(promised(following)) == 4
     assert not late.gang.placed
 
 
@@ -122,11 +122,11 @@ def test_free_slice_replaces_a_slice_in_use_in_the_room(world: World) -> None:
     large = world.submit("large", user="me", slices=(2,))
     world.now += LATE
     world.schedule()
-    assert large.kept == ("a-0", "a-1", "b-0", "b-1")
+    assert promised(large) == ("a-0", "a-1", "b-0", "b-1")
     (on_c,) = (job for job in busy if job.gang.groups == ("c",))
     world.finish(on_c)
     world.schedule()
-    assert large.kept == ("c-0", "c-1", "a-0", "a-1")
+    assert promised(large) == ("c-0", "c-1", "a-0", "a-1")
 
 
 def test_large_task_keeps_a_host_that_small_tasks_do_not_fill_up(world: World) -> None:
@@ -138,8 +138,8 @@ def test_large_task_keeps_a_host_that_small_tasks_do_not_fill_up(world: World) -
     large = world.submit_tasks("large", replicas=1, resources={"CPU": 8.0}, **on_cpu | {"user": "me"})
     world.now += LATE
     world.schedule()
-    assert len(large.kept) == 1
-    (kept,) = large.kept
+    assert len(promised(large)) == 1
+    (kept,) = promised(large)
     more = world.submit_tasks("more", replicas=100, resources={"CPU": 1.0}, **on_cpu)
     for task in list(small.tasks):
         world.report(small, S.SUCCEEDED, task.index)
@@ -159,17 +159,17 @@ def test_room_is_for_one_task_wherever_it_then_runs(world: World) -> None:
     world.submit_tasks("yours", replicas=1, user="you", **cpus)
     world.now += LATE
     world.schedule()
-    assert mine.kept == ("x",)
+    assert promised(mine) == ("x",)
     world.report(busy, S.SUCCEEDED, 1)
     world.confirm(busy, index=1)
     plan = world.plan()
     assert [(task.job_id, task.node_id) for task in assigned_tasks(plan)] == [("mine", "y")]
     assert not plan.starving
     world.schedule()
-    assert not mine.kept
+    assert not promised(mine)
     assert world.plan().starving == ["yours"]
     world.schedule()
-    assert world.state.jobs["yours"].kept == ("x",)
+    assert promised(world.state.jobs["yours"]) == ("x",)
 
 
 def test_room_that_has_become_useless_is_not_kept_for_other_tasks(world: World) -> None:
@@ -181,12 +181,12 @@ def test_room_that_has_become_useless_is_not_kept_for_other_tasks(world: World) 
     world.submit_tasks("yours", replicas=1, user="you", **cpus)
     world.now += LATE
     world.schedule()
-    assert mine.kept == ("x",)
+    assert promised(mine) == ("x",)
     world.do(cpu_host("x", cpus=4.0))
     world.report(busy, S.SUCCEEDED, 1)
     world.confirm(busy, index=1)
     assert world.schedule().keys() == {"mine"}
-    assert not mine.kept
+    assert not promised(mine)
 
 
 def test_higher_band_passes_and_the_job_gets_other_room(world: World) -> None:
@@ -195,7 +195,7 @@ def test_higher_band_passes_and_the_job_gets_other_room(world: World) -> None:
     urgent = world.submit("urgent", user="third", priority=PriorityBand.PRODUCTION)
     world.submit("later", user="new", priority=PriorityBand.BATCH)
     assert world.schedule().keys() == {"urgent"}
-    assert large.kept == ("a-0", "a-1", "b-0", "b-1")  # it was lost, and kept anew
+    assert promised(large) == ("a-0", "a-1", "b-0", "b-1")  # it was lost, and kept anew
     world.finish(b)
     assert world.schedule() == {}
     world.finish(urgent)
@@ -208,7 +208,7 @@ def test_higher_band_that_has_waited_as_long_gets_the_room(world: World) -> None
     world.now += LATE
     for _ in range(2):
         world.schedule()
-        assert (len(urgent.kept), large.kept) == (4, ())
+        assert (len(promised(urgent)), promised(large)) == (4, ())
 
 
 def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> None:
@@ -219,7 +219,7 @@ def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> Non
     world.report(busy, S.WORKER_FAILED)
     world.confirm(busy)
     assert world.schedule().keys() == {"busy"}
-    assert large.kept == ("a-0", "a-1", "b-0", "b-1")
+    assert promised(large) == ("a-0", "a-1", "b-0", "b-1")
 
 
 def test_gang_does_not_return_to_a_slice_that_is_kept_for_another_job(world: World) -> None:
@@ -231,10 +231,10 @@ def test_gang_does_not_return_to_a_slice_that_is_kept_for_another_job(world: Wor
     large = world.submit("large", user="me", constraints=(Constraint("tpu-name", ConstraintOp.EQ, "c"),))
     world.now += LATE
     world.schedule()
-    assert large.kept == ("c-0", "c-1")
+    assert promised(large) == ("c-0", "c-1")
     world.finish(other)
     assert other.gang.groups == ("c",)
-    world.do(RoomKeptEvent("large", ("c-0", "c-1")))
+    world.do(PromiseEvent("large", ("c-0", "c-1")))
     world.lose("a-0")
     world.confirm(busy)
     assert world.schedule().keys() == {"large"}
@@ -253,7 +253,7 @@ def test_room_is_given_up_when_its_job_or_a_host_of_it_is_gone(world: World, how
         case "host drains":
             world.do(WorkerDrainedEvent("b-0", "it goes"))
     world.schedule()
-    assert large.kept == ()
+    assert promised(large) == ()
     world.schedule()
     assert world.busy() >= {"a-0", "a-1"}
 
@@ -264,10 +264,10 @@ def test_task_that_pauses_has_no_room(world: World) -> None:
     one = world.submit_tasks("one", replicas=1, user="me")
     world.now += LATE
     world.schedule()
-    assert len(one.kept) == 1
+    assert len(promised(one)) == 1
     one.gangs[0].not_before = world.now + 30.0
     world.schedule()
-    assert not one.kept
+    assert not promised(one)
 
 
 def test_room_outlives_the_controller(world: World) -> None:
@@ -282,21 +282,21 @@ def test_room_outlives_the_controller(world: World) -> None:
             record = world.state.record(job_id)
             assert record is not None
             new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
-        assert new.state.jobs["large"].kept == kept
+        assert promised(new.state.jobs["large"]) == kept
         new.state.check()
 
 
 def test_room_is_refused_for_a_job_that_does_not_wait_and_on_hosts_that_are_gone(world: World) -> None:
     world.start("runs")
     with pytest.raises(IllegalTransitionError, match="does not wait"):
-        world.do(RoomKeptEvent("runs", ("a-0",)))
+        world.do(PromiseEvent("runs", ("a-0",)))
     world.submit("waits", slices=(2,))
     with pytest.raises(IllegalTransitionError, match="are gone"):
-        world.do(RoomKeptEvent("waits", ("z-0",)))
+        world.do(PromiseEvent("waits", ("z-0",)))
 
 
 def test_host_is_kept_for_one_job(world: World) -> None:
     one, other = (world.submit(name, slices=(2,)) for name in ("one", "other"))
     for job in (one, other):
-        world.do(RoomKeptEvent(job.spec.job_id, ("a-0", "a-1")))
-    assert (one.kept, other.kept) == ((), ("a-0", "a-1"))
+        world.do(PromiseEvent(job.spec.job_id, ("a-0", "a-1")))
+    assert (promised(one), promised(other)) == ((), ("a-0", "a-1"))

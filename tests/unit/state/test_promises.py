@@ -8,15 +8,15 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import (
-    EvictionEvent,
     GangMovedEvent,
     JobCancelledEvent,
     MaintenanceCalledOffEvent,
+    PromiseEvent,
     TimePassedEvent,
     WorkerDrainedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import S, World, charged, task_states
+from tests.support.worlds import S, World, asked_to_leave, charged, hosts_of, promised, task_states
 
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 GRACE_S = 30.0
@@ -43,9 +43,8 @@ def test_victim_gets_notice_and_hosts_go_to_taker(world: World) -> None:
     taker = production(world)
     before = world.now
     plan = world.plan()
-    assert [event.victims for event in plan.evictions] == [(victim.current_attempt(victim.gang),)]
-    world.do(plan.rooms[0])
-    (told,) = world.do(plan.evictions[0]).notices
+    assert [event.leave for event in asked_to_leave(plan)] == [(victim.current_attempt(victim.gang),)]
+    (told,) = world.do(asked_to_leave(plan)[0]).notices
     assert (told.attempt, told.notice.kind) == (victim.current_attempt(victim.gang), NoticeKind.EVICTION)
     assert told.notice.deadline == before + GRACE_S
     assert "PRODUCTION job prod" in told.notice.reason
@@ -59,7 +58,7 @@ def test_victim_gets_notice_and_hosts_go_to_taker(world: World) -> None:
     world.confirm(victim)
     world.schedule()
     assert taker.gang.placed
-    assert not taker.kept
+    assert not promised(taker)
 
 
 def test_nothing_is_evicted_twice_for_one_job(world: World) -> None:
@@ -68,7 +67,7 @@ def test_nothing_is_evicted_twice_for_one_job(world: World) -> None:
     world.schedule()
     for seconds in (0.0, 5.0, 30.0):
         pass_time(world, seconds)
-        assert not world.plan().evictions
+        assert not asked_to_leave(world.plan())
 
 
 def test_gang_moving_within_grace_is_evicted_too(world: World) -> None:
@@ -123,7 +122,7 @@ def test_eviction_is_told_when_nearer_maintenance_is_called_off(world: World) ->
     assert victim.gang.eviction is not None
     assert victim.gang.notice is not None
     assert victim.gang.notice.kind is NoticeKind.MAINTENANCE, "it is the nearer one"
-    assert world.state.jobs["prod"].kept == (f"{taken}-0", f"{taken}-1")
+    assert promised(world.state.jobs["prod"]) == (f"{taken}-0", f"{taken}-1")
     (told,) = world.do(MaintenanceCalledOffEvent(f"{doomed}-0")).notices
     assert told.notice == victim.gang.notice
     assert (told.notice.kind, told.notice.deadline) == (NoticeKind.EVICTION, world.now + GRACE_S)
@@ -136,8 +135,7 @@ def test_lower_band_spares_go_at_once(world: World) -> None:
     assert spare.gang.placed
     taker = production(world)
     plan = world.plan()
-    world.do(plan.rooms[0])
-    instructions = world.do(plan.evictions[0])
+    instructions = world.do(asked_to_leave(plan)[0])
     assert [dropped.job_id for dropped in instructions.dropped] == ["batch/spare-1"]
     assert not instructions.notices
     assert "batch/spare-2" in world.state.jobs
@@ -154,7 +152,7 @@ def test_recently_started_attempt_is_not_evicted(world: World) -> None:
     taker = production(world, slices=(2,))
     for seconds, evictions in ((119.0, 0), (2.0, 0), (478.0, 0), (2.0, 1)):
         world.now += seconds
-        assert len(world.plan().evictions) == evictions, world.now
+        assert len(asked_to_leave(world.plan())) == evictions, world.now
     world.schedule()
     assert {
         young.gang.eviction and young.gang.eviction.job_id,
@@ -171,7 +169,7 @@ def test_evicted_gang_never_takes_its_hosts_back(world: World) -> None:
     world.schedule()
     world.report_all(taker, S.RUNNING)
     world.now += 10_000.0
-    assert not world.plan().evictions
+    assert not asked_to_leave(world.plan())
     assert not world.plan().assignments
 
 
@@ -199,8 +197,12 @@ def test_victims_are_lower_bands_on_kept_hosts_only(world: World) -> None:
     higher = production(world)
     attempt = running.current_attempt(running.gang)
     for taker in (equal, higher):
-        with pytest.raises(IllegalTransitionError, match="does not give its hosts"):
-            world.do(EvictionEvent(taker.spec.job_id, (attempt,), world.now))
+        with pytest.raises(IllegalTransitionError, match="does not leave its hosts"):
+            world.do(
+                PromiseEvent(
+                    taker.spec.job_id, ("z-0",) if taker is higher else hosts_of(running), (attempt,), world.now
+                )
+            )
     assert running.gang.eviction is None
 
 
@@ -211,13 +213,13 @@ def test_single_tasks_take_and_give_hosts(world: World) -> None:
     world.schedule()
     evicted = [gang for gang in tasks.gangs if gang.eviction is not None]
     assert len(evicted) == 3
-    assert len(taker.kept) == 3
+    assert len(promised(taker)) == 3
     pass_time(world, GRACE_S)
     for gang in evicted[:2]:
         world.confirm(tasks, gang.attempt, gang.position)
     world.schedule()
     assert [gang.placed for gang in taker.gangs] == [True, True, False]
-    assert len(taker.kept) == 1, "the third one has still its host"
+    assert len(promised(taker)) == 1, "the third one has still its host"
     world.confirm(tasks, evicted[2].attempt, evicted[2].position)
     world.schedule()
     assert all(gang.placed for gang in taker.gangs)
@@ -231,11 +233,11 @@ def test_last_victim_gives_way_although_another_task_was_placed(world: World) ->
     taker = world.submit_tasks("taker", 3, priority=INTERACTIVE)
     world.schedule()
     assert victim.gang.eviction is not None
-    kept = taker.kept
+    kept = promised(taker)
     assert len(kept) == 1
     world.report(others, S.SUCCEEDED, 2)
     world.confirm(others, index=2)
     world.schedule()
     assert [gang.placed for gang in taker.gangs] == [True, False, False]
-    assert taker.kept == kept
+    assert promised(taker) == kept
     assert victim.gang.eviction is not None

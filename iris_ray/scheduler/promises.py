@@ -1,0 +1,334 @@
+"""Which hosts are promised to a waiting job, so that other jobs can't pass it for ever, and nobody leaves in vain.
+
+Two kinds of jobs have a promise. The state remembers it (`Job.promise`) until the job runs:
+
+- A job that takes hosts from others, which leave for it: see `evictions.py`. Its promise is firm: no other job of its
+  band or a lower one gets one of the hosts, and its chips count towards its user's limit already.
+- A job that has waited longer than the backfill bound and does not fit: as few groups as it can use, the free ones
+  first, then those closest to being free. A task that is a gang by itself gets a host. Of jobs that compete, one at a
+  time has such a promise. A gang that has just lost hosts may return to the groups that it had among them.
+
+A promise waits for tasks that run, and for what has a bound: an eviction for its deadline, a suspicion for its end, an
+attempt that is over for `UNCONFIRMED_S`. Once a bound has passed, or a host is of no use, it is called off as a whole.
+A firm promise waits for no other task.
+A job of a higher band may take the hosts: it comes first.
+
+For a gang that returns, the plan keeps as many groups as the gang had, in this plan only.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.workers import Worker, accelerators
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
+from iris_ray.scheduler.evictions import Taking
+from iris_ray.scheduler.fair_queue import Deadlines
+from iris_ray.scheduler.limits import Allowances
+from iris_ray.scheduler.remaining_capacity import Plan
+from iris_ray.state.events import PromiseEvent
+from iris_ray.state.fleet import Fleet
+
+Lifted = list[tuple[Worker, str]]
+"""Hosts that are free for the moment for a job, each with the id of the job to which it is promised."""
+
+
+@dataclass(slots=True)
+class _Promise:
+    """A promise in this plan.
+
+    Attributes:
+        job: the job.
+        node_ids: the hosts; empty once the promise is called off.
+        is_firm: whether somebody leaves, or has left, for it.
+        is_lost: whether the state calls it off once the plan is committed: a higher band gets some of its hosts.
+        taking: whom this plan asks to leave for it; None: nobody.
+        reason: why it is called off, or an empty string.
+    """
+
+    job: Job
+    node_ids: tuple[str, ...] = ()
+    is_firm: bool = False
+    is_lost: bool = False
+    taking: Taking | None = None
+    reason: str = ""
+
+
+class Promises:
+    """The promises that jobs have in a plan.
+
+    Args:
+        pending: the jobs of the queue.
+        fleet: the workers that the plan is made for.
+        deadlines: tells which time limits have passed.
+        plan: the hosts that the plan has given away.
+        allowances: what each user may still get. The chips of firm promises count.
+        leaving: the attempts that are about to leave their hosts to some job. Hosts besides go to others.
+
+    Attributes:
+        given_up: whether a job has lost its promise in this plan, since it runs now or can't run for a while.
+    """
+
+    def __init__(
+        self,
+        pending: Iterable[Job],
+        fleet: Fleet,
+        deadlines: Deadlines,
+        plan: Plan,
+        allowances: Allowances,
+        leaving: Collection[AttemptId],
+    ) -> None:
+        self._fleet = fleet
+        self._deadlines = deadlines
+        self._plan = plan
+        self._allowances = allowances
+        self._leaving = leaving
+        lasting = (job for job in pending if job.promise is not None and deadlines.timed_out(job) is None)
+        self._before = sorted(lasting, key=lambda job: -job.spec.priority)  # the jobs of others end now
+        self._of: dict[str, _Promise] = {}  # by job id; those that are called off, too
+        self._for_now: dict[str, tuple[str, ...]] = {}  # job id → node ids kept for a gang that returns
+        self._waiting: dict[str, int] = {}  # job id → its tasks that are left, if the plan has placed one
+        self.given_up = False
+
+    def begin_band(self, band: PriorityBand, available_to: Callable[[Job], Availability]) -> None:
+        """Keep the promises that jobs of a band, and of the bands before it, have from earlier plans."""
+        while self._before and self._before[-1].spec.priority <= band:
+            job = self._before.pop()
+            assert job.promise is not None
+            promise = self._of[job.spec.job_id] = _Promise(job, is_firm=job.promise.is_firm)
+            promise.is_lost = not self._plan.taken.keys().isdisjoint(job.promise.node_ids)
+            promise.reason = self._problem(job, job.promise.node_ids, available_to(job))
+            if not promise.reason:
+                self._keep(promise, job.promise.node_ids)
+
+    @property
+    def any_kept(self) -> bool:
+        """Whether hosts are promised to any job."""
+        return any(promise.node_ids for promise in self._of.values())
+
+    def has_one(self, job: Job) -> bool:
+        """Return whether hosts are promised to a job."""
+        return bool(self._hosts(job.spec.job_id))
+
+    def has_firm(self, job: Job) -> bool:
+        """Return whether somebody leaves, or has left, hosts for a job."""
+        return self.has_one(job) and self._of[job.spec.job_id].is_firm
+
+    def hosts_of(self, job: Job) -> tuple[str, ...]:
+        """Return the node ids of the hosts that are promised to a job."""
+        return self._hosts(job.spec.job_id)
+
+    # -- for the moment --------------------------------------------------------------------------------------------
+
+    def lift(self, job: Job) -> Lifted:
+        """Free what is promised to a job for the moment. If its gang returns, free its former groups, too.
+
+        A gang does not return to hosts that somebody has left for another job of its band.
+        """
+        if not self._of:
+            return []
+        lifted = self._own(job)
+        if self._deadlines.is_returning(job):
+            assert job.spec.coscheduling is not None
+            name_of, workers = self._fleet.grouping(job.spec.coscheduling.group_by).name_of, self._fleet.workers
+            former = {name for position in self._deadlines.in_turn(job) for name in job.gangs[position].groups}
+            for other in self._of.values():
+                if other.job is not job and _gives_way(other, job):
+                    there = (workers[node_id] for node_id in other.node_ids)
+                    lifted += [(worker, other.job.spec.job_id) for worker in there if name_of(worker) in former]
+        for worker, _ in lifted:
+            self._plan.lift(worker)
+        return lifted
+
+    def lift_own(self, job: Job) -> Lifted:
+        """Free what is promised to a job for the moment, and what is kept for its gangs that return."""
+        job_id = job.spec.job_id
+        lifted = self._own(job) + [(self._fleet.workers[i], job_id) for i in self._for_now.get(job_id, ())]
+        for worker, _ in lifted:
+            self._plan.lift(worker)
+        return lifted
+
+    def put_back(self, lifted: Lifted) -> None:
+        """Keep lifted hosts again, except for jobs that have lost their promise."""
+        for worker, job_id in lifted:
+            if worker.node_id in (*self._hosts(job_id), *self._for_now.get(job_id, ())):
+                self._plan.keep(worker, job_id)
+
+    # -- making and ending -----------------------------------------------------------------------------------------
+
+    def take(self, job: Job, taking: Taking) -> None:
+        """Promise hosts to a job that others leave to it, instead of what was promised to it."""
+        for node_id in (*self._hosts(job.spec.job_id), *self._for_now.pop(job.spec.job_id, ())):
+            self._plan.lift(self._fleet.workers[node_id])
+        promise = self._of[job.spec.job_id] = _Promise(job, is_firm=True, taking=taking)
+        self._keep(promise, taking.node_ids)
+
+    def give_up(self, job: Job, node_ids: Collection[str]) -> None:
+        """End a job's promise, since the job runs or can't run for a while. Its hosts must be lifted.
+
+        A promise past the bound is for one gang, wherever that gang then runs. Hosts that others leave to a job may be
+        for several of its tasks that are placed one by one. The tasks that are left keep theirs.
+
+        Args:
+            job: the job.
+            node_ids: the hosts that the job gets; none if it can't run.
+        """
+        promise = self._of.get(job.spec.job_id)
+        if promise is None or not promise.node_ids:
+            return
+        room, promise.node_ids = promise.node_ids, ()
+        self.given_up = True
+        if not node_ids:
+            promise.reason = "it can't run for a while"
+            self._allowances.released(job)
+        elif job.spec.coscheduling is None and (promise.is_firm or len(room) > 1):
+            waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
+            promise.node_ids = tuple(node_id for node_id in room if node_id not in node_ids)[:waiting]
+
+    def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
+        """Keep groups for a gang that did not fit, if it may have some, and return their names.
+
+        Args:
+            job: the gang's job.
+            gang: the gang.
+            available: the groups that its requirement finds.
+            lifted: the hosts that `lift` has returned for it.
+        """
+        if self.has_firm(job):
+            self.put_back(lifted)
+            return self._names(job, self._hosts(job.spec.job_id))
+        before = self._hosts(job.spec.job_id)
+        if before:
+            self._of[job.spec.job_id].node_ids = ()
+        returning = self._deadlines.is_returning(job)
+        if lifted:
+            self.put_back(lifted)
+        if not before and not returning and not self._may_have_one(job, gang):
+            return ()
+        available.catch_up()
+        if before:
+            names = self._better(job, gang, self._names(job, before), available)
+        else:
+            names = self._chosen(job, gang, available, returning)
+        node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
+        if node_ids and returning and not before:
+            self._for_now[job.spec.job_id] = node_ids
+            for node_id in node_ids:
+                self._plan.keep(self._fleet.workers[node_id], job.spec.job_id)
+        elif node_ids:
+            known = self._of.get(job.spec.job_id)
+            self._of[job.spec.job_id] = promise = _Promise(job, is_lost=known is not None and known.is_lost)
+            self._keep(promise, node_ids)
+        return names
+
+    def changes(self, placed: Collection[str]) -> list[PromiseEvent]:
+        """Return the events that tell the state what has changed: first the promises that end, then those that begin.
+
+        Args:
+            placed: ids of the jobs that the plan gives hosts. Once the plan is committed, nothing is promised to their
+                gangs. A job whose tasks are placed one by one may keep the hosts that it did not get.
+        """
+        events: list[PromiseEvent] = []
+        for job_id, promise in self._of.items():
+            before = promise.job.promise.node_ids if promise.job.promise and not promise.is_lost else ()
+            if job_id in placed:  # once the plan is committed
+                is_partly_lost = promise.job.spec.coscheduling is None
+                changed = bool(promise.node_ids or before) if is_partly_lost else bool(promise.node_ids)
+            else:
+                changed = promise.node_ids != before or promise.taking is not None
+            if changed:
+                leave, deadline = (promise.taking.leave, promise.taking.deadline) if promise.taking else ((), 0.0)
+                reason = "" if promise.node_ids else promise.reason
+                events.append(PromiseEvent(job_id, promise.node_ids, leave, deadline, reason))
+        return sorted(events, key=lambda event: bool(event.node_ids))
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _keep(self, promise: _Promise, node_ids: tuple[str, ...]) -> None:
+        job, workers = promise.job, [self._fleet.workers[node_id] for node_id in node_ids]
+        promise.node_ids, promise.reason = node_ids, ""
+        for worker in workers:
+            self._plan.keep(worker, job.spec.job_id)
+        if promise.is_firm:
+            self._allowances.promised(job, sum(accelerators(job.requirement.demand(worker)) for worker in workers))
+
+    def _hosts(self, job_id: str) -> tuple[str, ...]:
+        promise = self._of.get(job_id)
+        return promise.node_ids if promise is not None else ()
+
+    def _own(self, job: Job) -> Lifted:
+        return [(self._fleet.workers[node_id], job.spec.job_id) for node_id in self._hosts(job.spec.job_id)]
+
+    def _may_have_one(self, job: Job, gang: Gang) -> bool:
+        # If a job has lost its promise in this plan, jobs before this one may be next: the next plan gives them one.
+        if job.yields or job.spec.spare_for is not None:
+            return False
+        return self._deadlines.is_starving(gang) and not self.given_up
+
+    def _problem(self, job: Job, node_ids: tuple[str, ...], available: Availability) -> str:
+        """Return why a promise must be called off; an empty string if it need not.
+
+        A job that has begun to yield waits behind all other jobs, so nothing is kept for it.
+        """
+        assert job.promise is not None
+        if job.yields:
+            return "it yields"
+        if not self._plan.kept.keys().isdisjoint(node_ids) or not self._plan.taken.keys().isdisjoint(node_ids):
+            return "a job of a higher band gets some of the hosts"
+        pauses = all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending)
+        if pauses and not job.promise.is_firm:
+            return "it pauses"
+        names = self._names(job, node_ids)
+        if len(names) < num_groups(job)[0] or not all(map(available.knows, names)):
+            return "some of the hosts are gone"
+        buckets = {available.candidates.evaluations[name].bucket for name in names}
+        of_any_size = job.spec.whole_groups and len(job.gangs) == 1
+        fitting = len(buckets) == 1 if of_any_size else buckets <= {*buckets_for(job, available)}
+        if not fitting or not all(map(available.suits_soon, names)):
+            return "some of the hosts do not suit it any more"
+        stuck = [name for name in names if not available.may_become_free(name)]
+        if stuck:
+            return f"the end of what ran on {stuck[0]} is not confirmed in time"
+        is_firm, leaving = job.promise.is_firm, self._leaving
+        busy = [name for name in names if not available.is_free_after(name, leaving)] if is_firm else ()
+        return f"{busy[0]} is in use by what does not leave" if busy else ""
+
+    def _names(self, job: Job, node_ids: Iterable[str]) -> tuple[str, ...]:
+        workers, coscheduling = self._fleet.workers, job.spec.coscheduling
+        name_of = self._fleet.grouping(coscheduling.group_by if coscheduling else None).name_of
+        return tuple(filter(None, dict.fromkeys(name_of(workers[node_id]) for node_id in node_ids)))
+
+    def _better(self, job: Job, gang: Gang, names: tuple[str, ...], available: Availability) -> tuple[str, ...]:
+        """Return the groups that are promised to a job, with free groups instead of groups in use if there are some."""
+        free = [name for name in names if available.is_free(name)]
+        buckets = {available.candidates.evaluations[name].bucket for name in names}
+        more = best_free(len(names), available, sorted(buckets, reverse=True), preferred(job, self._fleet, gang))
+        return (*dict.fromkeys([*free, *more, *names]),)[: len(names)]
+
+    def _chosen(self, job: Job, gang: Gang, available: Availability, returning: bool) -> tuple[str, ...]:
+        """Return the groups to keep; none if too few suit the job, or if some are promised to another job."""
+        buckets, wanted = buckets_for(job, available), num_groups(job)
+        exist = sum(available.suitable(bucket, later=returning) for bucket in buckets)
+        exist -= 0 if returning else sum(map(available.stuck, buckets))
+        needed = wanted[0]
+        if returning:
+            needed = max([needed, *(count for count in wanted if count <= min(exist, len(gang.groups)))])
+        if exist < needed or not (returning or not available.is_any_kept(buckets)):
+            return ()
+        names = best_free(needed, available, buckets, preferred(job, self._fleet, gang))
+        kept = self._plan.kept.keys()
+        others = (
+            name
+            for name in available.closest_to_free(buckets)
+            if kept.isdisjoint(available.group(name).node_ids) and (returning or available.may_become_free(name))
+        )
+        return (*names, *islice(others, needed - len(names)))
+
+
+def _gives_way(promise: _Promise, job: Job) -> bool:
+    """Return whether a gang of a job may return to hosts that are promised to another job."""
+    band = promise.job.spec.priority
+    return band > job.spec.priority or (band == job.spec.priority and not promise.is_firm)

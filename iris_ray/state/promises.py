@@ -1,0 +1,265 @@
+"""Promises: hosts that are kept for a job until it runs there, and the attempts that leave them for it.
+
+`iris_ray.scheduler.promises` chooses the hosts, and who leaves. A spare leaves at once. Gangs of lower bands, and jobs
+that yield, get notice, and are stopped at a deadline. If a promise ends before, those that still run go on.
+"""
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.jobs import Eviction, Gang, Job, Promise
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.notices import NoticeKind
+from iris_ray.state.attempt_ends import AttemptEnds
+from iris_ray.state.events import PromiseEvent
+from iris_ray.state.instructions import Change
+from iris_ray.state.job_table import JobTable
+from iris_ray.state.spares import GangNotices, SpareJobs
+
+
+class Promises:
+    """Knows which host is promised to which job.
+
+    Attributes:
+        version: counts the changes.
+    """
+
+    def __init__(self, table: JobTable) -> None:
+        self._table = table
+        self.version = 0
+        self._promised: dict[str, str] = {}  # node_id → job id
+
+    def whose(self, node_id: str | None) -> str | None:
+        """Return the id of the job that a host is promised to, or None."""
+        return self._promised.get(node_id or "")
+
+    def promise(self, job_id: str, node_ids: tuple[str, ...], given_up: Iterable[str], workers: Collection[str]) -> Job:
+        """Promise exactly these hosts to a job, or nothing if there are none. Jobs that lose one of theirs lose all.
+
+        Args:
+            job_id: the job, which is returned.
+            node_ids: the hosts.
+            given_up: what is given up for it from now on, in words.
+            workers: node ids of all live hosts.
+
+        Raises:
+            IllegalTransitionError: the job does not wait, or a host is gone.
+        """
+        job = self._table.known(job_id)
+        if node_ids and not job.pending:
+            raise IllegalTransitionError(f"job {job_id} does not wait; nothing is promised to it")
+        if gone := [node_id for node_id in node_ids if node_id not in workers]:
+            raise IllegalTransitionError(f"job {job_id}: {gone} are gone and can't be promised to it")
+        promise = _changed(job.promise, node_ids, tuple(given_up)) if node_ids else None
+        if job.promise != promise:
+            self._drop(job)
+            for node_id in node_ids:
+                self.release_host(node_id)
+            self._note(job, promise)
+            self._table.changed(job_id)
+        return job
+
+    def kept_by(self, job: Job, node_ids: Collection[str]) -> None:
+        """Note that a job gets hosts: its promise is kept, and jobs of lower bands lose theirs of these hosts.
+
+        A job whose tasks are placed one by one is still promised hosts for its other tasks. Only if the job leaves some
+        of its hosts to others does the queue count as changed, so that a plan is made at once.
+        """
+        if (promise := job.promise) is not None:
+            left = () if job.spec.coscheduling else tuple(i for i in promise.node_ids if i not in node_ids)
+            left = left[: len(job.pending)]
+            if not set(promise.node_ids) <= {*left, *node_ids}:
+                self._table.queue_changed(job.spec.job_id)
+            self._drop(job)
+            self._note(job, Promise(left, promise.given_up) if left else None)
+        for node_id in node_ids if self._promised else ():
+            other = self._table.jobs.get(self._promised.get(node_id, ""))
+            if other is not None and other.spec.priority > job.spec.priority:
+                self.release(other)
+
+    def release(self, job: Job) -> None:
+        """Promise nothing to a job any more."""
+        if job.promise is not None:
+            self._drop(job)
+            self._table.queue_changed(job.spec.job_id)
+
+    def release_host(self, node_id: str) -> None:
+        """Note that a host is gone or goes to another job: the promise that it is part of is called off as a whole."""
+        if (job_id := self._promised.get(node_id)) is not None:
+            self.release(self._table.jobs[job_id])
+
+    def restored(self, job: Job, workers: Collection[str]) -> None:
+        """Keep what an earlier Controller has promised to a job, if all these hosts are still there."""
+        promise, job.promise = job.promise, None
+        if promise is None or not job.pending or job.state.finished:
+            return
+        if all(node_id in workers and node_id not in self._promised for node_id in promise.node_ids):
+            self._note(job, promise)
+
+    def _drop(self, job: Job) -> None:
+        self.version += 1
+        for node_id in job.promise.node_ids if job.promise is not None else ():
+            del self._promised[node_id]
+        job.promise = None
+
+    def _note(self, job: Job, promise: Promise | None) -> None:
+        self.version += 1
+        job.promise = promise
+        if promise is not None:
+            self._promised.update(dict.fromkeys(promise.node_ids, job.spec.job_id))
+
+    def check(self, workers: Mapping[str, object]) -> None:
+        """Raise AssertionError if this disagrees with the jobs and hosts. For tests."""
+        jobs = self._table.jobs
+        promised = [(i, job_id) for job_id, job in jobs.items() if job.promise for i in job.promise.node_ids]
+        assert self._promised == dict(promised)
+        assert len(self._promised) == len(promised), "a host is promised to two jobs"
+        for node_id, job_id in promised:
+            assert node_id in workers, f"{node_id} is promised to {job_id} and gone"
+            assert jobs[job_id].pending, f"{node_id} is promised to {job_id}, which does not wait"
+
+
+class Evictions:
+    """Knows which attempts are to leave their hosts to the job that these are promised to, and until when."""
+
+    def __init__(
+        self, table: JobTable, promises: Promises, notices: GangNotices, spares: SpareJobs, ends: AttemptEnds
+    ) -> None:
+        self._table = table
+        self._promises = promises
+        self._notices = notices
+        self._spares = spares
+        self._ends = ends
+        self._victims: dict[AttemptId, None] = {}  # attempts that were told; some may be over
+        self._due: list[tuple[float, AttemptId]] = []  # a heap: when which attempt is stopped
+        self._settled_for = 0  # the version of the promises
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def promise(self, event: PromiseEvent, workers: Collection[str], change: Change) -> None:
+        """Promise hosts to a job. Ask the attempts to leave that are in its way, unless they have ended meanwhile.
+
+        Raises:
+            IllegalTransitionError: the job or a host can't have the promise, or an attempt holds none of the hosts or
+                need not leave.
+        """
+        found = [one for attempt in event.leave if (one := self._table.live(attempt)) is not None]
+        victims = [(victim, gang) for victim, gang in found if self._check(victim, gang, event)]
+        given_up = (str(victim.current_attempt(gang)) for victim, gang in victims)
+        job = self._promises.promise(event.job_id, event.node_ids, given_up, workers)
+        for victim, gang in victims:
+            if victim.spec.spare_for is not None:
+                self._spares.give_back(victim, change)
+            else:
+                deadline = event.deadline if gang.eviction is None else min(event.deadline, gang.eviction.deadline)
+                self._give_notice(victim, gang, Eviction(event.job_id, deadline, _reason(job, victim)), change)
+
+    def time_passed(self, change: Change) -> None:
+        """Stop the attempts whose deadline has come."""
+        while self._due and self._due[0][0] <= change.now:
+            _, attempt = heapq.heappop(self._due)
+            found = self._table.live(attempt)
+            if found is None or (eviction := found[1].eviction) is None:
+                self._victims.pop(attempt, None)
+            elif eviction.deadline <= change.now:
+                self._ends.evicted(*found, change)
+                self._victims.pop(attempt, None)
+
+    @property
+    def attempts(self) -> list[AttemptId]:
+        """The attempts that are about to leave their hosts to other jobs."""
+        found = ((attempt, self._table.live(attempt)) for attempt in self._victims)
+        return [attempt for attempt, one in found if one is not None and one[1].eviction is not None]
+
+    def restored(self, job: Job) -> None:
+        """Resume the evictions of a restored job."""
+        for gang in job.gangs:
+            if gang.eviction is not None:
+                self._note(job.current_attempt(gang), gang.eviction)
+                self._settled_for = -1  # records may be of different moments
+
+    def settle(self, change: Change) -> None:
+        """Call off the evictions of attempts of which no host is promised to the other job any more."""
+        if self._victims and self._settled_for != self._promises.version:
+            self._settled_for = self._promises.version
+            for attempt in list(self._victims):
+                if (found := self._table.live(attempt)) is None or found[1].eviction is None:
+                    del self._victims[attempt]
+                elif not self._gives_way(found[1], found[1].eviction.job_id):
+                    del self._victims[attempt]
+                    self._goes_on(*found, change)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _check(self, victim: Job, gang: Gang, event: PromiseEvent) -> bool:
+        """Refuse a victim that need not leave for a job; return whether it has yet to be asked."""
+        who = f"{victim.current_attempt(gang)} does not leave its hosts to {event.job_id}"
+        is_idle = victim.yields or victim.spec.spare_for is not None
+        if not is_idle and victim.spec.priority <= self._table.known(event.job_id).spec.priority:
+            raise IllegalTransitionError(f"{who}: it is of no lower band")
+        if not any(task.node_id in event.node_ids for task in gang.tasks):
+            raise IllegalTransitionError(f"{who}: they are not promised to that job")
+        taker = event.job_id if gang.eviction is None else gang.eviction.job_id
+        if taker != event.job_id and not any(self._promises.whose(node_id) == taker for node_id in event.node_ids):
+            raise IllegalTransitionError(f"{who}: {taker} takes them")  # and loses none of its promise by this one
+        return gang.eviction is None or taker != event.job_id
+
+    def _gives_way(self, gang: Gang, job_id: str) -> bool:
+        """Return whether a host of the gang is promised to the job."""
+        return any(self._promises.whose(task.node_id) == job_id for task in gang.tasks)
+
+    def _give_notice(self, victim: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
+        gang.eviction = eviction
+        self._table.gang_changed(victim, gang)
+        self._spares.look_at(victim)  # it does not grow meanwhile
+        self._note(victim.current_attempt(gang), eviction)
+        self._notices.tell(victim, gang, eviction.notice, change)
+
+    def _note(self, attempt: AttemptId, eviction: Eviction) -> None:
+        self._victims[attempt] = None
+        heapq.heappush(self._due, (eviction.deadline, attempt))
+
+    def _goes_on(self, job: Job, gang: Gang, change: Change) -> None:
+        """Call an eviction off. Tasks that have read the notice keep it."""
+        gang.eviction = None
+        if gang.notice is not None and gang.notice.kind is NoticeKind.EVICTION:
+            gang.notice = None
+        self._table.gang_changed(job, gang)
+        self._spares.look_at(job)
+        self._notices.tell_of_its_hosts(job, gang, change)
+
+    # -- checking --------------------------------------------------------------------------------------------------
+
+    def check(self, jobs: Mapping[str, Job]) -> None:
+        """Raise AssertionError if this disagrees with the jobs. For tests."""
+        for job_id, job in jobs.items():
+            for gang in job.gangs:
+                told = gang.notice is not None and gang.notice.kind is NoticeKind.EVICTION
+                if (eviction := gang.eviction) is None:
+                    assert not told, f"{job_id} has notice of an eviction, and is not evicted"
+                    continue
+                attempt, taker = job.current_attempt(gang), jobs[eviction.job_id]
+                assert gang.placed, f"{job_id} is evicted but does not run"
+                assert gang.notice is not None, f"{job_id} is evicted without notice"
+                assert job.spec.spare_for is None, f"{job_id} is a spare, which is dropped at once"
+                assert self._gives_way(gang, eviction.job_id), f"{job_id}: nobody takes its hosts"
+                assert taker.pending, f"{job_id} gives way to {eviction.job_id}, which does not wait"
+                assert taker.promise is not None
+                assert str(attempt) in taker.promise.given_up, f"{attempt} is not among what {taker.spec.job_id} costs"
+                assert attempt in self._victims, f"{job_id}: its eviction is not known"
+                assert (eviction.deadline, attempt) in self._due, f"{job_id}: its eviction has no end"
+
+
+def _changed(before: Promise | None, node_ids: tuple[str, ...], given_up: tuple[str, ...]) -> Promise:
+    """Return a promise in place of an earlier one. What was given up counts on unless other hosts come for nothing."""
+    goes_on = before is not None and (given_up or {*node_ids} <= {*before.node_ids})
+    return Promise(node_ids, tuple(dict.fromkeys((*before.given_up, *given_up))) if before and goes_on else given_up)
+
+
+def _reason(job: Job, victim: Job) -> str:
+    """Return why a gang leaves its hosts, in words."""
+    if victim.yields:
+        return f"its owner has no use for its hosts now, and {job.spec.job_id} of {job.spec.user} waits"
+    bands = job.spec.priority.name, victim.spec.priority.name
+    return f"{bands[0]} job {job.spec.job_id} of {job.spec.user} takes its hosts from {bands[1]}"

@@ -1,0 +1,46 @@
+"""Small clusters whose faults fall into windows: what a waiting job was promised it gets, and nobody leaves in vain.
+
+``python -m tests.proofs.windows --steps 3000000`` plays more of them than a test can.
+"""
+
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from iris_ray.model import workers
+from iris_ray.scheduler.promises import Promises
+from iris_ray.state import promises
+from tests.proofs.windows.__main__ import play
+from tests.support.proofs import EXAMPLES, a_seed, examples
+
+
+@pytest.mark.small
+def test_some_windows_have_no_finding() -> None:
+    counts = play(seed=1, steps=5_000)
+    assert min(counts["asked"], counts["left"], counts["killed"]) > 10
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600 * max(1.0, EXAMPLES))
+@pytest.mark.parametrize("seed", [2, 3])
+def test_many_windows_have_no_finding(seed: int) -> None:
+    play(seed=a_seed(seed), steps=examples(80_000))
+
+
+def test_a_world_is_the_same_each_time() -> None:
+    assert play(seed=4, steps=1, each=300) == play(seed=4, steps=1, each=300)
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "instead"),
+    [
+        (workers, "UNCONFIRMED_S", 1e9),
+        (Promises, "_problem", lambda *_: "no reason"),
+        (promises.Promises, "restored", lambda _, job, workers: setattr(job, "promise", None)),
+    ],
+)
+def test_a_defect_is_found(where: Any, what: str, instead: object) -> None:
+    with mock.patch.object(where, what, instead), pytest.raises(AssertionError) as found:
+        play(seed=5, steps=100_000)
+    assert "again: python -m tests.proofs.windows --seed 5" in found.value.__notes__[-1]

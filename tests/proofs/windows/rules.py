@@ -1,0 +1,482 @@
+"""The rules of promises, told from events and from who holds what: the scheduler's own reasons are not asked."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.workers import TPU_NAME, Worker, accelerators
+from iris_ray.scheduler.fair_queue import comes_last
+from iris_ray.scheduler.limits import chips_per_group
+from iris_ray.scheduler.victims import EvictionRules
+from iris_ray.state import ControllerState
+from iris_ray.state.events import (
+    Event,
+    GangAssignedEvent,
+    GangMovedEvent,
+    LimitsSetEvent,
+    PromiseEvent,
+    TaskAssignedEvent,
+)
+from iris_ray.state.instructions import Instructions
+
+UNCONFIRMED_S = 30.0
+"""For so long an end that is still to be confirmed counts as about to come."""
+LOOKS_AGAIN_S = 1.0
+"""A plan is made at least so often; what passes between two plans is noticed by the second."""
+SEES_ITS_CHANCE_S = 45.0
+"""A job that could evict may wait for so long: for ends to be confirmed, and for more slices or its own."""
+
+
+@dataclass
+class Promised:
+    """What a job was told it will get.
+
+    Attributes:
+        node_ids: the hosts.
+        given_up: the attempts that were asked to leave for it. With any, the promise is firm.
+        left: those of them that have left.
+        limits: how often limits had been set when it began.
+        begun: how many attempts of the job there had been.
+        there: the attempts that held these hosts when they were promised.
+    """
+
+    node_ids: tuple[str, ...]
+    given_up: tuple[AttemptId, ...] = ()
+    left: tuple[AttemptId, ...] = ()
+    limits: int = 0
+    begun: int = 0
+    there: frozenset[AttemptId] = frozenset()
+
+    @property
+    def is_firm(self) -> bool:
+        return bool(self.given_up)
+
+
+@dataclass
+class Ledger:
+    """What the rules remember. A Controller that is killed before it writes forgets what came since the last write.
+
+    Attributes:
+        promised: by job id.
+        ended: the attempts whose end is still to be confirmed, each since when.
+        asked: the attempts that are to leave, each with the job that they leave for.
+        limits: how often limits have been set.
+    """
+
+    promised: dict[str, Promised] = field(default_factory=dict)
+    ended: dict[AttemptId, float] = field(default_factory=dict)
+    asked: dict[AttemptId, str] = field(default_factory=dict)
+    limits: int = 0
+
+    def copy(self) -> "Ledger":
+        promised = {job_id: replace(one) for job_id, one in self.promised.items()}
+        return Ledger(promised, dict(self.ended), dict(self.asked), self.limits)
+
+
+class Rules:
+    """Watches a Controller's state. `before` and `after` go around each event, `turn_over` follows each turn.
+
+    Args:
+        evictions: when attempts may be evicted; None: never.
+
+    Attributes:
+        now: seconds on the clock of the events.
+        counts: what was seen, by name.
+    """
+
+    def __init__(self, evictions: EvictionRules | None) -> None:
+        self.now = 0.0
+        self.counts: Counter[str] = Counter()
+        self.ledger = Ledger()
+        self._evictions = evictions
+        self._state = ControllerState()
+        self._broken: list[tuple[str, Promised]] = []  # promises of this turn that have ended, to be judged at its end
+        self._passed: list[tuple[Job, str, str, Promised]] = []  # who was placed on whose host in this turn
+        self._able_since: dict[str, float] = {}
+
+    def watch(self, state: ControllerState, ledger: Ledger | None = None) -> None:
+        """Watch another state from now on, with what the Controller before had written."""
+        self._state = state
+        if ledger is not None:
+            self.ledger = ledger
+            self.ledger.ended = {}  # a new Controller counts from when it sees them
+            self._broken.clear()
+            self._passed.clear()
+            self._able_since.clear()
+            self._see_ends()
+            self._see_promises()
+
+    # -- each event ------------------------------------------------------------------------------------------------
+
+    def before(self, event: Event) -> None:
+        match event:
+            case GangAssignedEvent(job_id, _, groups):
+                self._is_placed(job_id, [node_id for group in groups for node_id in group])
+            case TaskAssignedEvent(job_id, _, node_id):
+                self._is_placed(job_id, [node_id])
+            case PromiseEvent(leave=leave) if leave:
+                self._asks(event)
+            case LimitsSetEvent():
+                self.ledger.limits += 1
+
+    def after(self, event: Event, instructions: Instructions) -> None:
+        self._see_ends()
+        self._see_promises(event)
+        stopped = {stop.attempt for stop in instructions.stop if stop.is_eviction}
+        if isinstance(event, GangMovedEvent):
+            stopped.add(event.attempt)
+        for attempt, taker in list(self.ledger.asked.items()):
+            gang = self._live(attempt)
+            if gang is not None and gang.eviction is not None:
+                continue
+            del self.ledger.asked[attempt]
+            if gang is None and attempt in stopped and (promised := self.ledger.promised.get(taker)) is not None:
+                promised.left = (*promised.left, attempt)
+                self.counts["left"] += 1
+            elif gang is not None:
+                self.counts["called off"] += 1
+            stopped.discard(attempt)
+        evicted = [stop.attempt for stop in instructions.stop if stop.is_eviction and stop.attempt in stopped]
+        assert not evicted, f"{evicted} are stopped, and nobody was promised their hosts"
+
+    def turn_over(self) -> None:
+        for job_id, promised in self._broken:
+            why = self._excuse(job_id, promised)
+            assert why, (
+                f"{job_id} was promised {promised.node_ids} and has neither run nor a reason to lose them;"
+                f" {_names(promised.left)} left for it, {_names(promised.given_up)} were asked to"
+            )
+            self.counts[f"ended: {why}"] += 1
+        for job, node_id, job_id, promised in self._passed:
+            now = self.ledger.promised.get(job_id)
+            has_other = now is not None and node_id not in now.node_ids
+            assert has_other or self._excuse(job_id, promised), (
+                f"{job.spec.job_id} got {node_id}, which was promised to {job_id}"
+                f" ({'firmly' if promised.is_firm else 'past the bound'})"
+            )
+        self._broken.clear()
+        self._passed.clear()
+        self._promises_are_sound()
+        self._promises_are_within_limits()
+        self._chances_are_taken()
+
+    # -- what is seen ----------------------------------------------------------------------------------------------
+
+    def _see_ends(self) -> None:
+        ending = {attempt for worker in self._state.workers.values() for _, attempt in worker.ending}
+        self.ledger.ended = {attempt: self.ledger.ended.get(attempt, self.now) for attempt in ending}
+
+    def _see_promises(self, event: Event | None = None) -> None:
+        jobs, promised = self._state.jobs, self.ledger.promised
+        for job_id in [job_id for job_id in promised if job_id not in jobs or jobs[job_id].promise is None]:
+            before = promised.pop(job_id)
+            if not self._excuse(job_id, before):
+                self._broken.append((job_id, before))
+        for job_id, job in jobs.items():
+            if job.promise is None:
+                continue
+            if job_id in promised and self._is_another(job, promised[job_id]):
+                self._broken.append((job_id, promised.pop(job_id)))
+            if job_id not in promised:
+                promised[job_id] = Promised(job.promise.node_ids, limits=self.ledger.limits, begun=_begun(job))
+                self.counts["promised"] += 1
+            if promised[job_id].node_ids != job.promise.node_ids or not promised[job_id].there:
+                promised[job_id].node_ids = job.promise.node_ids
+                promised[job_id].there = frozenset(self._on(job.promise.node_ids))
+        if isinstance(event, PromiseEvent) and event.leave and event.job_id in promised:
+            one = promised[event.job_id]
+            one.limits = self.ledger.limits
+            for attempt in event.leave:
+                if attempt in one.given_up:
+                    continue
+                gang = self._live(attempt)
+                if gang is not None and gang.eviction is not None:
+                    self.ledger.asked[attempt] = event.job_id
+                elif gang is None:
+                    one.left = (*one.left, attempt)  # a spare leaves at once
+                    self.counts["given back"] += 1
+                one.given_up = (*one.given_up, attempt)
+
+    def _on(self, node_ids: Iterable[str]) -> Iterator[AttemptId]:
+        workers = (self._state.workers[node_id] for node_id in node_ids)
+        return (attempt for worker in workers for _, attempt in worker.occupants)
+
+    def _is_another(self, job: Job, promised: Promised) -> bool:
+        """Return whether a job has other hosts now instead of some for which others were asked to leave."""
+        assert job.promise is not None
+        return promised.is_firm and not {*promised.node_ids} <= {*job.promise.node_ids}
+
+    def _live(self, attempt: AttemptId) -> Gang | None:
+        job = self._state.jobs.get(attempt.job_id)
+        gang = job.gangs[attempt.gang] if job is not None else None
+        return gang if gang is not None and gang.attempt == attempt.number and gang.placed else None
+
+    # -- a host is for one job -------------------------------------------------------------------------------------
+
+    def _is_placed(self, job_id: str, node_ids: Iterable[str]) -> None:
+        """Nobody gets a promised host but a higher band, and a gang that returns where nobody has left for another."""
+        job = self._state.jobs[job_id]
+        for node_id in node_ids:
+            for other_id, promised in self.ledger.promised.items():
+                if other_id == job_id or node_id not in promised.node_ids:
+                    continue
+                other = self._state.jobs[other_id]
+                is_higher = job.spec.priority < other.spec.priority
+                returns = self._returns_to(job, node_id) and job.spec.priority <= other.spec.priority
+                if not is_higher and not (returns and not promised.is_firm) and not self._excuse(other_id, promised):
+                    self._passed.append((job, node_id, other_id, promised))
+
+    def _returns_to(self, job: Job, node_id: str) -> bool:
+        slice_name = self._state.workers[node_id].slice_name
+        return self._is_returning(job) and any(slice_name in gang.groups for gang in job.gangs)
+
+    def _is_returning(self, job: Job) -> bool:
+        if job.spec.coscheduling is None or job.yields:
+            return False
+        return any(self.now < job.gangs[position].returning_until for position in job.pending)
+
+    # -- nothing is ended except for a promise ---------------------------------------------------------------------
+
+    def _asks(self, event: PromiseEvent) -> None:
+        """Somebody is asked to leave: for a job that then runs."""
+        taker = self._state.jobs[event.job_id]
+        who = f"{event.job_id}, for which {_names(event.leave)} are asked to leave,"
+        assert taker.pending, f"{who} does not wait"
+        assert not comes_last(taker), f"{who} comes last"
+        for attempt in event.leave:
+            if (gang := self._live(attempt)) is None or gang.eviction is not None:
+                continue
+            job = self._state.jobs[attempt.job_id]
+            assert any(task.node_id in event.node_ids for task in gang.tasks), f"{who} gets no host of {attempt}"
+            if job.yields or job.spec.spare_for is not None:
+                continue
+            assert self._may_evict(taker, job, gang), f"{who} may not evict {attempt}"
+        self._is_enough(taker, event.node_ids, event.leave, who)
+        assert not self._is_over_the_limit(taker, event.leave), f"{who} would be over the limit of its user"
+        self._is_needed(taker, who)
+        self.counts["asked"] += 1
+
+    def _may_evict(self, taker: Job, job: Job, gang: Gang) -> bool:
+        if self._evictions is None or not taker.spec.may_evict or job.spec.priority <= taker.spec.priority:
+            return False
+        return self.now >= gang.running_since + self._evictions.least_run_s.get(job.spec.priority, math.inf)
+
+    def _is_enough(self, taker: Job, node_ids: Iterable[str], leave: Collection[AttemptId], who: str) -> None:
+        """The hosts are as many as the job needs, and each waits for something that has a bound."""
+        hosts = [self._state.workers[node_id] for node_id in node_ids]
+        for host in hosts:
+            assert not host.draining, f"{who} could not run on {host.node_id}, which is about to go"
+            assert not host.foreign, f"{who} could not run on {host.node_id}, which a stranger uses"
+            for attempt in self._in_the_way(host, leave, UNCONFIRMED_S + (0.0 if leave else LOOKS_AGAIN_S)):
+                since = self.ledger.ended.get(attempt)
+                held = "goes on" if since is None else f"has ended {self.now - since:.1f} s ago, unconfirmed"
+                raise AssertionError(f"{who} could not run on {host.node_id}: {attempt} {held}")
+        names = {host.slice_name for host in hosts}
+        if taker.spec.coscheduling is not None:
+            have, needed = len(names), taker.spec.groups_per_gang[0]
+            assert have >= needed, f"{who} needs {needed} slices, and is promised {sorted(map(str, names))}"
+            assert len(hosts) == have * taker.spec.replicas, f"{who} is promised parts of slices: {node_ids}"
+
+    def _in_the_way(
+        self, host: Worker, leave: Collection[AttemptId] = (), unconfirmed_s: float = UNCONFIRMED_S
+    ) -> Iterator[AttemptId]:
+        """Yield the attempts on a host that will not have left it within a bound."""
+        for attempt in {attempt for _, attempt in host.occupants}:
+            since = self.ledger.ended.get(attempt)
+            if since is not None and self.now < since + unconfirmed_s:
+                continue
+            if attempt in leave or attempt in self.ledger.asked:  # to another job: this host is besides
+                continue
+            yield attempt
+
+    def _is_needed(self, taker: Job, who: str) -> None:
+        """Nobody is asked to leave while enough slices are free, or about to be."""
+        others = [job for job in self._state.pending() if self._is_returning(job)]
+        is_pinned = any(constraint.key == TPU_NAME for constraint in taker.spec.constraints)
+        if others or is_pinned or taker.avoided or taker.spec.coscheduling is None or self._is_over_the_limit(taker):
+            return
+        own = self.ledger.promised.get(taker.spec.job_id)
+        free = [
+            name
+            for name, hosts in self._slices().items()
+            if len(hosts) == taker.spec.replicas and all(self._is_free_soon(host, own) for host in hosts)
+        ]
+        assert len(free) < taker.spec.groups_per_gang[0], f"{who} finds {free} free, or about to be"
+
+    def _is_free_soon(self, host: Worker, own: Promised | None) -> bool:
+        promised = any(host.node_id in one.node_ids for one in self.ledger.promised.values() if one is not own)
+        is_fit = not (host.draining or host.foreign or promised or self.now < host.suspected_until)
+        return is_fit and not any(self._in_the_way(host))
+
+    def _slices(self) -> dict[str, list[Worker]]:
+        slices: dict[str, list[Worker]] = {}
+        for worker in self._state.workers.values():
+            slices.setdefault(worker.slice_name or worker.node_id, []).append(worker)
+        return slices
+
+    def _is_over_the_limit(self, job: Job, leave: Collection[AttemptId] = ()) -> bool:
+        """Return whether a limit keeps a job from running beside what its user has, and other jobs were promised."""
+        chips, jobs = self._held(job, leave)
+        limits = self._state.limits.of(job.spec.user, job.spec.priority)
+        assert limits.chips is not None
+        assert limits.running_jobs is not None
+        if job.spec.spare_for is None:
+            jobs |= {job.spec.job_id}
+        return chips + _least_chips(job) > limits.chips or len(jobs) > limits.running_jobs
+
+    def _held(self, job: Job, leave: Collection[AttemptId] = ()) -> tuple[float, set[str]]:
+        """Return the chips that other jobs of the user hold or were promised, and their ids; without what leaves."""
+        user, band, chips, running = job.spec.user, job.spec.priority, 0.0, set[str]()
+        for worker in self._state.workers.values():
+            for (_, attempt), held in worker.occupants.items():
+                other = self._state.jobs[attempt.job_id]
+                if (other.spec.user, other.spec.priority) != (user, band):
+                    continue
+                if other is job or attempt in leave or attempt in self.ledger.asked:
+                    continue
+                chips += accelerators(held)
+                if other.spec.spare_for is None and not other.state.finished:
+                    running.add(attempt.job_id)
+        for job_id, promised in self.ledger.promised.items():
+            other = self._state.jobs[job_id]
+            if other is not job and promised.is_firm and (other.spec.user, other.spec.priority) == (user, band):
+                chips += _least_chips(other)
+                running |= {job_id} if other.spec.spare_for is None else set()
+        return chips, running
+
+    # -- a promise is kept -----------------------------------------------------------------------------------------
+
+    def _excuse(self, job_id: str, promised: Promised) -> str:
+        """Return why a promise may end; an empty string if it may not."""
+        job = self._state.jobs.get(job_id)
+        if job is None or job.state.finished:
+            return "over"
+        if not job.pending or _begun(job) > promised.begun:
+            return "runs"
+        if job.yields:
+            return "yields"
+        if promised.limits != self.ledger.limits:
+            return "limits were set"
+        if not promised.is_firm and all(job.gangs[i].not_before > self.now for i in job.pending):
+            return "pauses"
+        if not promised.is_firm and self._is_over_the_limit(job):
+            return "limit reached"
+        if any(self._is_returning(one) for one in self._state.pending() if one.spec.priority < job.spec.priority):
+            return "higher band"
+        other = self.ledger.promised.get(job_id)
+        if other is not None and not other.is_firm and not any(self._ways(other)):
+            return "other room"
+        for node_id in promised.node_ids:
+            worker = self._state.workers.get(node_id)
+            if worker is None or worker.draining or worker.foreign:
+                return "host lost"
+            if node_id in job.avoided and self.now < job.avoided_until:
+                return "host avoided"
+            for _, attempt in worker.occupants:
+                if self.now >= self.ledger.ended.get(attempt, math.inf) + UNCONFIRMED_S:
+                    return "unconfirmed"
+                is_higher = self._state.jobs[attempt.job_id].spec.priority < job.spec.priority
+                if is_higher and attempt not in promised.there:
+                    return "higher band"
+            for other_id, other in self.ledger.promised.items():
+                if node_id in other.node_ids and self._state.jobs[other_id].spec.priority < job.spec.priority:
+                    return "higher band"
+        return ""
+
+    def _ways(self, promised: Promised) -> Iterator[bool]:
+        """Yield for each host of a promise whether something on it will not have left within a bound."""
+        workers = (self._state.workers.get(node_id) for node_id in promised.node_ids)
+        return (worker is None or any(self._in_the_way(worker)) for worker in workers)
+
+    def _promises_are_sound(self) -> None:
+        """A host is promised once, and what is promised firmly waits for nothing that has no bound."""
+        whose: dict[str, str] = {}
+        for job_id, promised in self.ledger.promised.items():
+            job = self._state.jobs[job_id]
+            for node_id in promised.node_ids:
+                assert node_id not in whose, f"{node_id} is promised to {whose[node_id]} and to {job_id}"
+                whose[node_id] = job_id
+            if promised.is_firm and promised.limits == self.ledger.limits:
+                who = f"{job_id}, for which {_names(promised.given_up)} were asked to leave,"
+                self._is_enough(job, promised.node_ids, (), who)
+
+    def _promises_are_within_limits(self) -> None:
+        """What was promised firmly is reserved: no other job of the user uses up the limit meanwhile."""
+        for job_id, promised in self.ledger.promised.items():
+            if not promised.is_firm or promised.limits != self.ledger.limits:
+                continue
+            job = self._state.jobs[job_id]
+            assert not self._is_over_the_limit(job, {*self._on(promised.node_ids)}), (
+                f"{job_id} was promised {promised.node_ids}, and is over a limit now"
+            )
+
+    # -- chances are taken -----------------------------------------------------------------------------------------
+
+    def _chances_are_taken(self) -> None:
+        """A job for which others may be asked to leave, so that all who wait could run, does not wait for ever."""
+        waiting = self._state.pending()
+        needed = sum(max(job.spec.groups_per_gang) * len(job.pending) for job in waiting if not comes_last(job))
+        able = {job.spec.job_id for job in waiting if self._has_a_chance(job, needed)}
+        self._able_since = {job_id: self._able_since.get(job_id, self.now) for job_id in sorted(able)}
+        for job_id, since in self._able_since.items():
+            assert self.now < since + SEES_ITS_CHANCE_S, f"{job_id} could have run for {self.now - since:.0f} s"
+
+    def _has_a_chance(self, job: Job, needed: int) -> bool:
+        if comes_last(job) or job.promise is not None or len(job.gangs) > 1:
+            return False
+        if job.gang.not_before > self.now or job.avoided or any(c.key == TPU_NAME for c in job.spec.constraints):
+            return False
+        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job):
+            return False
+        return sum(self._could_be_free(job, hosts) for hosts in self._slices().values()) >= needed
+
+    def _rivals(self, job: Job) -> bool:
+        """Return whether other jobs wait for the same limit."""
+        account = job.spec.user, job.spec.priority
+        limits = self._state.limits.table
+        if account not in limits:
+            return False
+        waiting = self._state.pending()
+        return any(one is not job and (one.spec.user, one.spec.priority) == account for one in waiting)
+
+    def _holds(self, job: Job) -> bool:
+        """Return whether an attempt of a job holds hosts still."""
+        return any(
+            one.job_id == job.spec.job_id for worker in self._state.workers.values() for _, one in worker.occupants
+        )
+
+    def _could_be_free(self, job: Job, hosts: list[Worker]) -> bool:
+        """Return whether a slice is free, or all that is there may be asked to leave now."""
+        if len(hosts) != job.spec.replicas:
+            return False
+        idle = {spare.spec.job_id for spare in (*self._state.spares(), *self._state.yielding())}
+        for host in hosts:
+            promised = any(host.node_id in one.node_ids for one in self.ledger.promised.values())
+            if host.draining or host.foreign or promised or self.now < host.suspected_until:
+                return False
+            if host.node_id in self._state.fleet.avoided_by(job.spec.user, self.now):
+                return False
+            for _, attempt in host.occupants:
+                if attempt in self.ledger.ended or attempt in self.ledger.asked:
+                    return False
+                other, gang = self._state.jobs[attempt.job_id], self._live(attempt)
+                if attempt.job_id not in idle and (gang is None or not self._may_evict(job, other, gang)):
+                    return False
+        return True
+
+
+def _begun(job: Job) -> int:
+    """Return how many attempts of a job there have been."""
+    return sum(gang.attempt for gang in job.gangs)
+
+
+def _least_chips(job: Job) -> float:
+    """Return how many chips a job needs at least to run, or its next task."""
+    return job.spec.groups_per_gang[0] * chips_per_group(job)
+
+
+def _names(attempts: Iterable[AttemptId]) -> str:
+    return ", ".join(map(str, attempts)) or "nobody"
