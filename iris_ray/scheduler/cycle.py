@@ -340,7 +340,7 @@ class Cycle:
         return self._promises.any_kept or self._deadlines.is_starving(gang)
 
     def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
-        """Leave out a gang that pauses. It has no room: other jobs may use the hosts meanwhile."""
+        """Leave out a gang that pauses. Only a firm promise lasts: other jobs may use all other hosts meanwhile."""
         reasons, job_id = self._result.pending_reasons, job.spec.job_id
         if job_id not in reasons:
             reasons[job_id] = paused(job, pause_s, cause)

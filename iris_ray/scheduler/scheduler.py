@@ -39,9 +39,9 @@ class Scheduler:
     """Makes plans.
 
     Jobs that came later may pass a job that does not fit, but not for ever. Once the job has waited for
-    ``backfill_bound_s`` seconds, the scheduler keeps room for it. Of jobs that compete, one at a time has room: the
-    first in the fair order. It keeps its room until it runs. So a job at the head of the order waits no longer than the
-    bound, plus as long as the tasks in its room still run.
+    ``backfill_bound_s`` seconds, the scheduler promises it hosts until it runs. Of jobs that compete, one at a time has
+    such a promise: the first in the fair order. So a job at the head of the order waits no longer than the bound, plus
+    as long as the tasks on these hosts still run.
 
     Args:
         backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.

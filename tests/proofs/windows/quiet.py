@@ -1,4 +1,4 @@
-"""The end of a world: faults stop. Whoever could run alone on the fleet runs in time, though a crowd keeps it busy."""
+"""At the end of a world no more faults happen. Each job that fits on the fleet then runs in time, beside later jobs."""
 
 import math
 
