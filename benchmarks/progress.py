@@ -166,7 +166,7 @@ class Run:
 
     def end(self) -> None:
         ray.cancel(self._ref)
-        self._until(lambda: ray.wait([self._ref], timeout=0.1)[0])
+        assert ray.wait([self._ref], timeout=PATIENCE_S)[0]
         time.sleep(QUIET_S)
 
     # -- for faults ------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Run:
         deadline = time.monotonic() + PATIENCE_S
         while not (found := condition()):
             if ray.wait([self._ref], timeout=0)[0]:
-                ray.get(self._ref)
+                raise AssertionError(f"the run ended with {ray.get(self._ref)}")
             assert time.monotonic() < deadline, f"nothing happened for {PATIENCE_S:g} s"
             time.sleep(0.05)
         return found

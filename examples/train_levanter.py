@@ -53,7 +53,7 @@ def train(checkpoints: str, steps: int = 100, on_step=lambda info: None, **of_th
 def main(config: TrainerConfig, on_step) -> float:
     """Levanter's part, which knows nothing of gangs, as `levanter.main.train_lm.main` does not."""
     initialize(config)
-    numbers = multiplications(4096)
+    numbers = multiplications(config.num_train_steps * config.train_batch_size)
     with Trainer(config, AdamConfig(learning_rate=1e-2).build(config.num_train_steps), loss_of) as trainer:
         model_key, training_key = jax.random.split(jax.random.PRNGKey(config.seed))
         network = functools.partial(haliax.nn.MLP.init, In, Out, 16, 2, key=model_key)
@@ -64,10 +64,11 @@ def main(config: TrainerConfig, on_step) -> float:
 
 
 def multiplications(count: int) -> ListAsyncDataset:
-    pairs = np.random.default_rng(0).uniform(-1, 1, (count, 2)).astype(np.float32)
-    examples = [(haliax.named(pair, In), haliax.named(pair.prod(keepdims=True), Out)) for pair in pairs]
+    """Return at least so many examples: pairs of numbers, again and again."""
+    pairs = np.random.default_rng(0).uniform(-1, 1, (4096, 2)).astype(np.float32)
+    examples = [(haliax.NamedArray(pair, (In,)), haliax.NamedArray(pair.prod(keepdims=True), (Out,))) for pair in pairs]
     of_levanter_1 = {"is_complete": True} if "is_complete" in inspect.signature(ListAsyncDataset).parameters else {}
-    return ListAsyncDataset(examples, **of_levanter_1)
+    return ListAsyncDataset(examples * (count // len(examples) + 1), **of_levanter_1)
 
 
 def loss_of(network, example, *, key=None):

@@ -20,8 +20,9 @@ from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
 
-FEW_CORES = Refill(delay_s=4.0, standbys=1)
-"""On hosts with few cores the next standbys start late: they would compete with the gang that has just started."""
+FEW_CORES, WITH_PRELOAD_S = Refill(delay_s=4.0, standbys=1), 12.0
+"""On hosts with few cores the next standbys start late, those that import modules still later: they would compete with
+the gang that has just started and compiles."""
 MANY_CORES, ROOMY_BYTES, MANY_HOSTS, MANY_STANDBYS = 16, 16 << 30, 64, 3
 """From `MANY_CORES` on, the next standbys start at once. If `ROOMY_BYTES` are free as well, `MANY_STANDBYS` wait on
 each host, for short runs in a row. A gang of `MANY_HOSTS` gets one per host, or the pool would start thousands."""
@@ -115,19 +116,21 @@ async def prepare_launch(
     slices.used_ports.extend(first_slice.ports[0])
     ports = {name: answers[name].ports for name in place.names}
     services = tuple(address for name in place.names for address in answers[name].file_services)
-    return Launch(launch_plan(request, place, ports, services), refill(first_slice, place.num_hosts, request.standbys))
+    return Launch(launch_plan(request, place, ports, services), refill(first_slice, place.num_hosts, request))
 
 
-def refill(ready: SliceReady, hosts: int, wanted: int | None) -> Refill:
+def refill(ready: SliceReady, hosts: int, request: RunRequest) -> Refill:
     """Return how the slices of a gang get their next standbys.
 
     Args:
         ready: cores and free memory of the hosts, as the first slice reports them.
         hosts: how many hosts the gang has.
-        wanted: how many standbys the user wants on each host; None: as many as there is room for.
+        request: says how many standbys the user wants on each host, or as many as there is room for.
     """
+    wanted = request.standbys
     if ready.cores < MANY_CORES:
-        return FEW_CORES._replace(standbys=wanted or FEW_CORES.standbys)
+        delay_s = WITH_PRELOAD_S if request.process.preload else FEW_CORES.delay_s
+        return Refill(delay_s, wanted or FEW_CORES.standbys)
     is_roomy = ready.free_bytes >= ROOMY_BYTES and hosts < MANY_HOSTS
     return Refill(0.0, wanted or (MANY_STANDBYS if is_roomy else 1))
 

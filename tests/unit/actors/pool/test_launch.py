@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.launch import FEW_CORES, launch_plan, refill
+from iris_ray.actors.pool.launch import FEW_CORES, WITH_PRELOAD_S, launch_plan, refill
 from iris_ray.actors.pool.reserved_slices import Refill
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest, SliceReady
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
@@ -156,17 +156,19 @@ def test_only_tasks_of_a_gang_have_a_coordinator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "free_gib", "hosts", "wanted", "expected"),
+    ("cores", "free_gib", "hosts", "wanted", "preload", "expected"),
     [
-        (240, 300, 8, None, Refill(0.0, 3)),
-        (240, 300, 64, None, Refill(0.0, 1)),
-        (240, 300, 64, 2, Refill(0.0, 2)),
-        (240, 8, 8, None, Refill(0.0, 1)),
-        (8, 300, 8, None, FEW_CORES),
-        (8, 300, 8, 5, FEW_CORES._replace(standbys=5)),
+        (240, 300, 8, None, (), Refill(0.0, 3)),
+        (240, 300, 64, None, (), Refill(0.0, 1)),
+        (240, 300, 64, 2, ("jax",), Refill(0.0, 2)),
+        (240, 8, 8, None, (), Refill(0.0, 1)),
+        (8, 300, 8, None, (), FEW_CORES),
+        (8, 300, 8, 5, (), FEW_CORES._replace(standbys=5)),
+        (8, 300, 8, None, ("jax",), FEW_CORES._replace(delay_s=WITH_PRELOAD_S)),
     ],
 )
 def test_small_gangs_on_roomy_hosts_keep_several_standbys(
-    cores: int, free_gib: int, hosts: int, wanted: int | None, expected: Refill
+    cores: int, free_gib: int, hosts: int, wanted: int | None, preload: tuple[str, ...], expected: Refill
 ) -> None:
-    assert refill(SliceReady((), cores, free_gib << 30), hosts, wanted) == expected
+    wish = replace(request(tasks_spec("job", 1)), standbys=wanted, process=ProcessSpec(preload=preload))
+    assert refill(SliceReady((), cores, free_gib << 30), hosts, wish) == expected
