@@ -214,8 +214,9 @@ def train_with_levanter(directory: str, every: int) -> None:
             notes.note(saved=int(info.step) + 1, time=time.time(), stall=0.0)
         time.sleep(STEP_S)
 
+    trainer: Any = train_levanter.Trainer  # type: ignore[attr-defined]
     _mark_after(notes, "joined", train_levanter, "initialize")
-    _mark_after(notes, "restored", train_levanter.Trainer, "initial_state")
+    _mark_after(notes, "restored", trainer, "initial_state")
     train_levanter.train(f"{directory}/levanter", steps=50_000, on_step=on_step, id="progress")
 
 

@@ -56,11 +56,9 @@ def train(checkpoints: str, steps: int = 300, batch_size: int = 128, step_s: flo
         return jax.tree.map(lambda p: jax.make_array_from_process_local_data(everywhere, p), params)
 
     memory = MemoryCheckpointer(every=10)
-    found = memory.restore(on_devices(fresh_parameters()))
-    if found is None:
-        start, params = restore(checkpoints)
-        found = start, on_devices(params)
-    start, params = found
+    start, params = restore(checkpoints)
+    params = on_devices(params)
+    start, params = memory.restore(params, at_least=start) or (start, params)
     me = iris_ray.get_job_info()
     where = f"{me.slice_name} worker {me.worker_id}, attempt {me.attempt}" if me else "this machine"
     print(f"process {rank} of {world} on {where}: starts at step {start}", flush=True)

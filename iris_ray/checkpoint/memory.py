@@ -40,7 +40,7 @@ class MemoryCheckpointer:
     Example::
 
         with MemoryCheckpointer(every=10) as memory:
-            start, state = memory.restore(state) or restore_from_bucket()
+            start, state = memory.restore(state, newest_in_bucket()) or restore_from_bucket()
             for step in range(start, steps):
                 state = train_step(state)
                 notice = iris_ray.jax.agreed_notice(step)
@@ -105,7 +105,7 @@ class MemoryCheckpointer:
             self.wait()
         return True
 
-    def restore(self, target: Any) -> tuple[int, Any] | None:
+    def restore(self, target: Any, at_least: int = 0) -> tuple[int, Any] | None:
         """Return the newest step that is whole in the hosts' memory, and its state; None if there is none.
 
         All processes return the same step. The steps of the newest attempt that has a whole one come first.
@@ -113,6 +113,8 @@ class MemoryCheckpointer:
         Args:
             target: a state like the one that was saved, for its structure, shapes, types and shardings; its elements
                 don't matter. Arrays may be ``jax.ShapeDtypeStruct`` with a sharding, which take no memory.
+            at_least: the newest step in the bucket; that of process 0 counts. Memory that is older is left alone: the
+                gang may have been elsewhere meanwhile, and have saved later steps there.
 
         Raises:
             CheckpointMismatchError: what was saved is another state; the message names the first difference.
@@ -120,15 +122,15 @@ class MemoryCheckpointer:
         with unproductive("checkpoint_restore"):
             gang, steps = self._here()
             leaves, structure = state_leaves(target, gang.count)
-            found = steps.restore(leaves)
+            found = steps.restore(leaves, at_least)
             if found is None:
                 return None
             step, restored = found
             return step, jax.block_until_ready(jax.tree_util.tree_unflatten(structure, restored))  # type: ignore[no-untyped-call]
 
-    def newest(self) -> int | None:
+    def newest(self, at_least: int = 0) -> int | None:
         """Return the step that `restore` would return now, the same in all processes; None if there is none."""
-        return self._here()[1].newest()
+        return self._here()[1].newest(at_least)
 
     def wait(self) -> None:
         """Return once the latest step is whole, with its copies.

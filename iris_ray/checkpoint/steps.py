@@ -198,33 +198,35 @@ class GangSteps:
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
-    def restore(self, leaves: Sequence[StateLeaf]) -> tuple[int, list[Any]] | None:
-        """Return the newest step that is whole, and its leaves; None if there is none.
+    def restore(self, leaves: Sequence[StateLeaf], at_least: int = 0) -> tuple[int, list[Any]] | None:
+        """Return the newest step that is whole, and its leaves; None if there is none, or only an older one.
 
         Raises:
             CheckpointMismatchError: it is of another state.
         """
         self.finish()
         with ThreadPoolExecutor(READERS, "iris_ray.checkpoint") as pool:
-            found, built = self._agreed(leaves, pool)
+            found, built = self._agreed(leaves, at_least, pool)
         if found is not None and found.attempt == self._gang.attempt:
             self._files.settled(found.step)
         self._prepare(leaves)
         return None if found is None else (found.step, built)
 
-    def newest(self) -> int | None:
-        """Return the newest step that is whole; None if there is none."""
+    def newest(self, at_least: int = 0) -> int | None:
+        """Return the newest step that is whole; None if there is none, or only an older one."""
         self.finish()
         with ThreadPoolExecutor(READERS, "iris_ray.checkpoint") as pool:
-            found = self._found(f"newest/{next(self._counter)}", (), pool)
+            found = self._found(f"newest/{next(self._counter)}", at_least, (), pool)
         return None if found is None else found.step
 
-    def _agreed(self, leaves: Sequence[StateLeaf], pool: ThreadPoolExecutor) -> tuple[Found | None, list[Any]]:
+    def _agreed(
+        self, leaves: Sequence[StateLeaf], at_least: int, pool: ThreadPoolExecutor
+    ) -> tuple[Found | None, list[Any]]:
         """Restore the step that process 0 has found; without the hosts that fail, until all processes succeed."""
         gang, failed = self._gang, set[int]()
         for _ in range(TRIES):
             key = f"restore/{next(self._counter)}"
-            found = self._found(key, failed, pool)
+            found = self._found(key, at_least, failed, pool)
             if found is None:
                 return None, []
             built: list[Any] = []
@@ -246,11 +248,14 @@ class GangSteps:
                 return found, built
         return None, []
 
-    def _found(self, key: str, without: Collection[int], pool: ThreadPoolExecutor) -> Found | None:
-        """Return the newest whole step, as process 0 sees it."""
+    def _found(self, key: str, at_least: int, without: Collection[int], pool: ThreadPoolExecutor) -> Found | None:
+        """Return the newest whole step if it is at least this one, as process 0 sees it."""
 
         def decision() -> str:
             found = newest_whole(self._gang.hosts, self._gang.folder, without, pool)
+            if found is not None and found.step < at_least:
+                logger.info("step %d in memory is older than %d, which the program has elsewhere", found.step, at_least)
+                found = None
             return "" if found is None else found.to_text()
 
         text = self._gang.talk.decide(key, decision)

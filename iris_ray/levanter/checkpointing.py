@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -129,8 +129,13 @@ def marked_restores() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def begun_from_memory(memory: MemoryCheckpointer) -> Iterator[None]:
-    """Have Levanter's trainers begin within the block with the newest step in the hosts' memory, if there is one."""
+def begun_from_memory(memory: MemoryCheckpointer, saved: int) -> Iterator[None]:
+    """Have Levanter's trainers begin within the block with the newest step in the hosts' memory, if there is one.
+
+    Args:
+        memory: the memory.
+        saved: how many steps are done in the newest checkpoint. Memory that is older is left alone.
+    """
     trainers = sys.modules.get("levanter.trainer")
     if trainers is None:
         yield
@@ -140,14 +145,14 @@ def begun_from_memory(memory: MemoryCheckpointer) -> Iterator[None]:
     @functools.wraps(initial_state)
     def from_memory(trainer: Any, *args: Any, **kwargs: Any) -> Any:
         config = trainer.config
-        if config.load_checkpoint is False or memory.newest() is None:
+        if config.load_checkpoint is False or memory.newest(saved) is None:
             return initial_state(trainer, *args, **kwargs)
         trainer.config = dataclasses.replace(config, load_checkpoint=False, initialize_from=None)
         try:
             fresh = initial_state(trainer, *args, **kwargs)
         finally:
             trainer.config = config
-        found = memory.restore(arrays_of(fresh.saveable_state))
+        found = memory.restore(arrays_of(fresh.saveable_state), saved)
         if found is None:
             return initial_state(trainer, *args, **kwargs)
         print(f"Step {found[0] - 1} of this run was in the hosts' memory", flush=True)
@@ -176,15 +181,19 @@ def _with_arrays(tree: Any, arrays: Mapping[str, Any]) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: arrays.get(jax.tree_util.keystr(path), leaf), tree)
 
 
-def is_complete(path: str, num_train_steps: int) -> bool:
-    """Return whether the last step of a run is among its checkpoints.
+def steps_saved(paths: Iterable[str]) -> int:
+    """Return how many steps are done in the newest whole checkpoint of a run; 0 without one.
 
     Args:
-        path: the directory of the run's checkpoints, in any file system that fsspec knows.
-        num_train_steps: the number of steps of the run.
+        paths: directories of the run's checkpoints, in any file system that fsspec knows.
     """
     import fsspec
 
-    files, _, (directory,) = fsspec.get_fs_token_paths(path)
-    saved = [found.split("/")[-2].removeprefix("step-") for found in files.glob(f"{directory}/step-*/metadata.json")]
-    return any(step.isdecimal() and int(step) >= num_train_steps - 1 for step in saved)  # step-500-best is a user's
+    newest = 0
+    for path in paths:
+        files, _, (directory,) = fsspec.get_fs_token_paths(path)
+        names = [
+            found.split("/")[-2].removeprefix("step-") for found in files.glob(f"{directory}/step-*/metadata.json")
+        ]
+        newest = max(newest, *(int(step) + 1 for step in names if step.isdecimal()), 0)  # step-500-best is a user's
+    return newest

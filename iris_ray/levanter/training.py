@@ -68,16 +68,17 @@ def run(main: Callable[[Config], Result], config: Config, memory_every: int | No
     _require_good_for_a_gang(given)
     _join()
     from iris_ray.checkpoint import MemoryCheckpointer
-    from iris_ray.levanter.checkpointing import begun_from_memory, is_complete, marked_restores
+    from iris_ray.levanter.checkpointing import begun_from_memory, marked_restores, steps_saved
 
     trainer = _in_a_gang(given, me)
-    saved = trainer.checkpointer.expanded_path(trainer.id)
-    if trainer.load_checkpoint is not False and is_complete(saved, trainer.num_train_steps):
-        print(f"Run {trainer.id} is complete: its last step is in {saved}.", flush=True)
+    paths = _checkpoint_paths(trainer)
+    saved = 0 if trainer.load_checkpoint is False else steps_saved(paths)
+    if saved >= trainer.num_train_steps:
+        print(f"Run {trainer.id} is complete: its last step is in {' or '.join(paths)}.", flush=True)
         return None
     memory = None if memory_every is None or not me.local_dir else MemoryCheckpointer(memory_every, name="levanter")
     checkpointers = _with_gang_checkpointers(trainer, memory)
-    with marked_restores(), contextlib.nullcontext() if memory is None else begun_from_memory(memory):
+    with marked_restores(), contextlib.nullcontext() if memory is None else begun_from_memory(memory, saved):
         result = main(trainer if given is config else dataclasses.replace(config, trainer=trainer))  # type: ignore[type-var]
     for checkpointer in checkpointers:
         checkpointer.save_last_step()
@@ -130,6 +131,13 @@ def _in_a_gang(given: Any, me: JobInfo) -> Any:
     if given.require_accelerator is None and os.environ.get("JAX_PLATFORMS") == "cpu":
         changes["require_accelerator"] = False  # JAX was told to use the CPU, as on simulated slices
     return dataclasses.replace(given, **changes)
+
+
+def _checkpoint_paths(trainer: Any) -> list[str]:
+    """Return the directories in which Levanter looks for checkpoints of the run."""
+    if hasattr(trainer, "checkpoint_search_paths"):  # versions with a directory for temporary checkpoints
+        return list(map(str, trainer.checkpoint_search_paths(trainer.id)))
+    return [trainer.checkpointer.expanded_path(trainer.id)]
 
 
 def _with_gang_checkpointers(trainer: Any, memory: "MemoryCheckpointer | None") -> "list[GangCheckpointer]":

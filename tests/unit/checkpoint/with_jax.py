@@ -100,6 +100,20 @@ def test_only_multiples_of_every_are_kept_unless_now(tmp_path: Path) -> None:
         assert memory.restore({"x": 0}) == (8, {"x": 8})
 
 
+def test_memory_older_than_the_bucket_is_left_alone(tmp_path: Path) -> None:
+    """A gang that was elsewhere meanwhile, and saved there, finds its old memory when it comes back."""
+    with MemoryCheckpointer(directory=tmp_path) as memory:
+        memory.save(7, {"a": np.arange(3)})
+    back = MemoryCheckpointer(directory=tmp_path)
+    target = {"a": np.zeros(3, int)}
+    assert (back.newest(at_least=8), back.restore(target, at_least=8)) == (None, None)
+    assert back.newest(at_least=7) == 7
+    found = back.restore(target, at_least=7)
+    assert found is not None
+    assert found[0] == 7
+    assert back.save(9, target)
+
+
 def test_time_of_each_save_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TaskFiles.VARIABLE, str(tmp_path / "task"))
     files = TaskFiles.of_this_task()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.levanter.checkpointing import GangCheckpointer, is_complete, marked_restores
+from iris_ray.levanter.checkpointing import GangCheckpointer, marked_restores, steps_saved
 from tests.support.processes import NOTICE
 from tests.support.waiting import wait_until
 
@@ -162,19 +162,23 @@ def test_other_checkpointer_attributes_are_levanters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "complete"),
+    ("saved", "temporary", "steps"),
     [
-        ([], False),
-        (["step-8"], False),
-        (["step-9"], True),
-        (["step-5", "step-12"], True),
-        (["epoch-12"], False),
-        (["step-3", "step-12-best"], False),
+        ([], [], 0),
+        (["step-8"], [], 9),
+        (["step-5", "step-12"], [], 13),
+        (["step-5"], ["step-7"], 8),
+        (["epoch-12"], [], 0),
+        (["step-3", "step-12-best"], [], 4),
     ],
 )
-def test_run_is_complete_once_last_step_is_saved(tmp_path: Path, saved: list[str], complete: bool) -> None:
-    for name in saved:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metadata.json").touch()
-    (tmp_path / "step-30").mkdir()  # its save did not end
-    assert is_complete(str(tmp_path), STEPS) is complete
+def test_steps_saved_are_those_of_newest_whole_checkpoint(
+    tmp_path: Path, saved: list[str], temporary: list[str], steps: int
+) -> None:
+    paths = tmp_path / "run", tmp_path / "temporary" / "run"
+    for path, names in zip(paths, (saved, temporary), strict=True):
+        for name in names:
+            (path / name).mkdir(parents=True)
+            (path / name / "metadata.json").touch()
+    (paths[0] / "step-30").mkdir(parents=True)  # its save did not end
+    assert steps_saved(map(str, paths)) == steps
