@@ -27,10 +27,9 @@ def started_job(tasks: int) -> ControllerState:
         state.handle_event(WorkerRegisteredEvent(f"w{number}", "10.0.0.1", {}, dict(CPU_HOST)))
     spec = JobSpec(job_id="large", owner="owner", user="user", replicas=tasks, resources={"CPU": 1.0})
     state.handle_event(JobSubmittedEvent(spec, 0.0))
-    assignments = cycle(state, scheduler=running).assignments
-    for assignment in assignments:
+    for assignment in cycle(state, scheduler=running).assignments:
         state.handle_event(assignment)
-    for number in range(len(assignments)):
+    for number in range(tasks // 5):
         state.handle_event(TaskStateChangedEvent(AttemptId("large", 1, number), number, TaskState.RUNNING))
     state.unrecorded.clear()
     return state

@@ -14,7 +14,7 @@ from iris_ray.state.events import (
     GangAssignedEvent,
     JobCancelledEvent,
     JobSubmittedEvent,
-    TaskAssignedEvent,
+    TasksAssignedEvent,
     TaskStateChangedEvent,
     WorkerRegisteredEvent,
 )
@@ -74,7 +74,7 @@ def one_busy(hosts: int) -> ControllerState:
     for number in range(hosts // SLICE):
         job = JobSpec(job_id=f"busy-{number}", owner="busy", resources={"TPU": 4.0})
         state.handle_event(JobSubmittedEvent(job, 0.0))
-        state.handle_event(TaskAssignedEvent(job.job_id, 0, f"w{number * SLICE + 3}"))
+        state.handle_event(TasksAssignedEvent(job.job_id, (0,), f"w{number * SLICE + 3}"))
     return state
 
 
@@ -86,7 +86,7 @@ def busy_hosts(hosts: int) -> ControllerState:
         state.handle_event(replace(event, resources={**event.resources, "memory": 4e11 + 4096.0 * number}))
         used = {"CPU": 100.0 + number * 7919 % 1899 / 100, "memory": 1e9 * (1 + number % 13)}
         state.handle_event(JobSubmittedEvent(JobSpec(job_id=f"busy-{number}", owner="busy", resources=used), 0.0))
-        state.handle_event(TaskAssignedEvent(f"busy-{number}", 0, f"w{number}"))
+        state.handle_event(TasksAssignedEvent(f"busy-{number}", (0,), f"w{number}"))
     return state
 
 
@@ -139,7 +139,7 @@ def stir(state: ControllerState, number: int) -> None:
     first = number * 37 % (len(state.workers) // SLICE) * SLICE
     state.handle_event(JobSubmittedEvent(job, 0.0))
     for i in range(SLICE):
-        state.handle_event(TaskAssignedEvent(job.job_id, i, f"w{first + i}"))
+        state.handle_event(TasksAssignedEvent(job.job_id, (i,), f"w{first + i}"))
     for i in range(SLICE):
         state.handle_event(TaskStateChangedEvent(AttemptId(job.job_id, 1, i), i, TaskState.SUCCEEDED))
         state.handle_event(AttemptEndConfirmedEvent(AttemptId(job.job_id, 1, i)))

@@ -91,20 +91,21 @@ class Worker:
         self.taints = tuple([key for key in self.attributes if key.startswith(TAINT_PREFIX)])
         self._used = {}
         for resources in self.occupants.values():
-            for resource, amount in resources.items():
-                self._used[resource] = self._used.get(resource, 0) + _units(amount)
+            self._count(resources, 1)
         self._recount()
 
-    def occupy(self, occupant: Occupant, resources: Resources) -> None:
-        """Give resources to an occupant."""
-        if before := self.occupants.pop(occupant, None):
-            self._count(before, -1)
-        self.occupants[occupant] = resources
-        self._count(resources, 1)
+    def occupy(self, occupants: Mapping[Occupant, Resources]) -> None:
+        """Give resources to occupants."""
+        for occupant, resources in occupants.items():
+            self._count(self.occupants.pop(occupant, {}), -1)
+            self.occupants[occupant] = resources
+            self._count(resources, 1)
+        self._recount()
 
     def vacate(self, occupant: Occupant) -> None:
         """Free what an occupant held: its end is confirmed."""
         self._count(self.occupants.pop(occupant, {}), -1)
+        self._recount()
         self.ending.pop(occupant, None)
 
     def free_soon(self, now: float) -> Mapping[str, float]:
@@ -128,10 +129,8 @@ class Worker:
 
     def _count(self, resources: Resources, sign: int) -> None:
         """Add to the used resources, or subtract from them. The cost does not depend on the number of occupants."""
-        if resources:
-            for resource, amount in resources.items():
-                self._used[resource] = self._used.get(resource, 0) + sign * _units(amount)
-            self._recount()
+        for resource, amount in resources.items():
+            self._used[resource] = self._used.get(resource, 0) + sign * _units(amount)
 
     def _recount(self) -> None:
         free = self.free = self._free_beside(self._used)

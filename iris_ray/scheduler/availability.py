@@ -17,7 +17,7 @@ from iris_ray.scheduler.candidates import Candidates, Distance
 from iris_ray.scheduler.evaluation import LARGER, Evaluation, Rank, Status, evaluate
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
-from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
+from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TasksAssignedEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import Group
 
@@ -433,7 +433,7 @@ def assign(
         (worker,) = available.members(names[0])
         demand = requirement.demand(worker)
         plan.take((worker,), demand, spec.job_id)
-        return TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.node_id), demand
+        return TasksAssignedEvent(spec.job_id, (gang.tasks[0].index,), worker.node_id), demand
     granted: dict[str, float] = {}
     names = sorted(names)
     groups = [available.members(name) for name in names]
@@ -450,7 +450,7 @@ def assign(
 
 def hosts_of(assignment: AssignedEvent) -> tuple[str, ...]:
     """Return the node ids of the hosts that an event assigns."""
-    if isinstance(assignment, TaskAssignedEvent):
+    if isinstance(assignment, TasksAssignedEvent):
         return (assignment.node_id,)
     return tuple(node_id for group in assignment.groups for node_id in group)
 

@@ -30,7 +30,7 @@ from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
     PromiseEvent,
-    TaskAssignedEvent,
+    TasksAssignedEvent,
     TaskUnschedulableEvent,
 )
 from iris_ray.state.fleet import Fleet
@@ -151,7 +151,7 @@ class Cycle:
 
     def _is_full(self, most: int) -> bool:
         evaluated = self._cache.evaluated - self._evaluated_before
-        placed = max(len(self._result.assignments), self._plan.tasks / TASKS_PER_GANG)
+        placed = max(self._placed.total(), self._plan.tasks / TASKS_PER_GANG)
         return max(placed, evaluated / EVALUATIONS_PER_GANG) >= most
 
     def _try(self, job: Job) -> Mapping[str, float] | None:
@@ -223,12 +223,12 @@ class Cycle:
         That host stays the best for them: what a plan takes of a host changes its room, and not its rank.
         """
         last = self._result.assignments[-1]
-        if not isinstance(last, TaskAssignedEvent):
+        if not isinstance(last, TasksAssignedEvent):
             return granted
-        job_id, need, taken, assignments = job.spec.job_id, job.requirement, self._plan.taken, self._result.assignments
-        worker, before = self._fleet.workers[last.node_id], len(assignments)
-        most = math.inf if self._most is None else self._most
-        while len(assignments) < most and need.has_room(worker, taken[worker.node_id]):
+        job_id, need, taken, indices = job.spec.job_id, job.requirement, self._plan.taken, [*last.task_indices]
+        worker = self._fleet.workers[last.node_id]
+        most = math.inf if self._most is None else self._most - self._placed.total()
+        while len(indices) <= most and need.has_room(worker, taken[worker.node_id]):
             position = next(untried, None)
             if position is None:
                 break
@@ -237,8 +237,9 @@ class Cycle:
                 self._pause(job, pause_s, gang.error)
                 continue
             self._plan.take((worker,), granted, job_id)
-            assignments.append(TaskAssignedEvent(job_id, gang.tasks[0].index, worker.node_id))
-        number = len(assignments) - before
+            indices.append(gang.tasks[0].index)
+        number = len(indices) - 1
+        self._result.assignments[-1] = TasksAssignedEvent(job_id, tuple(indices), worker.node_id)
         self._placed[job_id] += number
         more = {resource: amount * number for resource, amount in granted.items()}
         self._allowances.granted(job, more)

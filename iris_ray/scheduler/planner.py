@@ -20,7 +20,7 @@ from iris_ray.scheduler.scheduler import Scheduler
 from iris_ray.scheduler.victims import Running
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
-from iris_ray.state.events import AssignedEvent, TaskAssignedEvent, TaskUnschedulableEvent
+from iris_ray.state.events import AssignedEvent, TasksAssignedEvent, TaskUnschedulableEvent
 from iris_ray.state.instructions import FailedEvent, Instructions, ReclaimSlice
 
 logger = logging.getLogger(__name__)
@@ -199,22 +199,22 @@ class Planner:
 
     def _commit(self, result: SchedulingResult, now: float, instructions: Instructions) -> list[PlacedGang]:
         placed = (self._commit_one(assignment, now, instructions) for assignment in result.assignments)
-        return [placement for placement in placed if placement is not None]
+        return [gang for of_one in placed for gang in of_one]
 
-    def _commit_one(self, assignment: AssignedEvent, now: float, instructions: Instructions) -> PlacedGang | None:
+    def _commit_one(self, assignment: AssignedEvent, now: float, instructions: Instructions) -> list[PlacedGang]:
         """Commit an assignment; if it is refused, leave its job out."""
         job = self._state.jobs[assignment.job_id]
         try:
             wanted = self._state.handle_event(assignment)
         except IllegalTransitionError as error:
             self._leave_out(job, error, now)
-            return None
+            return []
         except Exception as error:
             instructions.failed.append(FailedEvent(assignment, error))
-            return None
+            return []
         instructions.add(wanted)
-        position = assignment.task_index if isinstance(assignment, TaskAssignedEvent) else assignment.gang
-        return PlacedGang(job, job.gangs[position], wanted.reclaim)
+        positions = assignment.task_indices if isinstance(assignment, TasksAssignedEvent) else (assignment.gang,)
+        return [PlacedGang(job, job.gangs[position], wanted.reclaim) for position in positions]
 
     def _count(self, result: SchedulingResult) -> None:
         """Log and count the jobs that starve, that are given up, and that are evicted, once each."""

@@ -39,8 +39,8 @@ from iris_ray.state.events import (
     SliceReleasedEvent,
     TaintedEvent,
     TaintLiftedEvent,
-    TaskAssignedEvent,
     TaskDispatchFailedEvent,
+    TasksAssignedEvent,
     TaskStateChangedEvent,
     TaskUnschedulableEvent,
     TimePassedEvent,
@@ -128,8 +128,8 @@ class ControllerState:
         match event:
             case GangAssignedEvent():
                 self._gangs.gang_assigned(event, change)
-            case TaskAssignedEvent():
-                self._gangs.task_assigned(event, change)
+            case TasksAssignedEvent():
+                self._gangs.tasks_assigned(event, change)
             case TaskStateChangedEvent():
                 self._gangs.task_reported(event, change)
             case AttemptEndConfirmedEvent():
@@ -249,7 +249,10 @@ class ControllerState:
     def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
         """Add the event to the story of its job or gang; an event about no job, to those of the attempts it stops."""
         stories = self._table.stories
-        if job_id in self.jobs:
+        if isinstance(event, TasksAssignedEvent):
+            for index in event.task_indices:
+                stories.remember(job_id, self._story_gang(job_id, index), event, self._now)
+        elif job_id in self.jobs:
             stories.remember(job_id, self._gang_of(event, job_id), event, self._now)
         elif not job_id:
             for stopped, _, gang in dict.fromkeys(stop.attempt for stop in instructions.stop):

@@ -190,15 +190,15 @@ class GangAssignedEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskAssignedEvent:
-    """One task of a job that is not coscheduled gets its worker."""
+class TasksAssignedEvent:
+    """Tasks of a job that is not coscheduled get a worker."""
 
     job_id: str
-    task_index: int
+    task_indices: tuple[int, ...]
     node_id: str
 
 
-AssignedEvent = GangAssignedEvent | TaskAssignedEvent
+AssignedEvent = GangAssignedEvent | TasksAssignedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +371,7 @@ Event = (
     | WorkerSuspectedEvent
     | WorkerFailedEvent
     | GangAssignedEvent
-    | TaskAssignedEvent
+    | TasksAssignedEvent
     | PromiseEvent
     | JobYieldsEvent
     | TaskUnschedulableEvent

@@ -227,10 +227,10 @@ class Fleet:
                     grouping.add(worker)  # again: its groups are made anew
                 self._record_change(worker)
 
-    def occupy(self, node_id: str, occupant: Occupant, resources: Resources) -> None:
-        """Give resources of a worker to a task's attempt."""
+    def occupy(self, node_id: str, occupants: Mapping[Occupant, Resources]) -> None:
+        """Give resources of a worker to attempts of tasks."""
         worker = self.workers[node_id]
-        worker.occupy(occupant, resources)
+        worker.occupy(occupants)
         self._occupants_changed(worker)
 
     def vacate(self, node_id: str, occupant: Occupant) -> None:
@@ -328,18 +328,23 @@ class Allocations:
         """Return the attempts of one owner's jobs."""
         return [attempt for attempt in self if jobs[attempt.job_id].spec.owner == owner]
 
-    def add(self, job: Job, attempt: AttemptId, allocation: Allocation) -> None:
-        """Record what an attempt holds from now on."""
-        self._of.setdefault(job.spec.job_id, {})[attempt] = allocation
+    def add(self, job: Job, allocations: Mapping[AttemptId, Allocation]) -> None:
+        """Record what attempts of a job hold from now on."""
+        self._of.setdefault(job.spec.job_id, {}).update(allocations)
         self.past.settle(job.spec.user)
-        self.by_band[job.spec.priority][attempt] = None
+        self.by_band[job.spec.priority].update(dict.fromkeys(allocations))
         usage = self.usage.get(job.spec.user)
         if usage is None:
             usage = self.usage[job.spec.user] = Counter()
-        for node_id, task_id, demand in allocation:
-            self._fleet.occupy(node_id, (task_id, attempt), demand)
-            usage.update(demand)
-        self._limits.took(job.spec, (demand for _, _, demand in allocation))
+        by_host: dict[str, dict[Occupant, Resources]] = {}
+        for attempt, allocation in allocations.items():
+            for node_id, task_id, demand in allocation:
+                by_host.setdefault(node_id, {})[task_id, attempt] = demand
+                for resource, amount in demand.items():
+                    usage[resource] += amount  # type: ignore[assignment]  # Counter's amounts may be fractions
+        for node_id, occupants in by_host.items():
+            self._fleet.occupy(node_id, occupants)
+        self._limits.took(job.spec, (demand for held in allocations.values() for _, _, demand in held))
 
     def end(self, job: Job, attempt: AttemptId) -> bool:
         """Free all that an attempt holds. Return whether it held anything."""

@@ -10,7 +10,7 @@ from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds
-from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, TaskStateChangedEvent
+from iris_ray.state.events import GangAssignedEvent, TasksAssignedEvent, TaskStateChangedEvent
 from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.growth import note_size
 from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
@@ -99,12 +99,16 @@ class Gangs:
         self._require_groups(event, config.group_by)
         groups = _numbered(gang, event, keep_hosts=config.group_by != TPU_NAME)
         node_ids = tuple(node_id for group in groups.values() for node_id in group)
-        self._require_room(job, gang, node_ids)
+        self._require_pending(job, gang)
+        if len(set(node_ids)) != len(node_ids):
+            raise IllegalTransitionError(f"job {event.job_id}: {node_ids} names a worker twice")
+        for node_id in node_ids:
+            self._require_room(job, node_id)
         if len(gang.tasks) != len(node_ids):  # another count of slices, or other slices: another set of tasks
             if job.attempt and len(job.gangs) > 1:
                 raise IllegalTransitionError(f"job {event.job_id}: its other slices have {len(gang.tasks)} hosts each")
             self._resize(job, len(node_ids))
-        self._assign(job, gang, tuple(groups), node_ids, change)
+        self._assign(job, [(gang, node_ids)], tuple(groups), change)
 
     def _resize(self, job: Job, size: int) -> None:
         """Give each gang of a job another number of tasks. All of them wait."""
@@ -113,15 +117,19 @@ class Gangs:
         job.counts = Counter({TaskState.PENDING: len(job.gangs) * size})
         self._table.all_changed(job)
 
-    def task_assigned(self, event: TaskAssignedEvent, change: Change) -> None:
-        """Give a task of a job that is not coscheduled its host."""
+    def tasks_assigned(self, event: TasksAssignedEvent, change: Change) -> None:
+        """Give tasks of a job that is not coscheduled their host: to all of them or to none."""
         job = self._table.known(event.job_id)
         if job.spec.coscheduling is not None:
             raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
-        gang = self._table.gang(job, event.task_index)
-        self._require_room(job, gang, (event.node_id,))
+        if not event.task_indices or len({*event.task_indices}) != len(event.task_indices):
+            raise IllegalTransitionError(f"job {event.job_id}: {event.task_indices} names a task twice, or none")
+        gangs = [self._table.gang(job, index) for index in event.task_indices]
+        for gang in gangs:
+            self._require_pending(job, gang)
+        self._require_room(job, event.node_id, len(gangs))
         slice_name = self._fleet.workers[event.node_id].slice_name
-        self._assign(job, gang, (slice_name or event.node_id,), (event.node_id,), change)
+        self._assign(job, [(gang, (event.node_id,)) for gang in gangs], (slice_name or event.node_id,), change)
 
     def _require_groups(self, event: GangAssignedEvent, group_by: str) -> None:
         """Refuse an assignment that splits a gang: each group's hosts share its name, and no two groups share one."""
@@ -134,36 +142,45 @@ class Gangs:
                 if worker is not None and grouping.name_of(worker) != name:
                     raise IllegalTransitionError(f"job {event.job_id}: worker {node_id} is not of {group_by} {name}")
 
-    def _require_room(self, job: Job, gang: Gang, node_ids: tuple[str, ...]) -> None:
-        """Refuse an assignment to hosts that are gone or full, as a last check against two tasks on one host."""
-        who = job.spec.job_id
+    def _require_pending(self, job: Job, gang: Gang) -> None:
         if job.state.finished or not gang.pending:
             state = gang.tasks[0].state.name
             raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only PENDING tasks are assigned")
-        if len(set(node_ids)) != len(node_ids):
-            raise IllegalTransitionError(f"job {who}: {node_ids} names a worker twice")
-        for node_id in node_ids:
-            worker = self._fleet.workers.get(node_id)
-            if worker is None or not job.requirement.has_room(worker):
-                raise IllegalTransitionError(f"job {who}: worker {node_id} is gone or full")
 
-    def _assign(self, job: Job, gang: Gang, groups: tuple[str, ...], node_ids: tuple[str, ...], change: Change) -> None:
-        gang.attempt += 1
-        job.attempt = max(job.attempt, gang.attempt)
-        gang.groups = groups
-        gang.running_since = math.inf
-        found = []
-        for task, node_id in zip(gang.tasks, node_ids, strict=True):
-            found.append((node_id, task.task_id, job.requirement.demand(self._fleet.workers[node_id])))
-            move(job, gang, task, TaskState.ASSIGNED)
-            task.node_id = node_id
-        allocation = tuple(found)
-        self._allocations.add(job, job.current_attempt(gang), allocation)
-        job_table.note_assigned(job, allocation, change.now)
-        self._table.waits_no_more(job, gang)
-        self._promises.kept_by(job, node_ids)
-        self._holders.take(job, node_ids, change)
-        self._notices.tell_of_its_hosts(job, gang, change)
+    def _require_room(self, job: Job, node_id: str, tasks: int = 1) -> None:
+        """Refuse an assignment to a host that is gone or full, as a last check against two tasks on one host."""
+        worker = self._fleet.workers.get(node_id)
+        if worker is not None:
+            others = {r: amount * (tasks - 1) for r, amount in job.requirement.demand(worker).items()}
+            if job.requirement.has_room(worker, others if tasks > 1 else None):
+                return
+        raise IllegalTransitionError(f"job {job.spec.job_id}: worker {node_id} is gone or full")
+
+    def _assign(
+        self, job: Job, placed: Sequence[tuple[Gang, tuple[str, ...]]], groups: tuple[str, ...], change: Change
+    ) -> None:
+        """Give gangs of a job their hosts, all in the same groups."""
+        allocations = dict[AttemptId, Allocation]()
+        for gang, node_ids in placed:
+            gang.attempt += 1
+            job.attempt = max(job.attempt, gang.attempt)
+            gang.groups = groups
+            gang.running_since = math.inf
+            found = []
+            for task, node_id in zip(gang.tasks, node_ids, strict=True):
+                found.append((node_id, task.task_id, job.requirement.demand(self._fleet.workers[node_id])))
+                move(job, gang, task, TaskState.ASSIGNED)
+                task.node_id = node_id
+            allocations[job.current_attempt(gang)] = tuple(found)
+            self._table.waits_no_more(job, gang)
+        self._allocations.add(job, allocations)
+        for allocation in allocations.values():
+            job_table.note_assigned(job, allocation, change.now)
+        hosts = tuple(dict.fromkeys(node_id for _, node_ids in placed for node_id in node_ids))
+        self._promises.kept_by(job, hosts)
+        self._holders.take(job, hosts, change)
+        for gang, _ in placed:
+            self._notices.tell_of_its_hosts(job, gang, change)
         self._spares.look_at(job)
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -256,7 +273,7 @@ class Gangs:
         """Restore what an attempt holds. An attempt that is over is stopped again, in case its pool does not know."""
         gang, workers = job.gangs[attempt.gang], self._fleet.workers
         there = tuple(place for place in allocation if place[0] in workers)
-        self._allocations.add(job, attempt, there)
+        self._allocations.add(job, {attempt: there})
         if not gang.placed or gang.attempt != attempt.number:
             self._allocations.mark_ending(attempt, change.now)
             change.instructions.stop.append(StopAttempt(attempt, gang.error or "the job is over"))

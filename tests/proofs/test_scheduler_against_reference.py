@@ -15,7 +15,7 @@ from iris_ray.state.events import AttemptEndConfirmedEvent, GangMovedEvent, Prom
 from tests.proofs.drawn_worlds import LONG, WORLDS, RandomWorld, Shape
 from tests.proofs.reference.plan import ReferencePlan
 from tests.support.proofs import examples
-from tests.support.worlds import World, asked_to_leave, promised
+from tests.support.worlds import World, asked_to_leave, one_by_one, promised
 
 
 def commit_what_both_plan(world: World) -> None:
@@ -25,7 +25,7 @@ def commit_what_both_plan(world: World) -> None:
     before = {account: state.limits.held(*account).chips for account in state.limits.accounts}
     seen = state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits, state.jobs
     reference = ReferencePlan(state.pending(), *seen)
-    assert result.assignments == reference.assignments
+    assert one_by_one(result.assignments) == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
     assert result.pending_reasons.keys() == reference.pending_reasons

@@ -17,11 +17,11 @@ from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangAssignedEvent,
     JobSubmittedEvent,
-    TaskAssignedEvent,
+    TasksAssignedEvent,
     TaskStateChangedEvent,
 )
 from tests.support.proofs import EXAMPLES
-from tests.support.worlds import World, gang_spec, host
+from tests.support.worlds import World, gang_spec, host, one_by_one
 
 FREE, BUSY, MISSING, DRAINING = "free", "busy", "missing", "draining"
 # Which of the two hosts of a slice is which, and which slice, makes no difference.
@@ -84,7 +84,7 @@ class SmallWorld(World):
     def use(self, node_id: str) -> None:
         spec = JobSpec(job_id=f"on-{node_id}", owner="pool-a", resources={TPU: 4.0})
         self.do(JobSubmittedEvent(spec, self.now))
-        self.do(TaskAssignedEvent(spec.job_id, 0, node_id))
+        self.do(TasksAssignedEvent(spec.job_id, (0,), node_id))
 
     def end(self, attempts: Sequence[AttemptId]) -> None:
         """They succeed, and their ends are confirmed."""
@@ -118,7 +118,7 @@ class SmallWorld(World):
     def commit_legal_plan(self) -> set[str]:
         """Commit a plan step by step; each step is legal after those before. Returns the jobs that got something."""
         plan = self.plan()
-        assignments = plan.assignments
+        assignments = one_by_one(plan.assignments)
         for event in assignments:
             place = event.groups if isinstance(event, GangAssignedEvent) else ((event.node_id,),)
             assert place in self.legal_places(self.state.jobs[event.job_id], idle=True)

@@ -1,6 +1,6 @@
 """A small cluster on paper: the controller's state and its scheduler, with the words that tests use."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,14 @@ from iris_ray.scheduler.planner import running
 from iris_ray.state.attempt_ends import QUICK_S
 from iris_ray.state.controller_state import ControllerState, apply_all
 from iris_ray.state.events import (
+    AssignedEvent,
     AttemptEndConfirmedEvent,
     Event,
     GangAssignedEvent,
     JobSubmittedEvent,
     PromiseEvent,
-    TaskAssignedEvent,
     TaskDispatchFailedEvent,
+    TasksAssignedEvent,
     TaskStateChangedEvent,
     TimePassedEvent,
     WorkerFailedEvent,
@@ -225,11 +226,22 @@ def assigned_gangs(plan: SchedulingResult) -> list[GangAssignedEvent]:
     return gangs
 
 
-def assigned_tasks(plan: SchedulingResult) -> list[TaskAssignedEvent]:
-    """The assignments of a plan that consists of tasks without coscheduling."""
-    tasks = [event for event in plan.assignments if isinstance(event, TaskAssignedEvent)]
-    assert tasks == plan.assignments
+def assigned_tasks(plan: SchedulingResult) -> list[TasksAssignedEvent]:
+    """The assignments of a plan that consists of tasks without coscheduling, one for each task."""
+    tasks = [event for event in one_by_one(plan.assignments) if isinstance(event, TasksAssignedEvent)]
+    assert tasks == one_by_one(plan.assignments)
     return tasks
+
+
+def one_by_one(assignments: Iterable[AssignedEvent]) -> list[AssignedEvent]:
+    """The same assignments with an event for each gang and each task."""
+    found: list[AssignedEvent] = []
+    for event in assignments:
+        if isinstance(event, TasksAssignedEvent):
+            found += [replace(event, task_indices=(index,)) for index in event.task_indices]
+        else:
+            found.append(event)
+    return found
 
 
 def task_states(job: Job) -> list[TaskState]:

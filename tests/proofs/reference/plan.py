@@ -14,7 +14,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker, accelerators
 from iris_ray.scheduler.fair_queue import Usage
-from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
+from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TasksAssignedEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import group_name
 from iris_ray.state.user_limits import Account, PastUsage, UserLimits
@@ -376,7 +376,7 @@ class ReferencePlan:
             names = tuple(option.name for option in chosen)
             self.assignments.append(GangAssignedEvent(spec.job_id, names, node_ids, gang.position))
         else:
-            self.assignments.append(TaskAssignedEvent(spec.job_id, gang.tasks[0].index, node_ids[0][0]))
+            self.assignments.append(TasksAssignedEvent(spec.job_id, (gang.tasks[0].index,), node_ids[0][0]))
 
     def keep(self, job: Job, gang: Gang, options: list[Option], room: list[str] | None) -> None:
         """Keep groups from all jobs that come later, for a gang that has waited too long or returns."""

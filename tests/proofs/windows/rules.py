@@ -18,7 +18,7 @@ from iris_ray.state.events import (
     GangMovedEvent,
     LimitsSetEvent,
     PromiseEvent,
-    TaskAssignedEvent,
+    TasksAssignedEvent,
 )
 from iris_ray.state.instructions import Instructions
 
@@ -115,7 +115,7 @@ class Rules:
         match event:
             case GangAssignedEvent(job_id, _, groups):
                 self._is_placed(job_id, [node_id for group in groups for node_id in group])
-            case TaskAssignedEvent(job_id, _, node_id):
+            case TasksAssignedEvent(job_id, _, node_id):
                 self._is_placed(job_id, [node_id])
             case PromiseEvent(leave=leave) if leave:
                 self._asks(event)

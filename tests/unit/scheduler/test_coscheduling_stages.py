@@ -13,9 +13,9 @@ from iris_ray.model.jobs import Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.state import ControllerState, events
-from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, WorkerRegisteredEvent
+from iris_ray.state.events import GangAssignedEvent, WorkerRegisteredEvent
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, assigned_gangs, host, tagged, task_states
+from tests.support.worlds import World, assigned_gangs, assigned_tasks, host, tagged, task_states
 
 OP = ConstraintOp
 S = TaskState
@@ -49,7 +49,7 @@ def workers_that_satisfy(world: World, *constraints: Constraint) -> set[str]:
     """Where the tasks of a TPU job go if it has one task more than there are workers."""
     count = len(world.state.workers) + 1
     world.submit_tasks(replicas=count, device="v4-8", constraints=constraints)
-    chosen = [a.node_id for a in world.plan().assignments if isinstance(a, TaskAssignedEvent)]
+    chosen = [a.node_id for a in assigned_tasks(world.plan())]
     assert len(set(chosen)) == len(chosen)
     return set(chosen)
 

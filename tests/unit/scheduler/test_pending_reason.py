@@ -113,7 +113,7 @@ def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world:
     assert users == {"other", "job"}
     world.finish(job)
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1), "no answer", world.now))
-    assert [a.task_index for a in assigned_tasks(world.plan())] == [1]
+    assert [a.task_indices for a in assigned_tasks(world.plan())] == [(1,)]
 
 
 # -- in words -------------------------------------------------------------------------------------------------------

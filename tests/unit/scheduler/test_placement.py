@@ -7,8 +7,8 @@ import pytest
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_spec import CoschedulingConfig
-from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
-from tests.support.worlds import World, add_slices, cpu_host, host, tagged
+from iris_ray.state.events import GangAssignedEvent, TasksAssignedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
+from tests.support.worlds import World, add_slices, cpu_host, host, one_by_one, tagged
 
 OP = ConstraintOp
 BY_RACK = CoschedulingConfig("rack")
@@ -17,10 +17,10 @@ BY_RACK = CoschedulingConfig("rack")
 def hosts(world: World, job_id: str = "job") -> list[str]:
     """The hosts that the job would get now, in the order of its tasks; only of tasks that would be placed."""
     found: list[str] = []
-    for assignment in world.plan().assignments:
+    for assignment in one_by_one(world.plan().assignments):
         if assignment.job_id == job_id and isinstance(assignment, GangAssignedEvent):
             found += [node_id for group in assignment.groups for node_id in group]
-        elif assignment.job_id == job_id and isinstance(assignment, TaskAssignedEvent):
+        elif assignment.job_id == job_id and isinstance(assignment, TasksAssignedEvent):
             found.append(assignment.node_id)
     return found
 

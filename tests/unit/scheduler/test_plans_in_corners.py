@@ -12,7 +12,7 @@ from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent, WorkerRegisteredEvent
+from iris_ray.state.events import JobSubmittedEvent, TasksAssignedEvent, WorkerRegisteredEvent
 from tests.support.worlds import S, World, gang_spec, host
 
 LONG = BACKFILL_BOUND_S + 1
@@ -39,7 +39,7 @@ def submit_gang(world: World, job_id: str, age: float = 0.0, **changes: Any) -> 
 
 
 def placed(world: World) -> dict[str, object]:
-    return {a.job_id: a.node_id if isinstance(a, TaskAssignedEvent) else a.groups for a in world.plan().assignments}
+    return {a.job_id: a.node_id if isinstance(a, TasksAssignedEvent) else a.groups for a in world.plan().assignments}
 
 
 RACK = CoschedulingConfig("rack")

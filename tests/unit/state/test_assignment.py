@@ -4,7 +4,7 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.lifecycle import JobState
-from iris_ray.state.events import Event, GangAssignedEvent, TaskAssignedEvent
+from iris_ray.state.events import Event, GangAssignedEvent, TasksAssignedEvent
 from tests.support.worlds import S, World, attempts, cpu_host, task_states
 
 # -- of gangs -------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def refuse(world: World, event: Event) -> None:
 
 def test_assignment_of_one_gang_task_is_refused(world: World) -> None:
     world.submit()
-    refuse(world, TaskAssignedEvent("job", 0, "a-0"))
+    refuse(world, TasksAssignedEvent("job", (0,), "a-0"))
 
 
 def test_assignment_of_gang_without_coscheduling_is_refused(world: World) -> None:
@@ -95,40 +95,52 @@ def test_assignment_of_gang_without_coscheduling_is_refused(world: World) -> Non
 def test_assignment_of_host_with_taken_chips_is_refused(world: World) -> None:
     world.start_tasks("other", replicas=1, resources={"TPU": 1.0})
     world.submit_tasks(resources={"TPU": 1.0})
-    refuse(world, TaskAssignedEvent("job", 0, "a-0"))
+    refuse(world, TasksAssignedEvent("job", (0,), "a-0"))
 
 
 def test_assignment_of_a_host_without_room_is_refused(world: World) -> None:
     world.do(cpu_host("cpu"))
     world.start_tasks("other", replicas=2, resources={"CPU": 3.0})
     world.submit_tasks(resources={"CPU": 3.0})
-    refuse(world, TaskAssignedEvent("job", 0, "cpu"))
+    refuse(world, TasksAssignedEvent("job", (0,), "cpu"))
+
+
+@pytest.mark.parametrize("indices", [(0, 1, 2), (0, 0), ()])
+def test_tasks_that_do_not_all_fit_on_a_host_are_refused_together(world: World, indices: tuple[int, ...]) -> None:
+    world.do(cpu_host("cpu"))
+    world.submit_tasks(replicas=3, resources={"CPU": 3.0})
+    refuse(world, TasksAssignedEvent("job", indices, "cpu"))
+    world.do(TasksAssignedEvent("job", (0, 2), "cpu"))
+    assert task_states(world.state.jobs["job"]) == [S.ASSIGNED, S.PENDING, S.ASSIGNED]
+    assert world.state.workers["cpu"].free["CPU"] == 2.0
 
 
 def test_assignment_of_missing_host_is_refused(world: World) -> None:
     world.submit_tasks()
-    refuse(world, TaskAssignedEvent("job", 0, "nobody"))
+    refuse(world, TasksAssignedEvent("job", (0,), "nobody"))
 
 
 def test_assignment_of_running_task_is_refused(world: World) -> None:
     world.start_tasks()
-    refuse(world, TaskAssignedEvent("job", 0, "b-0"))
+    refuse(world, TasksAssignedEvent("job", (0,), "b-0"))
 
 
 def test_assignment_of_ended_task_is_refused(world: World) -> None:
     job = world.start_tasks(max_task_failures=1)
     world.report(job, S.FAILED, 0)
-    refuse(world, TaskAssignedEvent("job", 0, "b-0"))
+    refuse(world, TasksAssignedEvent("job", (0,), "b-0"))
     world.report(job, S.SUCCEEDED, 1)
-    refuse(world, TaskAssignedEvent("job", 1, "b-0"))
+    refuse(world, TasksAssignedEvent("job", (1,), "b-0"))
 
 
 @pytest.mark.parametrize("index", [-1, 2, 99])
 def test_assignment_of_missing_task_is_refused(world: World, index: int) -> None:
     world.submit_tasks()
-    refuse(world, TaskAssignedEvent("job", index, "a-0"))
+    refuse(world, TasksAssignedEvent("job", (index,), "a-0"))
 
 
-@pytest.mark.parametrize("event", [TaskAssignedEvent("job", 0, "a-0"), GangAssignedEvent("job", ("a",), (("a-0",),))])
+@pytest.mark.parametrize(
+    "event", [TasksAssignedEvent("job", (0,), "a-0"), GangAssignedEvent("job", ("a",), (("a-0",),))]
+)
 def test_assignment_for_missing_job_is_refused(world: World, event: Event) -> None:
     refuse(world, event)

@@ -13,7 +13,7 @@ from iris_ray.state.events import (
     SliceReleasedEvent,
     TaintedEvent,
     TaintLiftedEvent,
-    TaskAssignedEvent,
+    TasksAssignedEvent,
     TimePassedEvent,
     WorkerDrainedEvent,
     WorkerRegisteredEvent,
@@ -151,7 +151,7 @@ def test_empty_host_may_become_anything(world: World) -> None:
 
 def test_single_task_survives_change_of_slice(world: World) -> None:
     job = world.submit_tasks(replicas=1, resources={"CPU": 3.0})
-    world.do(TaskAssignedEvent("job", 0, "a-0"))
+    world.do(TasksAssignedEvent("job", (0,), "a-0"))
     assert not world.do(host("b", 0, node_id="a-0")).stop
     assert world.do(host("b", 0, node_id="a-0", resources={"CPU": 2.0})).stop
     assert job.state is JobState.PENDING

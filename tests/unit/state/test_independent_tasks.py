@@ -11,8 +11,8 @@ from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     JobCancelledEvent,
-    TaskAssignedEvent,
     TaskDispatchFailedEvent,
+    TasksAssignedEvent,
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
@@ -275,7 +275,7 @@ def test_dispatch_failure_requeues_one_task_uncharged_after_pause(world: World) 
     world.confirm(job, index=1)
     assert world.plan().assignments == []
     world.now += 60
-    assert [a.task_index for a in assigned_tasks(world.plan())] == [1]
+    assert [a.task_indices for a in assigned_tasks(world.plan())] == [(1,)]
 
 
 def test_dispatch_failure_does_not_delay_waiting_siblings(world: World) -> None:
@@ -284,7 +284,7 @@ def test_dispatch_failure_does_not_delay_waiting_siblings(world: World) -> None:
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 0), "no answer", world.now))
     world.confirm(job)
     world.add_slice("c")
-    assert [a.task_index for a in assigned_tasks(world.plan())] == [4]
+    assert [a.task_indices for a in assigned_tasks(world.plan())] == [(4,)]
 
 
 # -- capacity -------------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
     world.report(job, S.FAILED, 0)
     world.confirm(job, 1)
     other = world.submit_tasks("other", replicas=3, resources={"TPU": 4.0, "CPU": 1.0})
-    world.do(TaskAssignedEvent("other", 0, "a-0"))
+    world.do(TasksAssignedEvent("other", (0,), "a-0"))
     world.confirm(job, 1)
     assert "a-0" in world.busy()
     assert other.tasks[0].node_id == "a-0"
@@ -366,7 +366,7 @@ def test_job_with_more_tasks_than_hosts_starts_in_part(world: World) -> None:
     job = world.submit_tasks(replicas=6)
     plan = world.plan()
     assert plan.assignments == [
-        TaskAssignedEvent("job", index, node_id) for index, node_id in enumerate(["a-0", "a-1", "b-0", "b-1"])
+        TasksAssignedEvent("job", (index,), node_id) for index, node_id in enumerate(["a-0", "a-1", "b-0", "b-1"])
     ]
     assert plan.pending_reasons.keys() == {"job"}
     world.schedule()
@@ -375,7 +375,7 @@ def test_job_with_more_tasks_than_hosts_starts_in_part(world: World) -> None:
     assert world.plan().assignments == []
     world.report(job, S.SUCCEEDED, 2)
     world.confirm(job, index=2)
-    assert world.plan().assignments == [TaskAssignedEvent("job", 4, "b-0")]
+    assert world.plan().assignments == [TasksAssignedEvent("job", (4,), "b-0")]
 
 
 @pytest.mark.parametrize("chips", [0.5, 1.0, 4.0])
@@ -397,7 +397,7 @@ def test_cpu_tasks_fill_a_host(world: World) -> None:
     assert [task.node_id for task in job.tasks] == ["cpu", "cpu"]
     assert world.state.workers["cpu"].free == {"CPU": 2.0}
     world.submit_tasks("other", replicas=3, resources={"CPU": 1.0}, constraints=on_cpu)
-    assert [a.task_index for a in assigned_tasks(world.plan())] == [0, 1]
+    assert [a.task_indices for a in assigned_tasks(world.plan())] == [(0,), (1,)]
 
 
 def test_cpu_task_shares_chip_host_if_there_is_no_other(world: World) -> None:

@@ -22,7 +22,7 @@ from iris_ray.state.events import (
     JobRestoredEvent,
     JobSubmittedEvent,
     SliceHeldEvent,
-    TaskAssignedEvent,
+    TasksAssignedEvent,
     TaskStateChangedEvent,
     TimePassedEvent,
     WorkerDrainedEvent,
@@ -258,7 +258,7 @@ def test_independent_tasks_are_restored_individually(world: World) -> None:
     spec = JobSpec(job_id="many", owner="pool-a", replicas=4, resources={"CPU": 1.0}, max_retries_failure=1)
     world.do(JobSubmittedEvent(spec, world.now))
     for index in range(3):
-        world.do(TaskAssignedEvent("many", index, "a-0"))
+        world.do(TasksAssignedEvent("many", (index,), "a-0"))
     world.do(TaskStateChangedEvent(AttemptId("many", 1, 0), 0, S.SUCCEEDED))
     world.do(TaskStateChangedEvent(AttemptId("many", 1, 1), 1, S.FAILED, "boom"))
     new, stops = successor(world)

@@ -126,7 +126,7 @@ def test_refused_event_raises_with_its_gangs_story(world: World) -> None:
         world.report(job, S.PENDING, 3)
     assert refused.value.__notes__ == [
         "before: 100.000 JobSubmittedEvent",
-        "before: 100.000 TaskAssignedEvent, task_index=3, node_id=h",
+        "before: 100.000 TasksAssignedEvent, node_id=h",
         "before: 100.000 TaskStateChangedEvent, attempt 1 of many/task-3, task_index=3, new_state=RUNNING",
     ]
 

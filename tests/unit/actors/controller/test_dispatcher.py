@@ -23,8 +23,8 @@ from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
     SliceReleasedEvent,
-    TaskAssignedEvent,
     TaskDispatchFailedEvent,
+    TasksAssignedEvent,
 )
 from iris_ray.state.instructions import Instructions, ReclaimSlice, StopAttempt
 from tests.support.worlds import World, cpu_host
@@ -145,7 +145,7 @@ async def test_many_orders_are_repeated_in_batches(monkeypatch: pytest.MonkeyPat
     world.do(cpu_host("c", cpus=10.0))
     job = world.submit_tasks("job", 10, resources={"CPU": 1.0})
     for index in range(10):
-        world.do(TaskAssignedEvent("job", index, "c"))
+        world.do(TasksAssignedEvent("job", (index,), "c"))
     dispatcher: Any = SimpleNamespace(
         order=lambda job, gang: gang.position, dispatch=lambda order, _: given.append(order)
     )

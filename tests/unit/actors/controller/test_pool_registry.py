@@ -18,7 +18,7 @@ from iris_ray.errors import SupersededError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.state import ControllerState, job_table
 from iris_ray.state.controller_state import apply_all
-from iris_ray.state.events import JobCancelledEvent, JobSubmittedEvent, TaskAssignedEvent
+from iris_ray.state.events import JobCancelledEvent, JobSubmittedEvent, TasksAssignedEvent
 from iris_ray.state.fleet import Allocations
 from tests.support.virtual_cluster import VirtualCluster, played
 from tests.support.worlds import World, cpu_host, gang_spec, tasks_spec
@@ -35,7 +35,7 @@ def test_pool_end_costs_the_same_per_job(monkeypatch: pytest.MonkeyPatch) -> Non
     world.do(cpu_host("c", cpus=float(JOBS)))
     for number in range(JOBS):
         world.do(JobSubmittedEvent(tasks_spec(f"j{number}", 1, resources={"CPU": 1.0}), world.now))
-        world.do(TaskAssignedEvent(f"j{number}", 0, "c"))
+        world.do(TasksAssignedEvent(f"j{number}", (0,), "c"))
 
     def counted(allocations: Allocations, job_id: str) -> Any:
         nonlocal looks
