@@ -166,7 +166,7 @@ class Promises:
         promise = self._of[job.spec.job_id] = _Promise(job, is_firm=True, taking=taking)
         self._keep(promise, taking.node_ids)
 
-    def give_up(self, job: Job, node_ids: Collection[str]) -> None:
+    def give_up(self, job: Job, node_ids: Collection[str], reason: str) -> None:
         """End a job's promise, since the job runs or can't run for a while. Its hosts must be lifted.
 
         A promise past the bound is for one gang, wherever that gang then runs. Hosts that others leave to a job may be
@@ -175,6 +175,7 @@ class Promises:
         Args:
             job: the job.
             node_ids: the hosts that the job gets; none if it can't run.
+            reason: why it can't run.
         """
         promise = self._of.get(job.spec.job_id)
         if promise is None or not promise.node_ids:
@@ -182,7 +183,7 @@ class Promises:
         room, promise.node_ids = promise.node_ids, ()
         self.given_up = True
         if not node_ids:
-            promise.reason = "it can't run for a while"
+            promise.reason = reason
             self._allowances.released(job)
         elif job.spec.coscheduling is None and (promise.is_firm or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1

@@ -349,6 +349,20 @@ def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCa
     assert "what was promised to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text
 
 
+def test_promise_past_a_limit_is_called_off_and_names_the_limit(
+    world: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.run("busy", user="bob", **on("a"))
+    starving = world.submit("starving", user="ann", **on("a"))
+    world.turn(LATE)
+    assert starving.promise is not None
+    world.run("first", user="ann", **on("b"))
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(running_jobs=1)))
+    world.turn()
+    why = "ann has reached the limit of 1 running jobs in band interactive"
+    assert f"what was promised to starving is called off: {why}" in caplog.text
+
+
 def test_slice_that_a_victim_frees_besides_counts_until_free(world: Played) -> None:
     """It leaves for the other job. The notice to the second victim was taken back, and given again, plan after plan."""
     add_slices(world, "c")
