@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_NAME, Worker, accelerators
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.limits import chips_per_group
@@ -16,7 +17,6 @@ from iris_ray.state.events import (
     Event,
     GangAssignedEvent,
     GangMovedEvent,
-    LimitsSetEvent,
     PromiseEvent,
     TasksAssignedEvent,
 )
@@ -38,7 +38,7 @@ class Promised:
         node_ids: the hosts.
         given_up: the attempts that were asked to leave for it. With any, the promise is firm.
         left: those of them that have left.
-        limits: how often limits had been set when it began.
+        limits: those of its user when it was last within them.
         begun: how many attempts of the job there had been.
         there: the attempts that held these hosts when they were promised.
     """
@@ -46,7 +46,7 @@ class Promised:
     node_ids: tuple[str, ...]
     given_up: tuple[AttemptId, ...] = ()
     left: tuple[AttemptId, ...] = ()
-    limits: int = 0
+    limits: tuple[float, float] = (math.inf, math.inf)
     begun: int = 0
     there: frozenset[AttemptId] = frozenset()
 
@@ -63,17 +63,15 @@ class Ledger:
         promised: by job id.
         ended: the attempts whose end is still to be confirmed, each since when.
         asked: the attempts that are to leave, each with the job that they leave for.
-        limits: how often limits have been set.
     """
 
     promised: dict[str, Promised] = field(default_factory=dict)
     ended: dict[AttemptId, float] = field(default_factory=dict)
     asked: dict[AttemptId, str] = field(default_factory=dict)
-    limits: int = 0
 
     def copy(self) -> "Ledger":
         promised = {job_id: replace(one) for job_id, one in self.promised.items()}
-        return Ledger(promised, dict(self.ended), dict(self.asked), self.limits)
+        return Ledger(promised, dict(self.ended), dict(self.asked))
 
 
 class Rules:
@@ -95,6 +93,7 @@ class Rules:
         self._state = ControllerState()
         self._broken: list[tuple[str, Promised]] = []  # promises of this turn that have ended, to be judged at its end
         self._passed: list[tuple[Job, str, str, Promised]] = []  # who was placed on whose host in this turn
+        self._placed: dict[str, tuple[float, float]] = {}  # who was placed in this turn, with the limits of the user
         self._able_since: dict[str, float] = {}
 
     def watch(self, state: ControllerState, ledger: Ledger | None = None) -> None:
@@ -105,6 +104,7 @@ class Rules:
             self.ledger.ended = {}  # a new Controller counts from when it sees them
             self._broken.clear()
             self._passed.clear()
+            self._placed.clear()
             self._able_since.clear()
             self._see_ends()
             self._see_promises()
@@ -119,8 +119,6 @@ class Rules:
                 self._is_placed(job_id, [node_id])
             case PromiseEvent(leave=leave) if leave:
                 self._asks(event)
-            case LimitsSetEvent():
-                self.ledger.limits += 1
 
     def after(self, event: Event, instructions: Instructions) -> None:
         self._see_ends()
@@ -160,7 +158,7 @@ class Rules:
         self._broken.clear()
         self._passed.clear()
         self._promises_are_sound()
-        self._promises_are_within_limits()
+        self._limits_are_kept()
         self._chances_are_taken()
 
     # -- what is seen ----------------------------------------------------------------------------------------------
@@ -181,14 +179,14 @@ class Rules:
             if job_id in promised and self._is_another(job, promised[job_id]):
                 self._broken.append((job_id, promised.pop(job_id)))
             if job_id not in promised:
-                promised[job_id] = Promised(job.promise.node_ids, limits=self.ledger.limits, begun=_begun(job))
+                promised[job_id] = Promised(job.promise.node_ids, limits=self._limits(job), begun=_begun(job))
                 self.counts["promised"] += 1
             if promised[job_id].node_ids != job.promise.node_ids or not promised[job_id].there:
                 promised[job_id].node_ids = job.promise.node_ids
                 promised[job_id].there = frozenset(self._on(job.promise.node_ids))
         if isinstance(event, PromiseEvent) and event.leave and event.job_id in promised:
             one = promised[event.job_id]
-            one.limits = self.ledger.limits
+            one.limits = self._limits(jobs[event.job_id])
             for attempt in event.leave:
                 if attempt in one.given_up:
                     continue
@@ -219,6 +217,7 @@ class Rules:
     def _is_placed(self, job_id: str, node_ids: Iterable[str]) -> None:
         """Nobody gets a promised host but a higher band, and a gang that returns where nobody has left for another."""
         job = self._state.jobs[job_id]
+        self._placed[job_id] = self._limits(job)
         for node_id in node_ids:
             for other_id, promised in self.ledger.promised.items():
                 if other_id == job_id or node_id not in promised.node_ids:
@@ -255,7 +254,8 @@ class Rules:
                 continue
             assert self._may_evict(taker, job, gang), f"{who} may not evict {attempt}"
         self._is_enough(taker, event.node_ids, event.leave, who)
-        assert not self._is_over_the_limit(taker, event.leave), f"{who} would be over the limit of its user"
+        chips = self._chips_of(event.node_ids)
+        assert not self._is_over_the_limit(taker, chips, event.leave), f"{who} would be over the limit of its user"
         self._is_needed(taker, who)
         self.counts["asked"] += 1
 
@@ -296,19 +296,24 @@ class Rules:
         """Nobody is asked to leave while enough slices are free, or about to be."""
         others = [job for job in self._state.pending() if self._is_returning(job)]
         is_pinned = any(constraint.key == TPU_NAME for constraint in taker.spec.constraints)
-        if others or is_pinned or taker.avoided or taker.spec.coscheduling is None or self._is_over_the_limit(taker):
+        if others or is_pinned or taker.avoided or taker.spec.coscheduling is None:
             return
-        own = self.ledger.promised.get(taker.spec.job_id)
+        if self._is_over_the_limit(taker, _least_chips(taker)):
+            return
+        others = [one for job_id, one in self.ledger.promised.items() if job_id != taker.spec.job_id]
+        others += [one for job_id, one in self._broken if _account(self._state.jobs[job_id]) == _account(taker)]
+        promised = {node_id for one in others for node_id in one.node_ids}
         free = [
             name
             for name, hosts in self._slices().items()
-            if len(hosts) == taker.spec.replicas and all(self._is_free_soon(host, own) for host in hosts)
+            if len(hosts) == taker.spec.replicas
+            and promised.isdisjoint(host.node_id for host in hosts)
+            and all(map(self._is_free_soon, hosts))
         ]
         assert len(free) < taker.spec.groups_per_gang[0], f"{who} finds {free} free, or about to be"
 
-    def _is_free_soon(self, host: Worker, own: Promised | None) -> bool:
-        promised = any(host.node_id in one.node_ids for one in self.ledger.promised.values() if one is not own)
-        is_fit = not (host.draining or host.foreign or promised or self.now < host.suspected_until)
+    def _is_free_soon(self, host: Worker) -> bool:
+        is_fit = not (host.draining or host.foreign or self.now < host.suspected_until)
         return is_fit and not any(self._in_the_way(host))
 
     def _slices(self) -> dict[str, list[Worker]]:
@@ -317,35 +322,71 @@ class Rules:
             slices.setdefault(worker.slice_name or worker.node_id, []).append(worker)
         return slices
 
-    def _is_over_the_limit(self, job: Job, leave: Collection[AttemptId] = ()) -> bool:
-        """Return whether a limit keeps a job from running beside what its user has, and other jobs were promised."""
-        chips, jobs = self._held(job, leave)
+    # -- limits ----------------------------------------------------------------------------------------------------
+
+    def _limits_are_kept(self) -> None:
+        """Nobody gets more than a limit allows. What was promised firmly is reserved: nobody uses it up meanwhile."""
+        for job_id, limits in self._placed.items():
+            if (job := self._state.jobs.get(job_id)) is not None and limits == self._limits(job):
+                assert not self._is_over_the_limit(job, 0.0), f"{job_id} runs, and its user is over a limit"
+        self._placed.clear()
+        for job_id, promised in self.ledger.promised.items():
+            job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids)}
+            if not self._is_over_the_limit(job, self._chips_of(promised.node_ids), leave):
+                promised.limits = self._limits(job)
+                if promised.is_firm:
+                    self.counts["reserved"] += sum(
+                        _account(other) == _account(job)
+                        and other is not job
+                        and self._is_over_the_limit(other, _least_chips(other))
+                        and not self._is_over_the_limit(other, _least_chips(other), besides=job_id)
+                        for other in self._state.pending()
+                    )
+            elif promised.is_firm:
+                raise AssertionError(f"{job_id} was promised {promised.node_ids}, and is over a limit now")
+
+    def _limits(self, job: Job) -> tuple[float, float]:
+        """Return how many chips and running jobs the user of a job may have. A limit on all the chips is none."""
         limits = self._state.limits.of(job.spec.user, job.spec.priority)
         assert limits.chips is not None
         assert limits.running_jobs is not None
+        is_limit = limits.chips < self._chips_of(self._state.workers)
+        return limits.chips if is_limit else math.inf, limits.running_jobs
+
+    def _is_over_the_limit(self, job: Job, more: float, leave: Collection[AttemptId] = (), besides: str = "") -> bool:
+        """Return whether a limit keeps a job from so many more chips, beside what its user has and was promised."""
+        chips, jobs = self._held(job, leave, besides)
+        most_chips, most_jobs = self._limits(job)
         if job.spec.spare_for is None:
             jobs |= {job.spec.job_id}
-        return chips + _least_chips(job) > limits.chips or len(jobs) > limits.running_jobs
+        return chips + more > most_chips or len(jobs) > most_jobs
 
-    def _held(self, job: Job, leave: Collection[AttemptId] = ()) -> tuple[float, set[str]]:
-        """Return the chips that other jobs of the user hold or were promised, and their ids; without what leaves."""
-        user, band, chips, running = job.spec.user, job.spec.priority, 0.0, set[str]()
+    def _held(self, job: Job, leave: Collection[AttemptId], besides: str) -> tuple[float, set[str]]:
+        """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
+
+        What the job's own attempts hold that have ended, it may have again.
+        """
+        chips, running, account = 0.0, set[str](), _account(job)
         for worker in self._state.workers.values():
             for (_, attempt), held in worker.occupants.items():
                 other = self._state.jobs[attempt.job_id]
-                if (other.spec.user, other.spec.priority) != (user, band):
+                if _account(other) != account or attempt in leave or attempt in self.ledger.asked:
                     continue
-                if other is job or attempt in leave or attempt in self.ledger.asked:
+                if other is job and attempt in self.ledger.ended:
                     continue
                 chips += accelerators(held)
                 if other.spec.spare_for is None and not other.state.finished:
                     running.add(attempt.job_id)
         for job_id, promised in self.ledger.promised.items():
             other = self._state.jobs[job_id]
-            if other is not job and promised.is_firm and (other.spec.user, other.spec.priority) == (user, band):
-                chips += _least_chips(other)
+            if other is not job and job_id != besides and promised.is_firm and _account(other) == account:
+                chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
+
+    def _chips_of(self, node_ids: Iterable[str]) -> float:
+        workers = (self._state.workers.get(node_id) for node_id in node_ids)
+        return sum(accelerators(worker.resources) for worker in workers if worker is not None)
 
     # -- a promise is kept -----------------------------------------------------------------------------------------
 
@@ -358,11 +399,12 @@ class Rules:
             return "runs"
         if job.yields:
             return "yields"
-        if promised.limits != self.ledger.limits:
+        is_limited = self._is_over_the_limit(job, _least_chips(job))
+        if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
         if not promised.is_firm and all(job.gangs[i].not_before > self.now for i in job.pending):
             return "pauses"
-        if not promised.is_firm and self._is_over_the_limit(job):
+        if not promised.is_firm and is_limited:
             return "limit reached"
         if any(self._is_returning(one) for one in self._state.pending() if one.spec.priority < job.spec.priority):
             return "higher band"
@@ -399,19 +441,9 @@ class Rules:
             for node_id in promised.node_ids:
                 assert node_id not in whose, f"{node_id} is promised to {whose[node_id]} and to {job_id}"
                 whose[node_id] = job_id
-            if promised.is_firm and promised.limits == self.ledger.limits:
+            if promised.is_firm:
                 who = f"{job_id}, for which {_names(promised.given_up)} were asked to leave,"
                 self._is_enough(job, promised.node_ids, (), who)
-
-    def _promises_are_within_limits(self) -> None:
-        """What was promised firmly is reserved: no other job of the user uses up the limit meanwhile."""
-        for job_id, promised in self.ledger.promised.items():
-            if not promised.is_firm or promised.limits != self.ledger.limits:
-                continue
-            job = self._state.jobs[job_id]
-            assert not self._is_over_the_limit(job, {*self._on(promised.node_ids)}), (
-                f"{job_id} was promised {promised.node_ids}, and is over a limit now"
-            )
 
     # -- chances are taken -----------------------------------------------------------------------------------------
 
@@ -429,18 +461,15 @@ class Rules:
             return False
         if job.gang.not_before > self.now or job.avoided or any(c.key == TPU_NAME for c in job.spec.constraints):
             return False
-        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job):
+        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job, _least_chips(job)):
             return False
         return sum(self._could_be_free(job, hosts) for hosts in self._slices().values()) >= needed
 
     def _rivals(self, job: Job) -> bool:
         """Return whether other jobs wait for the same limit."""
-        account = job.spec.user, job.spec.priority
-        limits = self._state.limits.table
-        if account not in limits:
+        if _account(job) not in self._state.limits.table:
             return False
-        waiting = self._state.pending()
-        return any(one is not job and (one.spec.user, one.spec.priority) == account for one in waiting)
+        return any(one is not job and _account(one) == _account(job) for one in self._state.pending())
 
     def _holds(self, job: Job) -> bool:
         """Return whether an attempt of a job holds hosts still."""
@@ -466,6 +495,10 @@ class Rules:
                 if attempt.job_id not in idle and (gang is None or not self._may_evict(job, other, gang)):
                     return False
         return True
+
+
+def _account(job: Job) -> tuple[str, PriorityBand]:
+    return job.spec.user, job.spec.priority
 
 
 def _begun(job: Job) -> int:
