@@ -180,9 +180,12 @@ class Evictor:
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
 
     def _taken_over(self, job: Job, node_ids: Collection[str]) -> frozenset[AttemptId]:
-        """Return the attempts that leave some hosts to a job of a lower band, whose promise of them ends now."""
+        """Return the attempts that leave some hosts to a job whose promise of them ends now.
+
+        It is a job of a lower band, or the job itself, which has lost other hosts of its promise.
+        """
         hosts, ends = {*node_ids}, set[str]()
-        for taker in {*self._leaving.values()} - {job.spec.job_id}:
+        for taker in {*self._leaving.values()}:
             promise = self._running.jobs[taker].promise
             if promise is not None and not hosts.isdisjoint(promise.node_ids):
                 ends.add(taker)

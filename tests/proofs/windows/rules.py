@@ -92,7 +92,9 @@ class Rules:
         self._evictions = evictions
         self._state = ControllerState()
         self._broken: list[tuple[str, Promised]] = []  # promises of this turn that have ended, to be judged at its end
-        self._passed: list[tuple[Job, str, str, Promised]] = []  # who was placed on whose host in this turn
+        self._passed: list[
+            tuple[Job, str, str, Promised, int]
+        ] = []  # who was placed on whose host, and how many it had
         self._placed: dict[str, tuple[float, float]] = {}  # who was placed in this turn, with the limits of the user
         self._able_since: dict[str, float] = {}
 
@@ -131,7 +133,9 @@ class Rules:
             if gang is not None and gang.eviction is not None:
                 continue
             del self.ledger.asked[attempt]
-            if gang is None and attempt in stopped and (promised := self.ledger.promised.get(taker)) is not None:
+            if gang is None and attempt in stopped:
+                promised = self.ledger.promised.get(taker)
+                assert promised is not None, f"{attempt} left for {taker}, to which nothing is promised any more"
                 promised.left = (*promised.left, attempt)
                 self.counts["left"] += 1
             elif gang is not None:
@@ -148,9 +152,9 @@ class Rules:
                 f" {_names(promised.left)} left for it, {_names(promised.given_up)} were asked to"
             )
             self.counts[f"ended: {why}"] += 1
-        for job, node_id, job_id, promised in self._passed:
+        for job, node_id, job_id, promised, idle in self._passed:
             now = self.ledger.promised.get(job_id)
-            has_other = now is not None and node_id not in now.node_ids
+            has_other = now is not None and node_id not in now.node_ids and self._idle(now) >= idle
             assert has_other or self._excuse(job_id, promised), (
                 f"{job.spec.job_id} got {node_id}, which was promised to {job_id}"
                 f" ({'firmly' if promised.is_firm else 'past the bound'})"
@@ -169,6 +173,8 @@ class Rules:
 
     def _see_promises(self, event: Event | None = None) -> None:
         jobs, promised = self._state.jobs, self.ledger.promised
+        if isinstance(event, TasksAssignedEvent) and (kept := promised.get(event.job_id)) is not None and kept.is_firm:
+            self._is_partly_kept(jobs[event.job_id], event.node_id, kept)
         for job_id in [job_id for job_id in promised if job_id not in jobs or jobs[job_id].promise is None]:
             before = promised.pop(job_id)
             if not self._excuse(job_id, before):
@@ -198,6 +204,13 @@ class Rules:
                     self.counts["given back"] += 1
                 one.given_up = (*one.given_up, attempt)
 
+    def _is_partly_kept(self, job: Job, node_id: str, promised: Promised) -> None:
+        """Note that some of a job's tasks got a host. What others leave for the rest of its tasks lasts."""
+        left = tuple(other for other in promised.node_ids if other != node_id)[: len(job.pending)]
+        promised.node_ids, promised.begun = left, _begun(job)
+        if not left:
+            del self.ledger.promised[job.spec.job_id]
+
     def _on(self, node_ids: Iterable[str]) -> Iterator[AttemptId]:
         workers = (self._state.workers[node_id] for node_id in node_ids)
         return (attempt for worker in workers for _, attempt in worker.occupants)
@@ -226,16 +239,24 @@ class Rules:
                 is_higher = job.spec.priority < other.spec.priority
                 returns = self._returns_to(job, node_id) and job.spec.priority <= other.spec.priority
                 if not is_higher and not (returns and not promised.is_firm) and not self._excuse(other_id, promised):
-                    self._passed.append((job, node_id, other_id, promised))
+                    self._passed.append((job, node_id, other_id, promised, self._idle(promised)))
+
+    def _idle(self, promised: Promised) -> int:
+        """Return how many hosts of a promise nobody uses any more."""
+        return sum(not any(True for _ in self._on([node_id])) for node_id in promised.node_ids)
 
     def _returns_to(self, job: Job, node_id: str) -> bool:
         slice_name = self._state.workers[node_id].slice_name
         return self._is_returning(job) and any(slice_name in gang.groups for gang in job.gangs)
 
     def _is_returning(self, job: Job) -> bool:
-        if job.spec.coscheduling is None or job.yields:
-            return False
-        return any(self.now < job.gangs[position].returning_until for position in job.pending)
+        return any(self._returns(job))
+
+    def _returns(self, job: Job) -> Iterator[Gang]:
+        """Yield the gangs of a job that have lost their hosts a moment ago, and come first."""
+        if job.spec.coscheduling is not None and not job.yields:
+            waiting = (job.gangs[position] for position in job.pending)
+            yield from (gang for gang in waiting if self.now < gang.returning_until)
 
     # -- nothing is ended except for a promise ---------------------------------------------------------------------
 
@@ -254,9 +275,10 @@ class Rules:
                 continue
             assert self._may_evict(taker, job, gang), f"{who} may not evict {attempt}"
         self._is_enough(taker, event.node_ids, event.leave, who)
+        assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
         chips = self._chips_of(event.node_ids)
         assert not self._is_over_the_limit(taker, chips, event.leave), f"{who} would be over the limit of its user"
-        self._is_needed(taker, who)
+        self._is_needed(taker, event, who)
         self.counts["asked"] += 1
 
     def _may_evict(self, taker: Job, job: Job, gang: Gang) -> bool:
@@ -292,28 +314,34 @@ class Rules:
                 continue
             yield attempt
 
-    def _is_needed(self, taker: Job, who: str) -> None:
-        """Nobody is asked to leave while enough slices are free, or about to be."""
-        others = [job for job in self._state.pending() if self._is_returning(job)]
-        is_pinned = any(constraint.key == TPU_NAME for constraint in taker.spec.constraints)
-        if others or is_pinned or taker.avoided or taker.spec.coscheduling is None:
-            return
+    def _is_needed(self, taker: Job, event: PromiseEvent, who: str) -> None:
+        """Nobody is asked to leave while enough is free, or about to be, and not for others that come first.
+
+        Only spares of the user leave if others would not help: the user has reached a limit.
+        """
         if self._is_over_the_limit(taker, _least_chips(taker)):
+            assert all(_account(self._state.jobs[one.job_id]) == _account(taker) for one in event.leave), who
             return
         others = [one for job_id, one in self.ledger.promised.items() if job_id != taker.spec.job_id]
         others += [one for job_id, one in self._broken if _account(self._state.jobs[job_id]) == _account(taker)]
-        promised = {node_id for one in others for node_id in one.node_ids}
+        no_use = {node_id for one in others for node_id in one.node_ids}
+        no_use |= {*taker.avoided, *self._state.fleet.avoided_by(taker.spec.user, self.now)}
+        groups, needed, size = list(self._slices().values()), taker.spec.groups_per_gang[0], taker.spec.replicas
+        if taker.spec.coscheduling is None:
+            groups, needed, size = [[host] for hosts in groups for host in hosts], len(event.node_ids), 1
         free = [
-            name
-            for name, hosts in self._slices().items()
-            if len(hosts) == taker.spec.replicas
-            and promised.isdisjoint(host.node_id for host in hosts)
-            and all(map(self._is_free_soon, hosts))
+            hosts
+            for hosts in groups
+            if len(hosts) == size and all(self._is_free_soon(host, no_use) and _may_use(taker, host) for host in hosts)
         ]
-        assert len(free) < taker.spec.groups_per_gang[0], f"{who} finds {free} free, or about to be"
+        names = [host.node_id for hosts in free for host in hosts]
+        first = [job for job in self._state.pending() if job is not taker and job.spec.priority <= taker.spec.priority]
+        returning = [(job, gang) for job in first for gang in self._returns(job)]
+        most = sum(max(len(gang.groups), *job.spec.groups_per_gang) * job.spec.replicas for job, gang in returning)
+        assert len(names) - most < needed * size, f"{who} finds {names} free, or about to be"
 
-    def _is_free_soon(self, host: Worker) -> bool:
-        is_fit = not (host.draining or host.foreign or self.now < host.suspected_until)
+    def _is_free_soon(self, host: Worker, no_use: Collection[str]) -> bool:
+        is_fit = not (host.draining or host.foreign or host.node_id in no_use or self.now < host.suspected_until)
         return is_fit and not any(self._in_the_way(host))
 
     def _slices(self) -> dict[str, list[Worker]]:
@@ -406,8 +434,11 @@ class Rules:
             return "pauses"
         if not promised.is_firm and is_limited:
             return "limit reached"
-        if any(self._is_returning(one) for one in self._state.pending() if one.spec.priority < job.spec.priority):
-            return "higher band"
+        there = [worker for i in promised.node_ids if (worker := self._state.workers.get(i)) is not None]
+        for one in self._state.pending():
+            is_higher = one.spec.priority < job.spec.priority and any(_may_use(one, worker) for worker in there)
+            if is_higher and any(gang.not_before <= self.now for gang in self._returns(one)):
+                return "higher band"
         other = self.ledger.promised.get(job_id)
         if other is not None and not other.is_firm and not any(self._ways(other)):
             return "other room"
@@ -495,6 +526,12 @@ class Rules:
                 if attempt.job_id not in idle and (gang is None or not self._may_evict(job, other, gang)):
                     return False
         return True
+
+
+def _may_use(job: Job, worker: Worker) -> bool:
+    """Return whether a job may use a worker, for all its constraints on the slice's name."""
+    names = [constraint.value for constraint in job.spec.constraints if constraint.key == TPU_NAME]
+    return all(name == worker.attributes[TPU_NAME] for name in names)
 
 
 def _account(job: Job) -> tuple[str, PriorityBand]:

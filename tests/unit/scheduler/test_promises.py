@@ -25,7 +25,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.fleet import SUSPICION_S
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, add_slices
+from tests.support.worlds import World, add_slices, asked_to_leave
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -397,6 +397,18 @@ def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world
         world.confirm(job, 1)
     world.turn()
     assert (high.gang.placed, middle.gang.placed) == (True, False)
+
+
+def test_victims_of_a_job_are_asked_again_if_its_free_slice_goes_to_a_higher_band(world: Played) -> None:
+    """Its promise ends as a whole. The next one counted on a victim that was told to go on."""
+    first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
+    add_slices(world, "c")
+    world.submit("middle", priority=INTERACTIVE, user="ann", slices=(2,))
+    world.turn()
+    assert [is_told_to_leave(job) for job in (first, second)] == [False, True]
+    world.submit("high", priority=PRODUCTION, user="bob", **on("c"))
+    (promise,) = asked_to_leave(world.plan())
+    assert promise.leave == (first.current_attempt(first.gang), second.current_attempt(second.gang))
 
 
 def test_promise_within_a_limit_lasts_until_the_yielding_job_of_its_user_has_left(world: Played) -> None:
