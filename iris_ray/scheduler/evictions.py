@@ -216,9 +216,7 @@ class Evictor:
             return least if self._allowances.may_take(job, least * chips_per_group(job)) else 0
         waiting = (position for position in job.pending if job.gangs[position].not_before <= self._now)
         needed = sum(1 for _ in islice(waiting, placed, placed + len(own) + TASKS_AT_ONCE))
-        while needed and not self._allowances.may_take(job, needed * chips_per_group(job)):
-            needed -= 1
-        return needed
+        return self._allowances.most_groups(job, needed)
 
     def _complete(self, search: VictimSearch, room: Room) -> Room | None:
         return search.complete(room, self._groups_in_use(search) if search.exist else ())

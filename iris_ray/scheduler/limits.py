@@ -140,6 +140,10 @@ class Allowances:
             return False
         return not chips or rounded(mine.chips_beside(job) - given_back + chips) <= mine.most_chips
 
+    def most_groups(self, job: Job, wanted: int) -> int:
+        """Return how many of so many groups a job may get, beside what its user's other jobs are about to take."""
+        return next((n for n in range(wanted, 0, -1) if self.may_take(job, n * chips_per_group(job))), 0)
+
     def promised(self, job: Job, chips: float) -> None:
         """Count the chips of the hosts that others leave to a job, and the job as running."""
         if (mine := self._allowance(job)) is not None:

@@ -187,7 +187,8 @@ class Promises:
             self._allowances.released(job)
         elif job.spec.coscheduling is None and (promise.is_firm or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
-            promise.node_ids = tuple(node_id for node_id in room if node_id not in node_ids)[:waiting]
+            most = self._allowances.most_groups(job, waiting)  # its tasks that run elsewhere count
+            promise.node_ids = tuple(node_id for node_id in room if node_id not in node_ids)[:most]
 
     def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
         """Keep groups for a gang that did not fit, if it may have some, and return their names.

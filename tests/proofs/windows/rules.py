@@ -207,6 +207,8 @@ class Rules:
     def _is_partly_kept(self, job: Job, node_id: str, promised: Promised) -> None:
         """Note that some of a job's tasks got a host. What others leave for the rest of its tasks lasts."""
         left = tuple(other for other in promised.node_ids if other != node_id)[: len(job.pending)]
+        while left and self._is_over_the_limit(job, self._chips_of(left)):  # tasks that run elsewhere count
+            left = left[:-1]
         promised.node_ids, promised.begun = left, _begun(job)
         if not left:
             del self.ledger.promised[job.spec.job_id]
@@ -392,7 +394,7 @@ class Rules:
     def _held(self, job: Job, leave: Collection[AttemptId], besides: str) -> tuple[float, set[str]]:
         """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
 
-        What the job's own attempts hold that have ended, it may have again.
+        What a gang's own attempts hold that have ended, it may have again.
         """
         chips, running, account = 0.0, set[str](), _account(job)
         for worker in self._state.workers.values():
@@ -400,7 +402,7 @@ class Rules:
                 other = self._state.jobs[attempt.job_id]
                 if _account(other) != account or attempt in leave or attempt in self.ledger.asked:
                     continue
-                if other is job and attempt in self.ledger.ended:
+                if other is job and job.spec.coscheduling and attempt in self.ledger.ended:
                     continue
                 chips += accelerators(held)
                 if other.spec.spare_for is None and not other.state.finished:

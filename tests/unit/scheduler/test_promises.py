@@ -25,7 +25,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.fleet import SUSPICION_S
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, add_slices, asked_to_leave
+from tests.support.worlds import World, add_slices, asked_to_leave, hosts_of, promised
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -111,6 +111,22 @@ def test_hosts_of_a_stopped_victim_count_against_the_takers_limit(world: Played,
     world.confirm(victim, 1)
     world.turn()
     assert (takes.gang.placed, other.gang.placed, victim.gang.placed) == (True, False, False)
+
+
+def test_nobody_leaves_for_tasks_that_others_of_their_job_keep_from_running(world: Played) -> None:
+    """A slice comes that nobody expected. With the tasks there, the job has all that its user may have."""
+    for name in "ab":
+        world.run(f"batch-{name}", priority=BATCH, **on(name))
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=12)))
+    tasks = world.submit_tasks("tasks", 6, user="ann", priority=PRODUCTION)
+    world.turn()
+    assert len(promised(tasks)) == 3
+    add_slices(world, "c")
+    world.turn()
+    assert hosts_of(tasks) == ("c-0", "c-1")
+    assert len(promised(tasks)) == 1
+    world.turn(1.0)
+    assert len(promised(tasks)) == 1
 
 
 # -- ends that are never confirmed -------------------------------------------------------------------------------------
