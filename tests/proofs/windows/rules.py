@@ -79,19 +79,21 @@ class Rules:
 
     Args:
         evictions: when attempts may be evicted; None: never.
+        bound_s: for how many seconds jobs that came later may pass a waiting job.
 
     Attributes:
         now: seconds on the clock of the events.
         counts: what was seen, by name.
     """
 
-    def __init__(self, evictions: EvictionRules | None) -> None:
+    def __init__(self, evictions: EvictionRules | None, bound_s: float) -> None:
         self.now = 0.0
         self.counts: Counter[str] = Counter()
         self.ledger = Ledger()
         self._evictions = evictions
+        self._bound_s = bound_s
         self._state = ControllerState()
-        self._broken: list[tuple[str, Promised]] = []  # promises of this turn that have ended, to be judged at its end
+        self._broken: list[tuple[str, Promised]] = []  # promises that have ended, to be judged once a plan is over
         self._passed: list[
             tuple[Job, str, str, Promised, int]
         ] = []  # who was placed on whose host, and how many it had
@@ -144,23 +146,27 @@ class Rules:
         evicted = [stop.attempt for stop in instructions.stop if stop.is_eviction and stop.attempt in stopped]
         assert not evicted, f"{evicted} are stopped, and nobody was promised their hosts"
 
-    def turn_over(self) -> None:
+    def turn_over(self, finished: bool) -> None:
+        """Judge what has happened; ``finished``: whether the plan is over. Else the next turn goes on with it."""
+        reasons = [(self._excuse(*one), one) for one in self._broken]
+        self.counts.update(f"ended: {why}" for why, _ in reasons if why)
+        self._broken = [one for why, one in reasons if not why]
+        self._passed = [one for one in self._passed if not self._may_pass(*one)]
+        if not finished:
+            return
         for job_id, promised in self._broken:
-            why = self._excuse(job_id, promised)
-            assert why, (
+            raise AssertionError(
                 f"{job_id} was promised {promised.node_ids} and has neither run nor a reason to lose them;"
                 f" {_names(promised.left)} left for it, {_names(promised.given_up)} were asked to"
             )
-            self.counts[f"ended: {why}"] += 1
-        for job, node_id, job_id, promised, idle in self._passed:
+        for job, node_id, job_id, promised, _ in self._passed:
+            how = "firmly" if promised.is_firm else "past the bound"
+            raise AssertionError(f"{job.spec.job_id} got {node_id}, which was promised to {job_id} ({how})")
+        for attempt, job_id in self.ledger.asked.items():
             now = self.ledger.promised.get(job_id)
-            has_other = now is not None and node_id not in now.node_ids and self._idle(now) >= idle
-            assert has_other or self._excuse(job_id, promised), (
-                f"{job.spec.job_id} got {node_id}, which was promised to {job_id}"
-                f" ({'firmly' if promised.is_firm else 'past the bound'})"
+            assert now is not None and attempt in now.given_up, (
+                f"{attempt} leaves for {job_id}, which has no use for it"
             )
-        self._broken.clear()
-        self._passed.clear()
         self._promises_are_sound()
         self._limits_are_kept()
         self._chances_are_taken()
@@ -243,6 +249,12 @@ class Rules:
                 if not is_higher and not (returns and not promised.is_firm) and not self._excuse(other_id, promised):
                     self._passed.append((job, node_id, other_id, promised, self._idle(promised)))
 
+    def _may_pass(self, job: Job, node_id: str, other_id: str, promised: Promised, idle: int) -> bool:
+        """Return whether a job may have got a host: the other job has as much of others, or its promise may end."""
+        now = self.ledger.promised.get(other_id)
+        has_other = now is not None and node_id not in now.node_ids and self._idle(now) >= idle
+        return has_other or bool(self._excuse(other_id, promised))
+
     def _idle(self, promised: Promised) -> int:
         """Return how many hosts of a promise nobody uses any more."""
         return sum(not any(True for _ in self._on([node_id])) for node_id in promised.node_ids)
@@ -259,6 +271,9 @@ class Rules:
         if job.spec.coscheduling is not None and not job.yields:
             waiting = (job.gangs[position] for position in job.pending)
             yield from (gang for gang in waiting if self.now < gang.returning_until)
+
+    def _pauses(self, job: Job) -> bool:
+        return all(job.gangs[position].not_before > self.now for position in job.pending)
 
     # -- nothing is ended except for a promise ---------------------------------------------------------------------
 
@@ -391,7 +406,7 @@ class Rules:
             jobs |= {job.spec.job_id}
         return chips + more > most_chips or len(jobs) > most_jobs
 
-    def _held(self, job: Job, leave: Collection[AttemptId], besides: str) -> tuple[float, set[str]]:
+    def _held(self, job: Job, leave: Collection[AttemptId] = (), besides: str = "") -> tuple[float, set[str]]:
         """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
 
         What a gang's own attempts hold that have ended, it may have again.
@@ -414,6 +429,18 @@ class Rules:
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
 
+    def _is_kept_for_another(self, job: Job) -> bool:
+        """Return whether what a user may have yet is kept for a job that has waited too long for the limit on chips."""
+        most, late = self._limits(job)[0], self.now - self._bound_s
+        return any(
+            one is not job
+            and _account(one) == _account(job)
+            and not comes_last(one)
+            and any(one.gangs[position].waiting_since < late for position in one.pending)
+            and self._held(one)[0] + _least_chips(one) > most >= _least_chips(one)
+            for one in self._state.pending()
+        )
+
     def _chips_of(self, node_ids: Iterable[str]) -> float:
         workers = (self._state.workers.get(node_id) for node_id in node_ids)
         return sum(accelerators(worker.resources) for worker in workers if worker is not None)
@@ -432,14 +459,14 @@ class Rules:
         is_limited = self._is_over_the_limit(job, _least_chips(job))
         if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
-        if not promised.is_firm and all(job.gangs[i].not_before > self.now for i in job.pending):
+        if not promised.is_firm and self._pauses(job):
             return "pauses"
-        if not promised.is_firm and is_limited:
+        if not promised.is_firm and (is_limited or self._is_kept_for_another(job)):
             return "limit reached"
         there = [worker for i in promised.node_ids if (worker := self._state.workers.get(i)) is not None]
         for one in self._state.pending():
             is_higher = one.spec.priority < job.spec.priority and any(_may_use(one, worker) for worker in there)
-            if is_higher and any(gang.not_before <= self.now for gang in self._returns(one)):
+            if is_higher and self._is_returning(one) and not self._pauses(one):
                 return "higher band"
         other = self.ledger.promised.get(job_id)
         if other is not None and not other.is_firm and not any(self._ways(other)):

@@ -142,7 +142,7 @@ class WindowWorld:
         least_run_s = dict.fromkeys(PriorityBand, chance.choice((0.0, 0.0, 20.0, 60.0)))
         del least_run_s[PriorityBand.PRODUCTION]
         self.evictions = EvictionRules(self.grace_s, least_run_s) if chance.random() < 0.95 else None
-        self.rules = Rules(self.evictions)
+        self.rules = Rules(self.evictions, self.bound_s)
         self.tpu_type = chance.choice(("v4-8", "v4-16"))
         self.slices = "abcdef"[: chance.choice((2, 2, 3, 3, 4, 4, 6))]
         for name in self.slices:
@@ -183,8 +183,7 @@ class WindowWorld:
         for failed in self._instructions.failed:
             raise failed.error
         assert not self.planner.left_out, self.planner.left_out
-        if not self.planner.unfinished:  # else the next plan goes on
-            self.rules.turn_over()
+        self.rules.turn_over(finished=not self.planner.unfinished)
         self._turns += 1
         if self._turns % self._check_after == 0:
             self.state.check()

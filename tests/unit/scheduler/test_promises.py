@@ -196,6 +196,22 @@ def test_eviction_is_called_off_once_an_end_stays_unconfirmed(world: Played) -> 
     assert pair.gang.placed
 
 
+def test_nobody_leaves_for_a_promise_that_waits_for_others_now(world: Played) -> None:
+    """Past the bound, a promise of slices in use takes the place of one that was called off, on some of its hosts."""
+    add_slices(world, "c")
+    over, idle = (world.run(name, **on(where)) for name, where in (("over", "a"), ("idle", "b")))
+    world.run("busy", user="bob", **on("c"))
+    waits = world.submit("waits", user="cy", slices=(2,))
+    world.turn(LATE)
+    world.report_all(over, S.SUCCEEDED)
+    world.turn(UNCONFIRMED_S - 10)
+    world.do(JobYieldsEvent("idle", True))
+    world.turn()
+    assert (is_told_to_leave(idle), promised(waits)) == (True, ("a-0", "a-1", "b-0", "b-1"))
+    world.turn(11.0)
+    assert (is_told_to_leave(idle), promised(waits)) == (False, ("b-0", "b-1", "c-0", "c-1"))
+
+
 def test_starving_job_gets_the_next_slice_that_is_free(world: Played) -> None:
     """Later users have nothing, and come first by their share."""
     add_slices(world, "c")
