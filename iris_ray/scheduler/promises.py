@@ -184,11 +184,11 @@ class Promises:
         self.given_up = True
         if not node_ids:
             promise.reason = reason
-            self._allowances.released(job)
         elif job.spec.coscheduling is None and (promise.is_firm or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
             most = self._allowances.most_groups(job, waiting)  # its tasks that run elsewhere count
             promise.node_ids = tuple(node_id for node_id in room if node_id not in node_ids)[:most]
+        self._reserve(promise)
 
     def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
         """Keep groups for a gang that did not fit, if it may have some, and return their names.
@@ -250,11 +250,17 @@ class Promises:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _keep(self, promise: _Promise, node_ids: tuple[str, ...]) -> None:
-        job, workers = promise.job, [self._fleet.workers[node_id] for node_id in node_ids]
         promise.node_ids, promise.reason = node_ids, ""
-        for worker in workers:
-            self._plan.keep(worker, job.spec.job_id)
-        if promise.is_firm:
+        for node_id in node_ids:
+            self._plan.keep(self._fleet.workers[node_id], promise.job.spec.job_id)
+        self._reserve(promise)
+
+    def _reserve(self, promise: _Promise) -> None:
+        """Count what is promised firmly towards the limit of its user."""
+        job, workers = promise.job, [self._fleet.workers[node_id] for node_id in promise.node_ids]
+        if not workers:
+            self._allowances.released(job)
+        elif promise.is_firm:
             self._allowances.promised(job, sum(accelerators(job.requirement.demand(worker)) for worker in workers))
 
     def _hosts(self, job_id: str) -> tuple[str, ...]:

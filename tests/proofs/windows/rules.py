@@ -164,9 +164,7 @@ class Rules:
             raise AssertionError(f"{job.spec.job_id} got {node_id}, which was promised to {job_id} ({how})")
         for attempt, job_id in self.ledger.asked.items():
             now = self.ledger.promised.get(job_id)
-            assert now is not None and attempt in now.given_up, (
-                f"{attempt} leaves for {job_id}, which has no use for it"
-            )
+            assert attempt in (now.given_up if now else ()), f"{attempt} leaves for {job_id}, which has no use for it"
         self._promises_are_sound()
         self._limits_are_kept()
         self._chances_are_taken()
@@ -189,7 +187,10 @@ class Rules:
             if job.promise is None:
                 continue
             if job_id in promised and self._is_another(job, promised[job_id]):
-                self._broken.append((job_id, promised.pop(job_id)))
+                before = promised[job_id]
+                self._broken.append((job_id, replace(before)))
+                if not {*job.promise.node_ids} <= {*before.node_ids}:  # else others leave for the rest of it
+                    del promised[job_id]
             if job_id not in promised:
                 promised[job_id] = Promised(job.promise.node_ids, limits=self._limits(job), begun=_begun(job))
                 self.counts["promised"] += 1

@@ -170,7 +170,7 @@ class WindowWorld:
         events: list[Event] = [TimePassedEvent(self.now), *self.limits.values()]
         events += [*self.hosts.values(), *self.draining.values()]
         records = sorted(map(JobRecord.joined, restored), key=lambda record: record.job.number)
-        for event in (*events, *map(JobRestoredEvent, records)):
+        for event in (*events, *map(JobRestoredEvent, records), TimePassedEvent(self.now)):
             self._instructions.add(self.state.handle_event(event))
 
     def _count(self) -> None:

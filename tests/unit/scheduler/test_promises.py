@@ -129,6 +129,25 @@ def test_nobody_leaves_for_tasks_that_others_of_their_job_keep_from_running(worl
     assert len(promised(tasks)) == 1
 
 
+def test_promise_to_a_task_lasts_when_another_task_runs_again_elsewhere(world: Played) -> None:
+    """What is left of the limit was kept for an older job, as if the task had used up what is reserved for it."""
+    world.run("batch", priority=BATCH, **on("a"))
+    world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
+    add_slices(world, "c")
+    world.submit("large", user="ann", priority=PRODUCTION, **on("b"))
+    tasks = world.start_tasks("tasks", 2, user="ann", priority=PRODUCTION)
+    world.turn(LATE - 10)
+    world.lose("c-0")
+    world.turn()
+    assert promised(tasks) == ("a-0",)
+    world.report(tasks, S.WORKER_FAILED, 1)
+    world.confirm(tasks, index=1)
+    world.turn(20.0)
+    assert "the rest is kept for it" in str(world.planner.pending_reasons["large"])
+    assert (hosts_of(tasks), promised(tasks)) == (("c-1",), ("a-0",))
+
+
 # -- ends that are never confirmed -------------------------------------------------------------------------------------
 
 
@@ -310,6 +329,17 @@ def test_slice_of_a_spare_goes_where_it_was_given(world: Played) -> None:
     small = world.submit("small", user="you")
     world.turn(times=3)
     assert small.gang.groups == ("c",)
+
+
+def test_yielding_gang_gets_no_replacement_for_which_it_would_leave(world: Played) -> None:
+    gang = world.run("gang", slices=(2,))
+    world.do(JobYieldsEvent("gang", True))
+    world.do(WorkerDrainedEvent("b-0", "notice", NoticeKind.PREEMPTION, world.now + 60.0))
+    world.turn()
+    assert not is_told_to_leave(gang)
+    assert not world.state.spares()
+    world.do(JobYieldsEvent("gang", False))
+    assert "gang/replacement-1" in world.state.jobs
 
 
 def test_yielding_jobs_leave_once_though_their_ends_take_long(world: Played) -> None:
