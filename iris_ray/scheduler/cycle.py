@@ -270,9 +270,9 @@ class Cycle:
         available.catch_up()
         return (taking.names, None) if isinstance(taking, Taking) else ((), taking)
 
-    def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str]) -> None:
+    def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str] = (), reason: str = "") -> None:
         """End a job's promise. Its lifted hosts are free then, but for those that are promised to another job."""
-        self._promises.give_up(job, node_ids)
+        self._promises.give_up(job, node_ids, reason)
         self._promises.put_back(lifted)
         if lifted:
             self._in_vain.clear()
@@ -286,7 +286,7 @@ class Cycle:
         if returns or self._frees_its_own(job, reached):
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
-            self._let_go(job, lifted, ())
+            self._let_go(job, lifted, reason=reached.in_short)
             if reached.what == "chips" and not reached.before and not self._own_chips_ending(job, gang):
                 taking = self._evictor.find_within_limit(job, self._available_to(job), reached.needed)
                 if taking is not None:
@@ -314,7 +314,7 @@ class Cycle:
         job_id = job.spec.job_id
         if not job.started and (problem := self._impossible.problem_of(available.candidates.shape)) is not None:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
-            self._let_go(job, lifted, ())
+            self._let_go(job, lifted, reason=problem)
             return
         kept = self._promises.keep(job, gang, available, lifted)
         if kept and self._promises.has_one(job) and self._deadlines.is_starving(gang):

@@ -180,9 +180,12 @@ class Evictor:
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
 
     def _taken_over(self, job: Job, node_ids: Collection[str]) -> frozenset[AttemptId]:
-        """Return the attempts that leave some hosts to a job of a lower band, whose promise of them ends now."""
+        """Return the attempts that leave some hosts to a job whose promise of them ends now.
+
+        It is a job of a lower band, or the job itself, which has lost other hosts of its promise.
+        """
         hosts, ends = {*node_ids}, set[str]()
-        for taker in {*self._leaving.values()} - {job.spec.job_id}:
+        for taker in {*self._leaving.values()}:
             promise = self._running.jobs[taker].promise
             if promise is not None and not hosts.isdisjoint(promise.node_ids):
                 ends.add(taker)
@@ -213,9 +216,7 @@ class Evictor:
             return least if self._allowances.may_take(job, least * chips_per_group(job)) else 0
         waiting = (position for position in job.pending if job.gangs[position].not_before <= self._now)
         needed = sum(1 for _ in islice(waiting, placed, placed + len(own) + TASKS_AT_ONCE))
-        while needed and not self._allowances.may_take(job, needed * chips_per_group(job)):
-            needed -= 1
-        return needed
+        return self._allowances.most_groups(job, needed)
 
     def _complete(self, search: VictimSearch, room: Room) -> Room | None:
         return search.complete(room, self._groups_in_use(search) if search.exist else ())

@@ -118,12 +118,9 @@ class Allowances:
         """Count the resources that the plan has given to a job."""
         mine = self._allowance(job)
         if mine is not None:
-            job_id, chips = job.spec.job_id, accelerators(resources)
-            mine.chips = rounded(mine.chips + chips)
-            if job_id in mine.promised:
-                mine.promised[job_id] = max(0.0, mine.promised[job_id] - chips)
+            mine.chips = rounded(mine.chips + accelerators(resources))
             if mine.is_new(job):
-                mine.started.add(job_id)
+                mine.started.add(job.spec.job_id)
 
     def may_take(self, job: Job, chips: float, given_back: float = 0.0) -> bool:
         """Return whether a job may get so many chips, beside those that its user's other jobs are about to take.
@@ -139,6 +136,10 @@ class Allowances:
         if mine.is_new(job) and mine.jobs_beside(job) >= mine.most_jobs:
             return False
         return not chips or rounded(mine.chips_beside(job) - given_back + chips) <= mine.most_chips
+
+    def most_groups(self, job: Job, wanted: int) -> int:
+        """Return how many of so many groups a job may get, beside what its user's other jobs are about to take."""
+        return next((n for n in range(wanted, 0, -1) if self.may_take(job, n * chips_per_group(job))), 0)
 
     def promised(self, job: Job, chips: float) -> None:
         """Count the chips of the hosts that others leave to a job, and the job as running."""

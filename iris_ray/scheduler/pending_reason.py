@@ -92,6 +92,11 @@ class ReachedLimit:
         )
 
     @property
+    def in_short(self) -> str:
+        """Which limit it is, without what the job needs."""
+        return f"{self.user} has reached the limit of {self.limit:,g} {self.what} in band {self.band.name.lower()}"
+
+    @property
     def summary(self) -> str:
         """The same, in sentences."""
         rest = f" The rest is kept for {self.before or 'it'}." if self.before or self.kept else ""

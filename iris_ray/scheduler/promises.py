@@ -166,7 +166,7 @@ class Promises:
         promise = self._of[job.spec.job_id] = _Promise(job, is_firm=True, taking=taking)
         self._keep(promise, taking.node_ids)
 
-    def give_up(self, job: Job, node_ids: Collection[str]) -> None:
+    def give_up(self, job: Job, node_ids: Collection[str], reason: str) -> None:
         """End a job's promise, since the job runs or can't run for a while. Its hosts must be lifted.
 
         A promise past the bound is for one gang, wherever that gang then runs. Hosts that others leave to a job may be
@@ -175,6 +175,7 @@ class Promises:
         Args:
             job: the job.
             node_ids: the hosts that the job gets; none if it can't run.
+            reason: why it can't run.
         """
         promise = self._of.get(job.spec.job_id)
         if promise is None or not promise.node_ids:
@@ -182,11 +183,12 @@ class Promises:
         room, promise.node_ids = promise.node_ids, ()
         self.given_up = True
         if not node_ids:
-            promise.reason = "it can't run for a while"
-            self._allowances.released(job)
+            promise.reason = reason
         elif job.spec.coscheduling is None and (promise.is_firm or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
-            promise.node_ids = tuple(node_id for node_id in room if node_id not in node_ids)[:waiting]
+            most = self._allowances.most_groups(job, waiting)  # its tasks that run elsewhere count
+            promise.node_ids = tuple(node_id for node_id in room if node_id not in node_ids)[:most]
+        self._reserve(promise)
 
     def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
         """Keep groups for a gang that did not fit, if it may have some, and return their names.
@@ -248,11 +250,17 @@ class Promises:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _keep(self, promise: _Promise, node_ids: tuple[str, ...]) -> None:
-        job, workers = promise.job, [self._fleet.workers[node_id] for node_id in node_ids]
         promise.node_ids, promise.reason = node_ids, ""
-        for worker in workers:
-            self._plan.keep(worker, job.spec.job_id)
-        if promise.is_firm:
+        for node_id in node_ids:
+            self._plan.keep(self._fleet.workers[node_id], promise.job.spec.job_id)
+        self._reserve(promise)
+
+    def _reserve(self, promise: _Promise) -> None:
+        """Count what is promised firmly towards the limit of its user."""
+        job, workers = promise.job, [self._fleet.workers[node_id] for node_id in promise.node_ids]
+        if not workers:
+            self._allowances.released(job)
+        elif promise.is_firm:
             self._allowances.promised(job, sum(accelerators(job.requirement.demand(worker)) for worker in workers))
 
     def _hosts(self, job_id: str) -> tuple[str, ...]:

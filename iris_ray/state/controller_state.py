@@ -177,6 +177,7 @@ class ControllerState:
                 self._evictions.promise(event, self.workers, change)
             case JobYieldsEvent():
                 self._table.set_yields(event.job_id, event.yields)
+                self._spares.look_at(self.jobs[event.job_id])
             case TaskDispatchFailedEvent():
                 self._ends.dispatch_failed(event, change)
             case GangMovedEvent():

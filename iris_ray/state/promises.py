@@ -180,13 +180,13 @@ class Evictions:
                 self._settled_for = -1  # records may be of different moments
 
     def settle(self, change: Change) -> None:
-        """Call off the evictions of attempts of which no host is promised to the other job any more."""
+        """Call off the evictions of attempts that do not leave for what is promised to the other job now."""
         if self._victims and self._settled_for != self._promises.version:
             self._settled_for = self._promises.version
             for attempt in list(self._victims):
                 if (found := self._table.live(attempt)) is None or found[1].eviction is None:
                     del self._victims[attempt]
-                elif not self._gives_way(found[1], found[1].eviction.job_id):
+                elif not self._gives_way(attempt, found[1], found[1].eviction.job_id):
                     del self._victims[attempt]
                     self._goes_on(*found, change)
 
@@ -205,8 +205,11 @@ class Evictions:
             raise IllegalTransitionError(f"{who}: {taker} takes them")  # and loses none of its promise by this one
         return gang.eviction is None or taker != event.job_id
 
-    def _gives_way(self, gang: Gang, job_id: str) -> bool:
-        """Return whether a host of the gang is promised to the job."""
+    def _gives_way(self, attempt: AttemptId, gang: Gang, job_id: str) -> bool:
+        """Return whether an attempt is given up for the job, to which one of its hosts is promised."""
+        job = self._table.jobs.get(job_id)
+        if job is None or job.promise is None or str(attempt) not in job.promise.given_up:
+            return False
         return any(self._promises.whose(task.node_id) == job_id for task in gang.tasks)
 
     def _give_notice(self, victim: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
@@ -243,10 +246,8 @@ class Evictions:
                 assert gang.placed, f"{job_id} is evicted but does not run"
                 assert gang.notice is not None, f"{job_id} is evicted without notice"
                 assert job.spec.spare_for is None, f"{job_id} is a spare, which is dropped at once"
-                assert self._gives_way(gang, eviction.job_id), f"{job_id}: nobody takes its hosts"
+                assert self._gives_way(attempt, gang, eviction.job_id), f"{job_id}: nobody takes its hosts"
                 assert taker.pending, f"{job_id} gives way to {eviction.job_id}, which does not wait"
-                assert taker.promise is not None
-                assert str(attempt) in taker.promise.given_up, f"{attempt} is not among what {taker.spec.job_id} costs"
                 assert attempt in self._victims, f"{job_id}: its eviction is not known"
                 assert (eviction.deadline, attempt) in self._due, f"{job_id}: its eviction has no end"
 

@@ -185,7 +185,8 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
     ):
         return []
     needs: list[Need] = [(SparePurpose.SPARE, (1,))] * spec.spares
-    needs += [(SparePurpose.REPLACEMENT, (1,))] * (doomed - min(sound, spec.spares))
+    if not job.yields:  # else it waits behind all other jobs, and may have to leave for its own replacement
+        needs += [(SparePurpose.REPLACEMENT, (1,))] * (doomed - min(sound, spec.spares))
     have = len(job.gang.groups)
     if not doomed and may_grow(job, now):
         needs.append((SparePurpose.GROWTH, tuple(count - have for count in config.num_groups if count > have)))

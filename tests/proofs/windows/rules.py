@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_NAME, Worker, accelerators
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.limits import chips_per_group
@@ -16,7 +17,6 @@ from iris_ray.state.events import (
     Event,
     GangAssignedEvent,
     GangMovedEvent,
-    LimitsSetEvent,
     PromiseEvent,
     TasksAssignedEvent,
 )
@@ -38,7 +38,7 @@ class Promised:
         node_ids: the hosts.
         given_up: the attempts that were asked to leave for it. With any, the promise is firm.
         left: those of them that have left.
-        limits: how often limits had been set when it began.
+        limits: those of its user when it was last within them.
         begun: how many attempts of the job there had been.
         there: the attempts that held these hosts when they were promised.
     """
@@ -46,7 +46,7 @@ class Promised:
     node_ids: tuple[str, ...]
     given_up: tuple[AttemptId, ...] = ()
     left: tuple[AttemptId, ...] = ()
-    limits: int = 0
+    limits: tuple[float, float] = (math.inf, math.inf)
     begun: int = 0
     there: frozenset[AttemptId] = frozenset()
 
@@ -63,17 +63,15 @@ class Ledger:
         promised: by job id.
         ended: the attempts whose end is still to be confirmed, each since when.
         asked: the attempts that are to leave, each with the job that they leave for.
-        limits: how often limits have been set.
     """
 
     promised: dict[str, Promised] = field(default_factory=dict)
     ended: dict[AttemptId, float] = field(default_factory=dict)
     asked: dict[AttemptId, str] = field(default_factory=dict)
-    limits: int = 0
 
     def copy(self) -> "Ledger":
         promised = {job_id: replace(one) for job_id, one in self.promised.items()}
-        return Ledger(promised, dict(self.ended), dict(self.asked), self.limits)
+        return Ledger(promised, dict(self.ended), dict(self.asked))
 
 
 class Rules:
@@ -81,20 +79,25 @@ class Rules:
 
     Args:
         evictions: when attempts may be evicted; None: never.
+        bound_s: for how many seconds jobs that came later may pass a waiting job.
 
     Attributes:
         now: seconds on the clock of the events.
         counts: what was seen, by name.
     """
 
-    def __init__(self, evictions: EvictionRules | None) -> None:
+    def __init__(self, evictions: EvictionRules | None, bound_s: float) -> None:
         self.now = 0.0
         self.counts: Counter[str] = Counter()
         self.ledger = Ledger()
         self._evictions = evictions
+        self._bound_s = bound_s
         self._state = ControllerState()
-        self._broken: list[tuple[str, Promised]] = []  # promises of this turn that have ended, to be judged at its end
-        self._passed: list[tuple[Job, str, str, Promised]] = []  # who was placed on whose host in this turn
+        self._broken: list[tuple[str, Promised]] = []  # promises that have ended, to be judged once a plan is over
+        self._passed: list[
+            tuple[Job, str, str, Promised, int]
+        ] = []  # who was placed on whose host, and how many it had
+        self._placed: dict[str, tuple[float, float]] = {}  # who was placed in this turn, with the limits of the user
         self._able_since: dict[str, float] = {}
 
     def watch(self, state: ControllerState, ledger: Ledger | None = None) -> None:
@@ -105,6 +108,7 @@ class Rules:
             self.ledger.ended = {}  # a new Controller counts from when it sees them
             self._broken.clear()
             self._passed.clear()
+            self._placed.clear()
             self._able_since.clear()
             self._see_ends()
             self._see_promises()
@@ -119,8 +123,6 @@ class Rules:
                 self._is_placed(job_id, [node_id])
             case PromiseEvent(leave=leave) if leave:
                 self._asks(event)
-            case LimitsSetEvent():
-                self.ledger.limits += 1
 
     def after(self, event: Event, instructions: Instructions) -> None:
         self._see_ends()
@@ -133,7 +135,9 @@ class Rules:
             if gang is not None and gang.eviction is not None:
                 continue
             del self.ledger.asked[attempt]
-            if gang is None and attempt in stopped and (promised := self.ledger.promised.get(taker)) is not None:
+            if gang is None and attempt in stopped:
+                promised = self.ledger.promised.get(taker)
+                assert promised is not None, f"{attempt} left for {taker}, to which nothing is promised any more"
                 promised.left = (*promised.left, attempt)
                 self.counts["left"] += 1
             elif gang is not None:
@@ -142,25 +146,27 @@ class Rules:
         evicted = [stop.attempt for stop in instructions.stop if stop.is_eviction and stop.attempt in stopped]
         assert not evicted, f"{evicted} are stopped, and nobody was promised their hosts"
 
-    def turn_over(self) -> None:
+    def turn_over(self, finished: bool) -> None:
+        """Judge what has happened; ``finished``: whether the plan is over. Else the next turn goes on with it."""
+        reasons = [(self._excuse(*one), one) for one in self._broken]
+        self.counts.update(f"ended: {why}" for why, _ in reasons if why)
+        self._broken = [one for why, one in reasons if not why]
+        self._passed = [one for one in self._passed if not self._may_pass(*one)]
+        if not finished:
+            return
         for job_id, promised in self._broken:
-            why = self._excuse(job_id, promised)
-            assert why, (
+            raise AssertionError(
                 f"{job_id} was promised {promised.node_ids} and has neither run nor a reason to lose them;"
                 f" {_names(promised.left)} left for it, {_names(promised.given_up)} were asked to"
             )
-            self.counts[f"ended: {why}"] += 1
-        for job, node_id, job_id, promised in self._passed:
+        for job, node_id, job_id, promised, _ in self._passed:
+            how = "firmly" if promised.is_firm else "past the bound"
+            raise AssertionError(f"{job.spec.job_id} got {node_id}, which was promised to {job_id} ({how})")
+        for attempt, job_id in self.ledger.asked.items():
             now = self.ledger.promised.get(job_id)
-            has_other = now is not None and node_id not in now.node_ids
-            assert has_other or self._excuse(job_id, promised), (
-                f"{job.spec.job_id} got {node_id}, which was promised to {job_id}"
-                f" ({'firmly' if promised.is_firm else 'past the bound'})"
-            )
-        self._broken.clear()
-        self._passed.clear()
+            assert attempt in (now.given_up if now else ()), f"{attempt} leaves for {job_id}, which has no use for it"
         self._promises_are_sound()
-        self._promises_are_within_limits()
+        self._limits_are_kept()
         self._chances_are_taken()
 
     # -- what is seen ----------------------------------------------------------------------------------------------
@@ -171,6 +177,8 @@ class Rules:
 
     def _see_promises(self, event: Event | None = None) -> None:
         jobs, promised = self._state.jobs, self.ledger.promised
+        if isinstance(event, TasksAssignedEvent) and (kept := promised.get(event.job_id)) is not None and kept.is_firm:
+            self._is_partly_kept(jobs[event.job_id], event.node_id, kept)
         for job_id in [job_id for job_id in promised if job_id not in jobs or jobs[job_id].promise is None]:
             before = promised.pop(job_id)
             if not self._excuse(job_id, before):
@@ -179,16 +187,19 @@ class Rules:
             if job.promise is None:
                 continue
             if job_id in promised and self._is_another(job, promised[job_id]):
-                self._broken.append((job_id, promised.pop(job_id)))
+                before = promised[job_id]
+                self._broken.append((job_id, replace(before)))
+                if not {*job.promise.node_ids} <= {*before.node_ids}:  # else others leave for the rest of it
+                    del promised[job_id]
             if job_id not in promised:
-                promised[job_id] = Promised(job.promise.node_ids, limits=self.ledger.limits, begun=_begun(job))
+                promised[job_id] = Promised(job.promise.node_ids, limits=self._limits(job), begun=_begun(job))
                 self.counts["promised"] += 1
             if promised[job_id].node_ids != job.promise.node_ids or not promised[job_id].there:
                 promised[job_id].node_ids = job.promise.node_ids
                 promised[job_id].there = frozenset(self._on(job.promise.node_ids))
         if isinstance(event, PromiseEvent) and event.leave and event.job_id in promised:
             one = promised[event.job_id]
-            one.limits = self.ledger.limits
+            one.limits = self._limits(jobs[event.job_id])
             for attempt in event.leave:
                 if attempt in one.given_up:
                     continue
@@ -199,6 +210,15 @@ class Rules:
                     one.left = (*one.left, attempt)  # a spare leaves at once
                     self.counts["given back"] += 1
                 one.given_up = (*one.given_up, attempt)
+
+    def _is_partly_kept(self, job: Job, node_id: str, promised: Promised) -> None:
+        """Note that some of a job's tasks got a host. What others leave for the rest of its tasks lasts."""
+        left = tuple(other for other in promised.node_ids if other != node_id)[: len(job.pending)]
+        while left and self._is_over_the_limit(job, self._chips_of(left)):  # tasks that run elsewhere count
+            left = left[:-1]
+        promised.node_ids, promised.begun = left, _begun(job)
+        if not left:
+            del self.ledger.promised[job.spec.job_id]
 
     def _on(self, node_ids: Iterable[str]) -> Iterator[AttemptId]:
         workers = (self._state.workers[node_id] for node_id in node_ids)
@@ -219,6 +239,7 @@ class Rules:
     def _is_placed(self, job_id: str, node_ids: Iterable[str]) -> None:
         """Nobody gets a promised host but a higher band, and a gang that returns where nobody has left for another."""
         job = self._state.jobs[job_id]
+        self._placed[job_id] = self._limits(job)
         for node_id in node_ids:
             for other_id, promised in self.ledger.promised.items():
                 if other_id == job_id or node_id not in promised.node_ids:
@@ -227,16 +248,33 @@ class Rules:
                 is_higher = job.spec.priority < other.spec.priority
                 returns = self._returns_to(job, node_id) and job.spec.priority <= other.spec.priority
                 if not is_higher and not (returns and not promised.is_firm) and not self._excuse(other_id, promised):
-                    self._passed.append((job, node_id, other_id, promised))
+                    self._passed.append((job, node_id, other_id, promised, self._idle(promised)))
+
+    def _may_pass(self, job: Job, node_id: str, other_id: str, promised: Promised, idle: int) -> bool:
+        """Return whether a job may have got a host: the other job has as much of others, or its promise may end."""
+        now = self.ledger.promised.get(other_id)
+        has_other = now is not None and node_id not in now.node_ids and self._idle(now) >= idle
+        return has_other or bool(self._excuse(other_id, promised))
+
+    def _idle(self, promised: Promised) -> int:
+        """Return how many hosts of a promise nobody uses any more."""
+        return sum(not any(True for _ in self._on([node_id])) for node_id in promised.node_ids)
 
     def _returns_to(self, job: Job, node_id: str) -> bool:
         slice_name = self._state.workers[node_id].slice_name
         return self._is_returning(job) and any(slice_name in gang.groups for gang in job.gangs)
 
     def _is_returning(self, job: Job) -> bool:
-        if job.spec.coscheduling is None or job.yields:
-            return False
-        return any(self.now < job.gangs[position].returning_until for position in job.pending)
+        return any(self._returns(job))
+
+    def _returns(self, job: Job) -> Iterator[Gang]:
+        """Yield the gangs of a job that have lost their hosts a moment ago, and come first."""
+        if job.spec.coscheduling is not None and not job.yields:
+            waiting = (job.gangs[position] for position in job.pending)
+            yield from (gang for gang in waiting if self.now < gang.returning_until)
+
+    def _pauses(self, job: Job) -> bool:
+        return all(job.gangs[position].not_before > self.now for position in job.pending)
 
     # -- nothing is ended except for a promise ---------------------------------------------------------------------
 
@@ -255,8 +293,10 @@ class Rules:
                 continue
             assert self._may_evict(taker, job, gang), f"{who} may not evict {attempt}"
         self._is_enough(taker, event.node_ids, event.leave, who)
-        assert not self._is_over_the_limit(taker, event.leave), f"{who} would be over the limit of its user"
-        self._is_needed(taker, who)
+        assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
+        chips = self._chips_of(event.node_ids)
+        assert not self._is_over_the_limit(taker, chips, event.leave), f"{who} would be over the limit of its user"
+        self._is_needed(taker, event, who)
         self.counts["asked"] += 1
 
     def _may_evict(self, taker: Job, job: Job, gang: Gang) -> bool:
@@ -292,23 +332,34 @@ class Rules:
                 continue
             yield attempt
 
-    def _is_needed(self, taker: Job, who: str) -> None:
-        """Nobody is asked to leave while enough slices are free, or about to be."""
-        others = [job for job in self._state.pending() if self._is_returning(job)]
-        is_pinned = any(constraint.key == TPU_NAME for constraint in taker.spec.constraints)
-        if others or is_pinned or taker.avoided or taker.spec.coscheduling is None or self._is_over_the_limit(taker):
-            return
-        own = self.ledger.promised.get(taker.spec.job_id)
-        free = [
-            name
-            for name, hosts in self._slices().items()
-            if len(hosts) == taker.spec.replicas and all(self._is_free_soon(host, own) for host in hosts)
-        ]
-        assert len(free) < taker.spec.groups_per_gang[0], f"{who} finds {free} free, or about to be"
+    def _is_needed(self, taker: Job, event: PromiseEvent, who: str) -> None:
+        """Nobody is asked to leave while enough is free, or about to be, and not for others that come first.
 
-    def _is_free_soon(self, host: Worker, own: Promised | None) -> bool:
-        promised = any(host.node_id in one.node_ids for one in self.ledger.promised.values() if one is not own)
-        is_fit = not (host.draining or host.foreign or promised or self.now < host.suspected_until)
+        Only spares of the user leave if others would not help: the user has reached a limit.
+        """
+        if self._is_over_the_limit(taker, _least_chips(taker)):
+            assert all(_account(self._state.jobs[one.job_id]) == _account(taker) for one in event.leave), who
+            return
+        others = [one for job_id, one in self.ledger.promised.items() if job_id != taker.spec.job_id]
+        others += [one for job_id, one in self._broken if _account(self._state.jobs[job_id]) == _account(taker)]
+        no_use = {node_id for one in others for node_id in one.node_ids}
+        no_use |= {*taker.avoided, *self._state.fleet.avoided_by(taker.spec.user, self.now)}
+        groups, needed, size = list(self._slices().values()), taker.spec.groups_per_gang[0], taker.spec.replicas
+        if taker.spec.coscheduling is None:
+            groups, needed, size = [[host] for hosts in groups for host in hosts], len(event.node_ids), 1
+        free = [
+            hosts
+            for hosts in groups
+            if len(hosts) == size and all(self._is_free_soon(host, no_use) and _may_use(taker, host) for host in hosts)
+        ]
+        names = [host.node_id for hosts in free for host in hosts]
+        first = [job for job in self._state.pending() if job is not taker and job.spec.priority <= taker.spec.priority]
+        returning = [(job, gang) for job in first for gang in self._returns(job)]
+        most = sum(max(len(gang.groups), *job.spec.groups_per_gang) * job.spec.replicas for job, gang in returning)
+        assert len(names) - most < needed * size, f"{who} finds {names} free, or about to be"
+
+    def _is_free_soon(self, host: Worker, no_use: Collection[str]) -> bool:
+        is_fit = not (host.draining or host.foreign or host.node_id in no_use or self.now < host.suspected_until)
         return is_fit and not any(self._in_the_way(host))
 
     def _slices(self) -> dict[str, list[Worker]]:
@@ -317,35 +368,83 @@ class Rules:
             slices.setdefault(worker.slice_name or worker.node_id, []).append(worker)
         return slices
 
-    def _is_over_the_limit(self, job: Job, leave: Collection[AttemptId] = ()) -> bool:
-        """Return whether a limit keeps a job from running beside what its user has, and other jobs were promised."""
-        chips, jobs = self._held(job, leave)
+    # -- limits ----------------------------------------------------------------------------------------------------
+
+    def _limits_are_kept(self) -> None:
+        """Nobody gets more than a limit allows. What was promised firmly is reserved: nobody uses it up meanwhile."""
+        for job_id, limits in self._placed.items():
+            if (job := self._state.jobs.get(job_id)) is not None and limits == self._limits(job):
+                assert not self._is_over_the_limit(job, 0.0), f"{job_id} runs, and its user is over a limit"
+        self._placed.clear()
+        for job_id, promised in self.ledger.promised.items():
+            job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids)}
+            if not self._is_over_the_limit(job, self._chips_of(promised.node_ids), leave):
+                promised.limits = self._limits(job)
+                if promised.is_firm:
+                    self.counts["reserved"] += sum(
+                        _account(other) == _account(job)
+                        and other is not job
+                        and self._is_over_the_limit(other, _least_chips(other))
+                        and not self._is_over_the_limit(other, _least_chips(other), besides=job_id)
+                        for other in self._state.pending()
+                    )
+            elif promised.is_firm:
+                raise AssertionError(f"{job_id} was promised {promised.node_ids}, and is over a limit now")
+
+    def _limits(self, job: Job) -> tuple[float, float]:
+        """Return how many chips and running jobs the user of a job may have. A limit on all the chips is none."""
         limits = self._state.limits.of(job.spec.user, job.spec.priority)
         assert limits.chips is not None
         assert limits.running_jobs is not None
+        is_limit = limits.chips < self._chips_of(self._state.workers)
+        return limits.chips if is_limit else math.inf, limits.running_jobs
+
+    def _is_over_the_limit(self, job: Job, more: float, leave: Collection[AttemptId] = (), besides: str = "") -> bool:
+        """Return whether a limit keeps a job from so many more chips, beside what its user has and was promised."""
+        chips, jobs = self._held(job, leave, besides)
+        most_chips, most_jobs = self._limits(job)
         if job.spec.spare_for is None:
             jobs |= {job.spec.job_id}
-        return chips + _least_chips(job) > limits.chips or len(jobs) > limits.running_jobs
+        return chips + more > most_chips or len(jobs) > most_jobs
 
-    def _held(self, job: Job, leave: Collection[AttemptId] = ()) -> tuple[float, set[str]]:
-        """Return the chips that other jobs of the user hold or were promised, and their ids; without what leaves."""
-        user, band, chips, running = job.spec.user, job.spec.priority, 0.0, set[str]()
+    def _held(self, job: Job, leave: Collection[AttemptId] = (), besides: str = "") -> tuple[float, set[str]]:
+        """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
+
+        What a gang's own attempts hold that have ended, it may have again.
+        """
+        chips, running, account = 0.0, set[str](), _account(job)
         for worker in self._state.workers.values():
             for (_, attempt), held in worker.occupants.items():
                 other = self._state.jobs[attempt.job_id]
-                if (other.spec.user, other.spec.priority) != (user, band):
+                if _account(other) != account or attempt in leave or attempt in self.ledger.asked:
                     continue
-                if other is job or attempt in leave or attempt in self.ledger.asked:
+                if other is job and job.spec.coscheduling and attempt in self.ledger.ended:
                     continue
                 chips += accelerators(held)
                 if other.spec.spare_for is None and not other.state.finished:
                     running.add(attempt.job_id)
         for job_id, promised in self.ledger.promised.items():
             other = self._state.jobs[job_id]
-            if other is not job and promised.is_firm and (other.spec.user, other.spec.priority) == (user, band):
-                chips += _least_chips(other)
+            if other is not job and job_id != besides and promised.is_firm and _account(other) == account:
+                chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
+
+    def _is_kept_for_another(self, job: Job) -> bool:
+        """Return whether what a user may have yet is kept for a job that has waited too long for the limit on chips."""
+        most, late = self._limits(job)[0], self.now - self._bound_s
+        return any(
+            one is not job
+            and _account(one) == _account(job)
+            and not comes_last(one)
+            and any(one.gangs[position].waiting_since < late for position in one.pending)
+            and self._held(one)[0] + _least_chips(one) > most >= _least_chips(one)
+            for one in self._state.pending()
+        )
+
+    def _chips_of(self, node_ids: Iterable[str]) -> float:
+        workers = (self._state.workers.get(node_id) for node_id in node_ids)
+        return sum(accelerators(worker.resources) for worker in workers if worker is not None)
 
     # -- a promise is kept -----------------------------------------------------------------------------------------
 
@@ -358,14 +457,18 @@ class Rules:
             return "runs"
         if job.yields:
             return "yields"
-        if promised.limits != self.ledger.limits:
+        is_limited = self._is_over_the_limit(job, _least_chips(job))
+        if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
-        if not promised.is_firm and all(job.gangs[i].not_before > self.now for i in job.pending):
+        if not promised.is_firm and self._pauses(job):
             return "pauses"
-        if not promised.is_firm and self._is_over_the_limit(job):
+        if not promised.is_firm and (is_limited or self._is_kept_for_another(job)):
             return "limit reached"
-        if any(self._is_returning(one) for one in self._state.pending() if one.spec.priority < job.spec.priority):
-            return "higher band"
+        there = [worker for i in promised.node_ids if (worker := self._state.workers.get(i)) is not None]
+        for one in self._state.pending():
+            is_higher = one.spec.priority < job.spec.priority and any(_may_use(one, worker) for worker in there)
+            if is_higher and self._is_returning(one) and not self._pauses(one):
+                return "higher band"
         other = self.ledger.promised.get(job_id)
         if other is not None and not other.is_firm and not any(self._ways(other)):
             return "other room"
@@ -399,19 +502,9 @@ class Rules:
             for node_id in promised.node_ids:
                 assert node_id not in whose, f"{node_id} is promised to {whose[node_id]} and to {job_id}"
                 whose[node_id] = job_id
-            if promised.is_firm and promised.limits == self.ledger.limits:
+            if promised.is_firm:
                 who = f"{job_id}, for which {_names(promised.given_up)} were asked to leave,"
                 self._is_enough(job, promised.node_ids, (), who)
-
-    def _promises_are_within_limits(self) -> None:
-        """What was promised firmly is reserved: no other job of the user uses up the limit meanwhile."""
-        for job_id, promised in self.ledger.promised.items():
-            if not promised.is_firm or promised.limits != self.ledger.limits:
-                continue
-            job = self._state.jobs[job_id]
-            assert not self._is_over_the_limit(job, {*self._on(promised.node_ids)}), (
-                f"{job_id} was promised {promised.node_ids}, and is over a limit now"
-            )
 
     # -- chances are taken -----------------------------------------------------------------------------------------
 
@@ -429,18 +522,15 @@ class Rules:
             return False
         if job.gang.not_before > self.now or job.avoided or any(c.key == TPU_NAME for c in job.spec.constraints):
             return False
-        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job):
+        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job, _least_chips(job)):
             return False
         return sum(self._could_be_free(job, hosts) for hosts in self._slices().values()) >= needed
 
     def _rivals(self, job: Job) -> bool:
         """Return whether other jobs wait for the same limit."""
-        account = job.spec.user, job.spec.priority
-        limits = self._state.limits.table
-        if account not in limits:
+        if _account(job) not in self._state.limits.table:
             return False
-        waiting = self._state.pending()
-        return any(one is not job and (one.spec.user, one.spec.priority) == account for one in waiting)
+        return any(one is not job and _account(one) == _account(job) for one in self._state.pending())
 
     def _holds(self, job: Job) -> bool:
         """Return whether an attempt of a job holds hosts still."""
@@ -466,6 +556,16 @@ class Rules:
                 if attempt.job_id not in idle and (gang is None or not self._may_evict(job, other, gang)):
                     return False
         return True
+
+
+def _may_use(job: Job, worker: Worker) -> bool:
+    """Return whether a job may use a worker, for all its constraints on the slice's name."""
+    names = [constraint.value for constraint in job.spec.constraints if constraint.key == TPU_NAME]
+    return all(name == worker.attributes[TPU_NAME] for name in names)
+
+
+def _account(job: Job) -> tuple[str, PriorityBand]:
+    return job.spec.user, job.spec.priority
 
 
 def _begun(job: Job) -> int:

@@ -139,17 +139,17 @@ class WindowWorld:
         self._most_jobs = chance.choice((4, 6, 9))
         self.bound_s = chance.choice((30.0, 60.0, 200.0))
         self.grace_s = chance.choice((5.0, 30.0, 30.0))
-        least_run_s = dict.fromkeys(PriorityBand, chance.choice((0.0, 0.0, 20.0, 120.0)))
+        least_run_s = dict.fromkeys(PriorityBand, chance.choice((0.0, 0.0, 20.0, 60.0)))
         del least_run_s[PriorityBand.PRODUCTION]
         self.evictions = EvictionRules(self.grace_s, least_run_s) if chance.random() < 0.95 else None
-        self.rules = Rules(self.evictions)
+        self.rules = Rules(self.evictions, self.bound_s)
         self.tpu_type = chance.choice(("v4-8", "v4-16"))
-        self.slices = "abcdef"[: chance.choice((2, 2, 2, 3, 3, 4, 6))]
+        self.slices = "abcdef"[: chance.choice((2, 2, 3, 3, 4, 4, 6))]
         for name in self.slices:
             for number in range(self.hosts_per_slice):
                 registration = host(name, number, self.tpu_type)
                 self.hosts[registration.node_id] = registration
-        if chance.random() < 0.4:
+        if chance.random() < 0.6:
             for user in USERS:
                 self._draw_limit(user, chance.choice((PRODUCTION, INTERACTIVE)))
         self._begin()
@@ -170,7 +170,7 @@ class WindowWorld:
         events: list[Event] = [TimePassedEvent(self.now), *self.limits.values()]
         events += [*self.hosts.values(), *self.draining.values()]
         records = sorted(map(JobRecord.joined, restored), key=lambda record: record.job.number)
-        for event in (*events, *map(JobRestoredEvent, records)):
+        for event in (*events, *map(JobRestoredEvent, records), TimePassedEvent(self.now)):
             self._instructions.add(self.state.handle_event(event))
 
     def _count(self) -> None:
@@ -183,8 +183,7 @@ class WindowWorld:
         for failed in self._instructions.failed:
             raise failed.error
         assert not self.planner.left_out, self.planner.left_out
-        if not self.planner.unfinished:  # else the next plan goes on
-            self.rules.turn_over()
+        self.rules.turn_over(finished=not self.planner.unfinished)
         self._turns += 1
         if self._turns % self._check_after == 0:
             self.state.check()
@@ -328,31 +327,44 @@ class WindowWorld:
         return [job for job in self.unfinished() if job.promise is not None]
 
     def _submit(self) -> None:
-        if len(self.unfinished()) >= self._most_jobs:
+        if len(self.unfinished()) >= self._most_jobs + 3 * self._is_rush_hour:
             return
         spec = self._draw_job()
         self.apply(JobSubmittedEvent(spec, self.now))
+        if (spec.user, spec.priority) in self.state.limits.table and self.chance.random() < 0.5:
+            self.apply(JobSubmittedEvent(self._draw_job(spec), self.now))  # both can run, but not beside each other
         if spec.user == "slots" and spec.num_gangs == 1 and self.chance.random() < 0.7:
             self.apply(JobYieldsEvent(spec.job_id, True))
 
-    def _draw_job(self) -> JobSpec:
-        """Draw a job: of a low band while hosts are free, and of a high one when low ones have them all.
+    @property
+    def _is_rush_hour(self) -> bool:
+        """Whether jobs of the lowest band have about half of the slices, so that there are victims."""
+        return 2 * len(self.state.attempts[BATCH]) >= len(self.slices)
+
+    def _draw_job(self, rival: JobSpec | None = None) -> JobSpec:
+        """Draw a job: of a low band as a rule, and of a high one while low ones have many hosts.
 
         If another job has a promise, it is often one that may get into its way: of its user, or of its band.
+
+        Args:
+            rival: a job for whose limit it competes; None: chance decides.
         """
         chance = self.chance
         self._named += 1
         job_id, user, band = f"job-{self._named}", chance.choice(USERS), chance.choice(list(PriorityBand))
-        if chance.random() < 0.6:
-            is_full = all(worker.occupants for worker in self.state.workers.values())
-            band = chance.choice((PRODUCTION, PRODUCTION, INTERACTIVE) if is_full else (BATCH, BATCH, INTERACTIVE))
-        if self.limits and chance.random() < 0.3:
-            user, band = chance.choice(list(self.limits))
+        if chance.random() < 0.8:
+            high, low = (PRODUCTION, PRODUCTION, INTERACTIVE), (BATCH, BATCH, INTERACTIVE)
+            band = chance.choice(high if self._is_rush_hour else low)
+        limited = [(user, other) for user, other in self.state.limits.table if other is band]
+        if limited and chance.random() < 0.6:
+            user, band = chance.choice(limited)
         in_the_way = False
         if (others := self._waits_with_promise()) and chance.random() < 0.5:
             other = chance.choice(others)
             in_the_way = chance.random() < 0.7
             user, band = other.spec.user if in_the_way else user, other.spec.priority
+        if rival is not None:
+            user, band = rival.user, rival.priority
         terms: dict[str, Any] = {
             "user": user,
             "priority": band,
@@ -369,7 +381,8 @@ class WindowWorld:
         if kind == "tasks":
             return tasks_spec(job_id, chance.choice((1, 1, 2, 4)), **terms, constraints=pinned)
         most = len(self.slices)
-        slices: tuple[int, ...] = (1 if pinned else chance.choice((1, 1, 1, 2, 2, min(3, most), most)),)
+        sizes = (1, 1, 1, 2) if band is BATCH else (1, 1, 1, 2, 2, min(3, most), most)  # many small victims
+        slices: tuple[int, ...] = (1 if pinned else chance.choice(sizes),)
         if kind == "spares":
             terms["spares"] = chance.choice((1, 1, 2))
         if kind == "grows" and not pinned:

@@ -25,7 +25,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.fleet import SUSPICION_S
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, add_slices
+from tests.support.worlds import World, add_slices, asked_to_leave, hosts_of, promised
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -113,6 +113,41 @@ def test_hosts_of_a_stopped_victim_count_against_the_takers_limit(world: Played,
     assert (takes.gang.placed, other.gang.placed, victim.gang.placed) == (True, False, False)
 
 
+def test_nobody_leaves_for_tasks_that_others_of_their_job_keep_from_running(world: Played) -> None:
+    """A slice comes that nobody expected. With the tasks there, the job has all that its user may have."""
+    for name in "ab":
+        world.run(f"batch-{name}", priority=BATCH, **on(name))
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=12)))
+    tasks = world.submit_tasks("tasks", 6, user="ann", priority=PRODUCTION)
+    world.turn()
+    assert len(promised(tasks)) == 3
+    add_slices(world, "c")
+    world.turn()
+    assert hosts_of(tasks) == ("c-0", "c-1")
+    assert len(promised(tasks)) == 1
+    world.turn(1.0)
+    assert len(promised(tasks)) == 1
+
+
+def test_promise_to_a_task_lasts_when_another_task_runs_again_elsewhere(world: Played) -> None:
+    """What is left of the limit was kept for an older job, as if the task had used up what is reserved for it."""
+    world.run("batch", priority=BATCH, **on("a"))
+    world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
+    add_slices(world, "c")
+    world.submit("large", user="ann", priority=PRODUCTION, **on("b"))
+    tasks = world.start_tasks("tasks", 2, user="ann", priority=PRODUCTION)
+    world.turn(LATE - 10)
+    world.lose("c-0")
+    world.turn()
+    assert promised(tasks) == ("a-0",)
+    world.report(tasks, S.WORKER_FAILED, 1)
+    world.confirm(tasks, index=1)
+    world.turn(20.0)
+    assert "the rest is kept for it" in str(world.planner.pending_reasons["large"])
+    assert (hosts_of(tasks), promised(tasks)) == (("c-1",), ("a-0",))
+
+
 # -- ends that are never confirmed -------------------------------------------------------------------------------------
 
 
@@ -178,6 +213,22 @@ def test_eviction_is_called_off_once_an_end_stays_unconfirmed(world: Played) -> 
     world.confirm(victim, 1)
     world.turn()
     assert pair.gang.placed
+
+
+def test_nobody_leaves_for_a_promise_that_waits_for_others_now(world: Played) -> None:
+    """Past the bound, a promise of slices in use takes the place of one that was called off, on some of its hosts."""
+    add_slices(world, "c")
+    over, idle = (world.run(name, **on(where)) for name, where in (("over", "a"), ("idle", "b")))
+    world.run("busy", user="bob", **on("c"))
+    waits = world.submit("waits", user="cy", slices=(2,))
+    world.turn(LATE)
+    world.report_all(over, S.SUCCEEDED)
+    world.turn(UNCONFIRMED_S - 10)
+    world.do(JobYieldsEvent("idle", True))
+    world.turn()
+    assert (is_told_to_leave(idle), promised(waits)) == (True, ("a-0", "a-1", "b-0", "b-1"))
+    world.turn(11.0)
+    assert (is_told_to_leave(idle), promised(waits)) == (False, ("b-0", "b-1", "c-0", "c-1"))
 
 
 def test_starving_job_gets_the_next_slice_that_is_free(world: Played) -> None:
@@ -280,6 +331,17 @@ def test_slice_of_a_spare_goes_where_it_was_given(world: Played) -> None:
     assert small.gang.groups == ("c",)
 
 
+def test_yielding_gang_gets_no_replacement_for_which_it_would_leave(world: Played) -> None:
+    gang = world.run("gang", slices=(2,))
+    world.do(JobYieldsEvent("gang", True))
+    world.do(WorkerDrainedEvent("b-0", "notice", NoticeKind.PREEMPTION, world.now + 60.0))
+    world.turn()
+    assert not is_told_to_leave(gang)
+    assert not world.state.spares()
+    world.do(JobYieldsEvent("gang", False))
+    assert "gang/replacement-1" in world.state.jobs
+
+
 def test_yielding_jobs_leave_once_though_their_ends_take_long(world: Played) -> None:
     """One took its slice again while the end of the other was confirmed, and then the other way round."""
     idle = [world.run(f"idle-{name}", user="slots", may_evict=False, **on(name)) for name in "ab"]
@@ -349,6 +411,20 @@ def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCa
     assert "what was promised to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text
 
 
+def test_promise_past_a_limit_is_called_off_and_names_the_limit(
+    world: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.run("busy", user="bob", **on("a"))
+    starving = world.submit("starving", user="ann", **on("a"))
+    world.turn(LATE)
+    assert starving.promise is not None
+    world.run("first", user="ann", **on("b"))
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(running_jobs=1)))
+    world.turn()
+    why = "ann has reached the limit of 1 running jobs in band interactive"
+    assert f"what was promised to starving is called off: {why}" in caplog.text
+
+
 def test_slice_that_a_victim_frees_besides_counts_until_free(world: Played) -> None:
     """It leaves for the other job. The notice to the second victim was taken back, and given again, plan after plan."""
     add_slices(world, "c")
@@ -383,6 +459,18 @@ def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world
         world.confirm(job, 1)
     world.turn()
     assert (high.gang.placed, middle.gang.placed) == (True, False)
+
+
+def test_victims_of_a_job_are_asked_again_if_its_free_slice_goes_to_a_higher_band(world: Played) -> None:
+    """Its promise ends as a whole. The next one counted on a victim that was told to go on."""
+    first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
+    add_slices(world, "c")
+    world.submit("middle", priority=INTERACTIVE, user="ann", slices=(2,))
+    world.turn()
+    assert [is_told_to_leave(job) for job in (first, second)] == [False, True]
+    world.submit("high", priority=PRODUCTION, user="bob", **on("c"))
+    (promise,) = asked_to_leave(world.plan())
+    assert promise.leave == (first.current_attempt(first.gang), second.current_attempt(second.gang))
 
 
 def test_promise_within_a_limit_lasts_until_the_yielding_job_of_its_user_has_left(world: Played) -> None:
