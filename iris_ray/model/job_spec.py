@@ -173,6 +173,11 @@ class JobSpec:
         return self.coscheduling is not None and self.failure_domain == WHOLE_JOB
 
     @property
+    def runs_once(self) -> bool:
+        """Whether a gang that has run has no further attempt once it loses its hosts, whoever takes them."""
+        return self.max_retries_preemption == 0
+
+    @property
     def num_gangs(self) -> int:
         """Into how many gangs its tasks fall: one, one for each slice, or one for each task."""
         if self.coscheduling is None:

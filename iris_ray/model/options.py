@@ -405,7 +405,9 @@ class RetryOptions(TypedDict, total=False):
         Option(
             default=10_000,
             check=Whole(),
-            help="Further attempts after lost hosts.",
+            help="Further attempts after lost hosts; 0: none in any case.",
+            more="With 0 a run does not move to more slices, either. If a job of a higher band takes its hosts, which"
+            " happens to such runs last, it ends as preempted.",
             flag="--max-retries-preemption",
             elsewhere=(
                 Default(1_000_000, _RESUMABLE, "as in Levanter: the function resumes from its own checkpoints"),

@@ -69,7 +69,7 @@ class AttemptEnds:
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             if gang.eviction is not None:
-                self._gives_way(job, gang, gang.eviction, change)
+                self._gives_way(job, gang, gang.eviction, change, event.started)
                 return
             job.times.failed(FailureCause.GROWN)
             returns_to_move(job, gang, change.now)
@@ -80,7 +80,7 @@ class AttemptEnds:
         assert gang.eviction is not None
         reason = f"evicted: {gang.eviction.reason}"
         change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason, is_eviction=True))
-        self._gives_way(job, gang, gang.eviction, change)
+        self._gives_way(job, gang, gang.eviction, change, started=gang.running_since < math.inf)
 
     def gang_returned(self, event: GangReturnedEvent, change: Change) -> None:
         """Mark a gang as succeeded: the caller has its results, though the state had already ended that attempt."""
@@ -256,11 +256,16 @@ class AttemptEnds:
         job.pending.clear()
         self._table.all_changed(job)
 
-    def _gives_way(self, job: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
-        """Requeue a gang that gives its hosts to another job. It is not charged."""
+    def _gives_way(self, job: Job, gang: Gang, eviction: Eviction, change: Change, started: bool) -> None:
+        """Requeue a gang that gives its hosts to another job, uncharged. One that runs once ends as preempted."""
         gang.evictions += 1
         job.evictions += 1
         job.times.failed(FailureCause.EVICTED)
+        if job.spec.runs_once and started:
+            cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)
+            error = f"evicted: {eviction.reason}"
+            self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, error, change, started)
+            return
         job_table.note_attempt_end(gang, change.now)
         returns_after_eviction(job, gang, change.now)
         self._requeue(job, gang, f"evicted: {eviction.reason}", change.now)

@@ -199,7 +199,7 @@ def test_spares_of_forgotten_job_are_dropped(world: World) -> None:
 def test_growable_gang_may_still_grow_after_restart(world: World) -> None:
     world.submit("other")
     world.schedule()
-    world.start(slices=(1, 2), grow_after=1000.0)
+    world.start(slices=(1, 2), grow_after=1000.0, max_retries_preemption=5)
     new, _ = successor(world)
     for seconds, spares in ((900.0, []), (200.0, ["job/growth-1"])):
         new.now += seconds
