@@ -292,7 +292,7 @@ class Cycle:
                 if taking is not None:
                     self._promises.take(job, taking)
                     kept = taking.names
-            if not kept and self._deadlines.is_starving(gang) and not comes_last(job) and self._has_hosts_for(job):
+            if not kept and self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
@@ -317,7 +317,7 @@ class Cycle:
             self._let_go(job, lifted, ())
             return
         kept = self._promises.keep(job, gang, available, lifted)
-        if kept and self._promises.has_one(job) and self._deadlines.is_starving(gang):
+        if kept and self._promises.has_one(job) and self._deadlines.is_starving(job, gang):
             self._result.starving.append(job_id)
         searches = not self._promises.has_firm(job) and self._evictor.may_help(job)
         taken, protected = self._take(job, available) if searches else ((), None)
@@ -338,7 +338,7 @@ class Cycle:
         """Return whether a gang may find groups though gangs of other jobs of its kind have found too few."""
         if job.attempt or job.avoided or job.spec.spare_for is not None:  # its own hosts, or others, may count for it
             return True
-        return self._promises.any_kept or self._deadlines.is_starving(gang)
+        return self._promises.any_kept or self._deadlines.is_starving(job, gang)
 
     def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
         """Leave out a gang that pauses. Only a firm promise lasts: other jobs may use all other hosts meanwhile."""

@@ -474,8 +474,9 @@ class RandomWorld(Simulation):
             runs = job.spec.is_one_gang and job.requirement.chips and job.gang.placed and not job.spec.spare_for
             spares = (other for other in jobs.values() if other.spec.spare_for == SpareFor(job_id, SparePurpose.SPARE))
             sound = sum(spare.gang.placed and not self._slices_that_go(spare) for spare in spares)
-            replacements = 0 if job.spec.runs_once else max(0, self._slices_that_go(job) - sound)
-            needed = (job.spec.spares, replacements) if runs else (0, 0)
+            replaced = runs and not job.spec.runs_once
+            replacements = max(0, self._slices_that_go(job) - sound) if replaced else 0
+            needed = job.spec.spares if runs else 0, replacements
             assert needed == (have[job_id, SparePurpose.SPARE], have[job_id, SparePurpose.REPLACEMENT]), job_id
 
     def _slices_that_go(self, job: Job) -> int:
