@@ -506,7 +506,29 @@ class ReferencePlan:
 
     def best_first(self, job: Job, options: list[Option]) -> list[Option]:
         """The free ones."""
-        return sorted((o for o in options if o.free), key=lambda option: self.rank(job, option))
+        best = sorted((o for o in options if o.free), key=lambda option: self.rank(job, option))
+        if (
+            best
+            and job.spec.coscheduling is None
+            and job.spec.task_placement == "spread"
+            and not takes_accelerators(job)
+        ):
+            alike = [o for o in best if self.rank(job, o)[:-1] == self.rank(job, best[0])[:-1]]
+            share = math.ceil(len(job.gangs) / len(self.workers))
+            while all(self.tasks_on(o.hosts[0], job) >= share for o in alike):
+                share *= 2
+            first = next(o for o in alike if self.tasks_on(o.hosts[0], job) < share)
+            best = [first, *(o for o in best if o is not first)]
+        return best
+
+    def tasks_on(self, worker: Worker, job: Job) -> int:
+        """How many tasks of the job the worker has, with those that the plan gives it."""
+        given = sum(
+            a.job_id == job.spec.job_id and a.node_id == worker.node_id
+            for a in self.assignments
+            if isinstance(a, TasksAssignedEvent)
+        )
+        return given + sum(attempt.job_id == job.spec.job_id for _, attempt in worker.occupants)
 
     def rank(self, job: Job, option: Option) -> tuple[object, ...]:
         spec = job.spec
@@ -536,6 +558,10 @@ class ReferencePlan:
         short = option.wanted - len(option.ready)
         lacks = sorted(lack(spec, w, self.free(w)) for w in option.good if w not in option.ready)
         return short, sum(lacks[:short]), option.name
+
+
+def takes_accelerators(job: Job) -> bool:
+    return bool(job.spec.device or accelerators(job.spec.resources))
 
 
 def is_firm(job: Job) -> bool:

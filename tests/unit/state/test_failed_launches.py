@@ -144,7 +144,7 @@ def test_single_tasks_and_siblings_avoid_hosts() -> None:
     world = World()
     for number in range(3):
         world.do(cpu_host(f"cpu-{number}", 8.0))
-    job = world.submit_tasks(replicas=2, resources={"CPU": 1.0})
+    job = world.submit_tasks(replicas=2, resources={"CPU": 1.0}, task_placement="pack")
     world.schedule()
     hosts = [task.node_id for task in job.tasks]
     assert hosts == ["cpu-0", "cpu-0"]
