@@ -17,6 +17,7 @@ from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
 from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
 from iris_ray.client.connection import current_user, join, require_cluster
 from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of
+from iris_ray.client.job_progress import say_if_it_runs_once
 from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
@@ -233,6 +234,7 @@ def launch(request: RunRequest, detached: bool) -> JobHandle:
         IrisError: the job does not reach the Controller.
     """
     require_cluster()
+    say_if_it_runs_once(request.spec)
     results, pool = submit_detached(request) if detached else pool_of_this_process.submit(request)
     handle = JobHandle(request.spec.job_id, results)
     try:

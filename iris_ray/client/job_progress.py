@@ -15,6 +15,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection, fi
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.errors import ControllerUnavailableError
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.terminal import PATIENCE_S, LiveLine, live_line
@@ -132,3 +133,14 @@ def job_in_words(status: JobStatus) -> str:
         f"behind the others: {'; '.join(status.stragglers)}" if status.stragglers else "",
     ]
     return " · ".join(filter(None, parts))
+
+
+def say_if_it_runs_once(spec: JobSpec) -> None:
+    """Tell the user of a job that is submitted that it has no further attempt after lost hosts."""
+    if spec.runs_once:
+        how = "; it is not moved to more slices" if len(spec.groups_per_gang) > 1 else ""
+        print(
+            f"iris_ray: {spec.job_id} runs once, as max_retries_preemption is 0{how}. If it loses its hosts, to a job"
+            " of a higher band too, it ends as preempted",
+            file=sys.stderr,
+        )

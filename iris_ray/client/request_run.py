@@ -9,7 +9,7 @@ from ray.exceptions import RayTaskError
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.connection import require_cluster
-from iris_ray.client.job_progress import results_of
+from iris_ray.client.job_progress import results_of, say_if_it_runs_once
 from iris_ray.client.modes.local_run import run_here, start_here
 from iris_ray.client.modes.mode import Mode
 from iris_ray.client.user_function import callers_error
@@ -37,6 +37,7 @@ def start_request(request: RunRequest, mode: Mode) -> "ray.ObjectRef[list[Any]]"
     if mode.local:
         return start_here(request, mode)
     require_cluster()
+    say_if_it_runs_once(request.spec)
     results, _ = pool_of_this_process.submit(request)
     print(f"iris_ray: job {request.spec.job_id}", file=sys.stderr)  # `RayJobs.status` reads it
     return results

@@ -51,7 +51,7 @@ def run_on_pod(
         TaskCrashedError: a task process died without an exception, more often than allowed. It is a
             `TaskOutOfMemoryError` if the kernel or Ray killed it because its host's memory was used up.
         JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
-        LaunchesFailedError: ten launches in a row failed; a JobUnschedulableError.
+        LaunchesFailedError: ten launches in a row failed, and the job never ran; a JobUnschedulableError.
         PreemptedTooManyTimesError: a RuntimeError.
 
     Example::

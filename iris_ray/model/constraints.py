@@ -1,8 +1,8 @@
 """What a worker is (attributes) and what a job asks of it (constraints).
 
 Values are typed. Numbers equal numbers (``4 == 4.0``), and nothing else: a str never equals a number and ``True`` is
-not ``1``. Ordering is defined among numbers and among strings (by code point); across kinds, and for booleans, it is
-an error, so that a constraint that can't be evaluated is reported instead of being false.
+not ``1``. Constraints order numbers only. By code point "v4-8" would be more than "v4-16", so an ordering of any other
+value is an error, and a constraint that can't be evaluated is reported instead of being false.
 """
 
 import math
@@ -103,7 +103,7 @@ class ConstraintOp(Enum):
     IN = "in"
 
 
-_NEVER = ((ConstraintOp.GT, math.inf), (ConstraintOp.LT, -math.inf), (ConstraintOp.LT, ""))
+_NEVER = ((ConstraintOp.GT, math.inf), (ConstraintOp.LT, -math.inf))
 """Comparisons that no value satisfies."""
 
 
@@ -133,8 +133,8 @@ class Constraint:
             for IN. A plain str, int, float or bool becomes an `AttributeValue`.
 
     Raises:
-        InvalidConstraintError: a comparison has no value, EXISTS or NOT_EXISTS has one, an ordering has a bool, or no
-            value satisfies it.
+        InvalidConstraintError: a comparison has no value, EXISTS or NOT_EXISTS has one, an ordering has a bool or a
+            str, or no value satisfies it.
     """
 
     key: str
@@ -170,8 +170,12 @@ class Constraint:
         elif takes_value:
             value = _value(self.value)
             object.__setattr__(self, "value", value)
-            if isinstance(value.value, bool) and self.op not in (ConstraintOp.EQ, ConstraintOp.NE):
-                raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op.name} can't order by a bool")
+            if isinstance(value.value, bool | str) and self.orders:
+                raise InvalidConstraintError(
+                    f"constraint {shown(str(self))}: {self.op.name} orders numbers only, and {shown(value.value)} is a"
+                    f" {type(value.value).__name__}; name the values with IN or EQ, or order by an attribute that is a"
+                    " number, such as tpu-vm-count"
+                )
             if (self.op, value.value) in _NEVER:
                 raise InvalidConstraintError(f"constraint on {self.key!r}: nothing is {self.op.value} {value.value!r}")
 

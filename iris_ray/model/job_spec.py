@@ -21,12 +21,12 @@ from iris_ray.model.checks import (
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.options import EACH_SLICE, OPTIONS, WHOLE_JOB, PriorityBand, default_of
+from iris_ray.model.options import EACH_SLICE, OPTIONS, SPREAD, WHOLE_JOB, PriorityBand, default_of
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.tpu_processes import CHIPS_PER_HOST
-from iris_ray.model.workers import GPU, TPU, TPU_NAME
+from iris_ray.model.workers import GPU, TPU, TPU_NAME, accelerators
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -117,6 +117,8 @@ class JobSpec:
         processes_per_host: how many processes each task of a gang on slices consists of.
         failure_domain: "job": a coscheduled job is one gang. "slice": it is as many gangs as it has slices, each of
             which is placed, fails and is retried by itself.
+        task_placement: "spread": tasks that are placed one by one, and take no chips and GPUs, go to as many hosts as
+            there are. "pack": to as few as will do.
         spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
         may_evict: whether it may take hosts from lower bands. If not, it only goes before them in the queue.
 
@@ -146,6 +148,7 @@ class JobSpec:
     grow_after: float | Literal["auto"] | None = default_of("grow_after")
     processes_per_host: int = default_of("processes_per_host")
     failure_domain: str = default_of("failure_domain")
+    task_placement: str = default_of("task_placement")
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -171,6 +174,17 @@ class JobSpec:
     def is_one_gang(self) -> bool:
         """Whether all its tasks start and fail together."""
         return self.coscheduling is not None and self.failure_domain == WHOLE_JOB
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether a gang that has run has no further attempt once it loses its hosts, whoever takes them."""
+        return self.max_retries_preemption == 0
+
+    @property
+    def spreads(self) -> bool:
+        """Whether its tasks go to as many hosts as there are."""
+        alone = self.coscheduling is None and self.task_placement == SPREAD
+        return alone and self.device is None and not accelerators(self.resources)
 
     @property
     def num_gangs(self) -> int:
@@ -243,6 +257,7 @@ _PLAIN: Mapping[str, Any] = {
     "grow_after": float | str | None,
     "tolerations": tuple[str, ...],
     "failure_domain": str,
+    "task_placement": str,
 }
 """Fields that a `JobSpec` rebuilds as plain values. The other fields are objects of ours, already plain."""
 

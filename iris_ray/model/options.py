@@ -27,6 +27,8 @@ class PriorityBand(IntEnum):
     BATCH = 2
 
 
+SPREAD, PACK = "spread", "pack"
+"""On which hosts the tasks of a job go that are placed one by one: on as many, or on as few as will do."""
 WHOLE_JOB, EACH_SLICE = "job", "slice"
 """What may start again together after a fault: all tasks of a coscheduled job, or those of one slice."""
 AUTO: Final = "auto"
@@ -405,7 +407,9 @@ class RetryOptions(TypedDict, total=False):
         Option(
             default=10_000,
             check=Whole(),
-            help="Further attempts after lost hosts.",
+            help="Further attempts after lost hosts; 0: none in any case.",
+            more="With 0 a run does not move to more slices, either. If a job of a higher band takes its hosts, which"
+            " happens to such runs last, it ends as preempted.",
             flag="--max-retries-preemption",
             elsewhere=(
                 Default(1_000_000, _RESUMABLE, "as in Levanter: the function resumes from its own checkpoints"),
@@ -483,6 +487,17 @@ class JobOptions(RunOptions, total=False):
             more="Its results then have errors in the places of failed tasks. None: it fails with the first task, or"
             " gang, whose retries are used up.",
             flag="--max-task-failures",
+        ),
+    ]
+    task_placement: Annotated[
+        str,
+        Option(
+            default=SPREAD,
+            check=OneWordOf((SPREAD, PACK)),
+            help="Where tasks without TPU and GPU go that are no gang: spread over hosts, or packed on few.",
+            more="Spread, each has a host of its own while there are hosts, so a lost host costs few tasks. Packed,"
+            " they leave whole hosts to others.",
+            flag="--task-placement",
         ),
     ]
     env: Annotated[

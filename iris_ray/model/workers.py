@@ -1,5 +1,6 @@
 """One host as the scheduler sees it. Pure data; only the `Fleet` changes it."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -59,6 +60,7 @@ class Worker:
         slice_name: the slice that it belongs to, or None.
         host_index: its 0-based number within the slice; None if it has none.
         taints: the keys of its taints.
+        tasks_of: how many occupants are tasks of each job, by job id.
         duplicate: whether another live host claims the same number of the same slice.
     """
 
@@ -82,6 +84,7 @@ class Worker:
     host_index: int | None = field(init=False)
     taints: tuple[str, ...] = field(init=False)
     duplicate: bool = field(init=False, default=False)
+    tasks_of: Counter[str] = field(init=False, repr=False)
     _used: dict[str, int] = field(init=False, repr=False)  # in whole units, since sums of fractions would drift
 
     def __post_init__(self) -> None:
@@ -90,6 +93,7 @@ class Worker:
         self.host_index = number.value if number and is_count(number.value) else None
         self.taints = tuple([key for key in self.attributes if key.startswith(TAINT_PREFIX)])
         self._used = {}
+        self.tasks_of = Counter(attempt.job_id for _, attempt in self.occupants)
         for resources in self.occupants.values():
             self._count(resources, 1)
         self._recount()
@@ -97,6 +101,7 @@ class Worker:
     def occupy(self, occupants: Mapping[Occupant, Resources]) -> None:
         """Give resources to occupants."""
         for occupant, resources in occupants.items():
+            self.tasks_of[occupant[1].job_id] += occupant not in self.occupants
             self._count(self.occupants.pop(occupant, {}), -1)
             self.occupants[occupant] = resources
             self._count(resources, 1)
@@ -104,9 +109,16 @@ class Worker:
 
     def vacate(self, occupant: Occupant) -> None:
         """Free what an occupant held: its end is confirmed."""
+        if occupant in self.occupants:
+            self._has_left(occupant[1].job_id)
         self._count(self.occupants.pop(occupant, {}), -1)
         self._recount()
         self.ending.pop(occupant, None)
+
+    def _has_left(self, job_id: str) -> None:
+        self.tasks_of[job_id] -= 1
+        if not self.tasks_of[job_id]:
+            del self.tasks_of[job_id]
 
     def free_soon(self, now: float) -> Mapping[str, float]:
         """Return the free resources once the ends of occupants are confirmed that ended in the last `UNCONFIRMED_S`."""

@@ -5,7 +5,7 @@ A gang gets all the groups that it needs, or none: `choose` picks the groups, `a
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from types import MappingProxyType
 from typing import Final
 
@@ -117,13 +117,22 @@ class Availability:
             count: how many names to return at most.
             own: slices that are preferred, see `preferred`.
         """
+        return [rank[-1] for rank in self._ranks(bucket, count, own)]
+
+    def best_alike(self, bucket: int, count: int) -> list[str]:
+        """Return the names of those of the best free groups, at most ``count``, that only their names rank."""
+        ranks = self._ranks(bucket, count, {})
+        return [rank[-1] for rank in takewhile(lambda rank: rank[:-1] == ranks[0][:-1], ranks)]
+
+    def _ranks(self, bucket: int, count: int, own: Mapping[str, int]) -> list[Rank]:
+        """Return the ranks of the best free groups."""
         if not count:
             return []
         found = self._best(bucket, count, own)
         evaluate_better = self.candidates.evaluate_better
         while evaluate_better(count - len(found), found[-1] if len(found) == count else None):
             found = self._best(bucket, count, own)
-        return [rank[-1] for rank in found]
+        return found
 
     def _best(self, bucket: int, count: int, own: Mapping[str, int]) -> list[Rank]:
         """Return the ranks of the best of the free groups that were evaluated so far."""

@@ -26,6 +26,7 @@ from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
 from iris_ray.scheduler.promises import Lifted, Promises
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
+from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
@@ -115,6 +116,7 @@ class Cycle:
         self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
         self._in_vain: dict[_Kind, Unplaced] = {}  # jobs of this band that found too few groups
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
+        self._spreads: dict[str, Spreading] = {}  # by job id
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
         self._running = running or Running()
@@ -198,6 +200,8 @@ class Cycle:
         free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
             found, free = choose(job, available, preferred(job, self._fleet, gang), wanted, hopes, awaits)
+            if found and job.spec.spreads:
+                found = [self._spread(job, lifted).host(found[0], available)]
             names = self._allowances.within(job, found, wanted, available)
             waits = ending > 0 and len(names) < len(found)  # for its own chips, with which it may have more groups
             if names and not waits:
@@ -206,6 +210,8 @@ class Cycle:
                 self._in_vain.clear()  # the user may have reached a limit
                 self._result.assignments.append(assignment)
                 self._placed[job.spec.job_id] += 1
+                if isinstance(assignment, TasksAssignedEvent) and job.spec.spreads:
+                    self._spreads[job.spec.job_id].took(assignment.node_id)
                 self._let_go(job, lifted, hosts_of(assignment))
                 return granted
             if found:
@@ -217,10 +223,19 @@ class Cycle:
         self._wait(job, gang, available, free, lifted)
         return None
 
+    def _spread(self, job: Job, lifted: Lifted) -> Spreading:
+        spreading = self._spreads.get(job.spec.job_id)
+        if spreading is None:
+            spreading = self._spreads[job.spec.job_id] = Spreading(job, self._fleet)
+        if lifted:
+            spreading.begin_anew()
+        return spreading
+
     def _place_beside(self, job: Job, untried: Iterator[int], granted: Mapping[str, float]) -> Mapping[str, float]:
         """Place more tasks on the host that the job's last task got, as long as there is room. Return what all take.
 
-        That host stays the best for them: what a plan takes of a host changes its room, and not its rank.
+        A job that spreads gives the host no more than its share. That host stays the best for them: what a plan takes
+        of a host changes its room, and not its rank.
         """
         last = self._result.assignments[-1]
         if not isinstance(last, TasksAssignedEvent):
@@ -228,6 +243,9 @@ class Cycle:
         job_id, need, taken, indices = job.spec.job_id, job.requirement, self._plan.taken, [*last.task_indices]
         worker = self._fleet.workers[last.node_id]
         most = math.inf if self._most is None else self._most - self._placed.total()
+        spreading = self._spreads.get(job_id)
+        if spreading is not None:
+            most = min(most, spreading.room_in_share(worker.node_id))
         while len(indices) <= most and need.has_room(worker, taken[worker.node_id]):
             position = next(untried, None)
             if position is None:
@@ -239,6 +257,8 @@ class Cycle:
             self._plan.take((worker,), granted, job_id)
             indices.append(gang.tasks[0].index)
         number = len(indices) - 1
+        if spreading is not None:
+            spreading.took(worker.node_id, number)
         self._result.assignments[-1] = TasksAssignedEvent(job_id, tuple(indices), worker.node_id)
         self._placed[job_id] += number
         more = {resource: amount * number for resource, amount in granted.items()}
@@ -278,6 +298,8 @@ class Cycle:
             self._in_vain.clear()
             for available in (*self._available.values(), *self._elsewhere.values()):
                 available.failed_placements.clear()
+            for spreading in self._spreads.values():
+                spreading.begin_anew()
 
     def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
         """Note that a gang waits for a limit of its user. Nothing is promised to it: others may use the hosts."""
@@ -292,7 +314,7 @@ class Cycle:
                 if taking is not None:
                     self._promises.take(job, taking)
                     kept = taking.names
-            if not kept and self._deadlines.is_starving(gang) and not comes_last(job) and self._has_hosts_for(job):
+            if not kept and self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
@@ -317,7 +339,7 @@ class Cycle:
             self._let_go(job, lifted, reason=problem)
             return
         kept = self._promises.keep(job, gang, available, lifted)
-        if kept and self._promises.has_one(job) and self._deadlines.is_starving(gang):
+        if kept and self._promises.has_one(job) and self._deadlines.is_starving(job, gang):
             self._result.starving.append(job_id)
         searches = not self._promises.has_firm(job) and self._evictor.may_help(job)
         taken, protected = self._take(job, available) if searches else ((), None)
@@ -338,7 +360,7 @@ class Cycle:
         """Return whether a gang may find groups though gangs of other jobs of its kind have found too few."""
         if job.attempt or job.avoided or job.spec.spare_for is not None:  # its own hosts, or others, may count for it
             return True
-        return self._promises.any_kept or self._deadlines.is_starving(gang)
+        return self._promises.any_kept or self._deadlines.is_starving(job, gang)
 
     def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
         """Leave out a gang that pauses. Only a firm promise lasts: other jobs may use all other hosts meanwhile."""

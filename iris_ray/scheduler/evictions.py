@@ -8,7 +8,7 @@ hosts the job may take, and when (`Protected`). A job takes no more than the lim
 The search is bounded. It looks at what costs nothing first, then at the newest attempts of the lowest bands.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -260,17 +260,27 @@ class Evictor:
         return self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
-        """Return the names of groups that attempts could leave: those that cost nothing, then the newest first."""
+        """Return the names of groups that attempts could leave: those that cost nothing first."""
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
         bands = self._bands_below(search.job)
-        for attempt in chain(self._idle, *(reversed(self._running.attempts[band]) for band in bands)):
+        for attempt in chain(self._idle, *map(self._in_turn, bands)):
             if not self._looks or len(names) >= enough:
                 break
             self._looks -= 1
             if search.cost_of(attempt) is not None:
                 names.update(dict.fromkeys(search.groups_of(self._costs.hosts_of(attempt))))
         return list(names)
+
+    def _in_turn(self, band: PriorityBand) -> Iterator[AttemptId]:
+        """Iterate over the attempts of a band, the newest first; those that would have no further attempt come last."""
+        jobs, last = self._running.jobs, []
+        for attempt in reversed(self._running.attempts[band]):
+            if jobs[attempt.job_id].spec.runs_once:
+                last.append(attempt)
+            else:
+                yield attempt
+        yield from last
 
     def frees(self, job: Job, node_ids: Iterable[str]) -> float:
         """Return how many chips the user of a job holds that are free once the job has the hosts promised to it."""

@@ -11,6 +11,7 @@ one user. It never overrides a share.
 """
 
 import heapq
+import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +19,15 @@ from enum import IntEnum
 
 from iris_ray.model.job_spec import SparePurpose
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.user_limits import PastUsage
 
 Usage = Mapping[str, Mapping[str, float]]
 """What each user's gangs hold, by Ray's resource names."""
 
+PRODUCTION_BOUND_S = 10.0
+"""For so many seconds other jobs may pass a waiting gang of PRODUCTION: else small jobs of lower bands keep it out."""
 HOPES_FOR_MORE_S = 30.0
 """For so many seconds in the queue, a gang that can use more groups waits for groups that are about to be free."""
 AWAITS_ITS_OWN_S = 10.0
@@ -49,7 +53,7 @@ class Deadlines:
 
     Attributes:
         now: seconds on the clock of the events.
-        backfill_bound_s: for how many seconds jobs that came later may pass a waiting gang.
+        backfill_bound_s: for how many seconds jobs that came later may pass a waiting gang; see `bound_s`.
     """
 
     now: float
@@ -59,9 +63,13 @@ class Deadlines:
         """Return for how many more seconds the gang is not tried after a failed launch; at most 0 if it is tried."""
         return gang.not_before - self.now
 
-    def is_starving(self, gang: Gang) -> bool:
-        """Return whether the gang has waited longer than the backfill bound."""
-        return self.now - gang.waiting_since > self.backfill_bound_s
+    def bound_s(self, band: PriorityBand) -> float:
+        """Return for how many seconds others may pass a waiting gang of a band: of PRODUCTION, but a moment."""
+        return min(self.backfill_bound_s, PRODUCTION_BOUND_S if band is PriorityBand.PRODUCTION else math.inf)
+
+    def is_starving(self, job: Job, gang: Gang) -> bool:
+        """Return whether a gang of the job has waited longer than the bound of its band."""
+        return self.now - gang.waiting_since > self.bound_s(job.spec.priority)
 
     def hopes_for_more(self, gang: Gang) -> bool:
         """Return whether the gang has come into the queue, or its pause has ended, only a moment ago."""

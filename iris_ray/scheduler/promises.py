@@ -274,7 +274,7 @@ class Promises:
         # If a job has lost its promise in this plan, jobs before this one may be next: the next plan gives them one.
         if job.yields or job.spec.spare_for is not None:
             return False
-        return self._deadlines.is_starving(gang) and not self.given_up
+        return self._deadlines.is_starving(job, gang) and not self.given_up
 
     def _problem(self, job: Job, node_ids: tuple[str, ...], available: Availability) -> str:
         """Return why a promise must be called off; an empty string if it need not.

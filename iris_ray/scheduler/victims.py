@@ -2,8 +2,9 @@
 
 A victim is of a lower band than the job that waits, and has run for the minimum time of its band; or it is a spare, or
 yields. `EvictionCosts` says what the end of an attempt costs. Sets of victims are compared by these, in this order: how
-many victims they have of INTERACTIVE, then of BATCH; how much they lose, in seconds of hosts since their attempts
-began; how many spares they have. Spares and jobs that yield count for nothing else, since their end loses no work.
+many victims they have of INTERACTIVE, then of BATCH, and of each band first those that end for good because they run
+once; how much they lose, in seconds of hosts since their attempts began; how many spares they have. Spares and jobs
+that yield count for nothing else, since their end loses no work.
 
 `VictimSearch` looks for the cheapest set for one job, and leaves out every victim that turns out to be superfluous.
 """
@@ -121,13 +122,23 @@ class EvictionCosts:
         protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran)
         if protected_s == math.inf:
             return band, ()
-        return band, _cost(band, victims=1, lost=max(0.0, ran) * len(gang.tasks), spares=0, protected_s=protected_s)
+        lost = max(0.0, ran) * len(gang.tasks)
+        return band, _cost(band, 1, lost, spares=0, protected_s=protected_s, runs_once=job.spec.runs_once)
 
 
-def _cost(band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0) -> Cost:
-    """Return a cost: seconds until the eviction is allowed; victims by band, high to low; seconds of hosts; spares."""
-    by_band = (float(victims * (band is other)) for other in PriorityBand if other > PriorityBand.PRODUCTION)
+def _cost(
+    band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0, runs_once: bool = False
+) -> Cost:
+    """Return a cost: seconds until the eviction is allowed; victims by band, high to low; seconds of hosts; spares.
+
+    Of each band there are two numbers: the victims that run once, and all victims.
+    """
+    below = (other for other in PriorityBand if other > PriorityBand.PRODUCTION)
+    by_band = (float(count * (band is other)) for other in below for count in (victims * runs_once, victims))
     return (protected_s, *by_band, lost, float(spares))
+
+
+NO_COST: Cost = _cost(PriorityBand.BATCH, victims=0, lost=0.0, spares=0)
 
 
 Victims = frozenset[AttemptId]
@@ -261,7 +272,7 @@ class VictimSearch:
 
     def _total(self, victims: Collection[AttemptId]) -> Cost:
         costs = [cost for victim in victims if (cost := self.cost_of(victim)) is not None]
-        return tuple(map(sum, zip(*costs, strict=True))) or (0.0,) * 5
+        return tuple(map(sum, zip(*costs, strict=True))) or NO_COST
 
     # -- one group -------------------------------------------------------------------------------------------------
 

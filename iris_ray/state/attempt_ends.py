@@ -54,9 +54,9 @@ class AttemptEnds:
             self._give_up(job, gang, event.reason, change)
 
     def dispatch_failed(self, event: TaskDispatchFailedEvent, change: Change) -> None:
-        """Requeue a gang whose attempt could not be started; give its job up after too many such launches in a row.
+        """Requeue a gang whose attempt could not be started. It pauses, and its job avoids the hosts for a while.
 
-        The gang is not charged. It pauses, and its job avoids the hosts for a while.
+        The gang is not charged, unless too many such launches have failed in a row; see `too_many_failed_launches`.
         """
         if (found := self._table.live(event.attempt)) is None:
             return
@@ -69,7 +69,7 @@ class AttemptEnds:
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             if gang.eviction is not None:
-                self._gives_way(job, gang, gang.eviction, change)
+                self._gives_way(job, gang, gang.eviction, change, event.started)
                 return
             job.times.failed(FailureCause.GROWN)
             returns_to_move(job, gang, change.now)
@@ -80,7 +80,7 @@ class AttemptEnds:
         assert gang.eviction is not None
         reason = f"evicted: {gang.eviction.reason}"
         change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason, is_eviction=True))
-        self._gives_way(job, gang, gang.eviction, change)
+        self._gives_way(job, gang, gang.eviction, change, started=gang.running_since < math.inf)
 
     def gang_returned(self, event: GangReturnedEvent, change: Change) -> None:
         """Mark a gang as succeeded: the caller has its results, though the state had already ended that attempt."""
@@ -113,8 +113,7 @@ class AttemptEnds:
             if (found := self._table.live(attempt)) is not None:
                 job, gang = found
                 task = next(task for task in gang.tasks if task.task_id == task_id)
-                started = any(t.state in (TaskState.RUNNING, TaskState.SUCCEEDED) for t in gang.tasks)
-                self.member_ended(job, gang, task, TaskState.WORKER_FAILED, reason, change, started)
+                self.member_ended(job, gang, task, TaskState.WORKER_FAILED, reason, change, has_begun(gang))
 
     def pool_restarted(self, owner: str, change: Change) -> None:
         """Requeue all gangs of a pool whose process died, also those whose results were not handed over.
@@ -132,7 +131,7 @@ class AttemptEnds:
                 continue  # a spare is dropped with its job's attempt
             if (found := self._table.live(attempt)) is not None:
                 _, gang = found
-                self._end_without_pool(attempt, job, gang, reason, change)
+                self._end_without_pool(job, gang, reason, change)
                 self._spares.look_at(job)
             self.confirmed(attempt)
         for job in [job for job in self._table.jobs.values() if job.spec.owner == owner and not job.state.finished]:
@@ -141,10 +140,14 @@ class AttemptEnds:
                     lost = "its results were lost: " + reason
                     self.member_ended(job, gang, gang.tasks[0], TaskState.WORKER_FAILED, lost, change, started=True)
 
-    def _end_without_pool(self, attempt: AttemptId, job: Job, gang: Gang, reason: str, change: Change) -> None:
-        if all(task.state is TaskState.ASSIGNED for task in gang.tasks):
-            change.instructions.stop.append(StopAttempt(attempt, reason))
-            self._launch_failed(job, gang, reason, change)
+    def lost_before_start(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
+        """Stop an attempt of which a task was lost before any task ran: its launch has failed."""
+        change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason))
+        self._launch_failed(job, gang, reason, change)
+
+    def _end_without_pool(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
+        if not has_begun(gang):
+            self.lost_before_start(job, gang, reason, change)
         else:
             cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)
             self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, reason, change, started=True)
@@ -232,10 +235,12 @@ class AttemptEnds:
 
     def _launch_failed(self, job: Job, gang: Gang, error: str, change: Change, counts: bool = True) -> None:
         returns_after_failed_launch(gang, change.now, counts)
+        if gang.dispatch_failures >= MOST_FAILED_LAUNCHES:
+            error = f"{gang.dispatch_failures} launches in a row failed; the last one: {error}"
         self._requeue(job, gang, error, change.now)
-        if can_not_be_launched(job, gang):
-            failed = f"{gang.dispatch_failures} launches in a row failed; the last one: {error}"
-            self._give_up(job, gang, failed, change)
+        if counts and too_many_failed_launches(job, gang):
+            spent = f" (max_retries_preemption={job.spec.max_retries_preemption} is used up)" if job.started else ""
+            self._give_up(job, gang, error + spent, change)
 
     def _give_up(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
         """End a job because one of its waiting gangs can't be started."""
@@ -256,11 +261,16 @@ class AttemptEnds:
         job.pending.clear()
         self._table.all_changed(job)
 
-    def _gives_way(self, job: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
-        """Requeue a gang that gives its hosts to another job. It is not charged."""
+    def _gives_way(self, job: Job, gang: Gang, eviction: Eviction, change: Change, started: bool) -> None:
+        """Requeue a gang that gives its hosts to another job, uncharged. One that runs once ends as preempted."""
         gang.evictions += 1
         job.evictions += 1
         job.times.failed(FailureCause.EVICTED)
+        if job.spec.runs_once and started:
+            cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)
+            error = f"evicted: {eviction.reason}"
+            self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, error, change, started)
+            return
         job_table.note_attempt_end(gang, change.now)
         returns_after_eviction(job, gang, change.now)
         self._requeue(job, gang, f"evicted: {eviction.reason}", change.now)
@@ -304,11 +314,16 @@ QUICK_S = 10.0
 QUICK_ENDS_ARE_FAILURES = 5
 """After more than this number of quick ends in a row, a task that is lost on a sound host counts as a failure."""
 MOST_FAILED_LAUNCHES = 10
-"""After this number of failed launches of a gang in a row its job ends."""
+"""After so many failed launches of a gang in a row a job ends that never ran; one that has run loses a preemption."""
 YIELDED_S = 5.0
 """How long a job that yields waits after it has given its hosts to others."""
 RETURNING_S = 30.0
 """How long a gang that has just lost its hosts goes before the other gangs of its band."""
+
+
+def has_begun(gang: Gang) -> bool:
+    """Return whether a task of a gang's live attempt has run."""
+    return any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
 
 
 def quick_end_backoff_s(quick_ends: int) -> float:
@@ -317,7 +332,9 @@ def quick_end_backoff_s(quick_ends: int) -> float:
 
 
 def dispatch_backoff_s(failures: int) -> float:
-    """Return the seconds to wait after a number of failed launches in a row: 0.5, 1, 2, … 30."""
+    """Return the seconds to wait after a number of failed launches in a row: 0.5, 1, 2, … 30; later 60, 120, … 300."""
+    if failures > MOST_FAILED_LAUNCHES:
+        return float(min(300.0, 30.0 * 2 ** min(failures - MOST_FAILED_LAUNCHES, 10)))
     return float(min(30.0, 0.5 * 2 ** min(failures - 1, 10)))
 
 
@@ -384,7 +401,7 @@ def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: 
 
 
 def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
-    """Set when a gang whose launch has failed runs again: after a pause, uncharged.
+    """Set when a gang whose launch has failed runs again: after a pause.
 
     Its wait towards the backfill bound begins anew, because the gang has had its turn.
     """
@@ -393,9 +410,19 @@ def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
     gang.waiting_since = now
 
 
-def can_not_be_launched(job: Job, gang: Gang) -> bool:
-    """Return whether too many launches of a gang have failed in a row. Spares are tried for ever."""
-    return gang.dispatch_failures >= MOST_FAILED_LAUNCHES and job.spec.spare_for is None
+def too_many_failed_launches(job: Job, gang: Gang) -> bool:
+    """Return whether a job ends since too many launches of a gang have failed in a row. Spares are tried for ever.
+
+    A job that never ran ends after `MOST_FAILED_LAUNCHES`. One that has run, and may have days of work to lose, is
+    charged a preemption instead, and another one after so many more.
+    """
+    if gang.dispatch_failures < MOST_FAILED_LAUNCHES or job.spec.spare_for is not None:
+        return False
+    if not job.started:
+        return True
+    if gang.dispatch_failures % MOST_FAILED_LAUNCHES:
+        return False
+    return charge(job, gang, TaskState.WORKER_FAILED, started=True)
 
 
 def returns_to_move(job: Job, gang: Gang, now: float) -> None:

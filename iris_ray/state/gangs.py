@@ -9,7 +9,7 @@ from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import job_table, quarantine
-from iris_ray.state.attempt_ends import AttemptEnds
+from iris_ray.state.attempt_ends import AttemptEnds, has_begun
 from iris_ray.state.events import GangAssignedEvent, TasksAssignedEvent, TaskStateChangedEvent
 from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.growth import note_size
@@ -199,6 +199,9 @@ class Gangs:
                 if task.state is TaskState.SUCCEEDED and event.new_state is TaskState.FAILED:
                     raise IllegalTransitionError(f"{task.task_id}: SUCCEEDED → FAILED")
                 error = event.error or "unknown cause"
+                if event.new_state is TaskState.WORKER_FAILED and not has_begun(gang):
+                    self._ends.lost_before_start(job, gang, error, change)
+                    return
                 self._ends.member_ended(
                     job,
                     gang,
@@ -282,8 +285,7 @@ class Gangs:
         lost = next((task for task in gang.tasks if task.node_id not in workers), None)
         if lost is not None:
             reason = f"{lost.node_id} was lost while no Controller was there to see it"
-            started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
-            self._ends.member_ended(job, gang, lost, TaskState.WORKER_FAILED, reason, change, started)
+            self._ends.member_ended(job, gang, lost, TaskState.WORKER_FAILED, reason, change, has_begun(gang))
             return
         if gang.notice is not None:  # its pool may not know the notice
             change.instructions.notices.append(NotifyGang(attempt, gang.notice))

@@ -113,6 +113,7 @@ def _check_worker(worker: Worker, jobs: Mapping[str, Job], allocations: Allocati
     for resource, amount in worker.resources.items():
         free = worker.free[resource]
         assert 0 <= free <= amount, f"{worker.node_id}: {free} of {amount} {resource} is free"
+    assert worker.tasks_of == replace(worker).tasks_of, f"{worker.node_id}: it miscounts the tasks of jobs"
     assert worker.free == replace(worker).free, f"{worker.node_id}: its free resources are not what occupants leave"
     using_chips = [task_id for task_id, attempt in worker.occupants if jobs[attempt.job_id].requirement.chips]
     assert len(using_chips) <= 1, f"{worker.node_id}: {using_chips} share its chips"

@@ -185,7 +185,7 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
     ):
         return []
     needs: list[Need] = [(SparePurpose.SPARE, (1,))] * spec.spares
-    if not job.yields:  # else it waits behind all other jobs, and may have to leave for its own replacement
+    if not (job.yields or spec.runs_once):  # a job that yields may have to leave for its own replacement
         needs += [(SparePurpose.REPLACEMENT, (1,))] * (doomed - min(sound, spec.spares))
     have = len(job.gang.groups)
     if not doomed and may_grow(job, now):
@@ -228,7 +228,7 @@ def moves_at(job: Job, room: Job, now: float) -> float:
 
 def _has_room_to_grow(job: Job) -> bool:
     config = job.spec.coscheduling
-    return config is not None and len(job.gang.groups) < max(config.num_groups)
+    return config is not None and not job.spec.runs_once and len(job.gang.groups) < max(config.num_groups)
 
 
 def doomed_groups(job: Job, workers: Mapping[str, Worker]) -> int:

@@ -48,7 +48,7 @@ CONSTRAINTS = (
     Constraint("pool", Op.EXISTS),
     Constraint("pool", Op.NOT_EXISTS),
     Constraint("pool", Op.GT, 2),
-    Constraint("pool", Op.LE, "x"),
+    Constraint("pool", Op.LE, 1),
     Constraint("pool", Op.IN, ("y", 3, True)),
     Constraint("rack", Op.NE, "r1"),
     Constraint("taint:spot", Op.EXISTS),

@@ -293,7 +293,7 @@ class GangRun:
             events.append(ended)
         job = await self._report(attempt_over(attempt.id, [*_marked(attempt), *events], released))
         self._refill(attempt, job_goes_on=not job.state.finished)
-        is_free = moved_by_us or attempt.evicted or end.never_started
+        is_free = (moved_by_us or attempt.evicted or end.never_started) and job.state is not JobState.WORKER_FAILED
         count = "free of charge" if is_free else self._charge(verdict, job)
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
         result = verdict.result

@@ -50,7 +50,7 @@ _SPEC: Mapping[str, Codec] = {
         (
             *("job_id", "name", "user", "device", "replicas", "whole_groups", "spares", "grow_after", "may_evict"),
             *("max_retries_failure", "max_retries_preemption", "max_task_failures", "scheduling_timeout"),
-            *("processes_per_host", "failure_domain"),
+            *("processes_per_host", "failure_domain", "task_placement"),
         ),
         (_same, _same),
     ),

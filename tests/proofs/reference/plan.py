@@ -143,8 +143,9 @@ class ReferencePlan:
         gangs = [job.gangs[position] for position in job.pending]
         return bool(job.spec.coscheduling) and not job.yields and any(self.now < g.returning_until for g in gangs)
 
-    def waited_long(self, gang: Gang) -> bool:
-        return self.now - gang.waiting_since > self.bound
+    def waited_long(self, job: Job, gang: Gang) -> bool:
+        bound = min(self.bound, 10.0) if job.spec.priority is PriorityBand.PRODUCTION else self.bound
+        return self.now - gang.waiting_since > bound
 
     def share(self, user: str) -> float:
         """The largest part that the user holds of any resource."""
@@ -294,7 +295,7 @@ class ReferencePlan:
         """If the gang has waited too long for a limit on chips, its user's chips are kept for it, if it has hosts."""
         anywhere = self.options_anywhere(job, self.avoided(job), later=True)
         there = self.in_time(job, self.options(job)) if job.spec.coscheduling else len(anywhere)
-        if self.waited_long(gang) and there >= counts(job)[0] and not (job.spec.spare_for or job.yields):
+        if self.waited_long(job, gang) and there >= counts(job)[0] and not (job.spec.spare_for or job.yields):
             account = job.spec.user, job.spec.priority
             of_jobs = not found and not self.may_have(job, [0])  # nothing would be too much, too
             hosts = job.spec.replicas if job.spec.coscheduling else 1
@@ -381,7 +382,7 @@ class ReferencePlan:
     def keep(self, job: Job, gang: Gang, options: list[Option], room: list[str] | None) -> None:
         """Keep groups from all jobs that come later, for a gang that has waited too long or returns."""
         job_id, least, kept_already = job.spec.job_id, counts(job)[0], [o for o in options if self.is_kept(o)]
-        if self.waited_long(gang):
+        if self.waited_long(job, gang):
             self.late.add(job_id)
         if room is not None and is_firm(job):
             self.rooms[job_id] = room
@@ -393,7 +394,7 @@ class ReferencePlan:
         if self.returns(job):
             there = self.in_time(job, options)
             least = max(count for count in counts(job) if count <= max(least, min(len(gang.groups), there)))
-        elif kept_already or not self.waited_long(gang) or self.given_up or job.spec.spare_for or job.yields:
+        elif kept_already or not self.waited_long(job, gang) or self.given_up or job.spec.spare_for or job.yields:
             return
         else:
             options = [option for option in options if option.free or not self.is_stuck(job.spec, option)]
@@ -505,7 +506,29 @@ class ReferencePlan:
 
     def best_first(self, job: Job, options: list[Option]) -> list[Option]:
         """The free ones."""
-        return sorted((o for o in options if o.free), key=lambda option: self.rank(job, option))
+        best = sorted((o for o in options if o.free), key=lambda option: self.rank(job, option))
+        if (
+            best
+            and job.spec.coscheduling is None
+            and job.spec.task_placement == "spread"
+            and not takes_accelerators(job)
+        ):
+            alike = [o for o in best if self.rank(job, o)[:-1] == self.rank(job, best[0])[:-1]]
+            share = math.ceil(len(job.gangs) / len(self.workers))
+            while all(self.tasks_on(o.hosts[0], job) >= share for o in alike):
+                share *= 2
+            first = next(o for o in alike if self.tasks_on(o.hosts[0], job) < share)
+            best = [first, *(o for o in best if o is not first)]
+        return best
+
+    def tasks_on(self, worker: Worker, job: Job) -> int:
+        """How many tasks of the job the worker has, with those that the plan gives it."""
+        given = sum(
+            a.job_id == job.spec.job_id and a.node_id == worker.node_id
+            for a in self.assignments
+            if isinstance(a, TasksAssignedEvent)
+        )
+        return given + sum(attempt.job_id == job.spec.job_id for _, attempt in worker.occupants)
 
     def rank(self, job: Job, option: Option) -> tuple[object, ...]:
         spec = job.spec
@@ -535,6 +558,10 @@ class ReferencePlan:
         short = option.wanted - len(option.ready)
         lacks = sorted(lack(spec, w, self.free(w)) for w in option.good if w not in option.ready)
         return short, sum(lacks[:short]), option.name
+
+
+def takes_accelerators(job: Job) -> bool:
+    return bool(job.spec.device or accelerators(job.spec.resources))
 
 
 def is_firm(job: Job) -> bool:

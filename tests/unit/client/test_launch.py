@@ -72,6 +72,19 @@ def test_interrupted_submission_leaves_no_job_without_handle(
     assert pool.ended == [ended]
 
 
+@pytest.mark.parametrize("detached", [False, True])
+@pytest.mark.parametrize(("retries", "said"), [(0, ["runs once", "not moved to more slices"]), (1, [])])
+def test_submission_says_that_job_runs_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], detached: bool, retries: int, said: list[str]
+) -> None:
+    request = make_pod_request(lambda: None, "v4-16", [1, 2], max_retries_preemption=retries)
+    with pytest.raises(KeyboardInterrupt):
+        launch(monkeypatch, InterruptedPool(), request, detached)
+    told = capsys.readouterr().err
+    assert bool(told) is bool(said)
+    assert all(words in told for words in said)
+
+
 def test_interrupted_upload_leaves_no_detached_job(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, data = InterruptedPool(), bytes(INLINE_BYTES)
     with pytest.raises(KeyboardInterrupt):

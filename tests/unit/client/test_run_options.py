@@ -131,6 +131,7 @@ OF_A_JOB = {name: value for name, value in DEFAULTS.items() if name not in ("mod
     "max_retries_preemption": 100,
     "max_retries_failure": 0,
     "max_task_failures": None,
+    "task_placement": "spread",
     "env": None,
 }
 

@@ -327,13 +327,6 @@ def test_constraint_by_incomparable_value_is_refused(op: ConstraintOp, value: An
         Constraint("k", op, value)
 
 
-@pytest.mark.parametrize("op", [OP.GT, OP.GE, OP.LT, OP.LE], ids=lambda op: op.name)
-@pytest.mark.parametrize("value", [True, False, AttributeValue(True)], ids=repr)
-def test_constraint_ordering_a_bool_is_refused_by_name(op: ConstraintOp, value: Any) -> None:
-    with pytest.raises(InvalidConstraintError, match=rf"'k'.*{op.name}.*bool"):
-        Constraint("k", op, value)
-
-
 @pytest.mark.parametrize("values", [[], (), set(), iter(())], ids=lambda values: type(values).__name__)
 def test_constraint_in_empty_collection_is_refused(values: Any) -> None:
     with pytest.raises(InvalidConstraintError, match=r"'k'.*IN needs at least one value"):

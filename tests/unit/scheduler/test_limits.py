@@ -155,7 +155,7 @@ def test_limit_on_running_jobs_counts_jobs_not_their_tasks_or_spares(world: Worl
 def test_spares_and_growth_stay_within_the_limit(world: World, spare: bool) -> None:
     limit(world, chips=8)
     terms = {"spares": 1} if spare else {"slices": (1, 2), "grow_after": 0.0}
-    world.start("job", user="ann", **terms)
+    world.start("job", user="ann", **terms, max_retries_preemption=5)
     (held,) = (job_id for job_id in world.state.jobs if job_id != "job")
     assert world.plan().pending_reasons[held].kind is PendingKind.LIMITED
     assert placed(world) == []

@@ -210,7 +210,7 @@ def test_room_to_grow_is_given_back_and_the_gang_is_not_told_any_more(world: Wor
         world.add_slice(name)
     world.submit("first", slices=(1,))
     world.schedule()
-    grows = world.start("grows", slices=(1, 2), grow_after=0.0)
+    grows = world.start("grows", slices=(1, 2), grow_after=0.0, max_retries_preemption=5)
     world.finish(world.state.jobs["first"])
     world.schedule()
     (room,) = world.state.spares()

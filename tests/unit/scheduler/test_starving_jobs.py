@@ -9,6 +9,7 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.fair_queue import PRODUCTION_BOUND_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, PromiseEvent, WorkerDrainedEvent
@@ -38,6 +39,24 @@ def crowded(world: World) -> tuple[Job, Job, Job]:
     world.schedule()
     assert promised(large) == ("a-0", "a-1", "b-0", "b-1")
     return large, *busy
+
+
+@pytest.mark.parametrize(
+    ("band", "bound_s"), [(PriorityBand.PRODUCTION, PRODUCTION_BOUND_S), (PriorityBand.INTERACTIVE, BACKFILL_BOUND_S)]
+)
+def test_large_gang_waits_behind_small_batch_jobs_for_bound_of_its_band(
+    world: World, band: PriorityBand, bound_s: float
+) -> None:
+    """Each small job runs too short to be evicted, and another one waits to take its place."""
+    running = [world.start(name, priority=PriorityBand.BATCH, user="batch") for name in ("one", "two")]
+    large = world.submit("large", priority=band, slices=(2,))
+    while large.gang.pending:
+        world.submit(f"small-{world.now}", priority=PriorityBand.BATCH, user="batch")
+        if running:
+            world.finish(running.pop(0))
+        running += [world.state.jobs[job_id] for job_id in world.schedule()]
+        world.now += 5.0
+    assert bound_s < world.now - large.submitted_at <= bound_s + 20.0
 
 
 def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:

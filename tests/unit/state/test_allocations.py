@@ -182,7 +182,7 @@ def test_pool_dying_after_confirmation_leaves_nothing(world: World) -> None:
 
 
 def test_lost_host_ends_job_beside_early_confirmed_task(world: World) -> None:
-    job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_retries_preemption=0)
+    job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_retries_preemption=0, task_placement="pack")
     assert len({task.node_id for task in job.tasks}) == 1
     world.confirm(job, index=1)
     world.lose(job.tasks[0].node_id or "")

@@ -17,7 +17,7 @@ from iris_ray.state.events import (
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import StopAttempt
-from tests.support.worlds import S, World, charged
+from tests.support.worlds import S, World, charged, task_states
 
 # -- budgets ----------------------------------------------------------------------------------------------------------
 
@@ -65,12 +65,13 @@ def test_budget_of_n_retries_gives_n_plus_one_attempts(
     assert (job.state, job.gang.attempt) == (final, budget + 1)
 
 
-def test_host_lost_before_any_task_started_charges_nothing(world: World) -> None:
+@pytest.mark.parametrize("by_pool", [False, True])
+def test_task_lost_while_assigned_charges_nothing_whoever_reports(world: World, by_pool: bool) -> None:
     job = world.submit()
     world.schedule()
-    instructions = world.lose("a-0")
-    assert instructions.stop == [StopAttempt(AttemptId("job", 1), "the host died")]
-    assert (job.state, charged(job)) == (JobState.PENDING, (0, 0))
+    stop = world.report(job, S.WORKER_FAILED, 0, error="the host died").stop if by_pool else world.lose("a-0").stop
+    assert stop == [StopAttempt(AttemptId("job", 1), "the host died")]
+    assert (task_states(job), charged(job)) == ([S.PENDING] * 2, (0, 0))
 
 
 def test_host_lost_after_the_start_charges_the_preemption_budget(world: World) -> None:

@@ -1,4 +1,4 @@
-"""Launches that fail: the job pauses and keeps nothing meanwhile, avoids the hosts, and ends after ten in a row."""
+"""Launches that fail: the job pauses and keeps nothing meanwhile, avoids the hosts, and a new one ends after ten."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -144,7 +144,7 @@ def test_single_tasks_and_siblings_avoid_hosts() -> None:
     world = World()
     for number in range(3):
         world.do(cpu_host(f"cpu-{number}", 8.0))
-    job = world.submit_tasks(replicas=2, resources={"CPU": 1.0})
+    job = world.submit_tasks(replicas=2, resources={"CPU": 1.0}, task_placement="pack")
     world.schedule()
     hosts = [task.node_id for task in job.tasks]
     assert hosts == ["cpu-0", "cpu-0"]
@@ -288,11 +288,51 @@ def test_spare_with_failing_launches_and_its_gang_go_on(world: World) -> None:
     assert spare.gang.not_before < math.inf
 
 
+# -- jobs that have run ------------------------------------------------------------------------------------------------
+
+
+def test_job_that_has_run_waits_longer_and_longer_with_its_reason(wide: World) -> None:
+    """It may have days of work to lose."""
+    job = wide.start(max_retries_preemption=100)
+    wide.lose("a-0")
+    wide.confirm(job)
+    pauses = []
+    for _ in range(MOST_FAILED_LAUNCHES + 5):
+        fail_launch(wide, job)
+        pauses.append(job.gang.not_before - wide.now)
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0] + [30.0] * 4 + [60.0, 120.0, 240.0, 300.0, 300.0]
+    assert (job.state, charged(job)) == (JobState.PENDING, (0, 2)), "one for the lost host, one for ten launches"
+    assert "15 launches in a row failed; the last one: the interpreter ended" in wide.why()
+
+
+@pytest.mark.parametrize("retries", [1, 3])
+def test_preemption_budget_bounds_failed_launches_of_job_that_has_run(wide: World, retries: int) -> None:
+    job = wide.start(max_retries_preemption=retries)
+    wide.lose("a-0")
+    wide.confirm(job)
+    for _ in range(retries * MOST_FAILED_LAUNCHES):
+        assert job.state is JobState.PENDING
+        fail_launch(wide, job)
+        wide.now = max(wide.now, job.avoided_until)
+    assert (job.state, job.preemptions) == (JobState.UNSCHEDULABLE, retries + 1)
+    assert (job.error or "").startswith(f"{retries}0 launches in a row failed; the last one: the interpreter ended")
+    assert (job.error or "").endswith(f"(max_retries_preemption={retries} is used up)")
+
+
+def test_launches_that_do_not_count_charge_no_job_that_has_run(wide: World) -> None:
+    job = wide.start(max_retries_failure=5)
+    wide.report(job, S.FAILED)
+    wide.confirm(job)
+    for number in range(2 * MOST_FAILED_LAUNCHES):
+        fail_launch(wide, job, counts=number < MOST_FAILED_LAUNCHES - 1)
+    assert (job.state, job.preemptions) == (JobState.PENDING, 0)
+
+
 def test_unlaunchable_gang_ends_jobs_other_gangs() -> None:
     world = World()
     for number in range(12):
         world.do(cpu_host(f"cpu-{number}", 1.0))
-    job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_task_failures=5)
+    job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_task_failures=5, max_retries_preemption=1)
     world.report(job, S.WORKER_FAILED, 1)
     world.confirm(job, 1, 1)
     for attempt in range(2, 2 + MOST_FAILED_LAUNCHES):

@@ -144,7 +144,7 @@ def test_maintenance_cancelled_host_by_host_is_not_repeated(world: World) -> Non
 
 def test_growth_notice_is_unaffected_by_cancelled_maintenance(world: World) -> None:
     other = world.start("other", slices=(2,))
-    job = world.start(slices=(1, 2), grow_after=0.0)
+    job = world.start(slices=(1, 2), grow_after=0.0, max_retries_preemption=5)
     assert job.gang.groups == ("c",)
     world.finish(other)
     world.schedule()

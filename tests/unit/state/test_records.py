@@ -199,7 +199,7 @@ def test_spares_of_forgotten_job_are_dropped(world: World) -> None:
 def test_growable_gang_may_still_grow_after_restart(world: World) -> None:
     world.submit("other")
     world.schedule()
-    world.start(slices=(1, 2), grow_after=1000.0)
+    world.start(slices=(1, 2), grow_after=1000.0, max_retries_preemption=5)
     new, _ = successor(world)
     for seconds, spares in ((900.0, []), (200.0, ["job/growth-1"])):
         new.now += seconds
@@ -335,7 +335,7 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (10, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (11, FIELDS, MODULES)
 
 
 FIELDS = {
@@ -357,7 +357,7 @@ FIELDS = {
     "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",
                 "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
                 "max_retries_preemption", "max_task_failures", "scheduling_timeout", "spares", "grow_after",
-                "processes_per_host", "failure_domain", "spare_for", "may_evict"],
+                "processes_per_host", "failure_domain", "task_placement", "spare_for", "may_evict"],
     "CoschedulingConfig": ["group_by", "num_groups"],
     "Constraint": ["key", "op", "value", "_compare"],
     "AttributeValue": ["value"],

@@ -228,7 +228,7 @@ def test_gang_losing_slice_shrinks_and_grows_later(world: World) -> None:
 def test_healthy_small_gang_grows_after_its_time(world: World, after: float | None) -> None:
     world.submit("other", slices=(2,))
     world.schedule()
-    job = world.start(slices=(1, 2), grow_after=after)
+    job = world.start(slices=(1, 2), grow_after=after, max_retries_preemption=5)
     assert job.gang.groups == ("c",)
     world.now += 900.0
     world.do(TimePassedEvent(world.now))
@@ -242,7 +242,7 @@ def test_healthy_small_gang_grows_after_its_time(world: World, after: float | No
 def test_growth_is_all_or_nothing(world: World) -> None:
     world.submit("other", slices=(2,))
     world.schedule()
-    world.start(slices=(1, 3), grow_after=0.0)
+    world.start(slices=(1, 3), grow_after=0.0, max_retries_preemption=5)
     world.do(TimePassedEvent(world.now))
     world.add_slice("d")
     world.schedule()
@@ -309,7 +309,7 @@ def test_growth_is_forgotten_once_a_task_returned(world: World) -> None:
     """The gang is about to end."""
     world.submit("other", slices=(2,))
     world.schedule()
-    job = world.start(slices=(1, 2), grow_after=0.0)
+    job = world.start(slices=(1, 2), grow_after=0.0, max_retries_preemption=5)
     assert len(spares(world)) == 1
     world.report(job, S.SUCCEEDED, 0)
     assert spares(world) == []

@@ -81,7 +81,7 @@ def test_story_contains_no_user_text(world: World) -> None:
 
 
 def test_story_of_dropped_spare_is_forgotten(world: World) -> None:
-    job = world.start()
+    job = world.start(max_retries_preemption=5)
     world.do(WorkerDrainedEvent("a-0", "maintenance", NoticeKind.MAINTENANCE, 5000.0))
     (spare,) = (other for other in world.state.jobs.values() if other.spec.spare_for)
     world.schedule()

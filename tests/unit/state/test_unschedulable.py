@@ -32,6 +32,7 @@ def test_timeout_ends_job_of_which_nothing_ran(world: World) -> None:
 def test_timeout_spares_job_with_task_that_ran(world: World, state: TaskState) -> None:
     job = world.submit_tasks(replicas=6, scheduling_timeout=60.0, max_retries_preemption=1)
     world.schedule()
+    world.report(job, S.RUNNING, 0)
     world.report(job, state, 0)
     world.now += 1000.0
     plan = world.plan()

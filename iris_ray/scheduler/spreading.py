@@ -1,0 +1,66 @@
+"""Spreads the tasks of a job over hosts, so that the loss of one host costs few of them."""
+
+from collections import Counter
+
+from iris_ray.model.jobs import Job
+from iris_ray.scheduler.availability import Availability, buckets_for
+from iris_ray.state.fleet import Fleet
+
+
+class Spreading:
+    """Chooses hosts for the tasks of one job, which are placed one by one, while a plan is made.
+
+    Of the free hosts that are as good as the best one, the first gets a task that has less than its share. The share is
+    the job's tasks divided by the hosts of the fleet, at least one. Once every such host has its share, the share
+    doubles. So each task has a host of its own while there are hosts, and a host gets its whole share at once.
+
+    Args:
+        job: the job.
+        fleet: the workers that the plan is made for.
+    """
+
+    def __init__(self, job: Job, fleet: Fleet) -> None:
+        self._job = job
+        self._workers = fleet.workers
+        self._share = -(-job.size // max(1, len(fleet.workers)))
+        self._placed = Counter[str]()  # by this plan
+        self._names: list[str] = []
+        self._next = 0
+        self._least = self._share
+
+    def host(self, best: str, available: Availability) -> str:
+        """Return the node id of the host for the next task.
+
+        Args:
+            best: the best free host.
+            available: the hosts that the job's requirement finds.
+        """
+        if not self._names and self.room_in_share(best) > 0:
+            return best  # most often, since hosts that have their share are full
+        if (name := self._first(available)) is None:
+            (bucket,) = buckets_for(self._job, available)
+            self._names, self._next, self._share = available.best_alike(bucket, self._job.size), 0, self._least
+            while all(self.room_in_share(name) <= 0 for name in self._names):
+                self._share *= 2
+            name = self._first(available)
+        return name or best
+
+    def begin_anew(self) -> None:
+        """Look at all hosts again, since some may have become free for the job."""
+        self._names, self._next, self._share = [], 0, self._least
+
+    def took(self, node_id: str, tasks: int = 1) -> None:
+        """Note that a host gets more tasks."""
+        self._placed[node_id] += tasks
+
+    def room_in_share(self, node_id: str) -> int:
+        """Return how many more tasks a host gets before the others get theirs."""
+        return self._share - self._workers[node_id].tasks_of[self._job.spec.job_id] - self._placed[node_id]
+
+    def _first(self, available: Availability) -> str | None:
+        while self._next < len(self._names):
+            name = self._names[self._next]
+            if self.room_in_share(name) > 0 and available.is_free(name):
+                return name
+            self._next += 1
+        return None
