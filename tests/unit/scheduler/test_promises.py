@@ -137,7 +137,7 @@ def test_promise_to_a_task_lasts_when_another_task_runs_again_elsewhere(world: P
     add_slices(world, "c")
     world.submit("large", user="ann", priority=PRODUCTION, **on("b"))
     tasks = world.start_tasks("tasks", 2, user="ann", priority=PRODUCTION)
-    world.turn(LATE - 10)
+    world.turn(5.0)  # sooner than PRODUCTION's bound
     world.lose("c-0")
     world.turn()
     assert promised(tasks) == ("a-0",)
