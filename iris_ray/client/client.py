@@ -59,6 +59,7 @@ class IrisClient:
             InvalidRequestError: the address or the workspace makes no sense, or this process is connected already.
         """
         require_no_local_mode()  # before the process is connected
+        _refuse_job_api(address)
         join(address, workspace)
         client = cls()
         client._at_the_end.callback(ray.shutdown)
@@ -141,6 +142,39 @@ class IrisClient:
             raise InvalidRequestError(f"resources is a {type(need).__name__}; give ResourceSpec(cpu=…, memory_gb=…, …)")
         return launch(make_request(remote_fn, placement_of(need, coscheduling), name, **options), detached)
 
+    @takes("IrisClient.submit")
+    def run(
+        self,
+        remote_fn: Callable[[], Any] | Any,
+        name: str | None = None,
+        *,
+        resources: ResourceSpec | None = None,
+        coscheduling: CoschedulingConfig | None = None,
+        **options: Unpack[JobOptions],
+    ) -> list[Any]:
+        """Submit a job, print what its tasks print, each line after its task, and return their results by index.
+
+        The job ends with this call: an interruption, such as Ctrl-C, cancels it.
+
+        Args:
+            remote_fn, name, resources, coscheduling: as for `submit`.
+            options: those of `submit`.
+
+        Raises:
+            ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
+            InvalidRequestError, TypeError, ControllerUnavailableError: as for `submit`.
+            JobCancelledError, JobUnschedulableError, PreemptedTooManyTimesError, TaskCrashedError, TaskSetupError:
+                as for `run_on_pod`.
+        """
+        job = self.submit(remote_fn, name, resources=resources, coscheduling=coscheduling, **options)
+        try:
+            job.wait(stream_logs=True)
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error tells more
+                job.cancel()
+            raise
+        return job.results()
+
     def list_jobs(self) -> list[JobStatus]:
         """Return all jobs that the Controller knows, the oldest first."""
         return ControllerConnection().ask_all(ControllerInterface.list_jobs)
@@ -216,6 +250,18 @@ class IrisClient:
     def list_workers(self) -> list[WorkerStatus]:
         """Return all live hosts, by slice and number; hosts without TPU first."""
         return ControllerConnection().ask_all(ControllerInterface.list_workers)
+
+
+def _refuse_job_api(address: object) -> None:
+    """Say what works through the port of Ray's job API, and what does not."""
+    if isinstance(address, str) and address.startswith(("http://", "https://")):
+        raise InvalidRequestError(
+            f"{address} is the address of Ray's job API, and IrisClient.remote joins the cluster as a driver: give"
+            " HOST:PORT of its head (Ray's port, 6379 unless set otherwise), from a machine that reaches its nodes."
+            f" Through {address} a script can be submitted, by submit_tpu_job_on_ray or iris-ray submit;"
+            f" RayJobs({address!r}) has its status and logs, and stops it. Functions, their results, tasks and hosts"
+            " need a driver"
+        )
 
 
 def require_may_detach() -> None:

@@ -81,7 +81,7 @@ def fray_request(request: "JobRequest", client: MakesClient, region: str | None 
         priority=band_of(request.priority),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
-        max_task_failures=getattr(request, "max_task_failures", 0) or None,
+        max_task_failures=getattr(request, "max_task_failures", None),  # older releases have no such field
     )
 
 

@@ -485,7 +485,9 @@ class JobOptions(RunOptions, total=False):
             check=Whole(or_none=True),
             help="Failed attempts of all tasks together, retried ones too, that the job survives.",
             more="Its results then have errors in the places of failed tasks. None: it fails with the first task, or"
-            " gang, whose retries are used up.",
+            " gang, whose retries are used up. With 5 and `max_retries_failure=1`, a task that fails twice is given up,"
+            " and the others go on. With 2 and `max_retries_failure=10`, the third failed attempt of any tasks ends the"
+            " job, though each had retries left.",
             flag="--max-task-failures",
         ),
     ]

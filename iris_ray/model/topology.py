@@ -127,7 +127,6 @@ class TPUConfig:
 
     Attributes:
         name: The canonical type, as Ray's node label ``ray.io/tpu-pod-type`` carries it: ``"v5litepod-16"``.
-        generation: The part before the hyphen, one of ``TPU_GENERATIONS``.
         chip_count: Chips of the whole slice.
         host_count: Physical machines the slice touches, never more than ``vm_count``.
         vm_count: TPU VMs: the workers of the slice, one task each.
@@ -135,11 +134,15 @@ class TPUConfig:
     """
 
     name: str
-    generation: str
     chip_count: int
     host_count: int
     vm_count: int
     chips_per_vm: int
+
+    @property
+    def generation(self) -> str:
+        """The part of the name before the hyphen, one of ``TPU_GENERATIONS``."""
+        return self.name.partition("-")[0]
 
     @property
     def accelerator_type(self) -> str:
@@ -207,7 +210,7 @@ def get_tpu_config(tpu_type: str) -> TPUConfig:
 
     Example:
         >>> get_tpu_config("v4-32")
-        TPUConfig(name='v4-32', generation='v4', chip_count=16, host_count=4, vm_count=4, chips_per_vm=4)
+        TPUConfig(name='v4-32', chip_count=16, host_count=4, vm_count=4, chips_per_vm=4)
         >>> get_tpu_config("TPU-v5e-16").name
         'v5litepod-16'
     """
@@ -218,7 +221,6 @@ def get_tpu_config(tpu_type: str) -> TPUConfig:
     chips_per_vm = chips if chips in rule.single_vm_chips else _CHIPS_PER_VM
     return TPUConfig(
         name=f"{rule.name}-{size}",
-        generation=rule.name,
         chip_count=chips,
         host_count=-(-chips // rule.chips_per_host),
         vm_count=chips // chips_per_vm,

@@ -1,4 +1,7 @@
-"""Runs one attempt of a gang in processes of this machine, one for each task, without Ray."""
+"""Runs one attempt of a gang in processes of this machine, one for each task, without Ray.
+
+Of a gang with more tasks than `MOST_AT_ONCE` the tasks take turns: such a run tries a function, not how tasks meet.
+"""
 
 import contextlib
 import os
@@ -8,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +32,6 @@ from iris_ray.client.log_stream import print_line
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import ModeKind
 from iris_ray.client.user_function import callers_error
-from iris_ray.errors import InvalidJobError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
@@ -38,8 +41,8 @@ from iris_ray.model.verdict import judge_gang
 from iris_ray.model.workers import TPU
 from iris_ray.settings import MODE
 
-MOST_TASKS = 64
-"""Limit for a gang on this machine: each task is a Python process."""
+MOST_AT_ONCE = 64
+"""So many tasks run at a time: each is a Python process."""
 POLL_S = 0.02
 LAST_LINES_S = 2.0
 ADDRESS = "127.0.0.1"
@@ -48,13 +51,12 @@ ON_CPU = {"JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
 
 
 def run_gang(request: RunRequest) -> list[Any]:
-    """Run a request on the largest number of slices that it can use, and return its results by task.
+    """Run a request on the largest number of slices whose tasks can run at once, or else on the smallest number.
 
-    The first task that fails ends the others. After success the processes have ``exit_grace`` seconds for threads and
-    exit handlers.
+    Return its results by task. The first task that fails ends the others. After success the processes have
+    ``exit_grace`` seconds for threads and exit handlers.
 
     Raises:
-        InvalidJobError: it has too many tasks for one machine.
         ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
         TaskCrashedError: a task's process ended without returning or raising.
     """
@@ -79,9 +81,15 @@ def run_gang(request: RunRequest) -> list[Any]:
         by_slice = request.spec.failure_domain == EACH_SLICE
         if by_slice:
             tell({})
-        for key, launch in launches.items():
-            tasks[key] = LocalTask(request, launch, run)
-        ends = _wait(tasks, tell if by_slice else None)
+        waiting = deque(launches.items())
+
+        def start_next(running: int) -> None:
+            while waiting and running < MOST_AT_ONCE:
+                key, launch = waiting.popleft()
+                tasks[key] = LocalTask(request, launch, run)
+                running += 1
+
+        ends = _wait(len(launches), tasks, start_next, tell if by_slice else None)
         verdict = judge_gang(ends, {key: HostEvidence() for key in ends})
         if verdict.cause is not None:
             where = f"{place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
@@ -93,20 +101,11 @@ def run_gang(request: RunRequest) -> list[Any]:
 
 
 def local_place(request: RunRequest) -> AttemptPlace:
-    """Return a place for a gang, all of whose hosts are this machine.
-
-    Raises:
-        InvalidJobError: the gang has too many tasks on any number of slices that it can use.
-    """
+    """Return a place for a gang, all of whose hosts are this machine."""
     spec = request.spec
     counts = spec.coscheduling.num_groups if spec.coscheduling else (1,)
     per_slice = spec.replicas * spec.processes_per_host
-    fitting = [count for count in counts if count * per_slice <= MOST_TASKS]
-    if not fitting:
-        raise InvalidJobError(
-            f"{min(counts)} slices of {spec.device} have {min(counts) * spec.replicas} hosts, and a local run has"
-            f" {MOST_TASKS} processes at most; try a smaller type, or fewer slices"
-        )
+    fitting = [count for count in counts if count * per_slice <= MOST_AT_ONCE] or [min(counts)]
     slices = tuple(
         tuple(
             HostPlace(f"{slice_id}-{host}", ADDRESS, f"{spec.device}-{slice_id}", host) for host in range(spec.replicas)
@@ -211,13 +210,25 @@ def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict
 
 
 def _wait(
-    tasks: Mapping[TaskKey, LocalTask], tell: Callable[[Mapping[TaskKey, TaskEnd]], None] | None
+    count: int,
+    tasks: Mapping[TaskKey, LocalTask],
+    start_next: Callable[[int], None],
+    tell: Callable[[Mapping[TaskKey, TaskEnd]], None] | None,
 ) -> dict[TaskKey, TaskEnd]:
-    """Return the ends of all tasks, or of those that have ended when one has failed. ``tell`` hears of each end."""
-    heard = 0
+    """Return the ends of all tasks, or of those that have ended when one has failed.
+
+    Args:
+        count: how many tasks there are in all.
+        tasks: those that were started.
+        start_next: starts more of them, given how many run.
+        tell: hears of each end.
+    """
+    heard, ends = 0, dict[TaskKey, TaskEnd]()
     while True:
-        ends = {key: end for key, task in tasks.items() if (end := task.end()) is not None}
-        if len(ends) == len(tasks) or any(end.kind is not EndKind.RETURNED for end in ends.values()):
+        start_next(len(tasks) - len(ends))
+        running = [(key, task) for key, task in tasks.items() if key not in ends]
+        ends |= {key: end for key, task in running if (end := task.end()) is not None}
+        if len(ends) == count or any(end.kind is not EndKind.RETURNED for end in ends.values()):
             return ends
         if tell is not None and len(ends) > heard:
             heard = len(ends)
@@ -236,7 +247,8 @@ def _as_of_a_cluster(error: Exception) -> BaseException:
 
 def _say(request: RunRequest, place: AttemptPlace) -> None:
     count = place.num_ranks
-    print(f"iris_ray: {request.spec.job_id} runs in {count} local process{'es' * (count > 1)}", file=sys.stderr)
+    turns = f", {MOST_AT_ONCE} at a time: tasks that wait for each other don't end" * (count > MOST_AT_ONCE)
+    print(f"iris_ray: {request.spec.job_id} runs in {count} local process{'es' * (count > 1)}{turns}", file=sys.stderr)
     parts = [part for part in request.process.runtime_env if part != "env_vars" and not part.startswith("_")]
     if parts:  # on a cluster Ray would set these up
         print(

@@ -1,5 +1,6 @@
-"""What a client refuses before it asks anybody: bad arguments, and no cluster."""
+"""What a client refuses before it asks anybody: bad arguments, and no cluster; and `run`, over `submit`."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,48 @@ def test_invalid_task_attempt_or_byte_is_refused_by_name(name: str, value: Any) 
 def test_invalid_head_address_is_refused(address: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"the address is .*; give HOST:PORT"):
         IrisClient.remote(address)
+
+
+@pytest.mark.parametrize("address", ["http://10.0.0.2:8265", "https://ray.example.com"])
+def test_job_api_address_is_refused_with_what_works_through_it(address: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"joins the cluster as a driver.*RayJobs\('{address}'\) has"):
+        IrisClient.remote(address)
+
+
+class Submitted:
+    """A job that prints and returns, or is interrupted."""
+
+    def __init__(self, interrupted: bool) -> None:
+        self.interrupted = interrupted
+        self.calls: list[str] = []
+
+    def wait(self, stream_logs: bool) -> None:
+        self.calls.append(f"wait, logs: {stream_logs}")
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def results(self) -> list[int]:
+        return [1, 2]
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_run_streams_logs_and_returns_results_or_cancels(monkeypatch: pytest.MonkeyPatch, interrupted: bool) -> None:
+    job, asked = Submitted(interrupted), dict[str, Any]()
+
+    def submit(self: IrisClient, fn: object, name: str | None, **options: Any) -> Submitted:
+        asked.update(options, name=name)
+        return job
+
+    monkeypatch.setattr(IrisClient, "submit", submit)
+    client, need = IrisClient.__new__(IrisClient), ResourceSpec(replicas=2)
+    with pytest.raises(KeyboardInterrupt) if interrupted else contextlib.nullcontext():
+        assert client.run(lambda: None, "mine", resources=need, spares=1) == [1, 2]
+    assert job.calls == ["wait, logs: True"] + ["cancel"] * interrupted
+    assert (asked["name"], asked["resources"], asked["spares"]) == ("mine", need, 1)
+    assert asked["max_retries_failure"] == 0, "the defaults of submit"
 
 
 @pytest.mark.parametrize("workspace", [5, b".", "no/such/directory"])

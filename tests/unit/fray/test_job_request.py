@@ -1,5 +1,6 @@
 """A job of Fray's becomes a complete request of ours, or is refused by name. Nothing is dropped without a word."""
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -34,7 +35,15 @@ def environment(**asked: Any) -> Any:
 def test_retries_name_and_priority_come_from_the_job() -> None:
     spec = fray_request(job(max_retries_failure=2, max_retries_preemption=3, priority=3)).spec
     assert (spec.name, spec.max_retries_failure, spec.max_retries_preemption) == ("job", 2, 3)
-    assert (spec.priority, spec.max_task_failures) == (PriorityBand.BATCH, None)
+    assert spec.priority is PriorityBand.BATCH
+
+
+@pytest.mark.parametrize("asked", [{}, {"max_task_failures": 0}, {"max_task_failures": 3}])
+def test_task_failures_are_those_of_frays_job(asked: dict[str, int]) -> None:
+    """Fray's default is 0: the job fails with the first failed attempt."""
+    if "max_task_failures" not in {field.name for field in dataclasses.fields(types.JobRequest)}:
+        pytest.skip("this release of Fray has no such field")
+    assert fray_request(job(**asked)).spec.max_task_failures == asked.get("max_task_failures", 0)
 
 
 def test_job_without_retries_has_frays_budgets() -> None:

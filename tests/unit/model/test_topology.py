@@ -84,7 +84,8 @@ def test_get_tpu_config_known_type_gives_documented_counts(
     name: str, chips: int, hosts: int, vms: int, chips_per_vm: int, shape: str
 ) -> None:
     config = get_tpu_config(name)
-    assert config == TPUConfig(name, name.split("-")[0], chips, hosts, vms, chips_per_vm)
+    assert config == TPUConfig(name, chips, hosts, vms, chips_per_vm)
+    assert config.generation == name.split("-")[0]
     assert default_topology(config) == shape
 
 

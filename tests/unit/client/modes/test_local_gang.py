@@ -16,6 +16,7 @@ import ray
 from iris_ray import get_job_info, heartbeat, lookup_endpoint, preemption_notice, register_endpoint, run_on_pod
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.client.modes import local_gang
 from iris_ray.errors import InvalidRequestError, RemoteUserError, TaskCrashedError, TaskSetupError
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
@@ -90,6 +91,27 @@ def test_heartbeats_notices_endpoints_and_directories_work_locally(seen: list[di
         assert one["neighbours"] == [f"10.0.0.1:{i}" for i in range(4)]
         assert one["local_dir"]
         assert not Path(one["me"].local_dir).exists(), "it goes with the run"
+
+
+def test_more_tasks_than_run_at_once_take_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local_gang, "MOST_AT_ONCE", 3)
+
+    def work() -> tuple[int, int, int]:
+        me = get_job_info()
+        assert me is not None
+        mine = tmp_path / str(me.task_index)
+        mine.touch()
+        time.sleep(0.2)
+        together = len(list(tmp_path.iterdir()))
+        mine.unlink()
+        return me.task_index, me.num_tasks, together
+
+    results = run_on_pod(work, "v4-16", num_slices=[2, 4], mode="simple")
+    assert [result[:2] for result in results] == [(index, 4) for index in range(4)]
+    assert max(together for *_, together in results) <= 3
+    assert "runs in 4 local processes, 3 at a time" in capfd.readouterr().err
 
 
 def test_endpoint_of_ended_task_is_not_found(tmp_path: Path) -> None:
