@@ -5,7 +5,8 @@ that may evict. `victims.py` says what the end of an attempt costs, and which se
 can't take hosts yet because the victims have not run for the minimum time of their band, the pending reason says whose
 hosts the job may take, and when (`Protected`). A job takes no more than the limit of its user allows.
 
-The search is bounded. It looks at what costs nothing first, then at the newest attempts of the lowest bands.
+The search is bounded. It looks at what costs nothing first, then at the attempts of the lowest bands: first at those
+that heed notices, then at those that have saved or begun last.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -259,11 +260,12 @@ class Evictor:
         return self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
-        """Return the names of groups that attempts could leave: those that cost nothing, then the newest first."""
-        names: dict[str, None] = {}
+        """Return the names of groups that attempts could leave: those that cost nothing, then those that lose least."""
+        names, running = dict[str, None](), self._running
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
         bands = self._bands_below(search.job)
-        for attempt in chain(self._idle, *(reversed(self._running.attempts[band]) for band in bands)):
+        by_loss = (chain(running.heeding[band], reversed(running.attempts[band])) for band in bands)
+        for attempt in chain(self._idle, *by_loss):
             if not self._looks or len(names) >= enough:
                 break
             self._looks -= 1

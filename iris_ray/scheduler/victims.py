@@ -2,8 +2,12 @@
 
 A victim is of a lower band than the job that waits, and has run for the minimum time of its band; or it is a spare, or
 yields. `EvictionCosts` says what the end of an attempt costs. Sets of victims are compared by these, in this order: how
-many victims they have of INTERACTIVE, then of BATCH; how much they lose, in seconds of hosts since their attempts
-began; how many spares they have. Spares and jobs that yield count for nothing else, since their end loses no work.
+many victims they have of INTERACTIVE, then of BATCH; how much work they lose, in chip-seconds; how many spares they
+have. Spares and jobs that yield count for nothing else, since their end loses no work.
+
+A victim loses what it has done since its latest save that outlives its hosts, or since its attempt began if it has told
+of none; and nothing of that if it heeds notices, or is about to save. It also loses the time to be back at its work.
+A task without chips counts as one chip.
 
 `VictimSearch` looks for the cheapest set for one job, and leaves out every victim that turns out to be superfluous.
 """
@@ -17,13 +21,15 @@ from itertools import chain, islice
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import TPU, Worker, rounded
+from iris_ray.model.workers import TPU, Worker, accelerators, rounded
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, preferred
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
 
 GRACE_S = 30.0
+BACK_S = 120.0
+"""What a job needs from new slices to its first step if that has not been measured: launch, restore, compilation."""
 LEAST_RUN_S = {PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
 
 Cost = tuple[float, ...]
@@ -51,8 +57,9 @@ class Running:
 
     Args:
         jobs: all jobs by id.
-        attempts: the attempts of each band that hold hosts, in the order in which they got them.
+        attempts: the attempts of each band that hold hosts, in the order in which they got them or told of a save.
         evicted: the attempts that are about to leave their hosts to other jobs.
+        heeding: those attempts of each band that save their state when they are told to leave.
     """
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -60,6 +67,7 @@ class Running:
         default_factory=lambda: {b: {} for b in PriorityBand}
     )
     evicted: Collection[AttemptId] = ()
+    heeding: Mapping[PriorityBand, dict[AttemptId, None]] = field(default_factory=lambda: {b: {} for b in PriorityBand})
 
 
 class EvictionCosts:
@@ -83,6 +91,7 @@ class EvictionCosts:
         self.leaving: dict[AttemptId, str] = {}
         self._running = running
         self._least_run_s = {} if rules is None else rules.least_run_s
+        self._deadline = now + (GRACE_S if rules is None else rules.grace_s)
         self._idle = idle
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
         for attempt in running.evicted:
@@ -121,11 +130,14 @@ class EvictionCosts:
         protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran)
         if protected_s == math.inf:
             return band, ()
-        return band, _cost(band, victims=1, lost=max(0.0, ran) * len(gang.tasks), spares=0, protected_s=protected_s)
+        lost_s = max(0.0, self.now - gang.loses_since(self.now, self._deadline))
+        lost_s += BACK_S if job.times.back_s is None else job.times.back_s
+        lost = lost_s * len(gang.tasks) * max(1.0, accelerators(job.spec.resources))
+        return band, _cost(band, victims=1, lost=lost, spares=0, protected_s=protected_s)
 
 
 def _cost(band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0) -> Cost:
-    """Return a cost: seconds until the eviction is allowed; victims by band, high to low; seconds of hosts; spares."""
+    """Return a cost: seconds until the eviction is allowed; victims by band, high to low; lost work; spares."""
     by_band = (float(victims * (band is other)) for other in PriorityBand if other > PriorityBand.PRODUCTION)
     return (protected_s, *by_band, lost, float(spares))
 

@@ -24,6 +24,9 @@ from iris_ray.state.instructions import Change, StopAttempt
 from iris_ray.state.job_table import WAY_TO_SUCCESS, JobTable, move, move_all
 from iris_ray.state.spares import Spares
 
+EVICTIONS_KEPT_S, EVICTIONS_KEPT = 3600.0, 100
+"""For so many seconds the time of an eviction of a gang is remembered, at most so many of them."""
+
 
 class AttemptEnds:
     """Ends attempts. When one task of a gang ends early, the gang's whole attempt ends."""
@@ -69,6 +72,8 @@ class AttemptEnds:
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             if gang.eviction is not None:
+                if event.started:
+                    gang.heeds_notices = change.now < gang.eviction.deadline
                 self._gives_way(job, gang, gang.eviction, change)
                 return
             job.times.failed(FailureCause.GROWN)
@@ -78,6 +83,8 @@ class AttemptEnds:
     def evicted(self, job: Job, gang: Gang, change: Change) -> None:
         """Stop the attempt of a gang whose time to move by itself is up."""
         assert gang.eviction is not None
+        if gang.running_since < math.inf:
+            gang.heeds_notices = False
         reason = f"evicted: {gang.eviction.reason}"
         change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason, is_eviction=True))
         self._gives_way(job, gang, gang.eviction, change)
@@ -260,6 +267,9 @@ class AttemptEnds:
         """Requeue a gang that gives its hosts to another job. It is not charged."""
         gang.evictions += 1
         job.evictions += 1
+        if not job.yields:
+            lately = (at for at in gang.evicted_at if at > change.now - EVICTIONS_KEPT_S)
+            gang.evicted_at = (*lately, change.now)[-EVICTIONS_KEPT:]
         job.times.failed(FailureCause.EVICTED)
         job_table.note_attempt_end(gang, change.now)
         returns_after_eviction(job, gang, change.now)

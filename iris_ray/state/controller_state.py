@@ -21,6 +21,7 @@ from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
+    AttemptSavesEvent,
     Event,
     GangAssignedEvent,
     GangMovedEvent,
@@ -136,6 +137,8 @@ class ControllerState:
                 self._ends.confirmed(event.attempt)
             case AttemptMarkedEvent():
                 self._attempt_marked(event)
+            case AttemptSavesEvent():
+                self._attempt_saves(event)
             case JobSubmittedEvent():
                 self._table.submit(event.spec, event.now)
             case JobRestoredEvent():
@@ -235,8 +238,19 @@ class ControllerState:
 
     def _attempt_marked(self, event: AttemptMarkedEvent) -> None:
         if (job := self.jobs.get(event.attempt.job_id)) is not None and len(job.gangs) == 1:
-            job.times.marked(event.attempt.number, event.marks)
+            job.times.marked(event.attempt.number, event.marks, self._now)
             self._table.changed(event.attempt.job_id)
+
+    def _attempt_saves(self, event: AttemptSavesEvent) -> None:
+        if (found := self._table.live(event.attempt)) is None:
+            return
+        job, gang = found
+        if gang.saved_at < event.saved_at <= self._now:
+            gang.saved_at, gang.saves_every_s = event.saved_at, event.every_s
+        if event.heeds_notices and gang.heeds_notices is None:
+            gang.heeds_notices = True
+        self._allocations.loses_less(job, event.attempt, heeds_notices=gang.heeds_notices is True)
+        self._table.gang_changed(job, gang)
 
     def _worker_blamed(self, event: WorkerBlamedEvent) -> None:
         if event.node_id in self.workers:
@@ -303,8 +317,13 @@ class ControllerState:
 
     @property
     def attempts(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
-        """The attempts of each band that hold something, in the order in which they got it."""
+        """The attempts of each band that hold something, in the order in which they got it or told of a save."""
         return self._allocations.by_band
+
+    @property
+    def heeding(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
+        """Those attempts among them that save their state when they are told to leave."""
+        return self._allocations.heeding
 
     @property
     def evicted(self) -> list[AttemptId]:
