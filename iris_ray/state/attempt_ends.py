@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Iterable
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
@@ -29,13 +30,27 @@ EVICTIONS_KEPT_S, EVICTIONS_KEPT = 3600.0, 100
 
 
 class AttemptEnds:
-    """Ends attempts. When one task of a gang ends early, the gang's whole attempt ends."""
+    """Ends attempts. When one task of a gang ends early, the gang's whole attempt ends.
+
+    Attributes:
+        evicted_at: when gangs of each user gave their hosts to higher bands, in the past hour; ascending, seconds.
+    """
 
     def __init__(self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares) -> None:
+        self.evicted_at: dict[str, list[float]] = {}
         self._table = table
         self._fleet = fleet
         self._allocations = allocations
         self._spares = spares
+
+    def restored(self, job: Job, now: float) -> None:
+        """Note the latest evictions of a job that an earlier Controller knew."""
+        if times := [at for gang in job.gangs for at in gang.evicted_at]:
+            self._note_evictions(job, times, now)
+
+    def _note_evictions(self, job: Job, times: Iterable[float], now: float) -> None:
+        known = (at for at in self.evicted_at.get(job.spec.user, ()) if at > now - EVICTIONS_KEPT_S)
+        self.evicted_at[job.spec.user] = sorted((*known, *times))
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -270,6 +285,7 @@ class AttemptEnds:
         if not job.yields:
             lately = (at for at in gang.evicted_at if at > change.now - EVICTIONS_KEPT_S)
             gang.evicted_at = (*lately, change.now)[-EVICTIONS_KEPT:]
+            self._note_evictions(job, (change.now,), change.now)
         job.times.failed(FailureCause.EVICTED)
         job_table.note_attempt_end(gang, change.now)
         returns_after_eviction(job, gang, change.now)

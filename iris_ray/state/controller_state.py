@@ -4,7 +4,7 @@ The state knows no clock, no network and no Ray: events bring the time, and `Ins
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
@@ -143,6 +143,7 @@ class ControllerState:
                 self._table.submit(event.spec, event.now)
             case JobRestoredEvent():
                 self._gangs.job_restored(event.record, change)
+                self._ends.restored(event.record.job, change.now)
                 self._evictions.restored(self.jobs[event.record.job.spec.job_id])
             case JobCancelledEvent():
                 self._ends.job_cancelled(event, change)
@@ -326,6 +327,11 @@ class ControllerState:
         return self._allocations.heeding
 
     @property
+    def evicted_at(self) -> Mapping[str, Sequence[float]]:
+        """When gangs of each user gave their hosts to higher bands in the past hour; ascending, seconds."""
+        return self._ends.evicted_at
+
+    @property
     def evicted(self) -> list[AttemptId]:
         """The attempts that are about to leave their hosts to other jobs."""
         return self._evictions.attempts
@@ -434,6 +440,7 @@ class ControllerState:
         self._evictions.check(self.jobs)
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
         assert held == sorted(self._allocations), "the attempts by band are off"
+        assert all(self.heeding[band].keys() <= attempts.keys() for band, attempts in self.attempts.items())
         self._promises.check(self.workers)
         self.limits.check(self.jobs, self._allocations.all_of())
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
