@@ -335,7 +335,7 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (10, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (11, FIELDS, MODULES)
 
 
 FIELDS = {
@@ -343,14 +343,15 @@ FIELDS = {
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
             "failures", "preemptions", "evictions", "spares_made", "promise", "started", "over", "avoided",
             "avoided_until", "error", "yields", "times"],
-    "JobTimes": ["attempts", "settled", "settled_until", "has_run", "ended_at", "succeeded", "settled_failures"],
+    "JobTimes": ["attempts", "settled", "settled_until", "has_run", "ended_at", "succeeded", "settled_failures",
+                 "back_s"],
     "AttemptTimes": ["number", "chips", "assigned_at", "began_at", "ended_at", "marks", "cause"],
     "TimeLost": ["count", "seconds", "chip_seconds", "waited_s", "reinit_s", "worst_s", "latest", "median_s"],
     "Marks": ["steps", "before", "during"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "evictions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
              "notice", "end_confirmed", "error", "past", "eviction", "last_ran", "pays_at",
-             "growths_undone", "asks_at"],
+             "growths_undone", "asks_at", "saved_at", "saves_every_s", "heeds_notices", "evicted_at"],
     "Eviction": ["job_id", "deadline", "reason"],
     "PastAttempt": ["number", "state", "groups", "started_at", "ended_at", "cause", "exit_code", "error"],
     "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],
