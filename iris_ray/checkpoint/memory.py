@@ -139,7 +139,7 @@ class MemoryCheckpointer:
             CheckpointTooLargeError: a host's memory is full.
         """
         if self._known is not None:
-            with unproductive("checkpoint_save"):
+            with unproductive("checkpoint_save", outlives_hosts=False):
                 self._known[1].finish()
             count_unproductive("checkpoint_save", self._untold_s)
             self._untold_s = 0.0

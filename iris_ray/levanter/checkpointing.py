@@ -16,7 +16,7 @@ from iris_ray.checkpoint import MemoryCheckpointer
 from iris_ray.errors import CheckpointTooLargeError
 from iris_ray.task.jax import agreed_notice
 from iris_ray.task.preemption import PreemptionNotice
-from iris_ray.task.progress import heartbeat, unproductive
+from iris_ray.task.progress import heartbeat, note_save, unproductive
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class GangCheckpointer:
         before_leaving: Callable[[], object],
         memory: MemoryCheckpointer | None = None,
     ) -> None:
-        self._checkpointer = checkpointer
+        self._checkpointer = _telling_of_saves(checkpointer)
         self._memory = memory
         self._last_step = num_train_steps - 1
         self._before_leaving = before_leaving
@@ -65,7 +65,7 @@ class GangCheckpointer:
         must_save = notice is not None and not safe
         if must_save:
             self._checkpointer.save_interval = timedelta.resolution  # makes a temporary checkpoint due
-        with unproductive("checkpoint_save"):
+        with unproductive("checkpoint_save", outlives_hosts=False):  # each step; only some save
             save(force=must_save and step == 0)  # Levanter saves its first step only if it must
             if must_save:
                 self._checkpointer.wait_until_finished()
@@ -90,13 +90,27 @@ class GangCheckpointer:
 
     def save_last_step(self) -> None:
         """Save the last step, if there was one, and wait until it is saved."""
-        with unproductive("checkpoint_save"):
+        with unproductive("checkpoint_save", outlives_hosts=False):
             if self._save_last_step is not None:
                 self._save_last_step(force=True)
             self._checkpointer.wait_until_finished()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._checkpointer, name)
+
+
+def _telling_of_saves(checkpointer: Any) -> Any:
+    """Have Levanter's Checkpointer tell when it saves, which it does by a method of its own."""
+    if (save := getattr(checkpointer, "save_checkpoint", None)) is not None:
+
+        @functools.wraps(save)
+        def save_and_tell(*args: Any, **kwargs: Any) -> Any:
+            result = save(*args, **kwargs)
+            note_save()
+            return result
+
+        checkpointer.save_checkpoint = save_and_tell
+    return checkpointer
 
 
 @contextlib.contextmanager

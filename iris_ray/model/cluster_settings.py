@@ -74,6 +74,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _count(text: str) -> int | None:
+    if text == OFF:
+        return None
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text) <= 1_000_000:
+        raise ValueError(f"give a whole number, 1 or more, or {OFF}")
+    return int(text)
+
+
 def _locations(text: str) -> tuple[str, ...]:
     if text == OFF:
         return ()
@@ -102,6 +110,20 @@ EVICTIONS = ClusterSetting(
 EVICTION_GRACE_S = ClusterSetting(
     "eviction_grace_s", "30", "seconds", "How long a gang has from the notice of an eviction to its end.", _seconds
 )
+EVICTIONS_PER_JOB = ClusterSetting(
+    "evictions_per_job",
+    "6",
+    f"a number, or {OFF}",
+    "How often in an hour a job, or each gang of a job with several, may be evicted.",
+    _count,
+)
+EVICTIONS_PER_USER = ClusterSetting(
+    "evictions_per_user",
+    "200",
+    f"a number, or {OFF}",
+    "How often in an hour gangs of one user may be evicted; one job may take more at once if none was.",
+    _count,
+)
 CLOUD_TPU = ClusterSetting(
     "cloud_tpu",
     OFF,
@@ -117,7 +139,15 @@ AUTOSCALER_DEMAND = ClusterSetting(
     _demand,
 )
 
-_ALL: tuple[ClusterSetting[Any], ...] = (OPERATORS, EVICTIONS, EVICTION_GRACE_S, CLOUD_TPU, AUTOSCALER_DEMAND)
+_ALL: tuple[ClusterSetting[Any], ...] = (
+    OPERATORS,
+    EVICTIONS,
+    EVICTION_GRACE_S,
+    EVICTIONS_PER_JOB,
+    EVICTIONS_PER_USER,
+    CLOUD_TPU,
+    AUTOSCALER_DEMAND,
+)
 TABLE: Mapping[str, ClusterSetting[Any]] = {setting.name: setting for setting in _ALL}
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
 
-from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, move_s
+from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, move_s, reinit_s
 
 
 class TimeKind(Enum):
@@ -143,6 +143,7 @@ class JobTimes:
         ended_at: when the job ended; None before that.
         succeeded: whether it has succeeded.
         settled_failures: what the ends of settled attempts have cost.
+        back_s: how long it took after its failures, on average, from new slices to the first step; None: not known.
     """
 
     attempts: list[AttemptTimes] = field(default_factory=list)
@@ -152,6 +153,7 @@ class JobTimes:
     ended_at: float | None = None
     succeeded: bool = False
     settled_failures: dict[FailureCause, TimeLost] = field(default_factory=dict)
+    back_s: float | None = None
 
     def assigned(self, number: int, chips: float, now: float) -> None:
         """Note that an attempt got its chips."""
@@ -172,11 +174,12 @@ class JobTimes:
         if self.attempts and self.attempts[-1].ended_at is None:
             self.attempts[-1].ended_at = now
 
-    def marked(self, number: int, marks: Marks) -> None:
+    def marked(self, number: int, marks: Marks, now: float) -> None:
         """Note what a task of an attempt has said about its time, if it makes sense."""
         for attempt in self.attempts:
             if attempt.number == number and marks.makes_sense:
                 attempt.marks = marks
+                self.back_s = reinit_s(time_lost(self, now))
 
 
 # -- measure -----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ failure domain is the slice, or any single task of another job. So every rule ab
 exists once, for gangs. The gangs of a job have the same number of tasks.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -110,6 +111,12 @@ class Promise:
         return bool(self.given_up)
 
 
+LAST_SAVE_S = 30.0
+"""A gang that heeds no notices may run so long after the grace for a regular save that is about to end."""
+SAVES_LATE_S = 5.0
+"""A regular save may be so much later than the ones before."""
+
+
 Layout = tuple[tuple[str, tuple[str, ...]], ...]
 """Where an attempt runs: by group (slice) id, the group's name and the node ids of its hosts by task."""
 
@@ -143,6 +150,11 @@ class Gang:
         pays_at: when its latest move to more groups has paid for itself; seconds.
         growths_undone: how many such moves in a row were undone before that.
         asks_at: it asks for room to grow no earlier, since the last room was given back; seconds.
+        saved_at: when its latest save ended that outlives its hosts, as a task said; 0 if none has; seconds.
+        saves_every_s: the seconds between its latest two saves; infinite if they are not known.
+        heeds_notices: whether it saves its state when it is told to leave: what it did the last time, or else whether a
+            task asks for notices; None: nothing is known.
+        evicted_at: when it gave its hosts to higher bands; the latest times; seconds.
     """
 
     tasks: list[Task]
@@ -169,6 +181,10 @@ class Gang:
     pays_at: float = 0.0
     growths_undone: int = 0
     asks_at: float = 0.0
+    saved_at: float = 0.0
+    saves_every_s: float = math.inf
+    heeds_notices: bool | None = None
+    evicted_at: tuple[float, ...] = ()
 
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
 
@@ -201,6 +217,23 @@ class Gang:
         """The index of the task that ran on each host, by node id, in its last attempt that ran."""
         node_ids = (node_id for _, node_ids in self.last_ran for node_id in node_ids)
         return {node_id: self.tasks[0].index + number for number, node_id in enumerate(node_ids)}
+
+    def loses_since(self, now: float, deadline: float) -> float:
+        """Return since when its work is lost if it is told now to leave by a deadline; seconds."""
+        if self.heeds_notices or now <= self._next_save_at <= self.leaves_by(now, deadline):
+            return now
+        return max(self.running_since, self.saved_at)
+
+    def leaves_by(self, now: float, deadline: float) -> float:
+        """Return when it is stopped if it is told now to leave by a deadline: it may end a save that is due soon."""
+        if self.heeds_notices or not now <= self._next_save_at <= deadline + LAST_SAVE_S - SAVES_LATE_S:
+            return deadline
+        return max(deadline, self._next_save_at + SAVES_LATE_S)
+
+    @property
+    def _next_save_at(self) -> float:
+        """When the next save of its current attempt is expected to end."""
+        return self.saved_at + self.saves_every_s if self.saved_at > self.running_since else math.inf
 
     @property
     def is_to_grow(self) -> bool:

@@ -147,3 +147,12 @@ def move_s(lost: Mapping[FailureCause, TimeLost]) -> float | None:
         if costs := [lost_s - waited_s for cause in causes & lost.keys() for lost_s, waited_s in lost[cause].latest]:
             return median(costs)
     return None
+
+
+def reinit_s(lost: Mapping[FailureCause, TimeLost]) -> float | None:
+    """Return how long a job was away from its work after a failure, on average: from its new slices to the first step.
+
+    None if there was no failure.
+    """
+    count = sum(found.count for found in lost.values())
+    return sum(found.reinit_s for found in lost.values()) / count if count else None

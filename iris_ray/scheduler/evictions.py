@@ -5,9 +5,11 @@ that may evict. `victims.py` says what the end of an attempt costs, and which se
 can't take hosts yet because the victims have not run for the minimum time of their band, the pending reason says whose
 hosts the job may take, and when (`Protected`). A job takes no more than the limit of its user allows.
 
-The search is bounded. It looks at what costs nothing first, then at the newest attempts of the lowest bands.
+The search is bounded. It looks at what costs nothing first, then at the attempts of the lowest bands: first at those
+that heed notices, then at those that have saved or begun last.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -34,6 +36,8 @@ ATTEMPTS_LOOKED_AT = 20_000
 GROUPS_COMPARED, MOST_COMPARED = 100, 500
 """A search compares ``GROUPS_COMPARED`` groups in use, or twice as many as the job needs, but at most
 ``MOST_COMPARED``."""
+USERS_SPARED = 3
+"""A search goes on without so many users at most whose budgets of evictions its victims would exceed."""
 TASKS_AT_ONCE = 16
 """How many hosts one search takes for a job whose tasks are placed one by one."""
 
@@ -174,7 +178,7 @@ class Evictor:
         names = tuple(sorted(found))
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
         victims = self._taken_over(job, node_ids).union(*found.values())
-        self._leaving.update(dict.fromkeys(victims, job.spec.job_id))
+        self._costs.leave(victims, job.spec.job_id)
         for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
@@ -219,7 +223,22 @@ class Evictor:
         return self._allowances.most_groups(job, needed)
 
     def _complete(self, search: VictimSearch, room: Room) -> Room | None:
-        return search.complete(room, self._groups_in_use(search) if search.exist else ())
+        """Return enough groups, but no more victims of a user than the user's budget of evictions allows."""
+        names = self._groups_in_use(search) if search.exist else ()
+        for _ in range(USERS_SPARED + 1):
+            found = search.complete(dict(room), names)
+            spared = {user for user, _ in self._at_budget(found)} if found is not None else set()
+            if not spared or search.patient:
+                return found
+            search.spared |= spared
+        return None
+
+    def _at_budget(self, found: Room) -> list[tuple[str, float]]:
+        """Return the users of whom too many gangs would leave, each with the seconds until so many may."""
+        victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys()
+        counts = Counter(map(self._costs.user_of, victims))
+        waits = [(user, self._costs.user_waits_s(user, count)) for user, count in sorted(counts.items())]
+        return [(user, wait_s) for user, wait_s in waits if wait_s]
 
     def _protected(self, search: VictimSearch, room: Room, available: Availability) -> Protected | None:
         """Return what a job could take once the victims have run for the minimum time of their band."""
@@ -232,7 +251,10 @@ class Evictor:
             return None
         victims = sorted(frozenset[AttemptId]().union(*found.values()))
         waits = [cost[0] for victim in victims if (cost := patient.cost_of(victim)) is not None]
-        return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), max(waits))
+        users, jobs = self._at_budget(found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
+        at_budget = (*(job_id for job_id, wait_s in jobs if wait_s), *(f"jobs of {user}" for user, _ in users))
+        wait_s = max([*waits, *(wait_s for _, wait_s in users)])
+        return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), wait_s, at_budget)
 
     def _bands_below(self, job: Job) -> list[PriorityBand]:
         """Return the bands from which a job may take hosts and in which attempts hold some, the lowest first."""
@@ -260,7 +282,7 @@ class Evictor:
         return self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
-        """Return the names of groups that attempts could leave: those that cost nothing first."""
+        """Return the names of groups that attempts could leave: those that cost nothing, then those that lose least."""
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
         bands = self._bands_below(search.job)
@@ -273,9 +295,13 @@ class Evictor:
         return list(names)
 
     def _in_turn(self, band: PriorityBand) -> Iterator[AttemptId]:
-        """Iterate over the attempts of a band, the newest first; those that would have no further attempt come last."""
-        jobs, last = self._running.jobs, []
-        for attempt in reversed(self._running.attempts[band]):
+        """Iterate over the attempts of a band: those that heed notices, then those that have saved or begun last.
+
+        Those that would have no further attempt come at the very end.
+        """
+        running, last = self._running, []
+        jobs = running.jobs
+        for attempt in chain(running.heeding[band], reversed(running.attempts[band])):
             if jobs[attempt.job_id].spec.runs_once:
                 last.append(attempt)
             else:

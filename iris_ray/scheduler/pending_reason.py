@@ -108,19 +108,22 @@ class ReachedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Protected:
-    """The hosts that a job may take from lower bands once their jobs have run for the minimum time of their band.
+    """The hosts that a job may take from lower bands once their jobs have run for long enough, and not left too often.
 
     Attributes:
         job_ids: ids of the jobs that hold the hosts.
         seconds: how long until the job may take them.
+        at_budget: those among them, or users of theirs, that have been evicted as often as is allowed in an hour.
     """
 
     job_ids: tuple[str, ...]
     seconds: float
+    at_budget: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         when = f"{self.seconds:.0f} s" if self.seconds < 90 else f"{math.ceil(self.seconds / 60)} min"
-        return f"may take the hosts of {_some(self.job_ids)} in {when}"
+        lately = f", since {_some(self.at_budget)} had enough evictions in the past hour" if self.at_budget else ""
+        return f"may take the hosts of {_some(self.job_ids)} in {when}{lately}"
 
 
 @dataclass(slots=True)  # frozen, it would take longer to make, for each waiting job in each cycle

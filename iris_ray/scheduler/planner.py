@@ -43,7 +43,7 @@ class PlacedGang:
 
 def running(state: ControllerState) -> Running:
     """Return the running attempts that a plan knows of."""
-    return Running(state.jobs, state.attempts, state.evicted)
+    return Running(state.jobs, state.attempts, state.evicted, state.heeding, state.evicted_at)
 
 
 def _versions(state: ControllerState) -> tuple[int, int, int, int]:

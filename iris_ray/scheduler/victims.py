@@ -3,29 +3,39 @@
 A victim is of a lower band than the job that waits, and has run for the minimum time of its band; or it is a spare, or
 yields. `EvictionCosts` says what the end of an attempt costs. Sets of victims are compared by these, in this order: how
 many victims they have of INTERACTIVE, then of BATCH, and of each band first those that end for good because they run
-once; how much they lose, in seconds of hosts since their attempts began; how many spares they have. Spares and jobs
-that yield count for nothing else, since their end loses no work.
+once; how much work they lose, in chip-seconds; how many spares they have. Spares and jobs that yield count for nothing
+else, since their end loses no work.
+
+A victim loses what it has done since its latest save that outlives its hosts, or since its attempt began if it has told
+of none; and nothing of that if it heeds notices, or is about to save. It also loses the time to be back at its work.
+A task without chips counts as one chip.
 
 `VictimSearch` looks for the cheapest set for one job, and leaves out every victim that turns out to be superfluous.
 """
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
+from iris_ray.model.cluster_settings import EVICTIONS_PER_JOB, EVICTIONS_PER_USER
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import TPU, Worker, rounded
+from iris_ray.model.workers import TPU, Worker, accelerators, rounded
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, preferred
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
 
 GRACE_S = 30.0
+BACK_S = 120.0
+"""What a job needs from new slices to its first step if that has not been measured: launch, restore, compilation."""
 LEAST_RUN_S = {PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
+
+BUDGET_S = 3600.0
+"""`EvictionRules` limits how many evictions there may be in so many seconds."""
 
 Cost = tuple[float, ...]
 
@@ -37,10 +47,14 @@ class EvictionRules:
     Args:
         grace_s: seconds from the notice to the end.
         least_run_s: how many seconds an attempt of each band runs before it may be evicted.
+        per_job: how often in an hour each gang may be evicted; None: without limit.
+        per_user: the same for all gangs of a user together. One job may take more at once, if none was evicted.
     """
 
     grace_s: float = GRACE_S
     least_run_s: Mapping[PriorityBand, float] = field(default_factory=lambda: LEAST_RUN_S)
+    per_job: int | None = EVICTIONS_PER_JOB.parse(EVICTIONS_PER_JOB.default)
+    per_user: int | None = EVICTIONS_PER_USER.parse(EVICTIONS_PER_USER.default)
 
 
 DEFAULT_RULES = EvictionRules()
@@ -52,8 +66,10 @@ class Running:
 
     Args:
         jobs: all jobs by id.
-        attempts: the attempts of each band that hold hosts, in the order in which they got them.
+        attempts: the attempts of each band that hold hosts, in the order in which they got them or told of a save.
         evicted: the attempts that are about to leave their hosts to other jobs.
+        heeding: those attempts of each band that save their state when they are told to leave.
+        evicted_at: when gangs of each user gave their hosts to higher bands; ascending, seconds.
     """
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -61,6 +77,8 @@ class Running:
         default_factory=lambda: {b: {} for b in PriorityBand}
     )
     evicted: Collection[AttemptId] = ()
+    heeding: Mapping[PriorityBand, dict[AttemptId, None]] = field(default_factory=lambda: {b: {} for b in PriorityBand})
+    evicted_at: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 class EvictionCosts:
@@ -84,7 +102,10 @@ class EvictionCosts:
         self.leaving: dict[AttemptId, str] = {}
         self._running = running
         self._least_run_s = {} if rules is None else rules.least_run_s
+        self._deadline = now + (GRACE_S if rules is None else rules.grace_s)
         self._idle = idle
+        self._rules = rules or EvictionRules()
+        self._budgets: dict[str, float] = {}  # user → until when no gang of the user may be evicted
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
         for attempt in running.evicted:
             if (eviction := running.jobs[attempt.job_id].gangs[attempt.gang].eviction) is not None:
@@ -104,12 +125,48 @@ class EvictionCosts:
         if known is None:
             known = self._costs[attempt] = self._cost(attempt)
         band, cost = known
-        may_leave = attempt in self._idle or (taker is not None and band > taker)
-        return cost if may_leave and cost and (patient or not cost[0]) else None
+        if attempt in self._idle:
+            return cost or None
+        if taker is None or band <= taker or not cost:
+            return None
+        wait_s = max(cost[0], self.user_waits_s(self.user_of(attempt)))
+        return (wait_s, *cost[1:]) if patient or not wait_s else None
+
+    def leave(self, attempts: Iterable[AttemptId], job_id: str) -> None:
+        """Note that attempts leave their hosts to a job."""
+        self.leaving.update(dict.fromkeys(attempts, job_id))
+        self._budgets.clear()
+
+    def user_of(self, attempt: AttemptId) -> str:
+        """Return the user of an attempt's job."""
+        return self._running.jobs[attempt.job_id].spec.user
+
+    def user_waits_s(self, user: str, count: int = 1) -> float:
+        """Return how long it takes until so many gangs of a user may be evicted at once; seconds."""
+        if (most := self._rules.per_user) is None:
+            return 0.0
+        if count > 1 or user not in self._budgets:
+            leaving = sum(self._is_evicted(attempt, user) for attempt in self.leaving)
+            wait_s = _budget_s(self._running.evicted_at.get(user, ()), leaving, count, most, self.now)
+            if count > 1:
+                return wait_s
+            self._budgets[user] = wait_s
+        return self._budgets[user]
+
+    def _is_evicted(self, attempt: AttemptId, user: str) -> bool:
+        job = self._running.jobs[attempt.job_id]
+        return job.spec.user == user and not job.yields and job.spec.spare_for is None
 
     def hosts_of(self, attempt: AttemptId) -> Iterable[str | None]:
         """Return the node ids of an attempt's hosts."""
         return (task.node_id for task in self._running.jobs[attempt.job_id].gangs[attempt.gang].tasks)
+
+    def job_waits_s(self, attempt: AttemptId) -> float:
+        """Return how long it takes until an attempt's gang, which may have been evicted too often, may be again."""
+        if (most := self._rules.per_job) is None:
+            return 0.0
+        gang = self._running.jobs[attempt.job_id].gangs[attempt.gang]
+        return _budget_s(gang.evicted_at, 0, 1, most, self.now)
 
     def _cost(self, attempt: AttemptId) -> tuple[PriorityBand, Cost]:
         job = self._running.jobs[attempt.job_id]
@@ -119,17 +176,38 @@ class EvictionCosts:
         if job.yields or job.spec.spare_for is not None:
             return band, _cost(band, victims=0, lost=0.0, spares=1)
         ran = self.now - gang.running_since
-        protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran)
+        protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran, self.job_waits_s(attempt))
         if protected_s == math.inf:
             return band, ()
-        lost = max(0.0, ran) * len(gang.tasks)
+        lost_s = max(0.0, self.now - gang.loses_since(self.now, self._deadline))
+        lost_s += BACK_S if job.times.back_s is None else job.times.back_s
+        lost = lost_s * len(gang.tasks) * max(1.0, accelerators(job.spec.resources))
         return band, _cost(band, 1, lost, spares=0, protected_s=protected_s, runs_once=job.spec.runs_once)
+
+
+def _budget_s(evicted_at: Sequence[float], leaving: int, count: int, most: int, now: float) -> float:
+    """Return how long it takes until so many more evictions are allowed; seconds.
+
+    Args:
+        evicted_at: when there were evictions; ascending.
+        leaving: how many there are now.
+        count: how many more there would be. If they are more than ``most``, there must have been none before.
+        most: how many there may be within `BUDGET_S`.
+        now: seconds.
+    """
+    if not evicted_at and not leaving:
+        return 0.0
+    lately = [at for at in evicted_at if at > now - BUDGET_S]
+    too_many = len(lately) + leaving + min(count, most) - most
+    if too_many <= 0:
+        return 0.0
+    return lately[too_many - 1] + BUDGET_S - now if too_many <= len(lately) else BUDGET_S
 
 
 def _cost(
     band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0, runs_once: bool = False
 ) -> Cost:
-    """Return a cost: seconds until the eviction is allowed; victims by band, high to low; seconds of hosts; spares.
+    """Return a cost: seconds until the eviction is allowed; victims by band, high to low; lost work; spares.
 
     Of each band there are two numbers: the victims that run once, and all victims.
     """
@@ -159,6 +237,8 @@ class VictimSearch:
 
     Attributes:
         job: the job that needs room.
+        spared: users whose gangs are left alone.
+        patient: see above.
         needed: how many groups the job needs.
         exist: whether so many groups suit the job, free or in use.
     """
@@ -175,12 +255,13 @@ class VictimSearch:
         only: Collection[AttemptId] | None = None,
     ) -> None:
         self.job = job
+        self.spared: frozenset[str] = frozenset()
         self.needed = needed
         self._costs = costs
         self._fleet = fleet
         self._plan = plan
         self._available = available
-        self._patient = patient
+        self.patient = patient
         self._only = only
         self._taker = job.spec.priority if job.spec.may_evict else None
         self._need = job.requirement
@@ -280,7 +361,9 @@ class VictimSearch:
         """Return what the end of an attempt costs; None if it can't be a victim."""
         if self._only is not None and attempt not in self._only:
             return None
-        return self._costs.of(attempt, self._taker, self._patient)
+        if self.spared and self._costs.user_of(attempt) in self.spared:
+            return None
+        return self._costs.of(attempt, self._taker, self.patient)
 
     def _may_use(self, name: str) -> bool:
         """Return whether the job could use a group if the attempts there ended."""

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Iterable
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
@@ -24,15 +25,32 @@ from iris_ray.state.instructions import Change, StopAttempt
 from iris_ray.state.job_table import WAY_TO_SUCCESS, JobTable, move, move_all
 from iris_ray.state.spares import Spares
 
+EVICTIONS_KEPT_S, EVICTIONS_KEPT = 3600.0, 100
+"""For so many seconds the time of an eviction of a gang is remembered, at most so many of them."""
+
 
 class AttemptEnds:
-    """Ends attempts. When one task of a gang ends early, the gang's whole attempt ends."""
+    """Ends attempts. When one task of a gang ends early, the gang's whole attempt ends.
+
+    Attributes:
+        evicted_at: when gangs of each user gave their hosts to higher bands, in the past hour; ascending, seconds.
+    """
 
     def __init__(self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares) -> None:
+        self.evicted_at: dict[str, list[float]] = {}
         self._table = table
         self._fleet = fleet
         self._allocations = allocations
         self._spares = spares
+
+    def restored(self, job: Job, now: float) -> None:
+        """Note the latest evictions of a job that an earlier Controller knew."""
+        if times := [at for gang in job.gangs for at in gang.evicted_at]:
+            self._note_evictions(job, times, now)
+
+    def _note_evictions(self, job: Job, times: Iterable[float], now: float) -> None:
+        known = (at for at in self.evicted_at.get(job.spec.user, ()) if at > now - EVICTIONS_KEPT_S)
+        self.evicted_at[job.spec.user] = sorted((*known, *times))
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -69,6 +87,8 @@ class AttemptEnds:
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             if gang.eviction is not None:
+                if event.started:
+                    gang.heeds_notices = change.now < gang.eviction.deadline
                 self._gives_way(job, gang, gang.eviction, change, event.started)
                 return
             job.times.failed(FailureCause.GROWN)
@@ -78,6 +98,8 @@ class AttemptEnds:
     def evicted(self, job: Job, gang: Gang, change: Change) -> None:
         """Stop the attempt of a gang whose time to move by itself is up."""
         assert gang.eviction is not None
+        if gang.running_since < math.inf:
+            gang.heeds_notices = False
         reason = f"evicted: {gang.eviction.reason}"
         change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason, is_eviction=True))
         self._gives_way(job, gang, gang.eviction, change, started=gang.running_since < math.inf)
@@ -265,6 +287,10 @@ class AttemptEnds:
         """Requeue a gang that gives its hosts to another job, uncharged. One that runs once ends as preempted."""
         gang.evictions += 1
         job.evictions += 1
+        if not job.yields:
+            lately = (at for at in gang.evicted_at if at > change.now - EVICTIONS_KEPT_S)
+            gang.evicted_at = (*lately, change.now)[-EVICTIONS_KEPT:]
+            self._note_evictions(job, (change.now,), change.now)
         job.times.failed(FailureCause.EVICTED)
         if job.spec.runs_once and started:
             cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)

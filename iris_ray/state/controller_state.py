@@ -4,7 +4,7 @@ The state knows no clock, no network and no Ray: events bring the time, and `Ins
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
@@ -21,6 +21,7 @@ from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
+    AttemptSavesEvent,
     Event,
     GangAssignedEvent,
     GangMovedEvent,
@@ -136,10 +137,13 @@ class ControllerState:
                 self._ends.confirmed(event.attempt)
             case AttemptMarkedEvent():
                 self._attempt_marked(event)
+            case AttemptSavesEvent():
+                self._attempt_saves(event)
             case JobSubmittedEvent():
                 self._table.submit(event.spec, event.now)
             case JobRestoredEvent():
                 self._gangs.job_restored(event.record, change)
+                self._ends.restored(event.record.job, change.now)
                 self._evictions.restored(self.jobs[event.record.job.spec.job_id])
             case JobCancelledEvent():
                 self._ends.job_cancelled(event, change)
@@ -236,8 +240,19 @@ class ControllerState:
 
     def _attempt_marked(self, event: AttemptMarkedEvent) -> None:
         if (job := self.jobs.get(event.attempt.job_id)) is not None and len(job.gangs) == 1:
-            job.times.marked(event.attempt.number, event.marks)
+            job.times.marked(event.attempt.number, event.marks, self._now)
             self._table.changed(event.attempt.job_id)
+
+    def _attempt_saves(self, event: AttemptSavesEvent) -> None:
+        if (found := self._table.live(event.attempt)) is None:
+            return
+        job, gang = found
+        if gang.saved_at < event.saved_at <= self._now:
+            gang.saved_at, gang.saves_every_s = event.saved_at, event.every_s
+        if event.heeds_notices and gang.heeds_notices is None:
+            gang.heeds_notices = True
+        self._allocations.loses_less(job, event.attempt, heeds_notices=gang.heeds_notices is True)
+        self._table.gang_changed(job, gang)
 
     def _worker_blamed(self, event: WorkerBlamedEvent) -> None:
         if event.node_id in self.workers:
@@ -304,8 +319,18 @@ class ControllerState:
 
     @property
     def attempts(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
-        """The attempts of each band that hold something, in the order in which they got it."""
+        """The attempts of each band that hold something, in the order in which they got it or told of a save."""
         return self._allocations.by_band
+
+    @property
+    def heeding(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
+        """Those attempts among them that save their state when they are told to leave."""
+        return self._allocations.heeding
+
+    @property
+    def evicted_at(self) -> Mapping[str, Sequence[float]]:
+        """When gangs of each user gave their hosts to higher bands in the past hour; ascending, seconds."""
+        return self._ends.evicted_at
 
     @property
     def evicted(self) -> list[AttemptId]:
@@ -416,6 +441,7 @@ class ControllerState:
         self._evictions.check(self.jobs)
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
         assert held == sorted(self._allocations), "the attempts by band are off"
+        assert all(self.heeding[band].keys() <= attempts.keys() for band, attempts in self.attempts.items())
         self._promises.check(self.workers)
         self.limits.check(self.jobs, self._allocations.all_of())
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"

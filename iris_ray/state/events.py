@@ -3,6 +3,7 @@
 Reports carry the attempt that they are about; a report about an older attempt changes nothing.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -287,6 +288,23 @@ class AttemptMarkedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptSavesEvent:
+    """A task has told which state it could go on from if its attempt ended: it has saved again, or asks for notices.
+
+    Args:
+        attempt: the task's.
+        saved_at: when its latest save ended that outlives the hosts; 0 if it has said nothing of one; seconds.
+        every_s: the seconds between its latest two saves; infinite if there were no two.
+        heeds_notices: whether it asks for notices.
+    """
+
+    attempt: AttemptId
+    saved_at: float = 0.0
+    every_s: float = math.inf
+    heeds_notices: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GangMovedEvent:
     """A gang ended its attempt to run elsewhere: it has saved its state, or its hosts leave before it has started.
 
@@ -378,6 +396,7 @@ Event = (
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent
     | AttemptMarkedEvent
+    | AttemptSavesEvent
     | GangMovedEvent
     | GangReturnedEvent
     | WorkerBlamedEvent

@@ -306,7 +306,8 @@ class Allocations:
     Attributes:
         usage: amounts that each user's gangs hold, by Ray's resource names.
         past: what users have held in the past hours.
-        by_band: the attempts of each band, in the order in which they got hosts.
+        by_band: the attempts of each band, in the order in which they got hosts or told of a save.
+        heeding: those among them that save their state when they are told to leave.
     """
 
     def __init__(self, fleet: Fleet, limits: UserLimits) -> None:
@@ -314,6 +315,7 @@ class Allocations:
         self.past = PastUsage(self.usage)
         self._fleet = fleet
         self.by_band: dict[PriorityBand, dict[AttemptId, None]] = {band: {} for band in PriorityBand}
+        self.heeding: dict[PriorityBand, dict[AttemptId, None]] = {band: {} for band in PriorityBand}
         self._limits = limits
         self._of: dict[str, dict[AttemptId, Allocation]] = {}  # by job id
 
@@ -333,6 +335,8 @@ class Allocations:
         self._of.setdefault(job.spec.job_id, {}).update(allocations)
         self.past.settle(job.spec.user)
         self.by_band[job.spec.priority].update(dict.fromkeys(allocations))
+        heeding = (attempt for attempt in allocations if job.gangs[attempt.gang].heeds_notices)
+        self.heeding[job.spec.priority].update(dict.fromkeys(heeding))
         usage = self.usage.get(job.spec.user)
         if usage is None:
             usage = self.usage[job.spec.user] = Counter()
@@ -353,6 +357,7 @@ class Allocations:
         if allocation is None:
             return False
         del self.by_band[job.spec.priority][attempt]
+        self.heeding[job.spec.priority].pop(attempt, None)
         if not allocations:
             del self._of[job.spec.job_id]
         for node_id, task_id, demand in allocation:
@@ -360,6 +365,15 @@ class Allocations:
             self._give_back(job.spec.user, demand)
         self._limits.gave_back(job.spec, (demand for _, _, demand in allocation), holds_more=bool(allocations))
         return True
+
+    def loses_less(self, job: Job, attempt: AttemptId, heeds_notices: bool) -> None:
+        """Note that an attempt has saved its state, or would if it were told to leave."""
+        attempts, heeding = self.by_band[job.spec.priority], self.heeding[job.spec.priority]
+        if attempt in attempts:
+            del attempts[attempt]
+            attempts[attempt] = None
+            if heeds_notices:
+                heeding[attempt] = None
 
     def let_go(self, job: Job, node_id: str, attempt: AttemptId) -> None:
         """Remove what an attempt held of a lost worker."""

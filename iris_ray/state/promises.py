@@ -152,7 +152,8 @@ class Evictions:
             if victim.spec.spare_for is not None:
                 self._spares.give_back(victim, change)
             else:
-                deadline = event.deadline if gang.eviction is None else min(event.deadline, gang.eviction.deadline)
+                deadline = gang.leaves_by(change.now, event.deadline)
+                deadline = deadline if gang.eviction is None else min(deadline, gang.eviction.deadline)
                 self._give_notice(victim, gang, Eviction(event.job_id, deadline, _reason(job, victim)), change)
 
     def time_passed(self, change: Change) -> None:

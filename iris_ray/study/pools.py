@@ -18,6 +18,7 @@ from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptMarkedEvent,
+    AttemptSavesEvent,
     Event,
     GangMovedEvent,
     SliceReleasedEvent,
@@ -187,11 +188,23 @@ class SimulatedPools:
             return
         if attempt.is_elastic:
             self._agenda.after(STEPS_SEEN_S, self._tell_steps, attempt)
+        if work.heeds_notices:
+            self._apply([AttemptSavesEvent(attempt.id, heeds_notices=True)])
+        elif work.save_every_s < math.inf:
+            self._agenda.after(work.save_every_s / attempt.speed, self._saved_again, attempt, work)
         left_s = (work.run_s - self._saved.get(_key(attempt.id), 0.0)) / attempt.speed
         if work.fails_after_s < left_s:
             self._agenda.after(work.fails_after_s, self._failed, attempt, work)
         else:
             self._agenda.after(left_s, self._returned, attempt)
+
+    def _saved_again(self, attempt: SimulatedAttempt, work: SimulatedJob) -> None:
+        """Report a regular save. Those of gangs that save when they are told to leave don't matter."""
+        if attempt.id in self._live:
+            now, every_s = self._agenda.now, work.save_every_s / attempt.speed
+            is_first = now < attempt.began_at + 1.5 * every_s
+            self._apply([AttemptSavesEvent(attempt.id, now, math.inf if is_first else every_s)])
+            self._agenda.after(every_s, self._saved_again, attempt, work)
 
     def _tell_steps(self, attempt: SimulatedAttempt) -> None:
         if attempt.id in self._live:

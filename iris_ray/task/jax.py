@@ -13,7 +13,7 @@ from jax.experimental import multihost_utils
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task.compilation_cache import use_compilation_cache
 from iris_ray.task.job_info import get_job_info
-from iris_ray.task.preemption import PreemptionNotice, preemption_notice
+from iris_ray.task.preemption import PreemptionNotice, known_notice, note_asking, preemption_notice
 
 WAIT_FOR_TASK_0_S = 60.0
 """How long the other tasks wait for task 0 to listen. After that, JAX waits, and raises its own error."""
@@ -59,7 +59,7 @@ def initialize(**kwargs: Any) -> None:
         process_id=info.gang_rank,
         **kwargs,
     )
-    if preemption_notice() is not None:  # it came before JAX listened
+    if known_notice() is not None:  # it came before JAX listened
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -94,6 +94,7 @@ def agreed_notice(step: int) -> PreemptionNotice | None:
     """
     if _place_among_others() is None:
         return preemption_notice()
+    note_asking()
     if not multihost_utils.reached_preemption_sync_point(step):
         return None
     deadline = time.monotonic() + NOTICE_TIMEOUT_S

@@ -68,9 +68,28 @@ def preemption_notice() -> PreemptionNotice | None:
                 save(step, state)
                 notice.saved()
     """
+    note_asking()
+    return known_notice()
+
+
+def known_notice() -> PreemptionNotice | None:
+    """Return what `preemption_notice` returns. It does not mean that the task will heed a notice that comes later."""
     files = TaskFiles.of_this_task()
     notice = None if files is None else files.read_notice()
     return None if notice is None else PreemptionNotice(notice.kind, notice.reason, notice.deadline)
+
+
+_asking: set[str] = set()
+"""The prefixes of the files of the tasks that have told of themselves that they ask for notices."""
+
+
+def note_asking() -> None:
+    """Tell, once, that this task asks for notices: if it has to leave, it loses less than one that does not."""
+    files = TaskFiles.of_this_task()
+    if files is not None and files.prefix not in _asking:
+        with contextlib.suppress(OSError):  # if the disk is full, it may have room at the next step
+            files.asks.touch()
+            _asking.add(files.prefix)
 
 
 def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:

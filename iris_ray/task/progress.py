@@ -72,7 +72,7 @@ def report_status(text: str) -> None:
 
 
 @contextlib.contextmanager
-def unproductive(what: str) -> Iterator[None]:
+def unproductive(what: str, *, outlives_hosts: bool = True) -> Iterator[None]:
     """Mark the time of a block as unproductive: ``iris-ray job goodput`` counts it by its kind.
 
     The block is also a declared pause: it may take longer than a step, and its gang does not count as hung (see the
@@ -82,6 +82,9 @@ def unproductive(what: str) -> Iterator[None]:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;
             ``"checkpoint_save"`` at any time, while the save delays the next step; ``"evaluation"``, which counts as
             productive.
+        outlives_hosts: of a save: whether the gang could go on from it on other hosts. The end of such a block counts
+            as the latest save: if the cluster needs this gang's hosts, what it has done since is all that it loses. A
+            block of less than 10 ms has saved nothing.
 
     Raises:
         InvalidRequestError: there is no such kind.
@@ -97,13 +100,14 @@ def unproductive(what: str) -> Iterator[None]:
     if files is None:
         yield
         return
-    began = time.monotonic()
+    began, saved = time.monotonic(), False
     with _marking:
         meter = _meters.setdefault(files.prefix, RhythmMeter())
         meter.pause_begins(what, began)
         _tell_rhythm(files, meter)
     try:
         yield
+        saved = what == "checkpoint_save" and outlives_hosts
     finally:
         now = time.monotonic()
         with _marking:
@@ -111,6 +115,23 @@ def unproductive(what: str) -> Iterator[None]:
             _tell_rhythm(files, meter)
             if what in MARKS:
                 _mark(files, what, now - began)
+        if saved and now - began >= SHORTEST_SAVE_S:
+            note_save()
+
+
+SHORTEST_SAVE_S = 0.01
+"""Programs may mark a call at each step that only now and then saves something. Nothing is saved in less time."""
+
+
+def note_save() -> None:
+    """Tell that the state of now is saved where it outlives the hosts."""
+    if (files := TaskFiles.of_this_task()) is not None:
+        with _marking:
+            try:
+                every_s = f"{time.time() - files.last_save.stat().st_mtime:.3f}"
+            except OSError:
+                every_s = ""
+            _replace(files.last_save, every_s)
 
 
 def count_unproductive(what: str, seconds: float) -> None:

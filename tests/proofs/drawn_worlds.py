@@ -1,5 +1,6 @@
 """Worlds that Hypothesis draws: hosts with flaws, jobs of all kinds, and what happens to both between two plans."""
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
+    AttemptSavesEvent,
     GangMovedEvent,
     JobCancelledEvent,
     JobSubmittedEvent,
@@ -130,6 +132,7 @@ HAPPENINGS = st.tuples(
             "blame",
             *("limit", "limit"),
             *("yield", "yield"),
+            *("save", "ask"),
         )
     ),
     st.integers(0, 11),
@@ -227,6 +230,9 @@ class RandomWorld(World):
                 self.do(TaskStateChangedEvent(it, tasks[0].index, S.FAILED, "boom"))
             case "move":
                 self.do(GangMovedEvent(it, "to more slices"))
+            case "save" | "ask":
+                saved_at = self.now - pick if what == "save" else 0.0
+                self.do(AttemptSavesEvent(it, saved_at, (math.inf, 20.0, 60.0)[pick % 3], what == "ask"))
             case "launch fails":
                 groups = job.gangs[it.gang].groups[: pick % 2]
                 self.do(TaskDispatchFailedEvent(it, "no answer", self.now, groups))

@@ -16,7 +16,7 @@ from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_di
 from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
-from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, StandbyReady, TaskLaunch, TaskLook
+from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, Saves, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
@@ -61,6 +61,8 @@ class Task:
         exit_takes: how long its exit handlers run; seconds.
         saved: whether they have come to their end.
         stack: what its host sees of it when its gang hangs.
+        saves_every_s: how often it saves its state besides, from its start on; None: never; seconds.
+        asks: whether it asks for notices.
     """
 
     def __init__(self, info: JobInfo, host: "NodeProcesses", process: "Process") -> None:
@@ -74,6 +76,8 @@ class Task:
         self.exit_takes = 0.0
         self.saved = False
         self.stack: tuple[str, ...] = ()
+        self.saves_every_s: float | None = None
+        self.asks = False
         self.host = host
         self._saved = asyncio.Event()
         self._beat: tuple[float, int | None] | None = None
@@ -102,10 +106,19 @@ class Task:
     @property
     def progress(self) -> Progress:
         if self._beat is None:
-            return Progress(None, None, self._saved.is_set(), self._status)
+            return Progress(None, None, self._saved.is_set(), self._status, saves=self._saves)
         (at, step), steps = self._beat, self._first_steps
         marks = Marks(steps if step is None else with_step(steps, step, at - self._began))
-        return Progress(time.time() - at, step, self._saved.is_set(), self._status, marks, self._meter.told)
+        return Progress(
+            time.time() - at, step, self._saved.is_set(), self._status, marks, self._meter.told, self._saves
+        )
+
+    @property
+    def _saves(self) -> Saves:
+        ran_s, every_s = time.time() - self._began, self.saves_every_s
+        if every_s is None or ran_s < every_s:
+            return Saves(heeds_notices=self.asks)
+        return Saves(ran_s % every_s, every_s if ran_s > 2 * every_s else None, self.asks)
 
     def tell(self, notice: Notice) -> None:
         self.notice = notice

@@ -30,13 +30,20 @@ from iris_ray.actors.protocol.version import versions_here
 from iris_ray.cloud.cloud_tpu import ProviderWords
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.errors import ControllerUnavailableError, DeposedError, ProviderError, UnknownRecordError
-from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, CLOUD_TPU, EVICTION_GRACE_S, EVICTIONS
+from iris_ray.model.cluster_settings import (
+    AUTOSCALER_DEMAND,
+    CLOUD_TPU,
+    EVICTION_GRACE_S,
+    EVICTIONS,
+    EVICTIONS_PER_JOB,
+    EVICTIONS_PER_USER,
+)
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
-from iris_ray.scheduler.victims import EvictionRules
+from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
 from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptMarkedEvent, Event, MaintenanceCalledOffEvent, PoolRestartedEvent
 
@@ -156,7 +163,8 @@ class ControllerProcess:
     def _follow_settings(self) -> None:
         """Apply the cluster's settings. Permissions and the autoscaler's demand read their settings themselves."""
         settings = self._state.settings
-        rules = EvictionRules(settings.value(EVICTION_GRACE_S))
+        budgets = settings.value(EVICTIONS_PER_JOB), settings.value(EVICTIONS_PER_USER)
+        rules = EvictionRules(settings.value(EVICTION_GRACE_S), LEAST_RUN_S, *budgets)
         self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
         self._planner.look_again()
         self._provider.ask_at(settings.value(CLOUD_TPU))

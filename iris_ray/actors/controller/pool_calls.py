@@ -7,7 +7,7 @@ from ray.actor import ActorHandle
 from iris_ray.actors.controller.controller_process import ControllerProcess
 from iris_ray.actors.controller.message_checks import checked
 from iris_ray.actors.controller.pool_registry import Pool
-from iris_ray.actors.controller.progress_board import newer_marks
+from iris_ray.actors.controller.progress_board import newer_marks, news_of_saves
 from iris_ray.actors.controller.views import job_status
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
@@ -122,7 +122,10 @@ class PoolCalls(ControllerProcess):
         if job_id in self._state.jobs:
             self._progress.note(progress, self._clock.now(), self._state.jobs)
             self._state.show_anew(job_id)
-            times = self._state.jobs[job_id].times
+            job = self._state.jobs[job_id]
+            times, gang = job.times, job.gangs[progress.attempt.gang]
+            if (news := news_of_saves(gang, progress, self._clock.now())) is not None:
+                self._events.apply([news])
             marks = newer_marks(times, self._progress.of(job_id))
             if marks is not None and len(marks.steps) > 1 and not times.attempts[-1].marks.steps:
                 self._events.apply([AttemptMarkedEvent(progress.attempt, marks)])  # a gang makes progress again

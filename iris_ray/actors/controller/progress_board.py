@@ -1,11 +1,14 @@
 """The latest progress of running jobs. It is in memory only: pools report it again every half minute."""
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass
 
 from iris_ray.actors.protocol.messages import GangProgress
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS
 from iris_ray.model.goodput import JobTimes, Marks
+from iris_ray.model.jobs import Gang
+from iris_ray.state.events import AttemptSavesEvent
 
 STALE_S = 120.0
 """If a gang has not reported for so long, another gang of the same job may take its place."""
@@ -41,6 +44,21 @@ def newer_marks(times: JobTimes, heard: Heard | None) -> Marks | None:
         return None
     known = latest.marks.steps[-1:]
     return heard.marks if not known or heard.marks.steps[-1:] > known else None
+
+
+SAVES_RECORDED_EVERY_S = 60.0
+"""The saves of a gang are recorded at most so often."""
+
+
+def news_of_saves(gang: Gang, progress: GangProgress, now: float) -> AttemptSavesEvent | None:
+    """Return what a gang has said of its saves, if it runs and the state should learn of it."""
+    saves = progress.saves
+    saved_at = 0.0 if saves.ago_s is None else now - max(0.0, saves.ago_s)
+    learns = saves.heeds_notices and gang.heeds_notices is None
+    if progress.attempt.number != gang.attempt or not (learns or saved_at > gang.saved_at + SAVES_RECORDED_EVERY_S):
+        return None
+    every_s = math.inf if saves.every_s is None else saves.every_s
+    return AttemptSavesEvent(progress.attempt, saved_at, every_s, saves.heeds_notices)
 
 
 class ProgressBoard:

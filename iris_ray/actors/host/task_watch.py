@@ -28,7 +28,7 @@ from iris_ray.actors.host.output.pump import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree, end_task
 from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.protocol.host_interface import TaskInterface
-from iris_ray.actors.protocol.messages import Progress, TaskLook
+from iris_ray.actors.protocol.messages import Progress, Saves, TaskLook
 from iris_ray.actors.protocol.task_files import (
     LOOK_SIGNAL,
     STACKS_SIGNAL,
@@ -363,7 +363,8 @@ class TaskProgress:
         marks = _marks(files, step, beat_at)
         paused_at = None if beat_at is None else _time_of(files.rhythm)
         alive_at = beat_at if paused_at is None else max(beat_at or 0.0, paused_at)
-        return Progress(self._age_of(alive_at), step, saved, status, marks, _rhythm(_text_of(files.rhythm)))
+        rhythm, saves = _rhythm(_text_of(files.rhythm)), _saves(files)
+        return Progress(self._age_of(alive_at), step, saved, status, marks, rhythm, saves)
 
     def _age_of(self, beat_at: float | None) -> float | None:
         """Return the seconds since the latest heartbeat, even if the wall clock was set since."""
@@ -404,6 +405,14 @@ def _marked(text: str) -> tuple[dict[str, float], dict[str, float]]:
     except (ValueError, TypeError, AttributeError):
         return {}, {}
     return before, during
+
+
+def _saves(files: TaskFiles) -> Saves:
+    heeds, saved_at = os.path.exists(files.asks), _time_of(files.last_save)
+    if saved_at is None:
+        return Saves(heeds_notices=heeds)
+    every_s = _number(_text_of(files.last_save))
+    return Saves(max(0.0, time.time() - saved_at), every_s if every_s and every_s > 0 else None, heeds)
 
 
 def _rhythm(text: str) -> Rhythm:

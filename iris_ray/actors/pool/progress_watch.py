@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from iris_ray.actors.calls.background import repeat
@@ -17,7 +17,7 @@ from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.stall_blame import Finding, find_culprit
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.messages import GangProgress, Progress, TaskLook
+from iris_ray.actors.protocol.messages import GangProgress, Progress, Saves, TaskLook
 from iris_ray.model.goodput import Marks, with_step
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
@@ -59,7 +59,7 @@ class ProgressWatch:
         self._hangs = hangs
         self._controller = controller
         self._pause_s = min(pause_s(job_tasks), hangs.look_after_s)
-        self._told: tuple[int | None, str | None] | None = None  # step and status
+        self._told: tuple[int | None, str | None, bool] | None = None  # step, status, whether it heeds notices
         self._told_at = 0.0
         self._speaker: TaskKey | None = None
         self._has_looked = False
@@ -138,9 +138,9 @@ class ProgressWatch:
     async def _tell(self, progress: GangProgress) -> None:
         """Tell the Controller what has changed. If it does not answer, the next look tells it again."""
         now = asyncio.get_running_loop().time()
-        if progress.age is None and progress.status is None:
+        if progress.age is None and progress.status is None and progress.saves == Saves():
             return
-        said = progress.step, progress.status
+        said = progress.step, progress.status, progress.saves.heeds_notices
         if said == self._told and now < self._told_at + TELL_AGAIN_S:
             return
         try:
@@ -168,7 +168,15 @@ def summed_up(
     ages = [found.age for found in progress.values() if found.age is not None]
     words = (progress[key].status for key in sorted(progress))
     status = next(filter(None, words), None)
-    return GangProgress(attempt, min(ages, default=None), _furthest(progress), status, marks, stragglers, stall_limit)
+    age, saves = min(ages, default=None), _latest_save(progress)
+    return GangProgress(attempt, age, _furthest(progress), status, marks, stragglers, stall_limit, saves)
+
+
+def _latest_save(progress: Mapping[TaskKey, Progress]) -> Saves:
+    """Return the latest save of any task, and whether any asks for notices."""
+    told = [found.saves for found in progress.values()]
+    latest = min(told, key=lambda saves: math.inf if saves.ago_s is None else saves.ago_s, default=Saves())
+    return replace(latest, heeds_notices=any(saves.heeds_notices for saves in told))
 
 
 STACKS_S = 1.0

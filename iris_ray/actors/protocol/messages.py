@@ -201,6 +201,21 @@ class TaskLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class Saves:
+    """What a task has said of the state from which it could go on if it lost its hosts.
+
+    Attributes:
+        ago_s: seconds since its latest save ended that outlives its hosts; None if it has told of none.
+        every_s: seconds between its latest two saves; None if there were no two.
+        heeds_notices: whether it asks for notices.
+    """
+
+    ago_s: float | None = None
+    every_s: float | None = None
+    heeds_notices: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The progress that a task has reported.
 
@@ -211,6 +226,7 @@ class Progress:
         status: its latest `report_status`, or None.
         marks: its marks of time; of its steps the first two and the latest.
         rhythm: how regular its heartbeats are.
+        saves: its latest save, and whether it asks for notices.
     """
 
     age: float | None
@@ -219,6 +235,7 @@ class Progress:
     status: str | None = None
     marks: Marks = field(default_factory=Marks)
     rhythm: Rhythm = field(default_factory=Rhythm)
+    saves: Saves = field(default_factory=Saves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +276,7 @@ class GangProgress:
         marks: the marks of the first task that has named a step.
         stragglers: tasks that are clearly slower than the others, in words, the slowest first.
         stall_limit: after how long without a heartbeat it counts as hung, and why, in words; None: never.
+        saves: the latest save of any task, and whether any asks for notices.
     """
 
     attempt: AttemptId
@@ -268,6 +286,7 @@ class GangProgress:
     marks: Marks = field(default_factory=Marks)
     stragglers: tuple[Words, ...] = ()
     stall_limit: Words | None = None
+    saves: Saves = field(default_factory=Saves)
 
 
 class PoolProcess(NamedTuple):

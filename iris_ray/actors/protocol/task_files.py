@@ -107,6 +107,19 @@ class TaskFiles:
         return Path(f"{self.prefix}.marked")
 
     @property
+    def last_save(self) -> Path:
+        """The seconds between the task's latest two saves that outlive its hosts, as text, or nothing.
+
+        The file's time is the end of the latest one.
+        """
+        return Path(f"{self.prefix}.last_save")
+
+    @property
+    def asks(self) -> Path:
+        """Exists once the task has asked for its notice, so that it will find one."""
+        return Path(f"{self.prefix}.asks")
+
+    @property
     def membership(self) -> Path:
         """Which slices of the job run, as JSON, where each slice is a gang by itself."""
         return Path(f"{self.prefix}.membership")
@@ -160,8 +173,8 @@ class TaskFiles:
 
     def remove(self) -> None:
         """Remove all files that exist, except the FIFO, and the container's record, which goes with the container."""
-        said = self.heartbeat, self.rhythm, self.stacks, self.status, self.first_steps, self.marked
-        for path in (self.started, self.notice, self.saved, self.members, self.membership, *said):
+        said = self.heartbeat, self.rhythm, self.stacks, self.status, self.first_steps, self.marked, self.last_save
+        for path in (self.started, self.notice, self.saved, self.members, self.membership, self.asks, *said):
             remove_file(path)
 
 

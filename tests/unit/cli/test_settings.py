@@ -36,6 +36,8 @@ def test_setting_outlives_the_controller_until_it_is_reset(world: ControllerInPr
         ("operators=", "name at least one user"),
         ("operators= , ", "name at least one user"),
         ("evictions=0", "give on or off"),
+        ("evictions_per_job=0", "give a whole number, 1 or more, or off"),
+        ("evictions_per_user=six", "give a whole number, 1 or more, or off"),
         ("eviction_grace_s=soon", "give a number of seconds"),
         ("eviction_grace_s=nan", "give a number of seconds"),
         ("eviction_grace_s=-1", "give a number of seconds"),

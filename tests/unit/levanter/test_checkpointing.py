@@ -40,7 +40,10 @@ class Recording:
         due = self.save_interval is not None and self.save_interval <= timedelta.resolution
         step = info.step if info else step
         if force or (due and step > 0):
-            self.saves.append((step, "permanent" if force else "temporary"))
+            self.save_checkpoint(step, is_temporary=not force)
+
+    def save_checkpoint(self, step: int, is_temporary: bool) -> None:
+        self.saves.append((step, "temporary" if is_temporary else "permanent"))
 
     def wait_until_finished(self) -> None:
         self.waited = len(self.saves)
@@ -135,6 +138,16 @@ def test_saves_are_marked_for_goodput(files: TaskFiles, after: Callable[[GangChe
     checkpointer = in_a_gang(Recording(save_interval=timedelta.resolution))
     after(checkpointer, 3)
     assert marked(files) == [set(), {"checkpoint_save"}]
+
+
+def test_only_steps_that_levanter_saves_count_as_saves(files: TaskFiles) -> None:
+    levanter = Recording()
+    checkpointer = in_a_gang(levanter)
+    after_step_of_marin(checkpointer, 3)
+    assert not files.last_save.exists()
+    levanter.save_interval = timedelta.resolution
+    after_step_of_marin(checkpointer, 4)
+    assert files.last_save.exists()
 
 
 def test_restores_are_marked_once_during_the_run(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 """Which victims are chosen: of lower bands, old enough, as few as will do, and none unless the job then runs."""
 
+import math
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -10,11 +12,18 @@ from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler import SchedulingResult
-from iris_ray.scheduler.evictions import SEARCHES_AMONG_GANGS
+from iris_ray.scheduler.evictions import GROUPS_COMPARED, SEARCHES_AMONG_GANGS
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
-from iris_ray.scheduler.victims import LEAST_RUN_S
-from iris_ray.state.events import Event, LimitsSetEvent, TaintedEvent, TimePassedEvent
+from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
+from iris_ray.state.events import (
+    AttemptSavesEvent,
+    Event,
+    GangMovedEvent,
+    LimitsSetEvent,
+    TaintedEvent,
+    TimePassedEvent,
+)
 from tests.support.costs import calls
 from tests.support.worlds import World, asked_to_leave, cpu_host, host, promised, task_states
 
@@ -34,10 +43,12 @@ def evicted(world: World) -> set[str]:
     return {attempt.job_id for event in asked_to_leave(world.plan()) for attempt in event.leave}
 
 
-def run(world: World, job_id: str, band: PriorityBand = BATCH, slices: int = 1, ran_s: float = 1000.0) -> Job:
+def run(
+    world: World, job_id: str, band: PriorityBand = BATCH, slices: int = 1, ran_s: float = 1000.0, **changes: Any
+) -> Job:
     """A gang that has run for some time."""
     now, world.now = world.now, world.now - ran_s
-    job = world.start(job_id, priority=band, slices=(slices,), max_retries_preemption=9)
+    job = world.start(job_id, priority=band, slices=(slices,), max_retries_preemption=9, **changes)
     world.now = now
     return job
 
@@ -202,6 +213,194 @@ def test_job_of_a_higher_band_gets_the_hosts_that_a_middle_band_was_to_take(worl
     world.schedule()
     assert (high.gang.placed, promised(middle)) == (True, ())
     world.check()
+
+
+# -- what they lose ----------------------------------------------------------------------------------------------------
+
+
+def tells(world: World, job: Job, saved_s: float | None = None, every_s: float = math.inf, heeds: bool = False) -> None:
+    """A task of each gang tells that it has saved so many seconds ago, or that it asks for notices."""
+    saved_at = 0.0 if saved_s is None else world.now - saved_s
+    for gang in job.gangs:
+        world.do(AttemptSavesEvent(job.current_attempt(gang), saved_at, every_s, heeds))
+
+
+TOLD: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "saved long ago": {"saved_s": 4000.0},
+    "saved": {"saved_s": 130.0},
+    "is about to save": {"saved_s": 280.0, "every_s": 300.0},
+    "is to save later": {"saved_s": 280.0, "every_s": 600.0},
+    "should have saved": {"saved_s": 280.0, "every_s": 200.0},
+    "heeds notices": {"heeds": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("old", "leaves"),
+    [
+        ("nothing", "young"),
+        ("saved long ago", "young"),
+        ("saved", "old"),
+        ("is about to save", "old"),
+        ("is to save later", "young"),
+        ("should have saved", "young"),
+        ("heeds notices", "old"),
+    ],
+)
+def test_eviction_takes_the_gang_that_loses_least(world: World, old: str, leaves: str) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    job = run(world, "old", ran_s=5000.0)
+    run(world, "young", ran_s=200.0)
+    tells(world, job, **TOLD[old])
+    world.submit(priority=PRODUCTION)
+    assert evicted(world) == {leaves}
+
+
+def test_eviction_takes_a_gang_that_heeds_notices_before_one_that_has_just_saved(world: World) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    heeds, saves = run(world, "heeds"), run(world, "saves")
+    tells(world, heeds, heeds=True)
+    tells(world, saves, saved_s=10.0)
+    world.submit(priority=PRODUCTION)
+    assert evicted(world) == {"heeds"}
+
+
+@pytest.mark.parametrize(("fast_s", "leaves"), [(60.0, "fast"), (150.0, "unknown")])
+def test_eviction_takes_the_gang_that_is_back_at_its_work_soonest(world: World, fast_s: float, leaves: str) -> None:
+    for name in "abc":
+        world.add_slice(name)
+    world.now = 10_000.0
+    jobs = {job_id: run(world, job_id) for job_id in ("slow", "unknown", "fast")}
+    for job in jobs.values():
+        tells(world, job, heeds=True)
+    jobs["slow"].times.back_s, jobs["fast"].times.back_s = 300.0, fast_s
+    world.submit(priority=PRODUCTION)
+    assert evicted(world) == {leaves}
+
+
+def test_eviction_counts_chips_and_not_hosts(world: World) -> None:
+    for number, chips in enumerate((1.0, 8.0)):
+        world.do(host(f"slice-{number}", 0, "v4-8", resources={"TPU": chips, "CPU": 8.0}))
+    world.now = 10_000.0
+    for job_id, chips, ran_s in (("few", 1.0, 3000.0), ("many", 8.0, 600.0)):
+        run(world, job_id, tpu_type="v4-8", resources={"TPU": chips}, ran_s=ran_s)
+    world.submit(tpu_type="v4-8", priority=PRODUCTION, resources={"TPU": 1.0})
+    assert evicted(world) == {"few"}
+
+
+@pytest.mark.parametrize("told", [{"heeds": True}, {"saved_s": 1.0}], ids=str)
+def test_search_finds_what_loses_least_among_many_newer_gangs(world: World, told: dict[str, Any]) -> None:
+    for number in range(2 * GROUPS_COMPARED):
+        world.do(cpu_host(f"host-{number:03}", 1.0))
+    old = tasks(world, "old", 1.0)
+    tasks(world, "new", 1.0, replicas=2 * GROUPS_COMPARED - 1)
+    tells(world, old, **told)
+    world.submit_tasks("prod", 1, priority=PRODUCTION, resources={"CPU": 1.0})
+    assert evicted(world) == {"old"}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_in_any_world_a_slice_is_taken_where_least_is_lost(seed: int) -> None:
+    """Compared with all gangs, one by one."""
+    chance, world = Random(f"lost {seed}"), World()
+    for name in "abcdef":
+        world.add_slice(name)
+    world.now = 10_000.0
+    costs: dict[str, tuple[int, float]] = {}
+    ages = sorted((chance.choice([30.0, 300.0, 900.0, 5000.0]) for _ in range(6)), reverse=True)
+    bands = [chance.choice([INTERACTIVE, BATCH]) for _ in ages]
+    jobs = [run(world, f"job-{i}", bands[i], ran_s=ran_s) for i, ran_s in enumerate(ages)]
+    for job, band, ran_s in zip(jobs, bands, ages, strict=True):
+        saved_s, every_s = chance.choice([None, 50.0, 250.0, 8000.0]), chance.choice([math.inf, 60.0, 270.0])
+        heeds, job.times.back_s = chance.random() < 0.2, chance.choice([None, 40.0, 700.0])
+        tells(world, job, saved_s, every_s, heeds)
+        has_saved = saved_s is not None and saved_s < ran_s
+        lost_s = saved_s if has_saved and saved_s is not None else ran_s
+        if heeds or (has_saved and lost_s <= every_s <= lost_s + 30.0 + 25.0):
+            lost_s = 0.0
+        if ran_s >= LEAST_RUN_S[band]:
+            lost_s += 120.0 if job.times.back_s is None else job.times.back_s
+            costs[job.spec.job_id] = int(band is INTERACTIVE), lost_s
+    world.submit("taker", priority=PRODUCTION)
+    leave = evicted(world)
+    assert {costs[job_id] for job_id in leave} == ({min(costs.values())} if costs else set())
+    world.check()
+
+
+# -- budgets -----------------------------------------------------------------------------------------------------------
+
+
+def evict(world: World, job: Job) -> None:
+    """A gang gives its hosts to another job and comes back there."""
+    taker = world.submit(f"taker-{job.gang.attempt}", priority=PRODUCTION)
+    world.schedule()
+    assert job.gang.eviction is not None, world.why(taker.spec.job_id)
+    attempt = job.gang.attempt
+    world.do(GangMovedEvent(job.current_attempt(job.gang), "it has saved"))
+    world.confirm(job, attempt)
+    world.schedule()
+    assert taker.gang.placed
+    world.finish(taker)
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    world.now += 150.0
+
+
+def test_gang_that_was_evicted_too_often_in_an_hour_is_left_alone_and_the_waiting_job_says_so(world: World) -> None:
+    world.scheduler.evictions = EvictionRules(per_job=3)
+    world.add_slice("a")
+    world.now = 10_000.0
+    job = run(world, "batch")
+    for _ in range(3):
+        evict(world, job)
+    world.submit("prod", priority=PRODUCTION)
+    assert not asked_to_leave(world.plan())
+    assert "may take the hosts of batch in 53 min, since batch had enough evictions in the past hour" in world.why(
+        "prod"
+    )
+    world.now = job.gang.evicted_at[0] + 3600.0
+    assert evicted(world) == {"batch"}
+
+
+@pytest.mark.parametrize(("needed", "takes"), [(1, {"carl"}), (2, {"ann"}), (3, {"ann", "carl"})])
+def test_users_budget_bounds_how_many_of_their_gangs_leave(world: World, needed: int, takes: set[str]) -> None:
+    """Carl may be evicted once more; ann twice."""
+    world.scheduler.evictions = EvictionRules(per_user=2)
+    for name in "abcd":
+        world.add_slice(name)
+    world.now = 10_000.0
+    for number, user in enumerate(("ann", "ann", "carl", "carl")):
+        run(world, f"{user}-{number}", ran_s=1000.0 - 100.0 * number, user=user)
+    world.state.evicted_at["carl"] = [world.now - 600.0]  # type: ignore[index]
+    world.submit("prod", slices=(needed,), priority=PRODUCTION)
+    leave = evicted(world)
+    if needed == 3:  # it does not look for a mixture
+        assert "may take the hosts of" in world.why("prod")
+        assert not leave
+    else:
+        assert {job_id.split("-")[0] for job_id in leave} == takes
+
+
+def test_job_may_take_more_than_the_budget_from_a_user_of_whom_it_takes_nothing_else(world: World) -> None:
+    world.scheduler.evictions = EvictionRules(per_user=2)
+    for name in "abc":
+        world.add_slice(name)
+    world.now = 10_000.0
+    for name in ("one", "two", "three"):
+        run(world, name)
+    world.submit("prod", slices=(3,), priority=PRODUCTION)
+    assert evicted(world) == {"one", "two", "three"}
+    world.schedule()
+    world.add_slice("d")
+    run(world, "four", user=world.state.jobs["one"].spec.user)
+    world.now += 600.0
+    world.submit("more", priority=PRODUCTION)
+    assert "since jobs of" in world.why("more")
 
 
 # -- limits of the taker's user ----------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Jobs take hosts from lower bands: who is told, who is stopped when, what it costs, and when it is called off."""
 
+import math
+
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
@@ -8,8 +10,11 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import (
+    AttemptSavesEvent,
     GangMovedEvent,
     JobCancelledEvent,
+    JobRestoredEvent,
+    JobYieldsEvent,
     MaintenanceCalledOffEvent,
     PromiseEvent,
     TimePassedEvent,
@@ -59,6 +64,111 @@ def test_victim_gets_notice_and_hosts_go_to_taker(world: World) -> None:
     world.schedule()
     assert taker.gang.placed
     assert not promised(taker)
+
+
+# -- what victims lose -------------------------------------------------------------------------------------------------
+
+
+def tells(world: World, job: Job, saved_s: float | None = None, every_s: float = math.inf, heeds: bool = False) -> None:
+    saved_at = 0.0 if saved_s is None else world.now - saved_s
+    world.do(AttemptSavesEvent(job.current_attempt(job.gang), saved_at, every_s, heeds))
+
+
+@pytest.mark.parametrize(
+    ("due_s", "heeds", "more_s"),
+    [
+        (10.0, False, 0.0),
+        (28.0, False, 3.0),
+        (55.0, False, 30.0),
+        (56.0, False, 0.0),
+        (-1.0, False, 0.0),
+        (28.0, True, 0.0),
+    ],
+)
+def test_victim_whose_regular_save_is_about_to_end_gets_the_seconds(
+    world: World, due_s: float, heeds: bool, more_s: float
+) -> None:
+    victim = batch(world, slices=(2,))
+    tells(world, victim, saved_s=100.0, every_s=100.0 + due_s, heeds=heeds)
+    production(world)
+    world.schedule()
+    assert victim.gang.eviction is not None
+    assert victim.gang.notice is not None
+    assert victim.gang.notice.deadline == victim.gang.eviction.deadline == world.now + GRACE_S + more_s
+    assert not pass_time(world, GRACE_S + more_s - 0.5).stop
+    assert pass_time(world, 0.5).stop
+
+
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize("heeds", [True, False])
+def test_what_a_gang_did_at_its_last_eviction_counts_more_than_whether_it_asks(
+    world: World, asks: bool, heeds: bool
+) -> None:
+    victim = batch(world, slices=(2,))
+    tells(world, victim, heeds=asks)
+    attempt = victim.current_attempt(victim.gang)
+    assert (attempt in world.state.heeding[BATCH]) is asks
+    taker = production(world)
+    world.schedule()
+    if heeds:
+        world.do(GangMovedEvent(attempt, "all its tasks have saved"))
+    else:
+        pass_time(world, GRACE_S)
+    world.confirm(victim)
+    assert victim.gang.heeds_notices is heeds
+    world.schedule()
+    world.finish(taker)
+    world.schedule()
+    world.report_all(victim, S.RUNNING)
+    tells(world, victim, heeds=True)
+    assert victim.gang.heeds_notices is heeds
+    assert [*world.state.heeding[BATCH]] == ([victim.current_attempt(victim.gang)] if heeds else [])
+    world.check()
+
+
+def test_attempt_that_was_never_started_says_nothing_about_heeding(world: World) -> None:
+    victim = world.submit("batch", slices=(2,), priority=BATCH, max_retries_preemption=3)
+    world.schedule()
+    gang = victim.gang
+    world.do(JobYieldsEvent("batch", True))
+    production(world)
+    world.schedule()
+    assert gang.eviction is not None
+    pass_time(world, GRACE_S)
+    assert gang.heeds_notices is None
+    assert gang.evicted_at == (), "its owner has offered the hosts"
+
+
+def test_save_of_the_future_or_of_before_or_of_another_attempt_changes_nothing(world: World) -> None:
+    job = batch(world, slices=(2,))
+    tells(world, job, saved_s=50.0, every_s=300.0)
+    known = job.gang.saved_at
+    tells(world, job, saved_s=60.0)
+    tells(world, job, saved_s=-60.0)
+    world.do(AttemptSavesEvent(job.current_attempt(job.gang)._replace(number=7), world.now))
+    world.do(AttemptSavesEvent(job.current_attempt(job.gang)._replace(job_id="nobody"), world.now))
+    assert (job.gang.saved_at, job.gang.saves_every_s) == (known, 300.0)
+
+
+def test_evictions_of_the_past_hour_are_known_by_gang_and_user(world: World) -> None:
+    victim = batch(world, slices=(2,))
+    production(world)
+    world.schedule()
+    pass_time(world, GRACE_S)
+    at = world.now
+    assert victim.gang.evicted_at == (at,)
+    assert world.state.evicted_at == {victim.spec.user: [at]}
+    successor = World()
+    successor.now = world.now
+    for name in "ab":
+        successor.add_slice(name)
+    record = world.state.record("batch")
+    assert record is not None
+    successor.do(JobRestoredEvent(record))
+    assert successor.state.evicted_at == {victim.spec.user: [at]}
+
+
+# -- who is told -------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_evicted_twice_for_one_job(world: World) -> None:

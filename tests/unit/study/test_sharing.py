@@ -29,8 +29,9 @@ def began(simulation: Simulation, job_id: str) -> float | None:
     return attempts(simulation, job_id)[0].began_at
 
 
-@pytest.mark.parametrize(("heeds", "moved_after"), [(True, 10.0), (False, 30.0)])
+@pytest.mark.parametrize(("heeds", "moved_after"), [(True, 10.0), (False, 35.0)])
 def test_production_gets_slice_after_grace_or_early_save(heeds: bool, moved_after: float) -> None:
+    """A regular save is due after 30 s, and may be late."""
     simulation = slices()
     simulation.submit(gang("batch", priority=BATCH, heeds_notices=heeds, save_every_s=MINUTE))
     simulation.submit(gang("prod", priority=PRODUCTION, run_s=MINUTE), at=1000.0)
@@ -42,6 +43,40 @@ def test_production_gets_slice_after_grace_or_early_save(heeds: bool, moved_afte
     assert attempts(simulation, "batch")[0].lost_s <= (0.0 if heeds else MINUTE)
     job = simulation.state.jobs["batch"]
     assert (job.state, job.failures, job.preemptions, job.evictions) == (JobState.SUCCEEDED, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "victim"),
+    [
+        ({"heeds_notices": True}, "old"),
+        ({"heeds_notices": False, "save_every_s": 2 * MINUTE}, "old"),
+        ({"heeds_notices": False, "save_every_s": 9 * HOUR}, "young"),
+        ({"heeds_notices": False}, "young"),
+    ],
+    ids=str,
+)
+def test_victim_is_the_gang_that_has_less_to_do_again(old: dict[str, Any], victim: str) -> None:
+    simulation = slices(2)
+    simulation.submit(gang("old", priority=BATCH, run_s=9 * HOUR, **old))
+    simulation.submit(gang("young", priority=BATCH, run_s=9 * HOUR, heeds_notices=False), at=HOUR)
+    simulation.submit(gang("prod", priority=PRODUCTION, run_s=MINUTE), at=2 * HOUR)
+    simulation.run_until(3 * HOUR)
+    assert [job_id for job_id in ("old", "young") if "evicted" in outcomes(simulation, job_id)] == [victim]
+    assert attempts(simulation, victim)[0].lost_s <= (2 * MINUTE if victim == "old" else HOUR + MINUTE)
+
+
+def test_storm_of_evictions_ends_at_the_budget_of_the_job() -> None:
+    """A PRODUCTION job comes every five minutes, and finds no other hosts."""
+    simulation = slices(evictions=EvictionRules(per_job=4))
+    simulation.submit(gang("batch", priority=BATCH, run_s=DAY, save_every_s=MINUTE))
+    for number in range(36):
+        simulation.submit(gang(f"prod-{number}", priority=PRODUCTION, run_s=MINUTE), at=HOUR + number * 5 * MINUTE)
+    simulation.run_until(5 * HOUR)
+    ends = [one.ended_at or 0.0 for one in attempts(simulation, "batch") if one.outcome == "evicted"]
+    assert len(ends) >= 8
+    for number, end in enumerate(ends):
+        assert sum(end <= other < end + HOUR for other in ends[number:]) <= 4
+    assert not simulation.state.pending()
 
 
 def test_nothing_is_evicted_if_switched_off() -> None:
@@ -74,10 +109,11 @@ def test_eviction_is_called_off_when_other_room_appears() -> None:
 def test_fewest_and_cheapest_victims_are_chosen() -> None:
     """Two slices are needed: one gang of two slices goes rather than two of one, and the younger gang of two."""
     simulation = slices(6)
-    simulation.submit(gang("old-pair", 2, priority=BATCH, run_s=9 * HOUR))
-    simulation.submit(gang("young-pair", 2, priority=BATCH, run_s=9 * HOUR), at=HOUR)
+    work: dict[str, Any] = {"priority": BATCH, "run_s": 9 * HOUR, "heeds_notices": False}
+    simulation.submit(gang("old-pair", 2, **work))
+    simulation.submit(gang("young-pair", 2, **work), at=HOUR)
     for name in ("one", "two"):
-        simulation.submit(gang(name, priority=BATCH, run_s=9 * HOUR), at=HOUR)
+        simulation.submit(gang(name, **work), at=HOUR)
     simulation.submit(gang("prod", 2, priority=PRODUCTION), at=2 * HOUR)
     simulation.run_until(2.5 * HOUR)
     assert [job.evictions for job in simulation.state.jobs.values()] == [0, 1, 0, 0, 0]

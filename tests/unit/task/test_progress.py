@@ -4,21 +4,24 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from iris_ray import heartbeat, report_status, unproductive
+from iris_ray import heartbeat, preemption_notice, report_status, unproductive
 from iris_ray.actors.host import task_watch
 from iris_ray.actors.host.task_watch import TaskProgress
-from iris_ray.actors.protocol.messages import Progress
+from iris_ray.actors.protocol.messages import Progress, Saves
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.goodput import Marks
 from iris_ray.model.plain_values import plain
 from iris_ray.model.stall_limit import ENOUGH_STEPS, FIRST_STEPS, Rhythm
+from iris_ray.task.preemption import known_notice
 
 
 def test_outside_a_task_nothing_is_written(own_host: Path) -> None:
@@ -209,3 +212,58 @@ def test_only_known_kinds_can_be_marked(own_host: Path) -> None:
     with unproductive("checkpoint_save"):
         pass
     assert list((own_host / "tasks").iterdir()) == []
+
+
+# -- saves -------------------------------------------------------------------------------------------------------------
+
+
+def saves(seconds: float = 0.02, **more: Any) -> None:
+    with unproductive("checkpoint_save", **more):
+        time.sleep(seconds)
+
+
+def test_host_reads_when_task_has_saved_and_how_often_it_does(files: TaskFiles) -> None:
+    progress = TaskProgress(files)
+    assert progress.read().saves == Saves()
+    saves()
+    first = progress.read().saves
+    assert first.ago_s is not None
+    assert 0.0 <= first.ago_s < 60.0
+    assert (first.every_s, first.heeds_notices) == (None, False)
+    os.utime(files.last_save, (time.time() - 300.0,) * 2)
+    assert progress.read().saves.ago_s == pytest.approx(300.0, abs=60.0)
+    saves()
+    assert progress.read().saves.every_s == pytest.approx(300.0, abs=60.0)
+
+
+@pytest.mark.parametrize("what", ["in memory", "failed", "nothing to save", "restore"])
+def test_what_no_other_host_could_go_on_from_is_no_save(files: TaskFiles, what: str) -> None:
+    with suppress(ZeroDivisionError):
+        match what:
+            case "in memory":
+                saves(outlives_hosts=False)
+            case "nothing to save":
+                saves(0.0)
+            case "restore":
+                with unproductive("checkpoint_restore"):
+                    time.sleep(0.02)
+            case _:
+                with unproductive("checkpoint_save"):
+                    time.sleep(0.02)
+                    raise ZeroDivisionError
+    assert TaskProgress(files).read().saves == Saves()
+
+
+@pytest.mark.parametrize("content", ["", "soon", "nan", "-3", "1e400", "0"])
+def test_odd_word_of_last_save_does_not_hide_its_time(files: TaskFiles, content: str) -> None:
+    files.last_save.write_text(content)
+    read = TaskProgress(files).read().saves
+    assert read.ago_s is not None
+    assert read.every_s is None
+
+
+@pytest.mark.parametrize("asks", [preemption_notice, known_notice])
+def test_task_that_asks_for_notices_tells_so(files: TaskFiles, asks: Callable[[], object]) -> None:
+    for _ in range(2):
+        asks()
+    assert TaskProgress(files).read().saves.heeds_notices is (asks is preemption_notice)

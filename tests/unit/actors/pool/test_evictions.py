@@ -59,6 +59,26 @@ async def test_lower_band_gang_is_told_and_moves_or_stops(cluster: VirtualCluste
     assert await cluster.charged(job_id) == (0, 0)
 
 
+@played(slices=2)
+@pytest.mark.parametrize("tells", ["saves", "asks"])
+async def test_gang_whose_tasks_tell_that_it_loses_little_gives_way_first(cluster: VirtualCluster, tells: str) -> None:
+    """The other one has begun later."""
+    results = [cluster.run("tells", work=trains, priority=PriorityBand.BATCH)]
+    told = (await cluster.runs("tells", 2))[0]
+    told.saves_every_s, told.asks = (300.0, False) if tells == "saves" else (None, True)
+    await asyncio.sleep(RAN_S)
+    results.append(cluster.run("silent", priority=PriorityBand.BATCH))
+    silent = await cluster.runs("silent", 2)
+    await asyncio.sleep(7 * RAN_S)
+    served = cluster.run("prod", work=serves, priority=PriorityBand.PRODUCTION)
+    await cluster.until(lambda: told.told.is_set())
+    assert not any(task.told.is_set() for task in silent)
+    assert await served == ["served"] * 2
+    for task in silent:
+        task.end.set_result(0)
+    await asyncio.gather(*results)
+
+
 @played(slices=1)
 async def test_eviction_continues_under_next_controller(cluster: VirtualCluster) -> None:
     results = cluster.run("job", work=trains, priority=PriorityBand.BATCH)
