@@ -87,7 +87,7 @@ class Promises:
         self._allowances = allowances
         self._leaving = leaving
         lasting = (job for job in pending if job.promise is not None and deadlines.timed_out(job) is None)
-        self._before = sorted(lasting, key=lambda job: -job.spec.priority)  # the jobs of others end now
+        self._before = sorted(lasting, key=_last_first)  # the jobs of others end now
         self._of: dict[str, _Promise] = {}  # by job id; those that are called off, too
         self._for_now: dict[str, tuple[str, ...]] = {}  # job id → node ids kept for a gang that returns
         self._waiting: dict[str, int] = {}  # job id → its tasks that are left, if the plan has placed one
@@ -289,6 +289,9 @@ class Promises:
         pauses = all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending)
         if pauses and not job.promise.is_firm:
             return "it pauses"
+        limited = None if job.promise.is_firm or self._deadlines.is_returning(job) else self._allowances.reached(job)
+        if limited is not None:
+            return limited.in_short
         names = self._names(job, node_ids)
         if len(names) < num_groups(job)[0] or not all(map(available.knows, names)):
             return "some of the hosts are gone"
@@ -334,6 +337,11 @@ class Promises:
             if kept.isdisjoint(available.group(name).node_ids) and (returning or available.may_become_free(name))
         )
         return (*names, *islice(others, needed - len(names)))
+
+
+def _last_first(job: Job) -> tuple[int, bool]:
+    """Sort jobs with a promise by band, and those whose promise counts towards a limit before the others; reversed."""
+    return -job.spec.priority, job.promise is not None and job.promise.is_firm
 
 
 def _gives_way(promise: _Promise, job: Job) -> bool:

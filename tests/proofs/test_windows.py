@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 
 from iris_ray.model import workers
+from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.promises import Promises
 from iris_ray.state import promises
 from tests.proofs.windows.__main__ import play
@@ -19,6 +20,7 @@ from tests.support.proofs import EXAMPLES, a_seed, examples
 def test_some_windows_have_no_finding() -> None:
     counts = play(seed=1, steps=5_000)
     assert min(counts["asked"], counts["left"], counts["killed"]) > 10
+    assert counts["reserved"]
 
 
 @pytest.mark.proof
@@ -37,6 +39,7 @@ def test_a_world_is_the_same_each_time() -> None:
     [
         (workers, "UNCONFIRMED_S", 1e9),
         (Promises, "_problem", lambda *_: "no reason"),
+        (Allowances, "promised", lambda *_: None),
         (promises.Promises, "restored", lambda _, job, workers: setattr(job, "promise", None)),
     ],
 )

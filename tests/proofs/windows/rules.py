@@ -11,7 +11,7 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_NAME, Worker, accelerators
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.limits import chips_per_group
-from iris_ray.scheduler.victims import EvictionRules
+from iris_ray.scheduler.victims import GRACE_S, EvictionRules
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     Event,
@@ -62,16 +62,20 @@ class Ledger:
     Attributes:
         promised: by job id.
         ended: the attempts whose end is still to be confirmed, each since when.
-        asked: the attempts that are to leave, each with the job that they leave for.
+        asked: the attempts that are to leave, each with the job that they leave for, and when they are stopped.
     """
 
     promised: dict[str, Promised] = field(default_factory=dict)
     ended: dict[AttemptId, float] = field(default_factory=dict)
-    asked: dict[AttemptId, str] = field(default_factory=dict)
+    asked: dict[AttemptId, tuple[str, float]] = field(default_factory=dict)
 
     def copy(self) -> "Ledger":
         promised = {job_id: replace(one) for job_id, one in self.promised.items()}
         return Ledger(promised, dict(self.ended), dict(self.asked))
+
+
+_Passed = tuple[Job, str, str, Promised, int]
+"""Who got which host, to which job it was promised and how; and how many idle hosts the promise had."""
 
 
 class Rules:
@@ -94,10 +98,13 @@ class Rules:
         self._bound_s = bound_s
         self._state = ControllerState()
         self._broken: list[tuple[str, Promised]] = []  # promises that have ended, to be judged once a plan is over
-        self._passed: list[
-            tuple[Job, str, str, Promised, int]
-        ] = []  # who was placed on whose host, and how many it had
-        self._placed: dict[str, tuple[float, float]] = {}  # who was placed in this turn, with the limits of the user
+        self._passed: list[_Passed] = []  # to be judged once a plan is over
+        self._placed: dict[
+            str, tuple[tuple[float, float], bool]
+        ] = {}  # in this turn, with the limits; is it a new job?
+        self._limited: list[
+            tuple[tuple[str, PriorityBand], Promised]
+        ] = []  # promises that limits have ended, by account
         self._able_since: dict[str, float] = {}
 
     def watch(self, state: ControllerState, ledger: Ledger | None = None) -> None:
@@ -109,6 +116,7 @@ class Rules:
             self._broken.clear()
             self._passed.clear()
             self._placed.clear()
+            self._limited.clear()
             self._able_since.clear()
             self._see_ends()
             self._see_promises()
@@ -130,7 +138,7 @@ class Rules:
         stopped = {stop.attempt for stop in instructions.stop if stop.is_eviction}
         if isinstance(event, GangMovedEvent):
             stopped.add(event.attempt)
-        for attempt, taker in list(self.ledger.asked.items()):
+        for attempt, (taker, _) in list(self.ledger.asked.items()):
             gang = self._live(attempt)
             if gang is not None and gang.eviction is not None:
                 continue
@@ -148,9 +156,9 @@ class Rules:
 
     def turn_over(self, finished: bool) -> None:
         """Judge what has happened; ``finished``: whether the plan is over. Else the next turn goes on with it."""
-        reasons = [(self._excuse(*one), one) for one in self._broken]
-        self.counts.update(f"ended: {why}" for why, _ in reasons if why)
-        self._broken = [one for why, one in reasons if not why]
+        broken, self._broken = self._broken, []
+        for one in broken:
+            self._ends(*one)
         self._passed = [one for one in self._passed if not self._may_pass(*one)]
         if not finished:
             return
@@ -162,9 +170,11 @@ class Rules:
         for job, node_id, job_id, promised, _ in self._passed:
             how = "firmly" if promised.is_firm else "past the bound"
             raise AssertionError(f"{job.spec.job_id} got {node_id}, which was promised to {job_id} ({how})")
-        for attempt, job_id in self.ledger.asked.items():
+        for attempt, (job_id, until) in self.ledger.asked.items():
             now = self.ledger.promised.get(job_id)
             assert attempt in (now.given_up if now else ()), f"{attempt} leaves for {job_id}, which has no use for it"
+            assert self.now < until, f"{attempt} was to leave for {job_id} {self.now - until:.0f} s ago"
+        self._limited.clear()
         self._promises_are_sound()
         self._limits_are_kept()
         self._chances_are_taken()
@@ -180,16 +190,13 @@ class Rules:
         if isinstance(event, TasksAssignedEvent) and (kept := promised.get(event.job_id)) is not None and kept.is_firm:
             self._is_partly_kept(jobs[event.job_id], event.node_id, kept)
         for job_id in [job_id for job_id in promised if job_id not in jobs or jobs[job_id].promise is None]:
-            before = promised.pop(job_id)
-            if not self._excuse(job_id, before):
-                self._broken.append((job_id, before))
+            self._ends(job_id, promised.pop(job_id))
         for job_id, job in jobs.items():
             if job.promise is None:
                 continue
             if job_id in promised and self._is_another(job, promised[job_id]):
-                before = promised[job_id]
-                self._broken.append((job_id, replace(before)))
-                if not {*job.promise.node_ids} <= {*before.node_ids}:  # else others leave for the rest of it
+                self._ends(job_id, replace(promised[job_id]))
+                if not {*job.promise.node_ids} <= {*promised[job_id].node_ids}:  # else others leave for the rest of it
                     del promised[job_id]
             if job_id not in promised:
                 promised[job_id] = Promised(job.promise.node_ids, limits=self._limits(job), begun=_begun(job))
@@ -205,11 +212,23 @@ class Rules:
                     continue
                 gang = self._live(attempt)
                 if gang is not None and gang.eviction is not None:
-                    self.ledger.asked[attempt] = event.job_id
+                    grace_s = GRACE_S if self._evictions is None else self._evictions.grace_s
+                    _, until = self.ledger.asked.get(attempt, ("", self.now + grace_s))
+                    self.ledger.asked[attempt] = event.job_id, until
                 elif gang is None:
                     one.left = (*one.left, attempt)  # a spare leaves at once
                     self.counts["given back"] += 1
                 one.given_up = (*one.given_up, attempt)
+
+    def _ends(self, job_id: str, promised: Promised) -> None:
+        """Note that a promise has ended. If nothing excuses it now, what comes until the plan is over may."""
+        why = self._excuse(job_id, promised)
+        if why in ("", "limit reached"):
+            self._limited.append((_account(self._state.jobs[job_id]), promised))
+        if why:
+            self.counts[f"ended: {why}"] += 1
+        else:
+            self._broken.append((job_id, promised))
 
     def _is_partly_kept(self, job: Job, node_id: str, promised: Promised) -> None:
         """Note that some of a job's tasks got a host. What others leave for the rest of its tasks lasts."""
@@ -239,7 +258,7 @@ class Rules:
     def _is_placed(self, job_id: str, node_ids: Iterable[str]) -> None:
         """Nobody gets a promised host but a higher band, and a gang that returns where nobody has left for another."""
         job = self._state.jobs[job_id]
-        self._placed[job_id] = self._limits(job)
+        self._placed.setdefault(job_id, (self._limits(job), self._is_new(job, self._held(job)[1])))
         for node_id in node_ids:
             for other_id, promised in self.ledger.promised.items():
                 if other_id == job_id or node_id not in promised.node_ids:
@@ -341,7 +360,7 @@ class Rules:
             assert all(_account(self._state.jobs[one.job_id]) == _account(taker) for one in event.leave), who
             return
         others = [one for job_id, one in self.ledger.promised.items() if job_id != taker.spec.job_id]
-        others += [one for job_id, one in self._broken if _account(self._state.jobs[job_id]) == _account(taker)]
+        others += [one for account, one in self._limited if account == _account(taker)]  # by what the taker gets
         no_use = {node_id for one in others for node_id in one.node_ids}
         no_use |= {*taker.avoided, *self._state.fleet.avoided_by(taker.spec.user, self.now)}
         groups, needed, size = list(self._slices().values()), taker.spec.groups_per_gang[0], taker.spec.replicas
@@ -372,9 +391,11 @@ class Rules:
 
     def _limits_are_kept(self) -> None:
         """Nobody gets more than a limit allows. What was promised firmly is reserved: nobody uses it up meanwhile."""
-        for job_id, limits in self._placed.items():
+        for job_id, (limits, is_new) in self._placed.items():
             if (job := self._state.jobs.get(job_id)) is not None and limits == self._limits(job):
-                assert not self._is_over_the_limit(job, 0.0), f"{job_id} runs, and its user is over a limit"
+                is_over = is_new and len(self._held(job)[1]) > limits[1]
+                is_over = is_over or self._is_over_the_limit(job, 0.0)
+                assert not is_over, f"{job_id} runs, and is over a limit"
         self._placed.clear()
         for job_id, promised in self.ledger.promised.items():
             job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids)}
@@ -403,9 +424,11 @@ class Rules:
         """Return whether a limit keeps a job from so many more chips, beside what its user has and was promised."""
         chips, jobs = self._held(job, leave, besides)
         most_chips, most_jobs = self._limits(job)
-        if job.spec.spare_for is None:
-            jobs |= {job.spec.job_id}
-        return chips + more > most_chips or len(jobs) > most_jobs
+        return chips + more > most_chips or (self._is_new(job, jobs) and len(jobs) >= most_jobs)
+
+    def _is_new(self, job: Job, running: Collection[str]) -> bool:
+        """Return whether a job adds to those that run."""
+        return job.spec.spare_for is None and job.spec.job_id not in running
 
     def _held(self, job: Job, leave: Collection[AttemptId] = (), besides: str = "") -> tuple[float, set[str]]:
         """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.

@@ -113,6 +113,20 @@ def test_hosts_of_a_stopped_victim_count_against_the_takers_limit(world: Played,
     assert (takes.gang.placed, other.gang.placed, victim.gang.placed) == (True, False, False)
 
 
+def test_nobody_leaves_while_a_slice_is_kept_for_a_job_past_its_limit(world: Played) -> None:
+    """The job lost its promise later in the same plan."""
+    add_slices(world, "c")
+    world.run("batch", user="bob", priority=BATCH, **on("b"))
+    world.run("first", user="ann", **on("c"))
+    over = world.run("over", user="bob", **on("a"))
+    world.submit("starving", user="ann", **on("a"))
+    world.turn(LATE)
+    world.report_all(over, S.SUCCEEDED)
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
+    world.submit("takes", user="cy", priority=INTERACTIVE)
+    assert not asked_to_leave(world.plan())
+
+
 def test_nobody_leaves_for_tasks_that_others_of_their_job_keep_from_running(world: Played) -> None:
     """A slice comes that nobody expected. With the tasks there, the job has all that its user may have."""
     for name in "ab":
