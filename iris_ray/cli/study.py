@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 import click
 
 from iris_ray.actors.protocol.overview import as_json
+from iris_ray.cli.conventions import INTERRUPTED
 from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing import duration, print_json, print_table
 from iris_ray.errors import InvalidStudyError
@@ -22,16 +24,18 @@ from iris_ray.model.checks import unknown
 from iris_ray.model.options import PriorityBand
 from iris_ray.study.description import read_study
 from iris_ray.study.history import History
-from iris_ray.study.report import Report, Waits, report_on
+from iris_ray.study.report import Report, Use, Waits, report_on
 from iris_ray.study.study import Study, StudyPolicy
+from iris_ray.study.traces import Trace
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 # Tables of what simulations show.
 
 USERS_SHOWN = 10
+_USE = ("IN USE", "USEFUL", "LOST", "STARTING", "SPARE")
 _OVERVIEW = (
     "POLICY", "JOBS", "WAITING", "HALF WAIT", "9 OF 10", "LONGEST", "STARVED", "ATTEMPTS", "PREEMPTED",
-    "EVICTED", "IN USE", "USEFUL", "LOST", "STARTING", "SPARE",
+    "EVICTED", *_USE,
 )  # fmt: skip
 _WAITS = ("JOBS", "WAITING", "HALF WAIT", "9 OF 10", "99 OF 100", "LONGEST")
 _TURNAROUNDS = ("JOBS", "NOT ENDED", "HALF", "9 OF 10", "99 OF 100", "LONGEST")
@@ -47,10 +51,15 @@ def print_reports(reports: Reports) -> None:
     _print_waits("Waits by priority band", "BAND", reports, lambda found: found.waits_by_band, bands)
     of_bands = "From submission to end, by priority band"
     _print_waits(of_bands, "BAND", reports, lambda found: found.turnarounds_by_band, bands, _TURNAROUNDS)
-    sizes = sorted({size for found in reports.values() for size in found.waits_by_size})
-    _print_waits(f"Waits by size, in {_unit(reports)}", "SIZE", reports, lambda found: found.waits_by_size, sizes)
+    for unit, of in (("chips", _by_chips), ("CPUs, of jobs without chips", _by_cpus)):
+        if sizes := sorted({size for found in reports.values() for size in of(found)}):
+            _print_waits(f"Waits by size, in {unit}", "SIZE", reports, of, sizes)
     users = _largest_users(reports)
     _print_waits(f"Waits by user{_rest(reports, users)}", "USER", reports, lambda found: found.waits_by_user, users)
+    if any(found.cpu_hosts for found in reports.values()):
+        click.echo("\nUse of the CPUs of hosts without chips; above it is that of the chips:")
+        rows = [(policy, *_use(found.cpu_hosts)) for policy, found in reports.items() if found.cpu_hosts]
+        print_table(("POLICY", *_USE), rows, "no policies")
     click.echo("\nShares of what all users held:")
     shares = [(user, *(_percent(found.shares.get(user, 0.0)) for found in reports.values())) for user in users]
     print_table(("USER", *reports), shares, "no jobs came")
@@ -85,7 +94,7 @@ def _print_waits(
 
 
 def _overview(policy: str, found: Report) -> tuple[object, ...]:
-    waits, use = found.waits, found.use
+    waits = found.waits
     return (
         policy,
         f"{waits.jobs:,}",
@@ -97,7 +106,7 @@ def _overview(policy: str, found: Report) -> tuple[object, ...]:
         f"{found.attempts:,}",
         f"{found.preempted:,}",
         f"{found.evicted:,}",
-        *map(_percent, (use.utilisation, use.useful, use.lost, use.starting, use.spare)),
+        *_use(found.use),
     )
 
 
@@ -106,12 +115,20 @@ def _waits(waits: Waits) -> tuple[str, ...]:
     return (f"{waits.jobs:,}", f"{waits.waiting:,}", *map(duration, times))
 
 
+def _use(use: Use) -> tuple[str, ...]:
+    return tuple(map(_percent, (use.utilisation, use.useful, use.lost, use.starting, use.spare)))
+
+
 def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def _unit(reports: Reports) -> str:
-    return "chips" if any(found.resource == "TPU" for found in reports.values()) else "CPUs"
+def _by_chips(found: Report) -> Mapping[float, Waits]:
+    return found.waits_by_size
+
+
+def _by_cpus(found: Report) -> Mapping[float, Waits]:
+    return found.waits_by_cpus
 
 
 def _largest_users(reports: Reports) -> list[str]:
@@ -131,7 +148,8 @@ def _rest(reports: Reports, shown: list[str]) -> str:
 # -- study -------------------------------------------------------------------------------------------------------------
 
 STEPS = 50
-"""How often progress is shown."""
+"""How often progress is shown on a terminal."""
+TELL_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +161,14 @@ class Outcome:
         report: what happened.
         history: the same in full.
         cpu_s: what the simulation took, in seconds of CPU.
+        interrupted: whether Ctrl-C has ended it; then the report is about the time until then.
     """
 
     policy: str
     report: Report
     history: History
     cpu_s: float
+    interrupted: bool = False
 
 
 @click.command()
@@ -183,13 +203,22 @@ def study(
     )
     if picture is not None:
         require_matplotlib()
-    outcomes = [_outcome(wanted, policy) for policy in wanted.policies]
+    for trace in wanted.traces:
+        _print_left_out(trace)
+    outcomes = list[Outcome]()
+    for policy in wanted.policies:
+        outcomes.append(_outcome(wanted, policy))
+        if outcomes[-1].interrupted:
+            break
     if as_json:
         print_json([_as_json(outcome) for outcome in outcomes])
     else:
         print_reports({outcome.policy: outcome.report for outcome in outcomes})
         for outcome in outcomes:
             click.echo(_speed(outcome), err=True)
+    if outcomes[-1].interrupted:
+        click.echo(f"{outcomes[-1].policy} was interrupted: these are the results until then", err=True)
+        raise click.exceptions.Exit(INTERRUPTED)
     if picture is not None:
         draw(picture, {outcome.policy: (outcome.history, outcome.report) for outcome in outcomes})
 
@@ -228,13 +257,27 @@ def _outcome(study: Study, policy: StudyPolicy) -> Outcome:
         simulation = study.simulation(policy)
         gc.collect()
         gc.freeze()  # the fleet outlives every collection
-        began = time.process_time()
-        for step in range(1, STEPS + 1):
-            simulation.run_until(study.seconds * step / STEPS)
-            show(study.seconds * step / STEPS / 86_400.0)
+        began, until, interrupted = time.process_time(), study.seconds, False
+        try:
+            for step in range(1, STEPS + 1):
+                simulation.run_until(study.seconds * step / STEPS)
+                show(study.seconds * step / STEPS / 86_400.0)
+        except KeyboardInterrupt:
+            until, interrupted = simulation.now, True
         spent = time.process_time() - began
         gc.unfreeze()
-    return Outcome(policy.name, report_on(simulation.history, study.seconds), simulation.history, spent)
+    return Outcome(policy.name, report_on(simulation.history, until), simulation.history, spent, interrupted)
+
+
+def _print_left_out(trace: Trace) -> None:
+    """Say how many rows of a trace make no job, and why."""
+    rows = len(trace.arrivals) + len(trace.left_out)
+    click.echo(f"{trace.source}: {len(trace.arrivals):,} of {rows:,} rows make jobs", err=True)
+    lines: defaultdict[str, list[int]] = defaultdict(list)
+    for row in trace.left_out:
+        lines[row.why].append(row.line)
+    for why, where in sorted(lines.items(), key=lambda item: -len(item[1])):
+        click.echo(f"  left out {len(where):,}: {why} (line {where[0]}{', …' if len(where) > 1 else ''})", err=True)
 
 
 @contextmanager
@@ -251,17 +294,21 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _progress(policy: str) -> Iterator[Any]:
-    """Show on a terminal how far a simulation is."""
-    shown = sys.stderr.isatty()
+    """Show how far a simulation is: at each step on a terminal, else in a line after every `TELL_S`."""
+    terminal, told = sys.stderr.isatty(), time.monotonic()
 
     def show(days: float) -> None:
-        if shown:
+        nonlocal told
+        if terminal:
             click.echo(f"\r{policy}: day {days:.1f} ", nl=False, err=True)
+        elif time.monotonic() >= told + TELL_S:
+            told = time.monotonic()
+            click.echo(f"{policy}: day {days:.1f}", err=True)
 
     try:
         yield show
     finally:
-        if shown:
+        if terminal:
             click.echo("\r\x1b[2K", nl=False, err=True)
 
 

@@ -15,10 +15,10 @@ from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.study.agenda import Timings
 from iris_ray.study.hosts import CPUS
-from iris_ray.study.jobs import Arrival, JobStream, RunTimes, merged
+from iris_ray.study.jobs import JobStream, RunTimes
 from iris_ray.study.simulation import LOOK_AGAIN_S
 from iris_ray.study.study import Backlog, HostKind, SliceKind, Study, StudyPolicy
-from iris_ray.study.traces import FORMATS, TraceRules, arrivals, read_trace
+from iris_ray.study.traces import CSV_COLUMNS, FORMATS, Column, Trace, TraceRules, as_trace, read_trace
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
@@ -45,6 +45,10 @@ class Section:
 
     def __contains__(self, name: str) -> bool:
         return name in self._table
+
+    def has_table(self, name: str) -> bool:
+        """Return whether a value is a table."""
+        return isinstance(self._table.get(name), Mapping)
 
     def at(self, name: str) -> str:
         """Return the place of a value, for messages."""
@@ -153,7 +157,7 @@ _JOBS = (
     "name", "users", "band", "per_day", "waiting", "type", "num_slices", "replicas", "cpus", "run_h", "run_h_p90",
     "save_every_min", "heed_notices",
 )  # fmt: skip
-_TRACES = ("file", "format", "name", "type", "band", "save_every_min", "heed_notices")
+_TRACES = ("file", "format", "columns", "from_day", "name", "type", "band", "save_every_min", "heed_notices")
 _POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions", "grow_after_s")
 _BANDS = tuple(band.name.lower() for band in PriorityBand)
 
@@ -187,7 +191,7 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
         hosts=hosts,
         streams=tuple(stream for one, stream in streams if "waiting" not in one),
         backlogs=tuple(backlog for one, stream in streams if "waiting" in one for backlog in _backlogs(one, stream)),
-        traced=tuple(merged(_trace(one, number, slices, hosts, read_lines) for number, one in enumerate(traces))),
+        traces=tuple(_trace(one, number, slices, hosts, read_lines) for number, one in enumerate(traces)),
         policies=policies,
         timings=_timings(whole),
         plan_every_s=whole.number("plan_every_s", 0.0),
@@ -258,18 +262,36 @@ def _backlogs(one: Section, stream: JobStream) -> list[Backlog]:
 
 def _trace(
     one: Section, number: int, slices: Iterable[SliceKind], hosts: Iterable[HostKind], read_lines: ReadLines
-) -> list[Arrival]:
-    source, tpu_type = one.text("file"), _tpu_type(one)
+) -> Trace:
+    source, tpu_type, form = one.text("file"), _tpu_type(one), one.choice("format", FORMATS)
     rules = TraceRules(
         name=_trace_name(one, number),
         tpu_type=tpu_type,
         band=_band(one),
         save_every_s=one.positive("save_every_min", math.inf, MINUTE),
         heeds_notices=one.flag("heed_notices", True),
+        from_s=one.number("from_day", 0.0, unit=DAY),
         max_slices=sum(kind.count for kind in slices if kind.tpu_type == tpu_type),
         max_cpus=max((kind.cpus for kind in hosts), default=0.0),
     )
-    return arrivals(read_trace(read_lines(source), one.choice("format", tuple(FORMATS)), source), rules)
+    return as_trace(read_trace(read_lines(source), form, source, _columns(one, form)), rules, source)
+
+
+def _columns(one: Section, form: str) -> dict[str, Column]:
+    """Return the columns that a description names, such as ``{ user = "owner" }`` or with a unit."""
+    if "columns" not in one:
+        return {}
+    if form != "csv":
+        raise InvalidStudyError(f'{one.at("columns")}: only format = "csv" has columns that can be named')
+    named = one.table("columns", tuple(CSV_COLUMNS))
+    found = {}
+    for what in (what for what in CSV_COLUMNS if what in named):
+        if named.has_table(what):
+            column = named.table(what, ("column", "unit"))
+            found[what] = Column((column.text("column").lower(),), column.positive("unit", 1.0))
+        else:
+            found[what] = Column((named.text(what).lower(),))
+    return found
 
 
 def _trace_name(one: Section, number: int) -> str:

@@ -7,6 +7,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.workers import TPU
 
 
 @dataclass(slots=True)
@@ -17,6 +18,7 @@ class AttemptHistory:
         spare: whether it only held slices ready.
         groups: names of its slices, or of its host.
         held: the resources that it held in all, by Ray's names.
+        beside_tpus: whether its hosts have chips.
         assigned_at: when it got its hosts; all times are in seconds.
         began_at: when its tasks began to run, or None.
         ended_at: when they ended, or None.
@@ -36,6 +38,7 @@ class AttemptHistory:
     freed_at: float | None = None
     kept_s: float = 0.0
     outcome: str = ""
+    beside_tpus: bool = True
 
     @property
     def lost_s(self) -> float:
@@ -51,6 +54,7 @@ class JobHistory:
 
     Attributes:
         size: the chips of all tasks of its smallest possible gang together; the CPUs if it uses no chips.
+        unit: Ray's name of what ``size`` counts.
         submitted_at, assigned_at, ended_at: when it was submitted, first got hosts, and ended.
         state: the name of its final `JobState`.
     """
@@ -65,6 +69,10 @@ class JobHistory:
     @property
     def user(self) -> str:
         return self.spec.user
+
+    @property
+    def unit(self) -> str:
+        return TPU if self.spec.resources.get(TPU) else "CPU"
 
     def waited_s(self, now: float) -> float:
         """Return how many seconds it waited for its first hosts, or has waited by now."""
@@ -83,7 +91,7 @@ class History:
     Attributes:
         jobs: by id, without the spares that the state makes.
         attempts: all attempts, also those of spares.
-        capacity: the resources of all live hosts from a time on, by Ray's names.
+        capacity: the chips of all live hosts, and the CPUs of those without chips, from a time on, by Ray's names.
         events: the number of events that the state has handled.
         starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.
     """
@@ -97,7 +105,7 @@ class History:
     _live: dict[AttemptId, AttemptHistory] = field(default_factory=dict)
 
     def capacity_is(self, now: float, totals: Mapping[str, float]) -> None:
-        """Note the resources of all live hosts together from now on."""
+        """Note the capacity of all live hosts together from now on."""
         if self.capacity and self.capacity[-1][0] == now:
             self.capacity.pop()
         self.capacity.append((now, dict(totals)))
@@ -106,10 +114,11 @@ class History:
         """Note a new job."""
         self.jobs[spec.job_id] = JobHistory(spec, size_of(spec), now)
 
-    def assigned(self, job: Job, gang: Gang, held: Mapping[str, float], now: float) -> None:
-        """Note that a gang has got hosts."""
+    def assigned(self, job: Job, gang: Gang, held: Mapping[str, float], now: float, beside_tpus: bool = True) -> None:
+        """Note that a gang has got hosts, and whether these have chips."""
         attempt, spec = job.current_attempt(gang), job.spec
         run = AttemptHistory(attempt, spec.user, spec.spare_for is not None, gang.groups, held, now)
+        run.beside_tpus = beside_tpus
         self.attempts.append(run)
         self._live[attempt] = run
         record = self.jobs.get(spec.job_id)
@@ -138,6 +147,6 @@ class History:
 
 def size_of(spec: JobSpec) -> float:
     """Return the chips that a job needs at least, all tasks together; the CPUs if it uses no chips."""
-    each = spec.resources.get("TPU", 0.0) or spec.resources.get("CPU", 0.0)
+    each = spec.resources.get(TPU, 0.0) or spec.resources.get("CPU", 0.0)
     groups = spec.coscheduling.num_groups[0] if spec.coscheduling else 1
     return each * spec.replicas * groups

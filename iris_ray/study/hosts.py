@@ -114,4 +114,6 @@ class SimulatedHosts:
         self._note_capacity()
 
     def _note_capacity(self) -> None:
-        self._history.capacity_is(self._agenda.now, self._fleet.totals)
+        workers, totals = self._fleet.workers, self._fleet.totals
+        cpus = sum(workers[name].resources["CPU"] for name in self.single if name in workers)
+        self._history.capacity_is(self._agenda.now, {TPU: totals.get(TPU, 0.0), "CPU": cpus})

@@ -29,7 +29,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How the time of all hosts was used, as parts of 1.
+    """How the time of hosts was used, as parts of 1.
 
     Attributes:
         useful: tasks ran, and their work counted.
@@ -57,9 +57,12 @@ class Report:
 
     Attributes:
         seconds: the time that it covers.
-        resource: Ray's name of the resource that `use`, `shares` and sizes count: chips, or CPUs if there are none.
+        resource: Ray's name of the resource that `use` and `shares` count: chips, or CPUs if there are none.
+        waits_by_size: by chips, of the jobs that use chips.
+        waits_by_cpus: by CPUs, of all other jobs.
         turnarounds_by_band: the same from the submission of jobs to their end, in place of their first hosts.
         shares: each user's part of the resources that all users held.
+        cpu_hosts: how the CPUs of hosts without chips were used; None if there are none, or no others.
         finished: the number of jobs that ended in each state.
         attempts: the number of attempts, without those of spares.
         preempted: the number of attempts that lost hosts, or moved after a notice.
@@ -74,9 +77,11 @@ class Report:
     waits_by_band: Mapping[str, Waits]
     waits_by_user: Mapping[str, Waits]
     waits_by_size: Mapping[float, Waits]
+    waits_by_cpus: Mapping[float, Waits]
     turnarounds_by_band: Mapping[str, Waits]
     shares: Mapping[str, float]
     use: Use
+    cpu_hosts: Use | None
     finished: Mapping[str, int]
     attempts: int
     preempted: int
@@ -94,8 +99,10 @@ class Report:
 
 def report_on(history: History, until: float, since: float = 0.0) -> Report:
     """Return the results from one time to another, in seconds. Waits are those of jobs that were submitted then."""
-    resource = TPU if any(TPU in totals for _, totals in history.capacity) else "CPU"
+    have = {name for _, totals in history.capacity for name, amount in totals.items() if amount}
+    resource = TPU if TPU in have else "CPU"
     jobs = [job for job in history.jobs.values() if since <= job.submitted_at <= until]
+    sizes = {unit: [job for job in jobs if job.unit == unit] for unit in (TPU, "CPU")}
     own = [one for one in history.attempts if not one.spare and since <= one.assigned_at <= until]
     ended = [job.state for job in jobs if job.ended_at is not None]
     return Report(
@@ -104,12 +111,14 @@ def report_on(history: History, until: float, since: float = 0.0) -> Report:
         waits=waits(jobs, until),
         waits_by_band={band.name.lower(): waits(those, until) for band, those in _grouped(jobs, lambda job: job.band)},
         waits_by_user={user: waits(those, until) for user, those in _grouped(jobs, lambda job: job.user)},
-        waits_by_size={size: waits(those, until) for size, those in _grouped(jobs, lambda job: job.size)},
+        waits_by_size={size: waits(those, until) for size, those in _grouped(sizes[TPU], lambda job: job.size)},
+        waits_by_cpus={size: waits(those, until) for size, those in _grouped(sizes["CPU"], lambda job: job.size)},
         turnarounds_by_band={
             band.name.lower(): turnarounds(those, until) for band, those in _grouped(jobs, lambda job: job.band)
         },
         shares=shares(history, resource, since, until),
         use=use(history, resource, since, until),
+        cpu_hosts=use(history, "CPU", since, until) if have == {TPU, "CPU"} else None,
         finished={state: ended.count(state) for state in sorted(set(ended))},
         attempts=len(own),
         preempted=sum(one.outcome in ("moved", "stopped") for one in own),
@@ -160,10 +169,11 @@ def shares(history: History, resource: str, since: float, until: float) -> dict[
 
 
 def use(history: History, resource: str, since: float, until: float) -> Use:
-    """Return how the time of the hosts was used."""
+    """Return how the time of the chips was used, or of the CPUs of hosts without chips."""
     total = _capacity(history, resource, since, until) or 1.0
-    spare = sum(_held(one, resource, since, until) for one in history.attempts if one.spare)
-    own = [one for one in history.attempts if not one.spare]
+    there = [one for one in history.attempts if resource == TPU or not one.beside_tpus]
+    spare = sum(_held(one, resource, since, until) for one in there if one.spare)
+    own = [one for one in there if not one.spare]
     held = sum(_held(one, resource, since, until) for one in own)
     ran = lost = 0.0
     for one in own:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 
+from iris_ray.model.workers import TPU
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.planner import PlacedGang, Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
@@ -16,7 +17,7 @@ from iris_ray.study.hosts import SimulatedHosts
 from iris_ray.study.jobs import SimulatedJob
 from iris_ray.study.pools import SimulatedPools
 
-LOOK_AGAIN_S = 60.0
+LOOK_AGAIN_S, LOOKS_APART = 60.0, 16
 
 
 class Simulation:
@@ -27,8 +28,9 @@ class Simulation:
         backfill_bound_s: for how many seconds later jobs may pass a waiting job.
         plan_every_s: make plans only at multiples of so many seconds, for speed; 0: after every event, as the
             Controller does.
-        look_again_s: how long the latest plan holds while jobs wait and nothing happens. The Controller looks twice a
-            second. Pauses and timeouts end at their time anyway.
+        look_again_s: how long the latest plan holds while jobs wait and nothing happens; each further one holds twice
+            as long, up to `LOOKS_APART` times. The Controller looks twice a second. Pauses and timeouts end at their
+            time anyway.
         check_every: the number of events between two checks of the state's invariants, for tests; 0: no checks.
         evictions: when jobs may take hosts from lower bands; None: never.
     """
@@ -58,6 +60,8 @@ class Simulation:
         self._changed = False  # whether events have come since the latest plan
         self._told = 0.0  # the time that the state knows
         self._looks_at = 0.0
+        self._looks_apart_s = look_again_s
+        self._events_looked_at = 0
         self._growth_at = math.inf
 
     @property
@@ -140,7 +144,11 @@ class Simulation:
             self._growth_at = self.state.next_growth_at
             self.look_at(self._growth_at)
         if self._planner.pending_reasons and self._looks_at <= self.now:
-            self._looks_at = self.now + self._look_again_s
+            happened = self.history.events > self._events_looked_at
+            self._events_looked_at = self.history.events
+            most_s = LOOKS_APART * self._look_again_s
+            self._looks_apart_s = self._look_again_s if happened else min(most_s, 2 * self._looks_apart_s)
+            self._looks_at = self.now + self._looks_apart_s
             self.look_at(self._looks_at)
 
     def _require_no_defect(self) -> None:
@@ -154,7 +162,7 @@ class Simulation:
         job, gang = placement.job, placement.gang
         host = self.state.workers[gang.tasks[0].node_id or ""]
         held = {name: amount * len(gang.tasks) for name, amount in job.requirement.demand(host).items()}
-        self.history.assigned(job, gang, held, self.now)
+        self.history.assigned(job, gang, held, self.now, beside_tpus=TPU in host.resources)
         if (backlog := self._backlogs.pop(job.spec.job_id, None)) is not None:
             self._submit_from(backlog)
 

@@ -12,8 +12,9 @@ from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import DEFAULT_RULES
 from iris_ray.study.agenda import Timings, strike_at_random
 from iris_ray.study.hosts import CPUS
-from iris_ray.study.jobs import Arrival, JobStream, SimulatedJob, merged
+from iris_ray.study.jobs import JobStream, SimulatedJob, merged
 from iris_ray.study.simulation import LOOK_AGAIN_S, Simulation
+from iris_ray.study.traces import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ class Study:
         slices, hosts: the fleet.
         streams: jobs that come at random.
         backlogs: users whose queues never end.
-        traced: jobs of traces, in the order of time.
+        traces: jobs of real clusters.
         policies: the policies; the first one is the baseline.
         timings: how long the actions of pools and hosts take.
         plan_every_s, look_again_s: see `Simulation`.
@@ -121,7 +122,7 @@ class Study:
     hosts: tuple[HostKind, ...] = ()
     streams: tuple[JobStream, ...] = ()
     backlogs: tuple[Backlog, ...] = ()
-    traced: tuple[Arrival, ...] = ()
+    traces: tuple[Trace, ...] = ()
     policies: tuple[StudyPolicy, ...] = (StudyPolicy(name="default"),)
     timings: Timings = field(default_factory=Timings)
     plan_every_s: float = 0.0
@@ -138,7 +139,7 @@ class Study:
         for number, hosts in enumerate(self.hosts):
             self._add_hosts(simulation, hosts, f"hosts {number}")
         streams = [stream.arrivals(self._chance(stream.name), self.seconds) for stream in self.streams]
-        arrivals = merged([*streams, self.traced])
+        arrivals = merged([*streams, *(trace.arrivals for trace in self.traces)])
         simulation.submit_all((at, policy.applied_to(job)) for at, job in arrivals)
         for backlog in self.backlogs:
             jobs = self._jobs_of(backlog)

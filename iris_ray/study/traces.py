@@ -4,11 +4,11 @@ There are two formats, each with a first line of column names:
 
 - ``slurm``: the output of ``sacct --parsable2 --allusers`` with the columns JobID, User, Submit, ElapsedRaw (or
   Elapsed) and AllocTRES (or ReqTRES).
-- ``csv``: comma-separated as in the public traces of Helios, and in a flattened one of Philly: user, submit_time,
-  gpu_num, duration and, if there are any, job_id, cpu_num and node_num.
+- ``csv``: comma-separated, with the columns of the public traces of Helios and of a flattened one of Philly
+  (`CSV_COLUMNS`), or with others that are named.
 
 A trace has only the run times of jobs, so jobs that failed or were cancelled run as long as they did there and then
-succeed. Jobs that never ran are left out.
+succeed. A row that makes no job is left out, with the reason.
 """
 
 import csv
@@ -29,16 +29,59 @@ from iris_ray.study.jobs import Arrival, SimulatedJob, slice_spec, tasks_spec
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a CSV file.
+
+    Args:
+        names: it has one of these names, in lower case.
+        unit: what its numbers are multiplied by, such as 0.001 for thousandths of a CPU.
+    """
+
+    names: tuple[str, ...]
+    unit: float = 1.0
+
+
+CSV_COLUMNS: Mapping[str, Column] = {
+    "job_id": Column(("job_id", "jobid")),
+    "user": Column(("user",)),
+    "submitted": Column(("submit_time",)),
+    "started": Column(()),
+    "ended": Column(()),
+    "ran": Column(("duration",)),
+    "accelerators": Column(("gpu_num",)),
+    "cpus": Column(("cpu_num",)),
+    "nodes": Column(("node_num",)),
+}
+"""What a CSV file tells of a job, and its columns. If there is no ``ran``, it is from ``started`` (or ``submitted``) to
+``ended``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row of a trace that makes no job.
+
+    Attributes:
+        line: its number in the file.
+        why: the reason, in words.
+    """
+
+    line: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class TracedJob:
     """One job of a trace.
 
     Attributes:
+        line: the number of its line in the file.
         submitted_at: seconds since a time of the trace's choice.
         run_s: how many seconds it ran.
         accelerators: the number of its GPUs.
         cpus: the number of its CPUs, on all nodes together.
     """
 
+    line: int
     job_id: str
     user: str
     submitted_at: float
@@ -57,6 +100,7 @@ class TraceRules:
         tpu_type: the type of slices for jobs with accelerators, as many slices as have enough chips.
         save_every_s: how often they save their state; infinite: never.
         heeds_notices: whether they save and move when they are told.
+        from_s: jobs that were submitted sooner than so many seconds after the first one are left out.
         max_slices: jobs on more slices are left out.
         max_cpus: the CPUs of a host without TPU; jobs with larger tasks are left out, 0 leaves out all without GPUs.
     """
@@ -66,19 +110,45 @@ class TraceRules:
     band: PriorityBand = PriorityBand.INTERACTIVE
     save_every_s: float = math.inf
     heeds_notices: bool = True
+    from_s: float = 0.0
     max_slices: int = 1_000_000
     max_cpus: float = 0.0
 
 
-def arrivals(jobs: Iterable[TracedJob], rules: TraceRules) -> list[Arrival]:
-    """Return the jobs of a trace, the first one at the beginning."""
-    specs = ((job, _spec(job, rules)) for job in _with_own_ids(jobs))
-    found = [(job.submitted_at, spec, job.run_s) for job, spec in specs if spec is not None]
-    found.sort(key=lambda job: job[0])
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The jobs of a trace, and its other rows.
+
+    Attributes:
+        source: the file's name.
+        arrivals: the jobs, the first one at the beginning.
+        left_out: the rows that make no job.
+    """
+
+    source: str
+    arrivals: list[Arrival]
+    left_out: list[LeftOut]
+
+
+def as_trace(rows: Iterable[TracedJob | LeftOut], rules: TraceRules, source: str) -> Trace:
+    """Return the jobs that rows make."""
+    left_out, jobs = list[LeftOut](), list[TracedJob]()
+    for row in rows:
+        (left_out if isinstance(row, LeftOut) else jobs).append(row)  # type: ignore[arg-type]
+    jobs.sort(key=lambda job: job.submitted_at)
+    begin = jobs[0].submitted_at + rules.from_s if jobs else 0.0
+    found: list[tuple[float, JobSpec, float]] = []
+    for job in _with_own_ids(jobs):
+        spec = "it was submitted before from_day" if job.submitted_at < begin else _spec(job, rules)
+        if isinstance(spec, str):
+            left_out.append(LeftOut(job.line, spec))
+        else:
+            found.append((job.submitted_at, spec, job.run_s))
     first = found[0][0] if found else 0.0
-    return [
+    arrivals = [
         (at - first, SimulatedJob(spec, run_s, rules.save_every_s, rules.heeds_notices)) for at, spec, run_s in found
     ]
+    return Trace(source, arrivals, sorted(left_out, key=lambda row: row.line))
 
 
 def _with_own_ids(jobs: Iterable[TracedJob]) -> Iterator[TracedJob]:
@@ -91,41 +161,55 @@ def _with_own_ids(jobs: Iterable[TracedJob]) -> Iterator[TracedJob]:
         yield replace(job, job_id=job_id if times == 1 else f"{job_id}-{times}")
 
 
-def _spec(job: TracedJob, rules: TraceRules) -> JobSpec | None:
+def _spec(job: TracedJob, rules: TraceRules) -> JobSpec | str:
+    """Return the job that a row makes, or why it makes none."""
     job_id, more = f"{part_of_id(rules.name)}-{job.job_id}", {"user": as_user(job.user), "priority": rules.band}
     if job.accelerators:
         slices = -(-job.accelerators // get_tpu_config(rules.tpu_type).chip_count)
-        return slice_spec(job_id, rules.tpu_type, slices, **more) if slices <= rules.max_slices else None
+        if slices > rules.max_slices:
+            return f"it needs more slices of {rules.tpu_type} than there are"
+        return slice_spec(job_id, rules.tpu_type, slices, **more)
     each = job.cpus / job.nodes
-    return tasks_spec(job_id, job.nodes, each, **more) if 0 < each <= rules.max_cpus else None
+    if not each:
+        return "it asks for no accelerators and no CPUs"
+    if not rules.max_cpus:
+        return "it needs a host without TPU, and the study has none: add [[hosts]]"
+    if each > rules.max_cpus:
+        return "it needs more CPUs on a host than any host without TPU has"
+    return tasks_spec(job_id, job.nodes, each, **more)
 
 
-def read_trace(lines: Iterable[str], form: str, source: str) -> Iterator[TracedJob]:
-    """Yield the jobs of a trace that ran.
+def read_trace(
+    lines: Iterable[str], form: str, source: str, columns: Mapping[str, Column] | None = None
+) -> Iterator[TracedJob | LeftOut]:
+    """Yield the rows of a trace.
 
     Args:
         lines: the file's lines.
         form: ``slurm`` or ``csv``.
         source: the file's name, for messages.
+        columns: of a CSV file, in place of those of `CSV_COLUMNS`.
 
     Raises:
         InvalidStudyError: a column is missing, or a value makes no sense; the message has the line.
     """
-    options, read_row, needed = FORMATS[form]
+    options, read_row, needed = _slurm() if form == "slurm" else _csv({**CSV_COLUMNS, **(columns or {})})
     rows = csv.DictReader(lines, **options)
-    columns = {name.strip().lower() for name in rows.fieldnames or ()}
+    there = {name.strip().lower() for name in rows.fieldnames or ()}
     for names in needed:
-        if columns.isdisjoint(names):
+        if there.isdisjoint(names):
             raise InvalidStudyError(
                 f"{source}: there is no column {' or '.join(names)}; the first line has to name the columns,"
-                f" and names {', '.join(sorted(columns)) or 'none'}"
+                f" and names {', '.join(sorted(there)) or 'none'}"
             )
     try:
         for row in rows:
             values = {(name or "").strip().lower(): value for name, value in row.items() if isinstance(value, str)}
-            job = read_row(values)
-            if job is not None and job.run_s > 0:
-                yield job
+            job = read_row(values, rows.line_num)
+            if isinstance(job, TracedJob) and not job.run_s > 0:
+                job = "it did not run"
+            if job is not None:
+                yield LeftOut(rows.line_num, job) if isinstance(job, str) else job
     except KeyError as missing:
         raise InvalidStudyError(f"{source}, line {rows.line_num}: it has no value for {missing}") from None
     except (ValueError, OverflowError) as error:
@@ -134,14 +218,30 @@ def read_trace(lines: Iterable[str], form: str, source: str) -> Iterator[TracedJ
         raise InvalidStudyError(f"{source}, after line {rows.line_num}: {error}") from None
 
 
-def _slurm_row(row: Mapping[str, str]) -> TracedJob | None:
-    if "." in row["jobid"] or row["submit"] in ("", "Unknown"):  # a step of a job, or a job that was never submitted
+FORMATS = ("slurm", "csv")
+
+_ReadRow = Callable[[Mapping[str, str], int], TracedJob | str | None]
+"""Returns a row's job, or why it makes none; None for a row that is about no job of its own."""
+_Format = tuple[Mapping[str, Any], _ReadRow, tuple[tuple[str, ...], ...]]
+"""How lines are split, the reader of a row, and the columns that have to be there."""
+
+
+def _slurm() -> _Format:
+    needed = ("jobid",), ("user",), ("submit",), ("elapsedraw", "elapsed"), ("alloctres", "reqtres")
+    return {"delimiter": "|", "quoting": csv.QUOTE_NONE}, _slurm_row, needed
+
+
+def _slurm_row(row: Mapping[str, str], line: int) -> TracedJob | str | None:
+    if "." in row["jobid"]:  # a step of a job
         return None
+    if row["submit"] in ("", "Unknown"):
+        return "it was never submitted"
     tres = dict(re.findall(r"([^,=]+)=([^,]+)", row.get("alloctres") or row.get("reqtres") or ""))
     gpus = [amount for name, amount in tres.items() if name == "gres/gpu"] or [
         amount for name, amount in tres.items() if name.startswith("gres/gpu:")
     ]
     return TracedJob(
+        line=line,
         job_id=row["jobid"],
         user=row["user"],
         submitted_at=_seconds(row["submit"]),
@@ -152,18 +252,49 @@ def _slurm_row(row: Mapping[str, str]) -> TracedJob | None:
     )
 
 
-def _csv_row(row: Mapping[str, str]) -> TracedJob | None:
-    if not row["duration"].strip():
-        return None
-    return TracedJob(
-        job_id=row.get("job_id") or row.get("jobid") or f"{row['user']}-{row['submit_time']}",
-        user=row["user"],
-        submitted_at=_seconds(row["submit_time"]),
-        run_s=float(row["duration"]),
-        accelerators=int(float(row["gpu_num"] or 0)),
-        cpus=float(row.get("cpu_num") or 0),
-        nodes=max(1, int(float(row.get("node_num") or 1))),
-    )
+def _csv(columns: Mapping[str, Column]) -> _Format:
+    ends = (*columns["ran"].names, *columns["ended"].names)
+    needed = columns["submitted"].names, (*columns["accelerators"].names, *columns["cpus"].names), ends
+
+    def text(row: Mapping[str, str], what: str) -> str:
+        return next((row[name].strip() for name in columns[what].names if row.get(name)), "")
+
+    def number(row: Mapping[str, str], what: str) -> float:
+        return float(text(row, what) or 0) * columns[what].unit
+
+    def time(row: Mapping[str, str], what: str) -> float | None:
+        return _seconds(text(row, what)) * columns[what].unit if text(row, what) else None
+
+    def read(row: Mapping[str, str], line: int) -> TracedJob | str:
+        for names in needed:
+            if row.keys().isdisjoint(names):
+                raise KeyError(names[0])
+        submitted, ended = time(row, "submitted"), time(row, "ended")
+        if submitted is None:
+            return "it was never submitted"
+        ran = number(row, "ran") if text(row, "ran") else None
+        if ran is None and ended is not None:
+            started = time(row, "started")
+            if started is None and columns["started"].names:
+                return "it did not run"
+            ran = ended - (submitted if started is None else started)
+        if ran is None:
+            return "it has no end"
+        if not math.isfinite(ran):
+            raise ValueError(f"{ran:g} seconds is no run time")
+        user = text(row, "user") or "nobody"
+        return TracedJob(
+            line=line,
+            job_id=text(row, "job_id") or f"{user}-{text(row, 'submitted')}",
+            user=user,
+            submitted_at=submitted,
+            run_s=ran,
+            accelerators=math.ceil(number(row, "accelerators")),
+            cpus=number(row, "cpus"),
+            nodes=max(1, int(number(row, "nodes"))),
+        )
+
+    return {"delimiter": ","}, read, needed
 
 
 def _seconds(text: str) -> float:
@@ -184,16 +315,3 @@ def _duration(text: str) -> float:
         raise ValueError(f"{text!r} is no duration such as 1-02:30:00")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
-
-
-_ReadRow = Callable[[Mapping[str, str]], TracedJob | None]
-
-FORMATS: Mapping[str, tuple[Mapping[str, Any], _ReadRow, tuple[tuple[str, ...], ...]]] = {
-    "slurm": (
-        {"delimiter": "|", "quoting": csv.QUOTE_NONE},
-        _slurm_row,
-        (("jobid",), ("user",), ("submit",), ("elapsedraw", "elapsed"), ("alloctres", "reqtres")),
-    ),
-    "csv": ({"delimiter": ","}, _csv_row, (("user",), ("submit_time",), ("gpu_num",), ("duration",))),
-}
-"""How lines are split, the reader of a row, and the columns that have to be there, by format."""

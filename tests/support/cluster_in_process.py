@@ -101,6 +101,7 @@ class ClusterInProcess:
         self.tasks: list[Task] = []
         self.works: dict[str, Work] = {}
         self.process_start_s = 0.0
+        self.unreserved = ""  # reservations whose name has this are not made; "all": none is
         self.cores = 2
         self.free_bytes = 8 << 30
         self._directory = directory
@@ -250,12 +251,15 @@ class ClusterInProcess:
         self,
         bundles: Sequence[Mapping[str, float]],
         name: str,
-        bundle_label_selector: Sequence[Mapping[str, str]],
+        bundle_label_selector: Sequence[Mapping[str, str]] = (),
     ) -> Reservation:
         node_ids = [selector["ray.io/node-id"] for selector in bundle_label_selector]
-        group = Reservation(os.urandom(16).hex(), name, node_ids, bundles)
+        group = Reservation(os.urandom(16).hex(), name, node_ids, bundles, lambda: self._makes(name))
         self._groups[group.number] = group
         return group
+
+    def _makes(self, name: str) -> bool:
+        return not self.unreserved or (self.unreserved != "all" and self.unreserved not in name)
 
     def _remove(self, group: Reservation) -> None:
         self._groups.pop(group.number, None)
@@ -274,7 +278,7 @@ class ClusterInProcess:
         found = {
             number: {
                 "name": one.name,
-                "state": "CREATED",
+                "state": "CREATED" if one.is_made() else "PENDING",
                 "bundles": dict(enumerate(one.bundles)),
                 "bundles_to_node_id": dict(enumerate(one.node_ids)),
             }

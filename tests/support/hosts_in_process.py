@@ -361,10 +361,15 @@ class Reservation:
         number, name: Ray's.
         node_ids: of its bundles.
         bundles: what each of them claims.
+        is_made: whether Ray has made it.
     """
 
     number: str
     name: str
     node_ids: Sequence[str]
     bundles: Sequence[Mapping[str, float]]
+    is_made: Callable[[], bool]
     actors: list[Handle] = field(default_factory=list)
+
+    def wait(self, timeout_s: float) -> bool:
+        return self.is_made()

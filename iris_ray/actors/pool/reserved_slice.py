@@ -178,6 +178,7 @@ def on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStra
 END_TIMEOUT_S = 10.0
 """The next attempt waits at most so long for a host to end the leftovers of the one before."""
 LOOK_AGAIN_S = 0.2
+PROBE_S = 3.0
 START_TIMEOUT_S = 300.0
 """All hosts of a slice may take so long to start their processes, their runtime environment included."""
 
@@ -315,6 +316,21 @@ class ReservedSlice:
     def is_reserved(self) -> bool:
         """Return whether Ray has reserved the resources. This blocks for a millisecond or two."""
         return bool(placement_group_table(self.group)["state"] == "CREATED")
+
+    @staticmethod
+    def reserves_nothing(owner: str) -> bool:
+        """Return whether Ray reserves nothing at all: not even next to nothing of this host within `PROBE_S`.
+
+        Ray makes one placement group after the other. If a host vanishes while Ray waits for its answer, Ray goes on
+        only when the connection breaks: by default after up to seven minutes (Ray 2.60; the settings of its servers are
+        ``grpc_client_keepalive_time_ms`` and ``…_timeout_ms``).
+        """
+        here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+        group = placement_group([here], name=f"{reservations_of(owner)}probe/{secrets.token_hex(4)}")
+        try:
+            return not group.wait(PROBE_S)
+        finally:
+            remove_placement_group(group)
 
     async def end_tasks(self, host_index: int) -> str | None:
         """End every task process on one of the hosts. Return None, or why one may still run; raise nothing.

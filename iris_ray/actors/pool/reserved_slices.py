@@ -27,7 +27,9 @@ WORKED_KEPT = 16
 """The pool remembers so many kinds of task processes that could be started."""
 HEALTHY_TIMEOUT_S = 3.0
 RESERVE_TIMEOUT_S = 10.0
-"""Ray may take so long to reserve chips that the Controller counts as free."""
+"""Ray may take so long to reserve chips that the Controller counts as free, if it reserves anything at all."""
+STALLED_S = 600.0
+"""Ray may reserve nothing for any job for so long. See `ReservedSlice.reserves_nothing`."""
 
 
 class SpareFailed(Exception):
@@ -188,8 +190,7 @@ class ReservedSlices:
         try:
             if ready.done():
                 return ready.result()
-            await asyncio.wait({ready}, timeout=RESERVE_TIMEOUT_S)
-            if not ready.done() and not await asyncio.to_thread(held.is_reserved):
+            if not await self._is_reserved(held, ready):
                 return NotReserved(
                     f"Ray did not reserve {held.name} within {RESERVE_TIMEOUT_S:g} s: its resources are in use outside"
                     " iris_ray, or its hosts are going away"
@@ -203,6 +204,24 @@ class ReservedSlices:
             return NotReserved(f"{held.name} was given back while its processes started")
         except Exception as error:
             return error
+
+    async def _is_reserved(self, held: ReservedSlice, ready: "asyncio.Future[Any]") -> bool:
+        """Wait until Ray has reserved a slice, or reserves other things and not this one. Return whether it has."""
+        waited_s = 0.0
+        while waited_s < STALLED_S:
+            await asyncio.wait({ready}, timeout=RESERVE_TIMEOUT_S)
+            waited_s += RESERVE_TIMEOUT_S
+            if ready.done() or await asyncio.to_thread(held.is_reserved):
+                return True
+            if not await asyncio.to_thread(held.reserves_nothing, self.owner):
+                return await asyncio.to_thread(held.is_reserved)
+            logger.warning(
+                "%s waits: Ray has reserved nothing for any job for %g s, as it does when it waits for the answer of a"
+                " host that has vanished",
+                held.name,
+                waited_s,
+            )
+        return False
 
     async def _started(self, held: ReservedSlice, ready: "asyncio.Future[Any]", silence_s: float) -> Any:
         """Return the result of `ready`, or `Unreachable` if a host that has answered once falls silent before."""

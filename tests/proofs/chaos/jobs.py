@@ -93,7 +93,7 @@ def keeping(directory: str, steps: int, sharded: bool) -> Callable[[], tuple[int
 
             advance = jax.jit(advanced)
             with MemoryCheckpointer(MEMORY_EVERY) as memory:
-                kept = memory.restore(state_at(in_bucket))
+                kept = memory.restore(state_at(in_bucket), at_least=in_bucket)
                 start, state = kept or (in_bucket, state_at(in_bucket))
                 (shard,) = state["numbers"].addressable_shards
                 box = shard.index[0].indices(NUMBERS)[:2]

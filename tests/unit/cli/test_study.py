@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from iris_ray.cli.conventions import OK, USAGE
+from iris_ray.cli.conventions import INTERRUPTED, OK, USAGE
 from iris_ray.cli.main import main
+from iris_ray.study import Simulation
 
 FLEET = """
 days = 1
@@ -73,9 +74,15 @@ def test_trace_is_found_beside_description(fleet: Path) -> None:
     fleet.write_text(FLEET + '[[traces]]\nfile = "trace.csv"\nformat = "csv"\ntype = "v4-16"\nname = "old"\n')
     trace = fleet.with_name("trace.csv")
     assert f"the trace {trace} can't be read" in simulate(fleet).stderr
-    trace.write_text("user,submit_time,gpu_num,duration\nzoe,0,8,600\n")
-    (usual,) = json.loads(simulate(fleet, "--json", "--policy", "usual").stdout)
+    trace.write_text("user,submit_time,gpu_num,duration\nzoe,0,8,600\nzoe,1,8,0\nzoe,2,800,60\nzoe,3,800,60\n")
+    result = simulate(fleet, "--json", "--policy", "usual")
+    (usual,) = json.loads(result.stdout)
     assert usual["waits_by_user"]["zoe"]["jobs"] == 1
+    assert result.stderr.splitlines()[:3] == [
+        "trace.csv: 1 of 4 rows make jobs",
+        "  left out 2: it needs more slices of v4-16 than there are (line 4, …)",
+        "  left out 1: it did not run (line 3)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +99,27 @@ def test_impossible_study_is_refused_in_one_line(fleet: Path, text: str, says: s
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"iris-ray: {fleet}")
     assert says in line
+
+
+def test_interrupted_study_shows_its_results_until_then(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_until = Simulation.run_until
+
+    def interrupted(simulation: Simulation, end: float) -> None:
+        run_until(simulation, min(end, 7200.0))
+        if end > 7200.0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Simulation, "run_until", interrupted)
+    result = simulate(fleet, "--json")
+    assert result.exit_code == INTERRUPTED
+    (usual,) = json.loads(result.stdout)
+    assert (usual["policy"], usual["seconds"]) == ("usual", 7200.0)
+    assert "usual was interrupted" in result.stderr
+
+
+def test_progress_is_told_off_a_terminal(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_ray.cli.study.TELL_S", 0.0)
+    assert "usual: day 0.5\n" in simulate(fleet).stderr
 
 
 @pytest.mark.parametrize("days", ["nan", "inf", "0"])

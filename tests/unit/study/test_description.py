@@ -83,9 +83,32 @@ def test_flexible_slice_counts_are_read() -> None:
     assert stream.num_slices == (((1, 2), 3.0), ((4,), 1.0))
 
 
+TRACE = LEAST + '[[traces]]\nfile = "jobs"\nformat = "csv"\ntype = "v4-16"\n'
+
+
+def test_trace_begins_at_its_day() -> None:
+    text = HELIOS + "ann,8,172800,60\nann,8,173000,60\n"
+    (trace,) = study_of(TRACE + "from_day = 1.5", jobs=text).traces
+    assert [(at, job.spec.job_id) for at, job in trace.arrivals] == [
+        (0.0, "trace1-ann-172800"),
+        (200.0, "trace1-ann-173000"),
+    ]
+    assert [(row.line, row.why) for row in trace.left_out] == [
+        (2, "it was submitted before from_day"), (3, "it was submitted before from_day"),
+    ]  # fmt: skip
+
+
+def test_columns_of_a_trace_are_named() -> None:
+    columns = 'columns = { user = "who", cpus = { column = "cpu_milli", unit = 0.001 }, ran = "seconds" }\n'
+    text = "Who,submit_time,gpu_num,cpu_milli,seconds\nzoe,5,0,2500,60\n"
+    (trace,) = study_of(TRACE + columns + "[[hosts]]\ncount = 1\ncpus = 4", jobs=text).traces
+    ((_, job),) = trace.arrivals
+    assert (job.spec.user, job.spec.resources, job.run_s) == ("zoe", {"CPU": 2.5}, 60.0)
+
+
 def test_trace_is_read_from_its_file() -> None:
-    study = study_of(LEAST + '[[traces]]\nfile = "jobs"\nformat = "csv"\ntype = "v4-16"', jobs=HELIOS)
-    assert [(at, job.spec.job_id, job.spec.user, job.run_s) for at, job in study.traced] == [
+    (trace,) = study_of(TRACE, jobs=HELIOS).traces
+    assert [(at, job.spec.job_id, job.spec.user, job.run_s) for at, job in trace.arrivals] == [
         (0.0, "trace1-ann-0", "ann", 60.0), (30.0, "trace1-bob-30", "bob", 60.0),
     ]  # fmt: skip
 
@@ -124,6 +147,13 @@ def test_trace_is_read_from_its_file() -> None:
         (LEAST + 2 * "[[policies]]\nname = 'a'\n", r"2 of \[\[policies\]\] have the name 'a'"),
         ("slices = 3\ndays = 1", r"slices is 3; give tables that begin with \[\[slices\]\]"),
         (LEAST + "[[traces]]\nfile = 'jobs'\ntype = 'v4-16'\nformat = 'xml'", "format is 'xml'; give one of slurm"),
+        (TRACE + "columns = { owner = 'who' }", "columns: owner: there is no such name here; it may have job_id"),
+        (TRACE + "columns = { user = 3 }", "columns: user is 3; give a text"),
+        (TRACE + "columns = { cpus = { unit = 2 } }", "columns: cpus: column is missing; give a text"),
+        (TRACE + "columns = { cpus = { column = 'c', unit = 0 } }", "columns: cpus: unit is 0; give a number above 0"),
+        (TRACE.replace("csv", "slurm") + "columns = { user = 'who' }", "columns: only format = \"csv\""),
+        (TRACE + "columns = { ran = 'seconds' }", "jobs: there is no column seconds; the first line has to name"),
+        (TRACE + "from_day = -1", "from_day is -1; give a number of 0 or more"),
     ],
 )  # fmt: skip
 def test_senseless_value_is_refused_with_its_place(text: str, says: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.study.history import AttemptHistory, History, JobHistory
-from iris_ray.study.jobs import slice_spec
+from iris_ray.study.jobs import slice_spec, tasks_spec
 from iris_ray.study.report import percentile, report_on
 
 
@@ -43,6 +43,7 @@ def test_waits_include_jobs_still_waiting() -> None:
     assert (found.waits.p50_s, found.waits.longest_s) == (300.0, 1500.0)  # of 0, 300, 700, 1,500
     assert found.waits_by_user["bob"].longest_s == 1500.0
     assert found.waits_by_size[8.0].jobs == 3
+    assert (found.waits_by_cpus, found.cpu_hosts) == ({}, None)
     assert found.finished == {"KILLED": 1, "SUCCEEDED": 1}
 
 
@@ -54,6 +55,21 @@ def test_use_adds_up_to_all_hosts() -> None:
     assert use.starting == pytest.approx(8.0 * (110 + 20 + 50) / total)
     assert use.spare == pytest.approx(8.0 * 500 / total)
     assert use.useful + use.lost + use.starting + use.spare + use.idle == pytest.approx(1.0)
+
+
+def test_hosts_without_chips_are_told_apart() -> None:
+    both = history()
+    both.capacity = [(0.0, {"TPU": 16.0, "CPU": 10.0})]
+    both.jobs["e"] = JobHistory(tasks_spec("e", 2, 4.0, user="eve"), 8.0, 0.0, 0.0, None)
+    both.attempts += [
+        attempt("eve", 0.0, 0.0, 1000.0, 1000.0, held={"CPU": 5.0}, kept_s=900.0, beside_tpus=False),
+        attempt("eve", 0.0, 0.0, 1000.0, 1000.0, held={"CPU": 5.0}, kept_s=1000.0),
+    ]
+    found = report_on(both, until=2000.0)
+    assert found.cpu_hosts is not None
+    assert found.cpu_hosts.useful == pytest.approx(0.225)
+    assert found.cpu_hosts.lost == pytest.approx(0.025)
+    assert (found.waits_by_size[8.0].jobs, found.waits_by_cpus[8.0].jobs) == (3, 1)
 
 
 def test_shares_count_what_users_held_in_period() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from iris_ray.errors import InvalidStudyError
-from iris_ray.study.traces import TracedJob, TraceRules, arrivals, read_trace
+from iris_ray.study.jobs import Arrival
+from iris_ray.study.traces import Column, LeftOut, TracedJob, TraceRules, as_trace, read_trace
 
 SLURM = """\
 JobID|User|Submit|Elapsed|State|AllocTRES
@@ -20,8 +21,34 @@ job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,du
 """
 
 
-def read(text: str, form: str) -> list[TracedJob]:
+OPENB = """\
+name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+openb-pod-0000,12000,16384,1,1000,,LS,Running,0,12537496,0
+openb-pod-0005,20000,65536,0,0,,LS,Running,2759674,12902960,2759676
+openb-pod-0009,4000,16384,8,1000,,BE,Pending,3019330,3019400,
+"""
+"""The columns and first rows of Alibaba's cluster-trace-gpu-v2023, and a row that was never scheduled."""
+OPENB_COLUMNS = {
+    "job_id": Column(("name",)),
+    "user": Column(("qos",)),
+    "submitted": Column(("creation_time",)),
+    "started": Column(("scheduled_time",)),
+    "ended": Column(("deletion_time",)),
+    "accelerators": Column(("num_gpu",)),
+    "cpus": Column(("cpu_milli",), 0.001),
+}
+
+
+def rows(text: str, form: str) -> list[TracedJob | LeftOut]:
     return list(read_trace(text.splitlines(), form, "trace"))
+
+
+def read(text: str, form: str) -> list[TracedJob]:
+    return [row for row in rows(text, form) if isinstance(row, TracedJob)]
+
+
+def arrivals(jobs: list[TracedJob], rules: TraceRules) -> list[Arrival]:
+    return as_trace(jobs, rules, "trace").arrivals
 
 
 def test_slurm_accounting_skips_steps_and_unstarted_jobs() -> None:
@@ -60,6 +87,35 @@ def test_jobs_too_large_for_every_host_are_left_out() -> None:
     assert [job.spec.job_id for _, job in arrivals(read(SLURM, "slurm"), few)] == ["t-104"]
 
 
+def test_rows_that_make_no_job_are_told_with_line_and_reason() -> None:
+    slurm = SLURM + "105|bob|Unknown|00:00:00|PENDING|\n106|bob|2026-01-05T10:03:00|01:00|COMPLETED|\n"
+    trace = as_trace(rows(slurm, "slurm"), TraceRules(name="t", tpu_type="v4-16", max_slices=1, max_cpus=4.0), "trace")
+    assert [job.spec.job_id for _, job in trace.arrivals] == ["t-104"]
+    assert trace.left_out == [
+        LeftOut(2, "it needs more slices of v4-16 than there are"),
+        LeftOut(4, "it needs more CPUs on a host than any host without TPU has"),
+        LeftOut(5, "it did not run"),
+        LeftOut(7, "it was never submitted"),
+        LeftOut(8, "it asks for no accelerators and no CPUs"),
+    ]
+
+
+def test_jobs_for_hosts_without_tpu_are_told_if_there_are_none() -> None:
+    trace = as_trace(rows(HELIOS, "csv"), TraceRules(name="t", tpu_type="v4-16"), "trace")
+    assert trace.left_out == [LeftOut(3, "it needs a host without TPU, and the study has none: add [[hosts]]")]
+
+
+def test_trace_of_alibaba_is_read_by_its_columns() -> None:
+    first, second, never = read_trace(OPENB.splitlines(), "csv", "trace", OPENB_COLUMNS)
+    assert isinstance(first, TracedJob)
+    assert (first.job_id, first.user, first.run_s, first.accelerators, first.cpus) == (
+        "openb-pod-0000", "LS", 12_537_496.0, 1, 12.0,
+    )  # fmt: skip
+    assert isinstance(second, TracedJob)
+    assert (second.accelerators, second.run_s) == (0, 12_902_960.0 - 2_759_676.0)
+    assert never == LeftOut(4, "it did not run")
+
+
 def test_simultaneous_jobs_of_one_user_stay_separate() -> None:
     text = "user,gpu_num,submit_time,duration\n" + "ann,16,0,60\n" * 3
     found = arrivals(read(text, "csv"), TraceRules(name="t", tpu_type="v4-16"))
@@ -74,7 +130,7 @@ def test_quotes_in_slurm_column_are_kept() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("1002,u1,vcA,8", "line 4: it has no value for 'duration'"),
+        ("1002,u1,vcA,8", "line 4: it has no value for 'submit_time'"),
         ("1002,u1,vcA,inf,4,1,COMPLETED,2020-04-01 00:00:00,,,30,10", "line 4: .*infinity"),
         ("1002,u1,vcA,8,4,1,COMPLETED,nan,,,30,10", "line 4: 'nan' is no time"),
         (f'1002,u1,"{"vcA" * 50_000}', "after line 3: field larger than field limit"),

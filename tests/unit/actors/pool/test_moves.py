@@ -205,6 +205,29 @@ async def test_notice_before_start_moves_gang_too(cluster: VirtualCluster, runni
     assert await cluster.charged("job") == (0, 0 if not running else 1)
 
 
+# -- reservations that Ray does not make -------------------------------------------------------------------------------
+
+
+@played(slices=2)
+async def test_launch_waits_while_ray_reserves_nothing_at_all(cluster: VirtualCluster) -> None:
+    """Ray waits for a host that has vanished. Neither the job nor its slices are at fault."""
+    cluster.process_start_s, cluster.unreserved = 100.0, "all"
+    cluster.run("job")
+    await asyncio.sleep(65.0)
+    assert (await cluster.view("job")).attempt == 1
+    cluster.unreserved = ""
+    (first, _) = await cluster.runs("job", 2)
+    assert (first.info.attempt, (await cluster.view("job")).failed_launches) == (1, 0)
+
+
+@played(slices=2)
+async def test_launch_goes_elsewhere_if_ray_does_not_reserve_its_slice(cluster: VirtualCluster) -> None:
+    cluster.process_start_s, cluster.unreserved = 20.0, "v4-16-0"
+    cluster.run("job")
+    (first, _) = await cluster.started("job", 2, attempt=2)
+    assert first.info.slice_name == "v4-16-1"
+
+
 # -- spares ------------------------------------------------------------------------------------------------------------
 
 
