@@ -393,9 +393,9 @@ class Rules:
         """Nobody gets more than a limit allows. What was promised firmly is reserved: nobody uses it up meanwhile."""
         for job_id, (limits, is_new) in self._placed.items():
             if (job := self._state.jobs.get(job_id)) is not None and limits == self._limits(job):
-                is_over = is_new and len(self._held(job)[1]) > limits[1]
-                is_over = is_over or self._is_over_the_limit(job, 0.0)
-                assert not is_over, f"{job_id} runs, and is over a limit"
+                chips, running = self._held(job)
+                is_over = chips > limits[0] or (is_new and len(running) > limits[1])
+                assert not is_over, f"{job_id} runs, and its user is over a limit"
         self._placed.clear()
         for job_id, promised in self.ledger.promised.items():
             job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids)}
