@@ -21,6 +21,7 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.model.goodput import Marks
 from iris_ray.model.plain_values import plain
 from iris_ray.model.stall_limit import ENOUGH_STEPS, FIRST_STEPS, Rhythm
+from iris_ray.task import progress
 from iris_ray.task.preemption import known_notice
 
 
@@ -237,13 +238,16 @@ def test_host_reads_when_task_has_saved_and_how_often_it_does(files: TaskFiles) 
 
 
 @pytest.mark.parametrize("what", ["in memory", "failed", "nothing to save", "restore"])
-def test_what_no_other_host_could_go_on_from_is_no_save(files: TaskFiles, what: str) -> None:
+def test_what_no_other_host_could_go_on_from_is_no_save(
+    files: TaskFiles, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     with suppress(ZeroDivisionError):
         match what:
             case "in memory":
                 saves(outlives_hosts=False)
             case "nothing to save":
-                saves(0.0)
+                monkeypatch.setattr(progress, "SHORTEST_SAVE_S", 60.0)  # a busy machine may take any time
+                saves()
             case "restore":
                 with unproductive("checkpoint_restore"):
                     time.sleep(0.02)

@@ -64,7 +64,15 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     """A change of these lists raises PROTOCOL_VERSION in the same commit; new methods need no new version."""
     from iris_ray.actors.controller.controller import Controller
     from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-    from iris_ray.actors.protocol.messages import AttemptOrder, GangProgress, HostPlace, JobView, PoolProcess, PoolView
+    from iris_ray.actors.protocol.messages import (
+        AttemptOrder,
+        GangProgress,
+        HostPlace,
+        JobView,
+        PoolProcess,
+        PoolView,
+        Saves,
+    )
     from iris_ray.model.cluster_settings import WasSet
     from iris_ray.model.lifecycle import AttemptId
     from iris_ray.model.notices import Notice
@@ -76,7 +84,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     }
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
     events = WorkerDrainedEvent, MaintenanceCalledOffEvent, TaskStateChangedEvent
-    travelling = *orders, WasSet, GangProgress, *events
+    travelling = *orders, WasSet, GangProgress, Saves, *events
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in travelling}
     assert (PROTOCOL_VERSION, methods, fields, modules) == (12, METHODS, FIELDS, MODULES)
@@ -163,11 +171,13 @@ FIELDS = {
         "is_hopeless",
         "is_hang",
     ],
-    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers", "stall_limit"],
+    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers", "stall_limit", "saves"],
+    "Saves": ["ago_s", "every_s", "heeds_notices"],
 }
 MODULES = {
     **dict.fromkeys(
-        ("AttemptOrder", "GangProgress", "HostPlace", "JobView", "PoolProcess", "PoolView"), "actors.protocol.messages"
+        ("AttemptOrder", "GangProgress", "HostPlace", "JobView", "PoolProcess", "PoolView", "Saves"),
+        "actors.protocol.messages",
     ),
     **dict.fromkeys(("MaintenanceCalledOffEvent", "TaskStateChangedEvent", "WorkerDrainedEvent"), "state.events"),
     "AttemptId": "model.lifecycle",
