@@ -471,7 +471,7 @@ def test_foreign_memory_and_fractional_cpu_count_as_use(tables: Cluster) -> None
 def test_own_reservations_are_not_counted_as_foreign_use(tables: Cluster) -> None:
     tables.read()
     world = tables.world
-    job = world.submit_tasks(replicas=2, resources={"CPU": 3.0})
+    job = world.submit_tasks(replicas=2, resources={"CPU": 3.0}, task_placement="pack")
     world.schedule()
     assert {task.node_id for task in job.tasks} == {"a"}
     tables.use("a", 6.0)  # its reservations are there

@@ -35,7 +35,7 @@ async def serves(task: Task) -> str:
 @played(slices=1)
 @pytest.mark.parametrize("job_id", ["saves", "does-not-save"])
 async def test_lower_band_gang_is_told_and_moves_or_stops(cluster: VirtualCluster, job_id: str) -> None:
-    results = cluster.run(job_id, work=trains, priority=PriorityBand.BATCH)
+    results = cluster.run(job_id, work=trains, priority=PriorityBand.BATCH, max_retries_preemption=1)
     first = await cluster.runs(job_id, 2)
     await asyncio.sleep(RAN_S)
     began = time.time()
@@ -63,7 +63,7 @@ async def test_lower_band_gang_is_told_and_moves_or_stops(cluster: VirtualCluste
 @pytest.mark.parametrize("tells", ["saves", "asks"])
 async def test_gang_whose_tasks_tell_that_it_loses_little_gives_way_first(cluster: VirtualCluster, tells: str) -> None:
     """The other one has begun later."""
-    results = [cluster.run("tells", work=trains, priority=PriorityBand.BATCH)]
+    results = [cluster.run("tells", work=trains, priority=PriorityBand.BATCH, max_retries_preemption=1)]
     told = (await cluster.runs("tells", 2))[0]
     told.saves_every_s, told.asks = (300.0, False) if tells == "saves" else (None, True)
     await asyncio.sleep(RAN_S)
@@ -81,7 +81,7 @@ async def test_gang_whose_tasks_tell_that_it_loses_little_gives_way_first(cluste
 
 @played(slices=1)
 async def test_eviction_continues_under_next_controller(cluster: VirtualCluster) -> None:
-    results = cluster.run("job", work=trains, priority=PriorityBand.BATCH)
+    results = cluster.run("job", work=trains, priority=PriorityBand.BATCH, max_retries_preemption=1)
     first = await cluster.runs("job", 2)
     await asyncio.sleep(RAN_S)
     served = cluster.run("prod", work=serves, priority=PriorityBand.PRODUCTION)
