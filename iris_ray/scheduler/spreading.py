@@ -39,7 +39,10 @@ class Spreading:
             return best  # most often, since hosts that have their share are full
         if (name := self._first(available)) is None:
             (bucket,) = buckets_for(self._job, available)
-            self._names, self._next, self._share = available.best_alike(bucket, self._job.size), 0, self._least
+            job_id = self._job.spec.job_id
+            used = sum(job_id in worker.tasks_of for worker in self._workers.values())  # and may have their share
+            self._names = available.best_alike(bucket, self._job.size + used)
+            self._next, self._share = 0, self._least
             while all(self.room_in_share(name) <= 0 for name in self._names):
                 self._share *= 2
             name = self._first(available)

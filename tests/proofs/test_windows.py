@@ -18,7 +18,7 @@ from tests.support.proofs import EXAMPLES, a_seed, examples
 
 @pytest.mark.small
 def test_some_windows_have_no_finding() -> None:
-    counts = play(seed=1, steps=5_000)
+    counts = play(seed=3, steps=5_000)
     assert min(counts["asked"], counts["left"], counts["killed"]) > 10
     assert counts["reserved"]
 
