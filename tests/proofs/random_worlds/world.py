@@ -467,14 +467,17 @@ class RandomWorld(Simulation):
         self.pools.check(on_their_way, self._instructions)
 
     def _look_at_spares(self) -> None:
-        """A gang on slices has the spares that it asked for, and replacements of slices that go unless it runs once."""
+        """A gang on slices has the spares that it asked for, and replacements of slices that go.
+
+        One that runs once, or that yields, has no replacements.
+        """
         jobs = self.state.jobs
         have = Counter((held.job_id, held.purpose) for job in jobs.values() if (held := job.spec.spare_for))
         for job_id, job in jobs.items():
             runs = job.spec.is_one_gang and job.requirement.chips and job.gang.placed and not job.spec.spare_for
             spares = (other for other in jobs.values() if other.spec.spare_for == SpareFor(job_id, SparePurpose.SPARE))
             sound = sum(spare.gang.placed and not self._slices_that_go(spare) for spare in spares)
-            replaced = runs and not job.spec.runs_once
+            replaced = runs and not (job.spec.runs_once or job.yields)
             replacements = max(0, self._slices_that_go(job) - sound) if replaced else 0
             needed = job.spec.spares if runs else 0, replacements
             assert needed == (have[job_id, SparePurpose.SPARE], have[job_id, SparePurpose.REPLACEMENT]), job_id
