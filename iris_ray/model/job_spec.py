@@ -177,7 +177,7 @@ class JobSpec:
 
     @property
     def runs_once(self) -> bool:
-        """Whether a gang that has run has no further attempt once it loses its hosts, whoever takes them."""
+        """Whether each gang runs at most once: the job ends if a gang that has run loses its hosts or is evicted."""
         return self.max_retries_preemption == 0
 
     @property

@@ -234,7 +234,7 @@ class Evictor:
         return None
 
     def _at_budget(self, found: Room) -> list[tuple[str, float]]:
-        """Return the users of whom too many gangs would leave, each with the seconds until so many may."""
+        """Return the users whose budgets these evictions would exceed, each with the seconds until they would not."""
         victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys()
         counts = Counter(map(self._costs.user_of, victims))
         waits = [(user, self._costs.user_waits_s(user, count)) for user, count in sorted(counts.items())]

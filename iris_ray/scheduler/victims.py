@@ -27,15 +27,13 @@ from iris_ray.model.workers import TPU, Worker, accelerators, rounded
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, preferred
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.remaining_capacity import Plan
+from iris_ray.state.attempt_ends import BUDGET_S
 from iris_ray.state.fleet import Fleet
 
 GRACE_S = 30.0
 BACK_S = 120.0
 """What a job needs from new slices to its first step if that has not been measured: launch, restore, compilation."""
 LEAST_RUN_S = {PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
-
-BUDGET_S = 3600.0
-"""`EvictionRules` limits how many evictions there may be in so many seconds."""
 
 Cost = tuple[float, ...]
 

@@ -25,8 +25,8 @@ from iris_ray.state.instructions import Change, StopAttempt
 from iris_ray.state.job_table import WAY_TO_SUCCESS, JobTable, move, move_all
 from iris_ray.state.spares import Spares
 
-EVICTIONS_KEPT_S, EVICTIONS_KEPT = 3600.0, 100
-"""For so many seconds the time of an eviction of a gang is remembered, at most so many of them."""
+BUDGET_S = 3600.0
+"""The budgets of evictions count those of so many past seconds; the state remembers their times for that long."""
 
 
 class AttemptEnds:
@@ -49,7 +49,7 @@ class AttemptEnds:
             self._note_evictions(job, times, now)
 
     def _note_evictions(self, job: Job, times: Iterable[float], now: float) -> None:
-        known = (at for at in self.evicted_at.get(job.spec.user, ()) if at > now - EVICTIONS_KEPT_S)
+        known = (at for at in self.evicted_at.get(job.spec.user, ()) if at > now - BUDGET_S)
         self.evicted_at[job.spec.user] = sorted((*known, *times))
 
     # -- events ----------------------------------------------------------------------------------------------------
@@ -288,8 +288,8 @@ class AttemptEnds:
         gang.evictions += 1
         job.evictions += 1
         if not job.yields:
-            lately = (at for at in gang.evicted_at if at > change.now - EVICTIONS_KEPT_S)
-            gang.evicted_at = (*lately, change.now)[-EVICTIONS_KEPT:]
+            lately = (at for at in gang.evicted_at if at > change.now - BUDGET_S)
+            gang.evicted_at = (*lately, change.now)
             self._note_evictions(job, (change.now,), change.now)
         job.times.failed(FailureCause.EVICTED)
         if job.spec.runs_once and started:
