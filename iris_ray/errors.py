@@ -10,6 +10,7 @@
     │   ├── InvalidJobError                  a job whose parts don't go together
     │   ├── InvalidMessageError              a value that is not of the type that it should be
     │   ├── UnknownNameError                 no such job, host, slice, setting, …; the message names the nearest
+    │   ├── InvalidTeamsError                a tree of teams that can't work as written, or a user of several teams
     │   ├── InvalidStudyError                a fleet, a workload or a trace that can't be studied as written
     │   ├── InvalidSlotError                 a model, a runner or a request that can't be served as written
     │   ├── SlotNameTakenError               somebody else serves models under that name; the message says who
@@ -92,6 +93,10 @@ class InvalidMessageError(InvalidRequestError):
 
 class UnknownNameError(InvalidRequestError):
     """No such job, task, host or slice; the message names the nearest ones that exist."""
+
+
+class InvalidTeamsError(InvalidRequestError):
+    """A tree of teams that can't work as written, or a job whose team is not clear; the message names the team."""
 
 
 class InvalidStudyError(InvalidRequestError):

@@ -92,6 +92,7 @@ class JobSpec:
         name: the name that people see; the id if left out.
         owner: the id of the SlicePoolManager that submitted it and whose slices it runs on.
         user: the user; fair share is between users.
+        team: the team whose quota it uses; empty: it belongs to none. See `iris_ray.model.teams`.
         priority: its band.
         device: the TPU type that it is made for, such as "v4-32"; None without TPU. It decides how many replicas make
             a gang; the constraints decide which hosts will do.
@@ -131,6 +132,7 @@ class JobSpec:
     owner: str
     name: str = ""
     user: str = ""
+    team: str = ""
     priority: PriorityBand = PriorityBand.INTERACTIVE
     device: str | None = None
     replicas: int = 1
@@ -238,6 +240,11 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
     "user": (
         lambda user: user == "" or is_user(user),
         "a name of letters, digits, '.', '_', '-', '@' and '+' that begins with a letter or digit (IRIS_USER sets it)",
+        str,
+    ),
+    "team": (
+        lambda team: team == "" or is_job_id(team),
+        "the name of a team, such as research/vision",
         str,
     ),
     "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None', str | None),

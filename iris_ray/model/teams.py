@@ -1,0 +1,323 @@
+"""Teams: a tree of quotas in chips. Who belongs to which team, what each may have, lends and borrows.
+
+A team's name is its path in the tree: ``research/vision`` is a part of ``research``. A quota is for a TPU type
+(``v4-32``), for a whole generation (``v4``), or for all GPUs (``GPU``). The quota of a team includes those of its parts.
+
+Operators write the tree as TOML::
+
+    [teams.research]
+    quota.v4-32 = { chips = 128, borrow = 64 }
+
+    [teams."research/vision"]
+    users = ["ann", "bob"]
+    weight = 2
+    quota.v4-32 = { chips = 64, lend = 32, production = 32 }
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from iris_ray.errors import InvalidTeamsError, NotPermittedError, UnknownTPUTypeError
+from iris_ray.model.checks import is_amount, is_job_id, is_positive_seconds, is_user, shown, unknown
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.topology import TPU_GENERATIONS, get_tpu_config
+from iris_ray.model.workers import GPU
+
+NO_TEAM = ""
+"""The team of jobs that belong to none. It has what the fleet has beyond all quotas."""
+EVERYBODY = "*"
+"""The member of a team to which all users belong."""
+MOST_TEAMS = 10_000
+MOST_LEVELS = 8
+
+_BANDS = {band.name.lower(): band for band in PriorityBand}
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a team may have of one type, in chips.
+
+    Attributes:
+        chips: what it gets whenever it needs it.
+        lend: how many of them others may use meanwhile; None: all.
+        borrow: how many it may use beyond them; None: whatever others leave.
+        by_band: how many of them jobs of a band get whenever they need them; bands that are left out: all.
+
+    Raises:
+        InvalidTeamsError: an amount is negative or no number, or a part is more than the whole.
+    """
+
+    chips: float
+    lend: float | None = None
+    borrow: float | None = None
+    by_band: Mapping[PriorityBand, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        parts = {"lend": self.lend, **{band.name.lower(): chips for band, chips in self.by_band.items()}}
+        for name, amount in {"chips": self.chips, "borrow": self.borrow, **parts}.items():
+            if not (amount is None and name in ("lend", "borrow")) and not is_amount(amount):
+                raise InvalidTeamsError(f"{name} is {shown(amount)}; give a number of chips, 0 or more")
+        for name, amount in parts.items():
+            if amount is not None and amount > self.chips:
+                raise InvalidTeamsError(f"{name} is {amount:g}, more than the quota of {self.chips:g} chips")
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """A team.
+
+    Attributes:
+        name: its path, such as ``research/vision``.
+        quotas: by type: ``v4-32``, ``v4`` or ``GPU``. A team without one has the sum of its parts, or nothing.
+        weight: its share of what is left, relative to the other teams of the same parent.
+        users: who may submit jobs to it; `EVERYBODY`: all users.
+
+    Raises:
+        InvalidTeamsError: a field can't work as written; the message names the team.
+    """
+
+    name: str
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    weight: float = 1.0
+    users: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not is_job_id(self.name) or self.name.count("/") >= MOST_LEVELS:
+            raise InvalidTeamsError(
+                f"a team is called {shown(self.name)}; give a path of at most {MOST_LEVELS} names, each of letters,"
+                " digits, '.', '_' and '-', such as research/vision"
+            )
+        if not is_positive_seconds(self.weight):
+            raise InvalidTeamsError(f"team {self.name}: weight is {shown(self.weight)}; give a number above 0")
+        for user in self.users:
+            if user != EVERYBODY and not is_user(user):
+                raise InvalidTeamsError(f"team {self.name}: users has {shown(user)}, which is no user's name")
+        for kind in self.quotas:
+            if kind != GPU and kind not in TPU_GENERATIONS and _slice_type(kind) != kind:
+                raise InvalidTeamsError(
+                    f"team {self.name}: a quota is for {shown(kind)}; give a TPU type such as v4-32, a generation such"
+                    f" as v4, or {GPU}"
+                )
+
+    @property
+    def parent(self) -> str:
+        """The name of the team that it is a part of; `NO_TEAM` if there is none."""
+        return self.name.rpartition("/")[0]
+
+
+class Teams:
+    """All teams of a cluster. Immutable.
+
+    Args:
+        teams: in any order.
+
+    Raises:
+        InvalidTeamsError: the teams don't go together: a name occurs twice, a parent is missing, the parts of a team
+            have more than the team, or a generation has quotas both as a whole and by type.
+    """
+
+    def __init__(self, teams: Iterable[Team] = ()) -> None:
+        listed = list(teams)
+        self.by_name: Mapping[str, Team] = {team.name: team for team in sorted(listed, key=lambda team: team.name)}
+        if len(self.by_name) < len(listed):
+            raise InvalidTeamsError("two teams have the same name; give each its own")
+        if len(listed) > MOST_TEAMS:
+            raise InvalidTeamsError(f"{len(listed):,} teams, and the limit is {MOST_TEAMS:,}")
+        self._require_parents()
+        self._require_plain_types()
+        self._require_parts_fit()
+
+    def __iter__(self) -> Iterator[Team]:
+        return iter(self.by_name.values())
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.by_name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Teams) and self.by_name == other.by_name
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.by_name))
+
+    def __reduce__(self) -> tuple[type["Teams"], tuple[list[Team]]]:
+        return Teams, (list(self),)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def types(self) -> frozenset[str]:
+        """The types for which any team has a quota."""
+        return frozenset(kind for team in self for kind in team.quotas)
+
+    def quota_type(self, device: str | None, has_gpus: bool) -> str | None:
+        """Return the type whose quota a job needs, or None if no team has a quota for what it uses.
+
+        Args:
+            device: the TPU type that the job is made for, or None.
+            has_gpus: whether its tasks take GPUs.
+        """
+        if device is None:
+            return GPU if has_gpus and GPU in self.types else None
+        if device in self.types:
+            return device
+        generation = get_tpu_config(device).generation
+        return generation if generation in self.types else None
+
+    def chips(self, name: str, kind: str) -> float:
+        """Return the quota of a team for a type: its own, or the sum of its parts'."""
+        return self._chips.get((name, kind), 0.0)
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """Return the names of the teams that a team, or `NO_TEAM` for the whole cluster, consists of."""
+        return self._parts.get(name, ())
+
+    def nearest(self, name: str) -> str:
+        """Return a team that exists: the team itself, or else the closest team above it; `NO_TEAM` if there is none."""
+        while name and name not in self.by_name:
+            name = name.rpartition("/")[0]
+        return name
+
+    def team_for(self, user: str, wanted: str | None) -> str:
+        """Return the team of a new job.
+
+        Args:
+            user: who submits it.
+            wanted: the team that the job names; None: the user's own.
+
+        Raises:
+            UnknownNameError: there is no such team; the message has the nearest names.
+            NotPermittedError: the user does not belong to it.
+            InvalidTeamsError: the user belongs to several teams, and the job names none.
+        """
+        if wanted is not None and wanted not in self.by_name:
+            raise unknown("team", wanted, self.by_name)
+        own = self._teams_of.get(user, ())
+        if wanted is None:
+            if len(own) > 1:
+                raise InvalidTeamsError(
+                    f"{user} belongs to the teams {' and '.join(own)}; say which, as in --team {own[0]}"
+                )
+            open_to_all = self._teams_of.get(EVERYBODY, ())
+            return own[0] if own else open_to_all[0] if len(open_to_all) == 1 else NO_TEAM
+        if wanted not in own and EVERYBODY not in self.by_name[wanted].users:
+            raise NotPermittedError(
+                f"{user} does not belong to team {wanted}, but to {' and '.join(own) or 'none'}; an operator can add"
+                f" {user} to its users: iris-ray team"
+            )
+        return wanted
+
+    # -- reading and writing TOML --------------------------------------------------------------------------------------
+
+    @staticmethod
+    def from_toml(text: str) -> "Teams":
+        """Return the teams that an operator has written; see the top of this module.
+
+        Raises:
+            InvalidTeamsError: the text is no TOML, or says something that can't work; the message names the team.
+        """
+        try:
+            raw = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidTeamsError(f"the teams can't be read: {error}") from None
+        tables = raw.pop("teams", {})
+        if raw or not isinstance(tables, dict):
+            raise InvalidTeamsError(f"there is {shown(next(iter(raw), tables))} beside [teams.NAME]; give only teams")
+        return Teams(_team(name, table) for name, table in tables.items())
+
+    # -- checks --------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _parts(self) -> dict[str, tuple[str, ...]]:
+        parts: dict[str, list[str]] = {}
+        for team in self:
+            parts.setdefault(team.parent, []).append(team.name)
+        return {name: tuple(names) for name, names in parts.items()}
+
+    @cached_property
+    def _chips(self) -> dict[tuple[str, str], float]:
+        chips: dict[tuple[str, str], float] = {}
+        for team in sorted(self, key=lambda team: team.name.count("/"), reverse=True):
+            for kind in self.types:
+                quota = team.quotas.get(kind)
+                of_parts = sum(chips.get((part, kind), 0.0) for part in self.parts(team.name))
+                if total := quota.chips if quota is not None else of_parts:
+                    chips[team.name, kind] = total
+        return chips
+
+    @cached_property
+    def _teams_of(self) -> dict[str, tuple[str, ...]]:
+        teams: dict[str, tuple[str, ...]] = {}
+        for team in self:
+            for user in dict.fromkeys(team.users):
+                teams[user] = (*teams.get(user, ()), team.name)
+        return teams
+
+    def _require_parents(self) -> None:
+        for team in self:
+            if team.parent and team.parent not in self.by_name:
+                raise InvalidTeamsError(
+                    f"team {team.name} is a part of {team.parent}, which does not exist; add [teams.{team.parent!r}]"
+                )
+
+    def _require_plain_types(self) -> None:
+        for kind in self.types - {GPU, *TPU_GENERATIONS}:
+            generation = get_tpu_config(kind).generation
+            if generation in self.types:
+                raise InvalidTeamsError(
+                    f"there are quotas for {generation} and for {kind}, which is a part of it; give all quotas of"
+                    f" {generation} by type, or none"
+                )
+
+    def _require_parts_fit(self) -> None:
+        for team in self:
+            for kind, quota in team.quotas.items():
+                of_parts = sum(self.chips(part, kind) for part in self.parts(team.name))
+                if of_parts > quota.chips:
+                    raise InvalidTeamsError(
+                        f"team {team.name} has a quota of {quota.chips:g} {kind} chips, and its parts have"
+                        f" {of_parts:g} together; a team's quota includes those of its parts"
+                    )
+
+
+def _slice_type(name: str) -> str | None:
+    try:
+        return get_tpu_config(name).name
+    except UnknownTPUTypeError:
+        return None
+
+
+def _team(name: str, table: object) -> Team:
+    if not isinstance(table, dict):
+        raise InvalidTeamsError(f"team {name} is {shown(table)}; give a table: [teams.{name!r}]")
+    _require_known(f"team {name}", table, ("quota", "weight", "users"))
+    users, quotas = table.get("users", []), table.get("quota", {})
+    if not isinstance(users, list) or not isinstance(quotas, dict):
+        raise InvalidTeamsError(f"team {name}: give users as a list of names, and quota.v4-32 as a number of chips")
+    return Team(
+        name,
+        {kind: _quota(f"team {name}: the quota for {kind}", given) for kind, given in quotas.items()},
+        table.get("weight", 1.0),
+        tuple(users),
+    )
+
+
+def _quota(what: str, given: Any) -> Quota:
+    table = given if isinstance(given, dict) else {"chips": given}
+    _require_known(what, table, ("chips", "lend", "borrow", *_BANDS))
+    by_band = {band: table[name] for name, band in _BANDS.items() if name in table}
+    try:
+        return Quota(table.get("chips", 0.0), table.get("lend"), table.get("borrow"), by_band)
+    except InvalidTeamsError as error:
+        raise InvalidTeamsError(f"{what}: {error}") from None
+
+
+def _require_known(what: str, table: Mapping[str, object], known: tuple[str, ...]) -> None:
+    for name in table:
+        if name not in known:
+            raise InvalidTeamsError(f"{what} has {shown(name)}; there are only {', '.join(known)}")
