@@ -1,7 +1,7 @@
 """Teams: a tree of quotas in chips. Who belongs to which team, what each may have, lends and borrows.
 
 A team's name is its path in the tree: ``research/vision`` is a part of ``research``. A quota is for a TPU type
-(``v4-32``), for a whole generation (``v4``), or for all GPUs (``GPU``). The quota of a team includes those of its parts.
+(``v4-32``), for a whole generation (``v4``), or for all GPUs (``GPU``). A team's quota includes those of its parts.
 
 Operators write the tree as TOML::
 
