@@ -15,6 +15,7 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import is_as_urgent
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
+from iris_ray.model.teams import Teams
 from iris_ray.model.workers import Worker
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds
@@ -44,6 +45,7 @@ from iris_ray.state.events import (
     TasksAssignedEvent,
     TaskStateChangedEvent,
     TaskUnschedulableEvent,
+    TeamsSetEvent,
     TimePassedEvent,
     WorkerBlamedEvent,
     WorkerDrainedEvent,
@@ -60,6 +62,7 @@ from iris_ray.state.promises import Evictions, Promises
 from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
 from iris_ray.state.spares import GangNotices, SpareJobs, Spares
+from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
 logger = logging.getLogger(__name__)
@@ -71,16 +74,18 @@ class ControllerState:
     Attributes:
         fleet: all live workers, and who holds what of them.
         limits: limits by user, and what counts towards them.
+        teams: the teams, and what they hold.
         settings: the cluster's settings.
     """
 
     def __init__(self) -> None:
         self.fleet = Fleet()
         self.limits = UserLimits()
+        self.teams = TeamUse()
         self.settings = ClusterSettings()
         self._now = 0.0
         self._table = JobTable(self.limits)
-        self._allocations = Allocations(self.fleet, self.limits)
+        self._allocations = Allocations(self.fleet, self.limits, self.teams)
         self._quarantine = Quarantine(self.fleet)
         self._spares = Spares()
         self._holders = SliceHolders(self._table, self.fleet)
@@ -89,7 +94,8 @@ class ControllerState:
         about_spares = self._table, self.fleet, self._allocations, self._spares, self._notices
         self._spare_jobs = SpareJobs(*about_spares, self._promises.release)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
-        self._evictions = Evictions(self._table, self._promises, self._notices, self._spare_jobs, self._ends)
+        about_evictions = self._table, self._promises, self._notices, self._spare_jobs, self._ends, self.teams
+        self._evictions = Evictions(*about_evictions)
         self._gangs = Gangs(
             self._table,
             self.fleet,
@@ -113,7 +119,7 @@ class ControllerState:
         self._now = max(self._now, getattr(event, "now", 0.0))
         change = Change(self._now)
         self._spares.time_passed(self._now)
-        self._allocations.past.now = self._now
+        self._allocations.past.now = self.teams.past.now = self._now
         job_id = job_of(event)
         try:
             self._handle(event, change)
@@ -166,6 +172,8 @@ class ControllerState:
                 self._allocations.past.restore(event.hours, event.at)
             case LimitsSetEvent():
                 self.limits.set(event.user, event.band, event.limits)
+            case TeamsSetEvent():
+                self.teams.set(Teams(event.teams), self.jobs, self._allocations.all_of())
             case SettingSetEvent():
                 self.settings.set(event.name, event.to)
             case TaintLiftedEvent():
@@ -444,6 +452,7 @@ class ControllerState:
         assert all(self.heeding[band].keys() <= attempts.keys() for band, attempts in self.attempts.items())
         self._promises.check(self.workers)
         self.limits.check(self.jobs, self._allocations.all_of())
+        self.teams.check(self.jobs, self._allocations.all_of())
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 
 

@@ -18,6 +18,7 @@ from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.plain_values import Words
+from iris_ray.model.teams import Team
 from iris_ray.state.records import JobRecord
 
 
@@ -135,6 +136,17 @@ class PastUsageEvent:
 
     hours: Mapping[str, Mapping[str, float]]
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class TeamsSetEvent:
+    """An operator replaces all teams. Jobs that run go on, and count for their team or the closest one above it.
+
+    Args:
+        teams: the whole tree.
+    """
+
+    teams: tuple[Team, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +397,7 @@ Event = (
     | TaintLiftedEvent
     | PastUsageEvent
     | LimitsSetEvent
+    | TeamsSetEvent
     | SettingSetEvent
     | WorkerSuspectedEvent
     | WorkerFailedEvent
