@@ -294,6 +294,9 @@ class Replay:
                 events += heapq.heappop(self._due)[-1]
             for placed in self._turn(events):
                 self._start(placed)
+            if self._now > 2 * self._load.wall_s:
+                waits = next(iter(self._planner.pending_reasons.values()), "nothing waits")
+                raise TimeoutError(f"{len(self._waiting)} workloads wait after {self._now:.0f} s; the first: {waits}")
         self.result.wall_s = self._now
         self.result.evicted = self._planner.counts["evicted"]
         return self.result
@@ -342,14 +345,15 @@ def print_result(result: Result) -> None:
     """Print what a replay has shown, beside Kueue's figures."""
     load, whole = result.load, read_loads()[result.load.name]
     rate, kueues_rate = result.admitted / result.cpu_s, whole.count / whole.kueues_wall_s
+    used = result.used / load.cpus / result.wall_s
+    print(f"\n{load.name}: {result.admitted:,} workloads in {load.cohorts * load.queues:,} queues.")
     print(
-        f"\n{load.name}: {result.admitted:,} workloads in {load.cohorts * load.queues:,} queues.\n"
-        f"{rate:,.0f} admissions in a second of CPU time, {rate / kueues_rate:.0f} times Kueue's {kueues_rate:.0f} in a"
-        f" second: {result.cpu_s:.1f} s for {result.plans:,} plans, the longest {1000 * result.longest_plan_s:.0f} ms.\n"
-        f"All done after {result.wall_s:.0f} s (Kueue {load.kueues_wall_s:.0f} s, its limit {load.wall_s:g} s), with"
-        f" {100 * result.used / load.cpus / result.wall_s:.0f} % of the quota in use (its limit {load.usage:g} %);"
-        f" {result.evicted} evicted.\n\n| average time to admission, s | here | longest | Kueue | its limit |"
+        f"{rate:,.0f} admissions in a second of CPU time are {rate / kueues_rate:.0f} times Kueue's {kueues_rate:.0f}."
     )
+    print(f"{result.cpu_s:.1f} s for {result.plans:,} plans, the longest {1000 * result.longest_plan_s:.0f} ms.")
+    print(f"All done after {result.wall_s:.0f} s (Kueue {load.kueues_wall_s:.0f} s, its limit {load.wall_s:g} s).")
+    print(f"{100 * used:.0f} % of the quota in use (Kueue's limit {load.usage:g} %); {result.evicted} evicted.")
+    print("\n| average time to admission, s | here | longest | Kueue | its limit |")
     print("|---|---:|---:|---:|---:|")
     for one in load.workloads:
         average_s, longest_s = result.average_s(one.name), max(result.waits[one.name])

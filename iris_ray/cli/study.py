@@ -68,9 +68,9 @@ def print_reports(reports: Reports) -> None:
     print_table(("USER", *reports), shares, "no jobs came")
     if teams:
         click.echo("\nShares of teams, and how often jobs gave their hosts to another team:")
-        of_teams = [(team, *(_percent(found.shares_by_team.get(team, 0.0)) for found in reports.values())) for team in teams]
+        parts = {team: [_percent(found.shares_by_team.get(team, 0.0)) for found in reports.values()] for team in teams}
         gave = ("given back", *(f"{found.reclaimed:,}" for found in reports.values()))
-        print_table(("TEAM", *reports), [*of_teams, gave], "no jobs came")
+        print_table(("TEAM", *reports), [*((team, *of_team) for team, of_team in parts.items()), gave], "no jobs came")
 
 
 def _print_waits(

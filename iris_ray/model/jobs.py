@@ -7,6 +7,7 @@ exists once, for gangs. The gangs of a job have the same number of tasks.
 
 import math
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from iris_ray.model.goodput import JobTimes
@@ -267,6 +268,7 @@ class Job:
         error: why its latest attempt, or the job, ended, in words.
         yields: whether its owner offers its hosts to any job that waits. It then waits behind all other jobs itself.
         times: when its attempts held chips and ran, if it is one gang.
+        kind: what it asks for and for whom. If one job finds too few groups, so do the others of its kind, as a rule.
     """
 
     spec: JobSpec
@@ -290,6 +292,19 @@ class Job:
     error: str | None = None
     yields: bool = False
     times: JobTimes = field(default_factory=JobTimes)
+    kind: Hashable = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        self.kind = self.requirement, spec.groups_per_gang, spec.user, spec.team, spec.may_evict
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing tells it from other new jobs of its kind: it has had no hosts, and has no time limit."""
+        spec = self.spec
+        return not (
+            self.attempt or self.avoided or self.promise or self.yields or spec.spare_for or spec.scheduling_timeout
+        )
 
     @property
     def gang(self) -> Gang:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.model.jobs import Gang, Job
@@ -68,8 +68,6 @@ class SchedulingResult:
     complete: bool = True
 
 
-_Kind = tuple[Requirement, tuple[int, ...], str, str, bool]
-
 TASKS_PER_GANG = 10
 """To place a gang of so many tasks is about twice the work of placing a single task."""
 
@@ -119,7 +117,8 @@ class Cycle:
         self._available: dict[Requirement, Availability] = {}
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
         self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
-        self._in_vain: dict[_Kind, Unplaced] = {}  # jobs of this band that found too few groups
+        self._in_vain: dict[Hashable, Unplaced] = {}  # kinds of jobs of this place that found too few groups
+        self._over: dict[Hashable, ReachedLimit] = {}  # kinds of jobs of this place that have reached a limit
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._spreads: dict[str, Spreading] = {}  # by job id
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
@@ -140,12 +139,14 @@ class Cycle:
         def standing(job: Job) -> Standing:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
 
-        queue = self._queue = FairQueue(pending, usage, past, fleet.totals, deadlines, self._teams, standing)
+        about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._is_in_vain
+        queue = self._queue = FairQueue(pending, *about_queue)
         place = None
         for job in queue:
             if queue.place != place:
                 place = queue.place
                 self._in_vain.clear()
+                self._over.clear()
                 self._promises.begin(place, self._available_to)
             granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
@@ -159,6 +160,20 @@ class Cycle:
         self._result.promises = self._promises.changes(self._placed)
         self._result.gave_up_promise = self._promises.given_up
         return self._result
+
+    def _is_in_vain(self, job: Job) -> bool:
+        """Return whether a new job fares like one of its kind, and note why it waits."""
+        before, reached = self._in_vain.get(job.kind), self._over.get(job.kind)
+        if before is None and reached is None:
+            return False
+        if self._promises.any_kept or self._deadlines.is_starving(job, job.gangs[next(iter(job.pending))]):
+            return False
+        reasons, job_id = self._result.pending_reasons, job.spec.job_id
+        if before is not None:
+            reasons[job_id] = self._explainer.same_reason(job, before)
+        elif reached is not None:
+            reasons[job_id] = limited(job, reached, ())
+        return True
 
     def _is_full(self, most: int) -> bool:
         evaluated = self._cache.evaluated - self._evaluated_before
@@ -196,7 +211,7 @@ class Cycle:
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
-        if (before := self._in_vain.get(_kind_of(job))) is not None and not self._is_special(job, gang):
+        if (before := self._in_vain.get(job.kind)) is not None and not self._is_special(job, gang):
             self._result.pending_reasons[job.spec.job_id] = self._explainer.same_reason(job, before)
             return None
         lifted = self._promises.lift(job)
@@ -305,6 +320,7 @@ class Cycle:
         self._promises.put_back(lifted)
         if lifted:
             self._in_vain.clear()
+            self._over.clear()
             for available in (*self._available.values(), *self._elsewhere.values()):
                 available.failed_placements.clear()
             for spreading in self._spreads.values():
@@ -326,6 +342,8 @@ class Cycle:
             if not kept and self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
+        if not (kept or lifted or returns or reached.kept):
+            self._over[job.kind] = reached
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
 
     def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
@@ -358,7 +376,7 @@ class Cycle:
         self._result.pending_reasons[job_id] = reason
         hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups, or for its own
         if not (searches or kept or lifted or hopes or self._is_special(job, gang)):
-            self._in_vain[_kind_of(job)] = Unplaced(job, available, reason)
+            self._in_vain[job.kind] = Unplaced(job, available, reason)
 
     def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
         groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
@@ -417,9 +435,3 @@ class Cycle:
             ranking = self._cache.ranking(self._fleet, *key, self._deadlines.now)
             remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
         return remaining
-
-
-def _kind_of(job: Job) -> _Kind:
-    """Return the kind of a job. If one job of a kind finds too few groups, so do the others, as a rule."""
-    spec = job.spec
-    return job.requirement, num_groups(job), spec.user, spec.team, spec.may_evict

@@ -86,7 +86,7 @@ class Deadlines:
 
     def is_returning(self, job: Job) -> bool:
         """Return whether a waiting gang of the job ran a moment ago. It comes first: a lost host costs no turn."""
-        if job.spec.coscheduling is None or job.yields:
+        if not job.attempt or job.spec.coscheduling is None or job.yields:
             return False
         return any(self.now < job.gangs[position].returning_until for position in job.pending)
 
@@ -130,6 +130,7 @@ class FairQueue:
         deadlines: tells which jobs are urgent.
         teams: what each team holds and has held; None: there are no teams.
         standing: tells with whose quota a job could run.
+        is_in_vain: whether a job fares like one of its kind before it, which found nothing; asked of plain jobs.
 
     Attributes:
         is_alone: whether no other user's jobs wait in the class of the latest job, so that it comes again while it gets
@@ -146,13 +147,17 @@ class FairQueue:
         deadlines: Deadlines,
         teams: TeamUse | None = None,
         standing: Callable[[Job], Standing] = lambda job: Standing.OWN,
+        is_in_vain: Callable[[Job], bool] = lambda job: False,
     ) -> None:
-        self._pending = sorted(pending, key=_by_band)
+        self._pending = sorted(pending, key=_by_age)
         self._deadlines = deadlines
         self._users = _Shares(usage, past, totals, deadlines.now)
         self._teams = teams if teams is not None and teams.teams else None
         self._of_teams = _Shares(self._teams.usage, self._teams.past, totals, deadlines.now) if self._teams else None
         self._standing = standing
+        self._is_in_vain = is_in_vain
+        self._later: list[Job] = []  # jobs that have to look further for quota
+        self._kinds_later: set[Hashable] = set()  # theirs
         self._again = False
         self.is_alone = False
         self.place: Place = Standing.OWN, PriorityBand.PRODUCTION
@@ -161,10 +166,9 @@ class FairQueue:
         last = [job for job in self._pending if comes_last(job)]
         waiting = [job for job in self._pending if not comes_last(job)] if last else self._pending
         for standing in Standing:
-            later: list[Job] = []
-            yield from self._by_class(waiting, standing, later)
-            waiting = sorted(later, key=_by_band)
-        yield from self._by_class(last, len(Standing), [])
+            yield from self._by_class(waiting, standing)
+            waiting, self._later = sorted(self._later, key=_by_age), []
+        yield from self._by_class(last, len(Standing))
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """Count what the latest job was given. The job comes again at its user's next turn."""
@@ -174,20 +178,32 @@ class FairQueue:
                 self._of_teams.count(name, resources)
         self._again = True
 
-    def _by_class(self, jobs: Iterable[Job], standing: int, later: list[Job]) -> Iterator[Job]:
-        """Yield jobs by band, first those that return; ``later`` gets the jobs that have to look further for quota."""
+    def _by_class(self, jobs: Iterable[Job], standing: int) -> Iterator[Job]:
+        """Yield jobs by band, first those that return. Those that have to look further for quota come later."""
         classes: defaultdict[tuple[PriorityBand, Urgency], list[Job]] = defaultdict(list)
         for job in jobs:
             urgency = Urgency.RETURNING if self._deadlines.is_returning(job) else Urgency.NONE
             classes[job.spec.priority, urgency].append(job)
         for (band, urgency), of_class in sorted(classes.items()):
             self.place = standing, band
+            self._kinds_later.clear()
             in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)
             for job in in_turn:
                 if standing < Standing.BORROWS and self._standing(job) > standing:
-                    later.append(job)
+                    self._later.append(job)
+                    if job.is_plain:
+                        self._kinds_later.add(job.kind)
                 else:
                     yield job
+
+    def _skip_alike(self, jobs: deque[Job]) -> None:
+        """Drop the first jobs of a user that fare like one before them: a long queue of such jobs is cheap."""
+        while jobs and (job := jobs[0]).is_plain:
+            if job.kind in self._kinds_later:
+                self._later.append(job)
+            elif not self._is_in_vain(job):
+                return
+            jobs.popleft()
 
     def _by_age(self, jobs: Iterable[Job]) -> Iterator[Job]:
         self.is_alone = False
@@ -220,7 +236,7 @@ class FairQueue:
                     lines[name] = _Line(partial(self._share_of_team, name))
                     line.parts.append(lines[name])
                 line = lines[name]
-            line.parts.append(_Line(partial(self._users.of, user), of_user))
+            line.parts.append(_Line(partial(self._users.of, user), of_user, self._skip_alike))
         whole.begin()
         return whole
 
@@ -267,17 +283,24 @@ class _Line:
     Args:
         share: returns the share by which it goes among the lines beside it.
         jobs: the jobs of a user, the oldest first.
+        skip: drops first jobs whose turn is not needed.
 
     Attributes:
         parts: the lines of a team; fill it, then call `begin`.
     """
 
-    __slots__ = ("_jobs", "_share", "_turns", "parts")
+    __slots__ = ("_jobs", "_share", "_skip", "_turns", "parts")
 
-    def __init__(self, share: Callable[[], float], jobs: deque[Job] | None = None) -> None:
+    def __init__(
+        self,
+        share: Callable[[], float],
+        jobs: deque[Job] | None = None,
+        skip: Callable[[deque[Job]], None] = lambda jobs: None,
+    ) -> None:
         self.parts: list[_Line] = []
         self._share = share
         self._jobs = jobs or deque()
+        self._skip = skip
         self._turns: list[tuple[float, int, int, _Line]] = []
 
     def begin(self) -> None:
@@ -304,6 +327,7 @@ class _Line:
         if self._jobs:
             if not comes_again:
                 self._jobs.popleft()
+                self._skip(self._jobs)
             return
         _, _, number, part = self._turns[0]
         part.had_its_turn(comes_again)
@@ -339,5 +363,5 @@ class SearchFairness:
             self._searched.update(in_vain)
 
 
-def _by_band(job: Job) -> tuple[PriorityBand, int]:
-    return job.spec.priority, job.number
+def _by_age(job: Job) -> int:
+    return job.number
