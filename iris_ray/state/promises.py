@@ -206,11 +206,8 @@ class Evictions:
         who = f"{victim.current_attempt(gang)} does not leave its hosts to {event.job_id}"
         is_idle = victim.yields or victim.spec.spare_for is not None
         taking = self._table.known(event.job_id).spec
-        if (
-            not is_idle
-            and victim.spec.priority <= taking.priority
-            and not self._teams.share_quotas(taking, victim.spec)
-        ):
+        by_quota = self._teams.share_quotas(taking, victim.spec)
+        if not is_idle and not by_quota and victim.spec.priority <= taking.priority:
             raise IllegalTransitionError(f"{who}: it is of no lower band, and of no other team")
         if not any(task.node_id in event.node_ids for task in gang.tasks):
             raise IllegalTransitionError(f"{who}: they are not promised to that job")

@@ -171,7 +171,7 @@ def test_a_job_within_its_quota_takes_it_back_at_once_from_any_band(world: World
 def test_no_more_is_taken_back_than_what_was_lent(world: World) -> None:
     two_teams(world)
     start(world, "ads-0", "ads-1", "ads-2", team="ads")
-    start(world, "vision-0", team="vision")
+    start(world, "vision-0", team="vision", priority=PRODUCTION)
     for number in (1, 2):
         submit(world, f"vision-{number}", "vision", priority=PRODUCTION)
     world.now += BACKFILL_BOUND_S * 10
