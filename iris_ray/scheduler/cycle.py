@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
@@ -21,9 +21,9 @@ from iris_ray.scheduler.explanation import (
     paused,
     what_they_wait_for,
 )
-from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
+from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, Run, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
-from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
+from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit, Reasons
 from iris_ray.scheduler.promises import Lifted, Promises
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
 from iris_ray.scheduler.spreading import Spreading
@@ -59,7 +59,7 @@ class SchedulingResult:
     """
 
     assignments: list[AssignedEvent] = field(default_factory=list)
-    pending_reasons: dict[str, PendingReason] = field(default_factory=dict)
+    pending_reasons: Reasons = field(default_factory=Reasons)
     timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
     unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
     starving: list[str] = field(default_factory=list)
@@ -117,8 +117,8 @@ class Cycle:
         self._available: dict[Requirement, Availability] = {}
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
         self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
-        self._in_vain: dict[Hashable, Unplaced] = {}  # kinds of jobs of this place that found too few groups
-        self._over: dict[Hashable, ReachedLimit] = {}  # kinds of jobs of this place that have reached a limit
+        self._in_vain: dict[Kind, Unplaced] = {}  # kinds of jobs of this place that found too few groups
+        self._over: dict[Kind, PendingReason] = {}  # kinds of jobs of this place that have reached a limit
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._spreads: dict[str, Spreading] = {}  # by job id
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
@@ -139,7 +139,7 @@ class Cycle:
         def standing(job: Job) -> Standing:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
 
-        about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._is_in_vain
+        about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._fare_alike
         queue = self._queue = FairQueue(pending, *about_queue)
         place = None
         for job in queue:
@@ -161,18 +161,21 @@ class Cycle:
         self._result.gave_up_promise = self._promises.given_up
         return self._result
 
-    def _is_in_vain(self, job: Job) -> bool:
-        """Return whether a new job fares like one of its kind, and note why it waits."""
-        before, reached = self._in_vain.get(job.kind), self._over.get(job.kind)
-        if before is None and reached is None:
+    def _fare_alike(self, run: Run) -> bool:
+        """Return whether plain jobs of a kind fare like one before them, and note why they wait."""
+        job = run[0]
+        before, limited_like = self._in_vain.get(job.kind), self._over.get(job.kind)
+        if before is None and limited_like is None:
             return False
         if self._promises.any_kept or self._deadlines.is_starving(job, job.gangs[next(iter(job.pending))]):
-            return False
-        reasons, job_id = self._result.pending_reasons, job.spec.job_id
+            return False  # the others, which are younger, would not starve either
+        reasons, job_ids = self._result.pending_reasons, [job.spec.job_id for job in run]
         if before is not None:
-            reasons[job_id] = self._explainer.same_reason(job, before)
-        elif reached is not None:
-            reasons[job_id] = limited(job, reached, ())
+            ahead = before.available.to_all.unplaced
+            reasons.add_alike(job_ids, before.reason, len(ahead), ahead[0])
+            ahead += job_ids
+        elif limited_like is not None:
+            reasons.add_alike(job_ids, limited_like)
         return True
 
     def _is_full(self, most: int) -> bool:
@@ -342,9 +345,9 @@ class Cycle:
             if not kept and self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
+        reason = self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
         if not (kept or lifted or returns or reached.kept):
-            self._over[job.kind] = reached
-        self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+            self._over[job.kind] = reason
 
     def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
         """Return whether a job is within its user's limit once those have left that leave its promised hosts to it."""
