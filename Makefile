@@ -24,7 +24,7 @@ QUIETLY := --quiet --disable-pip-version-check
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-marin bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
+.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-marin bench-kueue bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
 .SECONDARY:  # environments stay
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
@@ -62,6 +62,9 @@ bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state c
 
 bench-marin: $(MARIN)/.ready  ## a scheduling cycle beside that of marin-iris; two minutes
 	$(MARIN)/bin/python benchmarks/scheduling.py --marin
+
+bench-kueue: $(READY)  ## the loads of Kueue's performance tests on the scheduling core, beside its figures; about XX minutes
+	$(BIN)/python benchmarks/kueue.py
 
 bench-controller: $(READY)  ## a storm of tasks through the real Controller, and its recovery; about two minutes
 	$(BIN)/python benchmarks/controller.py

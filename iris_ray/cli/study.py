@@ -56,6 +56,9 @@ def print_reports(reports: Reports) -> None:
             _print_waits(f"Waits by size, in {unit}", "SIZE", reports, of, sizes)
     users = _largest_users(reports)
     _print_waits(f"Waits by user{_rest(reports, users)}", "USER", reports, lambda found: found.waits_by_user, users)
+    teams = sorted({team for found in reports.values() for team in found.waits_by_team})
+    if teams:
+        _print_waits("Waits by team", "TEAM", reports, lambda found: found.waits_by_team, teams)
     if any(found.cpu_hosts for found in reports.values()):
         click.echo("\nUse of the CPUs of hosts without chips; above it is that of the chips:")
         rows = [(policy, *_use(found.cpu_hosts)) for policy, found in reports.items() if found.cpu_hosts]
@@ -63,6 +66,11 @@ def print_reports(reports: Reports) -> None:
     click.echo("\nShares of what all users held:")
     shares = [(user, *(_percent(found.shares.get(user, 0.0)) for found in reports.values())) for user in users]
     print_table(("USER", *reports), shares, "no jobs came")
+    if teams:
+        click.echo("\nShares of teams, and how often jobs gave their hosts to another team:")
+        parts = {team: [_percent(found.shares_by_team.get(team, 0.0)) for found in reports.values()] for team in teams}
+        gave = ("given back", *(f"{found.reclaimed:,}" for found in reports.values()))
+        print_table(("TEAM", *reports), [*((team, *of_team) for team, of_team in parts.items()), gave], "no jobs came")
 
 
 def _print_waits(

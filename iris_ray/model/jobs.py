@@ -5,6 +5,7 @@ failure domain is the slice, or any single task of another job. So every rule ab
 exists once, for gangs. The gangs of a job have the same number of tasks.
 """
 
+import functools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from iris_ray.model.goodput import JobTimes
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
 
 _S = TaskState
@@ -245,6 +247,32 @@ Allocation = tuple[tuple[str, str, dict[str, float]], ...]
 """What an attempt holds until its end is confirmed: (node id, task id, resources) of every task."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)  # equal kinds are the same object
+class Kind:
+    """What jobs ask for, and for whom. If one job finds too few groups, so do the others of its kind, as a rule."""
+
+    requirement: Requirement
+    num_groups: tuple[int, ...]
+    user: str
+    team: str
+    band: PriorityBand
+    may_evict: bool
+    may_be_plain: bool
+
+
+@functools.lru_cache(maxsize=50_000)
+def _kind(
+    requirement: Requirement,
+    num_groups: tuple[int, ...],
+    user: str,
+    team: str,
+    band: PriorityBand,
+    may_evict: bool,
+    may_be_plain: bool,
+) -> Kind:
+    return Kind(requirement, num_groups, user, team, band, may_evict, may_be_plain)
+
+
 @dataclass(slots=True)
 class Job:
     """A job and its progress.
@@ -267,6 +295,7 @@ class Job:
         error: why its latest attempt, or the job, ended, in words.
         yields: whether its owner offers its hosts to any job that waits. It then waits behind all other jobs itself.
         times: when its attempts held chips and ran, if it is one gang.
+        kind: the jobs that ask for the same; see `Kind`.
     """
 
     spec: JobSpec
@@ -290,6 +319,17 @@ class Job:
     error: str | None = None
     yields: bool = False
     times: JobTimes = field(default_factory=JobTimes)
+    kind: Kind = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        about = self.requirement, spec.groups_per_gang, spec.user, spec.team, spec.priority, spec.may_evict
+        self.kind = _kind(*about, spec.spare_for is None and spec.scheduling_timeout is None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only its age tells it from other such jobs of its kind: it has had no hosts, nor has any for it."""
+        return self.kind.may_be_plain and not (self.attempt or self.avoided or self.promise or self.yields)
 
     @property
     def gang(self) -> Gang:

@@ -230,8 +230,19 @@ class Teams:
         except tomllib.TOMLDecodeError as error:
             raise InvalidTeamsError(f"the teams can't be read: {error}") from None
         tables = raw.pop("teams", {})
-        if raw or not isinstance(tables, dict):
-            raise InvalidTeamsError(f"there is {shown(next(iter(raw), tables))} beside [teams.NAME]; give only teams")
+        if raw:
+            raise InvalidTeamsError(f"there is {shown(next(iter(raw)))} beside [teams.NAME]; give only teams")
+        return Teams.from_tables(tables)
+
+    @staticmethod
+    def from_tables(tables: object) -> "Teams":
+        """Return the teams of the table ``teams`` that stands in a TOML file.
+
+        Raises:
+            InvalidTeamsError: something can't work as written; the message names the team.
+        """
+        if not isinstance(tables, dict):
+            raise InvalidTeamsError(f"teams is {shown(tables)}; give a table for each team: [teams.NAME]")
         return Teams(_team(name, table) for name, table in tables.items())
 
     # -- checks --------------------------------------------------------------------------------------------------------

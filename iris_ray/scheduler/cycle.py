@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
@@ -21,9 +21,9 @@ from iris_ray.scheduler.explanation import (
     paused,
     what_they_wait_for,
 )
-from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
+from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, Run, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
-from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
+from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit, Reasons
 from iris_ray.scheduler.promises import Lifted, Promises
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
 from iris_ray.scheduler.spreading import Spreading
@@ -59,7 +59,7 @@ class SchedulingResult:
     """
 
     assignments: list[AssignedEvent] = field(default_factory=list)
-    pending_reasons: dict[str, PendingReason] = field(default_factory=dict)
+    pending_reasons: Reasons = field(default_factory=Reasons)
     timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
     unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
     starving: list[str] = field(default_factory=list)
@@ -67,8 +67,6 @@ class SchedulingResult:
     gave_up_promise: bool = False
     complete: bool = True
 
-
-_Kind = tuple[Requirement, tuple[int, ...], str, str, bool]
 
 TASKS_PER_GANG = 10
 """To place a gang of so many tasks is about twice the work of placing a single task."""
@@ -119,7 +117,8 @@ class Cycle:
         self._available: dict[Requirement, Availability] = {}
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
         self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
-        self._in_vain: dict[_Kind, Unplaced] = {}  # jobs of this band that found too few groups
+        self._in_vain: dict[Kind, Unplaced] = {}  # kinds of jobs of this place that found too few groups
+        self._over: dict[Kind, PendingReason] = {}  # kinds of jobs of this place that have reached a limit
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._spreads: dict[str, Spreading] = {}  # by job id
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
@@ -140,12 +139,14 @@ class Cycle:
         def standing(job: Job) -> Standing:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
 
-        queue = self._queue = FairQueue(pending, usage, past, fleet.totals, deadlines, self._teams, standing)
+        about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._fare_alike
+        queue = self._queue = FairQueue(pending, *about_queue)
         place = None
         for job in queue:
             if queue.place != place:
                 place = queue.place
                 self._in_vain.clear()
+                self._over.clear()
                 self._promises.begin(place, self._available_to)
             granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
@@ -159,6 +160,23 @@ class Cycle:
         self._result.promises = self._promises.changes(self._placed)
         self._result.gave_up_promise = self._promises.given_up
         return self._result
+
+    def _fare_alike(self, run: Run) -> bool:
+        """Return whether plain jobs of a kind fare like one before them, and note why they wait."""
+        job = run[0]
+        before, limited_like = self._in_vain.get(job.kind), self._over.get(job.kind)
+        if before is None and limited_like is None:
+            return False
+        if self._promises.any_kept or self._deadlines.is_starving(job, job.gangs[next(iter(job.pending))]):
+            return False  # the others, which are younger, would not starve either
+        reasons, job_ids = self._result.pending_reasons, [job.spec.job_id for job in run]
+        if before is not None:
+            ahead = before.available.to_all.unplaced
+            reasons.add_alike(job_ids, before.reason, len(ahead), ahead[0])
+            ahead += job_ids
+        elif limited_like is not None:
+            reasons.add_alike(job_ids, limited_like)
+        return True
 
     def _is_full(self, most: int) -> bool:
         evaluated = self._cache.evaluated - self._evaluated_before
@@ -196,7 +214,7 @@ class Cycle:
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
-        if (before := self._in_vain.get(_kind_of(job))) is not None and not self._is_special(job, gang):
+        if (before := self._in_vain.get(job.kind)) is not None and not self._is_special(job, gang):
             self._result.pending_reasons[job.spec.job_id] = self._explainer.same_reason(job, before)
             return None
         lifted = self._promises.lift(job)
@@ -305,6 +323,7 @@ class Cycle:
         self._promises.put_back(lifted)
         if lifted:
             self._in_vain.clear()
+            self._over.clear()
             for available in (*self._available.values(), *self._elsewhere.values()):
                 available.failed_placements.clear()
             for spreading in self._spreads.values():
@@ -326,7 +345,9 @@ class Cycle:
             if not kept and self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
-        self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+        reason = self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+        if not (kept or lifted or returns or reached.kept):
+            self._over[job.kind] = reason
 
     def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
         """Return whether a job is within a limit once those have left that leave its promised hosts to it."""
@@ -358,7 +379,7 @@ class Cycle:
         self._result.pending_reasons[job_id] = reason
         hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups, or for its own
         if not (searches or kept or lifted or hopes or self._is_special(job, gang)):
-            self._in_vain[_kind_of(job)] = Unplaced(job, available, reason)
+            self._in_vain[job.kind] = Unplaced(job, available, reason)
 
     def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
         groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
@@ -417,9 +438,3 @@ class Cycle:
             ranking = self._cache.ranking(self._fleet, *key, self._deadlines.now)
             remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
         return remaining
-
-
-def _kind_of(job: Job) -> _Kind:
-    """Return the kind of a job. If one job of a kind finds too few groups, so do the others, as a rule."""
-    spec = job.spec
-    return job.requirement, num_groups(job), spec.user, spec.team, spec.may_evict

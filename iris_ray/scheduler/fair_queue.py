@@ -18,9 +18,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 
 from iris_ray.model.job_spec import SparePurpose
-from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM
 from iris_ray.scheduler.team_quotas import Standing
@@ -110,8 +112,13 @@ class Deadlines:
         return TaskUnschedulableEvent(job.spec.job_id, first.index, why)
 
 
+Run = deque[Job]
+"""Plain jobs of one kind by age, of which as many get a turn as may make a difference; or one other job."""
 Place = tuple[int, PriorityBand]
 """Where jobs go in the queue: by `Standing`, then by band. Those that come last have a number above all standings."""
+
+
+_number = attrgetter("number")
 
 
 class FairQueue:
@@ -130,6 +137,7 @@ class FairQueue:
         deadlines: tells which jobs are urgent.
         teams: what each team holds and has held; None: there are no teams.
         standing: tells with whose quota a job could run.
+        fare_alike: whether plain jobs of a kind fare like one before them, which found nothing. They get no turn then.
 
     Attributes:
         is_alone: whether no other user's jobs wait in the class of the latest job, so that it comes again while it gets
@@ -146,25 +154,28 @@ class FairQueue:
         deadlines: Deadlines,
         teams: TeamUse | None = None,
         standing: Callable[[Job], Standing] = lambda job: Standing.OWN,
+        fare_alike: Callable[[Run], bool] = lambda run: False,
     ) -> None:
-        self._pending = sorted(pending, key=_by_band)
+        self._pending = sorted(pending, key=_number)
         self._deadlines = deadlines
         self._users = _Shares(usage, past, totals, deadlines.now)
         self._teams = teams if teams is not None and teams.teams else None
         self._of_teams = _Shares(self._teams.usage, self._teams.past, totals, deadlines.now) if self._teams else None
         self._standing = standing
+        self._fare_alike = fare_alike
+        self._later: list[Run] = []  # jobs that have to look further for quota
+        self._kinds_later: set[Kind] = set()  # theirs
         self._again = False
         self.is_alone = False
         self.place: Place = Standing.OWN, PriorityBand.PRODUCTION
 
     def __iter__(self) -> Iterator[Job]:
-        last = [job for job in self._pending if comes_last(job)]
-        waiting = [job for job in self._pending if not comes_last(job)] if last else self._pending
+        runs = _runs(self._pending)
+        waiting = [run for run in runs if not comes_last(run[0])]
         for standing in Standing:
-            later: list[Job] = []
-            yield from self._by_class(waiting, standing, later)
-            waiting = sorted(later, key=_by_band)
-        yield from self._by_class(last, len(Standing), [])
+            yield from self._by_class(waiting, standing)
+            waiting, self._later = self._later, []
+        yield from self._by_class([run for run in runs if run and comes_last(run[0])], len(Standing))
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """Count what the latest job was given. The job comes again at its user's next turn."""
@@ -174,43 +185,55 @@ class FairQueue:
                 self._of_teams.count(name, resources)
         self._again = True
 
-    def _by_class(self, jobs: Iterable[Job], standing: int, later: list[Job]) -> Iterator[Job]:
-        """Yield jobs by band, first those that return; ``later`` gets the jobs that have to look further for quota."""
-        classes: defaultdict[tuple[PriorityBand, Urgency], list[Job]] = defaultdict(list)
-        for job in jobs:
-            urgency = Urgency.RETURNING if self._deadlines.is_returning(job) else Urgency.NONE
-            classes[job.spec.priority, urgency].append(job)
-        for (band, urgency), of_class in sorted(classes.items()):
+    def _by_class(self, runs: Iterable[Run], standing: int) -> Iterator[Job]:
+        """Yield jobs by band, first those that return. Those that have to look further for quota come later."""
+        classes: defaultdict[tuple[PriorityBand, Urgency], list[Run]] = defaultdict(list)
+        for run in runs:
+            urgency = Urgency.RETURNING if self._deadlines.is_returning(run[0]) else Urgency.NONE
+            classes[run[0].spec.priority, urgency].append(run)
+        for (band, urgency), of_class in sorted(classes.items(), key=lambda item: item[0]):
             self.place = standing, band
+            self._kinds_later.clear()
             in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)
             for job in in_turn:
                 if standing < Standing.BORROWS and self._standing(job) > standing:
-                    later.append(job)
+                    self._later.append(deque((job,)))
+                    self._kinds_later.add(job.kind)
                 else:
                     yield job
 
-    def _by_age(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _needs_no_turns(self, run: Run) -> bool:
+        """Return whether plain jobs fare like one of their kind before them."""
+        if run[0].kind in self._kinds_later:
+            if (head := self._later[-1])[0].kind is run[0].kind:
+                head.extend(run)
+            else:
+                self._later.append(run)
+            return True
+        return self._fare_alike(run)
+
+    def _by_age(self, runs: Iterable[Run]) -> Iterator[Job]:
         self.is_alone = False
-        for job in jobs:
+        for job in sorted(chain.from_iterable(runs), key=_number):
             self._again = True
             while self._again:  # several gangs of it may return
                 self._again = False
                 yield job
 
-    def _by_share(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _by_share(self, runs: Iterable[Run]) -> Iterator[Job]:
         """Yield jobs of one class: by the shares of teams, of users, and by age."""
-        line = self._line(jobs)
+        line = self._line(runs)
         while line.first is not None:
             self._again = False
             job, self.is_alone = line.first, line.is_alone
             yield job
             line.had_its_turn(self._again)
 
-    def _line(self, jobs: Iterable[Job]) -> "_Line":
+    def _line(self, runs: Iterable[Run]) -> "_Line":
         """Return the line of all jobs, which consists of the lines of teams and users."""
-        by_user: defaultdict[tuple[str, str], deque[Job]] = defaultdict(deque)
-        for job in jobs:
-            by_user[job.spec.team, job.spec.user].append(job)
+        by_user: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+        for run in runs:
+            by_user[run[0].spec.team, run[0].spec.user].append(run)
         whole = _Line(lambda: 0.0)
         lines = {NO_TEAM: whole}
         for (team, user), of_user in by_user.items():
@@ -220,7 +243,7 @@ class FairQueue:
                     lines[name] = _Line(partial(self._share_of_team, name))
                     line.parts.append(lines[name])
                 line = lines[name]
-            line.parts.append(_Line(partial(self._users.of, user), of_user))
+            line.parts.append(_Line(partial(self._users.of, user), of_user, self._needs_no_turns))
         whole.begin()
         return whole
 
@@ -266,19 +289,27 @@ class _Line:
 
     Args:
         share: returns the share by which it goes among the lines beside it.
-        jobs: the jobs of a user, the oldest first.
+        runs: the jobs of a user.
+        needs_no_turns: whether what is left of a run needs no turns.
 
     Attributes:
         parts: the lines of a team; fill it, then call `begin`.
     """
 
-    __slots__ = ("_jobs", "_share", "_turns", "parts")
+    __slots__ = ("_needs_no_turns", "_runs", "_share", "_turns", "parts")
 
-    def __init__(self, share: Callable[[], float], jobs: deque[Job] | None = None) -> None:
+    def __init__(
+        self,
+        share: Callable[[], float],
+        runs: Iterable[Run] = (),
+        needs_no_turns: Callable[[Run], bool] = lambda run: False,
+    ) -> None:
         self.parts: list[_Line] = []
         self._share = share
-        self._jobs = jobs or deque()
+        self._runs = [(run[0].number, index, run) for index, run in enumerate(runs)]
+        self._needs_no_turns = needs_no_turns
         self._turns: list[tuple[float, int, int, _Line]] = []
+        heapq.heapify(self._runs)
 
     def begin(self) -> None:
         """Sort the parts."""
@@ -290,20 +321,20 @@ class _Line:
     @property
     def first(self) -> Job | None:
         """The job whose turn it is, or None if none is left."""
-        if self._jobs:
-            return self._jobs[0]
+        if self._runs:
+            return self._runs[0][-1][0]
         return self._turns[0][-1].first if self._turns else None
 
     @property
     def is_alone(self) -> bool:
         """Whether the first job's user has no others beside."""
-        return bool(self._jobs) or (len(self._turns) == 1 and self._turns[0][-1].is_alone)
+        return bool(self._runs) or (len(self._turns) == 1 and self._turns[0][-1].is_alone)
 
     def had_its_turn(self, comes_again: bool) -> None:
         """Go on after the first job, which stays if it comes again."""
-        if self._jobs:
+        if self._runs:
             if not comes_again:
-                self._jobs.popleft()
+                self._drop_first()
             return
         _, _, number, part = self._turns[0]
         part.had_its_turn(comes_again)
@@ -311,6 +342,14 @@ class _Line:
             heapq.heappop(self._turns)
         else:
             heapq.heapreplace(self._turns, part._turn(number))
+
+    def _drop_first(self) -> None:
+        _, index, run = self._runs[0]
+        run.popleft()
+        if run and not self._needs_no_turns(run):
+            heapq.heapreplace(self._runs, (run[0].number, index, run))
+        else:
+            heapq.heappop(self._runs)
 
     def _turn(self, number: int) -> "tuple[float, int, int, _Line]":
         first = self.first
@@ -339,5 +378,16 @@ class SearchFairness:
             self._searched.update(in_vain)
 
 
-def _by_band(job: Job) -> tuple[PriorityBand, int]:
-    return job.spec.priority, job.number
+def _runs(jobs: Iterable[Job]) -> list[Run]:
+    """Return jobs, which come by age, in runs."""
+    alike: dict[Kind, Run] = {}
+    runs: list[Run] = []
+    for job in jobs:
+        run = alike.get(job.kind) if job.is_plain else None
+        if run is not None:
+            run.append(job)
+        else:
+            runs.append(deque((job,)))
+            if job.is_plain:
+                alike[job.kind] = runs[-1]
+    return runs

@@ -15,7 +15,7 @@ from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.cycle import SchedulingResult
-from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
+from iris_ray.scheduler.pending_reason import PendingKind, PendingReason, Reasons
 from iris_ray.scheduler.scheduler import Scheduler
 from iris_ray.scheduler.victims import Running
 from iris_ray.state import ControllerState
@@ -75,7 +75,7 @@ class Planner:
         scheduler: Scheduler | None = None,
         most_placed: int | None = None,
     ) -> None:
-        self.pending_reasons: Mapping[str, PendingReason] = {}
+        self.pending_reasons = Reasons()
         self.unfinished = False
         self.counts: Counter[str] = Counter()
         self._state = state
@@ -116,7 +116,7 @@ class Planner:
         apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
         self.unfinished = not result.complete
         if self.left_out:
-            self.pending_reasons = {**self.pending_reasons, **self._unplannable.reasons(state.pending(), now)}
+            self.pending_reasons.update(self._unplannable.reasons(state.pending(), now))
         if done or self.unfinished:
             return placements
         return placements + self.plan(now, instructions)
@@ -133,9 +133,11 @@ class Planner:
         """
         self._still_waiting = None if result.gave_up_promise else result.pending_reasons
         reasons, before = result.pending_reasons, self.pending_reasons
-        passed_over = [job_id for job_id, reason in reasons.items() if reason.kind is PendingKind.NOT_LOOKED_AT]
+        passed_over = [reason.job_id for reason in reasons.apart() if reason.kind is PendingKind.NOT_LOOKED_AT]
         still = {job_id: before[job_id] for job_id in passed_over if job_id in before}
-        self.pending_reasons = {**({} if result.complete else before), **reasons, **still}
+        self.pending_reasons = Reasons({} if result.complete else before)
+        self.pending_reasons.update(reasons)
+        self.pending_reasons.update(still)
 
     def look_again(self) -> None:
         """Have the next call make a new plan though nothing may have changed, since a time limit has passed."""

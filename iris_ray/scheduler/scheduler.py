@@ -27,7 +27,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.scheduler.candidate_cache import CandidateCache, EvaluationLimits
 from iris_ray.scheduler.cycle import Cycle, SchedulingResult
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
-from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.pending_reason import PendingReason, Reasons
 from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import TeamUse
@@ -97,7 +97,8 @@ class Scheduler:
         deadlines = Deadlines(now, self._backfill_bound_s)
         result = None
         if pending_reasons:
-            result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits, teams)
+            before = pending_reasons if isinstance(pending_reasons, Reasons) else Reasons(pending_reasons)
+            result = self._place_new(pending, fleet, usage, past, deadlines, before, most, limits, teams)
         if result is None:
             turns = self._fairness, self._evaluations, teams
             cycle = Cycle(fleet, self._cache, deadlines, most, running, self.evictions, limits, *turns)
@@ -120,7 +121,7 @@ class Scheduler:
         usage: Usage,
         past: PastUsage | None,
         deadlines: Deadlines,
-        pending_reasons: Mapping[str, PendingReason],
+        pending_reasons: Reasons,
         most: int | None,
         limits: UserLimits | None,
         teams: TeamUse | None,
@@ -129,18 +130,21 @@ class Scheduler:
 
         Only jobs that are new, that pause, or that could run but hope for more groups are tried.
         """
-        tried, unchanged = [], {}
+        tried, unchanged = [], []
         for job in pending:
-            reason = pending_reasons.get(job.spec.job_id)
-            if reason is None or reason.pause is not None or reason.free >= reason.num_groups[0]:
+            job_id = job.spec.job_id
+            reason = None if pending_reasons.is_alike(job_id) else pending_reasons.get(job_id)
+            if job_id not in pending_reasons or (
+                reason is not None and (reason.pause is not None or reason.free >= reason.num_groups[0])
+            ):
                 tried.append(job)
             else:
-                unchanged[job.spec.job_id] = reason
-        if not unchanged or any(job.promise for job in pending) or any(r.keeps for r in pending_reasons.values()):
+                unchanged.append(job_id)
+        if not unchanged or any(job.promise for job in pending) or any(r.keeps for r in pending_reasons.apart()):
             return None  # which groups are kept for a job depends on all other jobs
         result = Cycle(fleet, self._cache, deadlines, most, limits=limits, teams=teams).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():
             return None
-        result.pending_reasons |= unchanged
+        result.pending_reasons.keep(pending_reasons, unchanged)
         return result

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from iris_ray.errors import InvalidRequestError, InvalidStudyError
+from iris_ray.errors import InvalidRequestError, InvalidStudyError, InvalidTeamsError, NotPermittedError
 from iris_ray.model.checks import is_amount, is_int, is_number, nearest
 from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.options import AUTO, PriorityBand
+from iris_ray.model.teams import Teams
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.study.agenda import Timings
@@ -147,7 +148,7 @@ def _listed(value: object) -> list[Any]:
 ReadLines = Callable[[str], Iterable[str]]
 
 _STUDY = (
-    "days", "seed", "plan_every_s", "look_again_s", "timings", "slices", "hosts", "jobs", "traces", "policies",
+    "days", "seed", "plan_every_s", "look_again_s", "timings", "slices", "hosts", "jobs", "traces", "teams", "policies",
 )  # fmt: skip
 _SLICES = (
     "type", "count", "cpus", "preempted_every_h", "notice_s", "away_h", "host_dies_every_d", "repair_h",
@@ -155,10 +156,10 @@ _SLICES = (
 _HOSTS = ("count", "cpus", "dies_every_d", "repair_h")
 _JOBS = (
     "name", "users", "band", "per_day", "waiting", "type", "num_slices", "replicas", "cpus", "run_h", "run_h_p90",
-    "save_every_min", "heed_notices",
+    "save_every_min", "heed_notices", "team",
 )  # fmt: skip
-_TRACES = ("file", "format", "columns", "from_day", "name", "type", "band", "save_every_min", "heed_notices")
-_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions", "grow_after_s")
+_TRACES = ("file", "format", "columns", "from_day", "name", "type", "band", "save_every_min", "heed_notices", "team")
+_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions", "grow_after_s", "quotas")
 _BANDS = tuple(band.name.lower() for band in PriorityBand)
 
 
@@ -177,8 +178,8 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
     hosts = tuple(map(_hosts, whole.tables("hosts", _HOSTS)))
     if not slices and not hosts:
         raise InvalidStudyError("there are no hosts; add [[slices]] or [[hosts]]")
-    jobs = whole.tables("jobs", _JOBS)
-    streams = [(one, _stream(one, number)) for number, one in enumerate(jobs)]
+    teams, jobs = _teams(description), whole.tables("jobs", _JOBS)
+    streams = [(one, _stream(one, number, teams)) for number, one in enumerate(jobs)]
     traces = whole.tables("traces", _TRACES)
     policies = tuple(map(_policy, whole.tables("policies", _POLICIES))) or (StudyPolicy(name="default"),)
     begins = [stream.name for _, stream in streams] + [_trace_name(one, number) for number, one in enumerate(traces)]
@@ -191,7 +192,8 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
         hosts=hosts,
         streams=tuple(stream for one, stream in streams if "waiting" not in one),
         backlogs=tuple(backlog for one, stream in streams if "waiting" in one for backlog in _backlogs(one, stream)),
-        traces=tuple(_trace(one, number, slices, hosts, read_lines) for number, one in enumerate(traces)),
+        traces=tuple(_trace(one, number, slices, hosts, teams, read_lines) for number, one in enumerate(traces)),
+        teams=teams,
         policies=policies,
         timings=_timings(whole),
         plan_every_s=whole.number("plan_every_s", 0.0),
@@ -221,17 +223,35 @@ def _hosts(one: Section) -> HostKind:
     )
 
 
-def _stream(one: Section, number: int) -> JobStream:
+def _teams(description: Mapping[str, Any]) -> Teams:
+    try:
+        return Teams.from_tables(description.get("teams", {}))
+    except InvalidTeamsError as error:
+        raise InvalidStudyError(str(error)) from None
+
+
+def _team(one: Section, users: Iterable[str], teams: Teams) -> str | None:
+    """Return the team that jobs name, once it is clear that each of these users may submit them."""
+    team = one.text("team") if "team" in one else None
+    try:
+        for user in users:
+            teams.team_for(user, team)
+    except (InvalidRequestError, InvalidTeamsError, NotPermittedError) as error:
+        raise InvalidStudyError(f"{one.at('team')}: {error}") from None
+    return team
+
+
+def _stream(one: Section, number: int, teams: Teams) -> JobStream:
     if ("per_day" in one) == ("waiting" in one):
         raise InvalidStudyError(
             f"{one.at('per_day')}: give how many come in a day, or waiting = how many of each user always wait"
         )
-    median_s = one.positive("run_h", unit=HOUR)
+    median_s, users = one.positive("run_h", unit=HOUR), _users(one)
     return JobStream(
         name=one.text("name", f"job{number + 1}"),
         per_day=one.positive("per_day", 1.0),
         run=RunTimes(median_s, max(median_s, one.positive("run_h_p90", median_s, HOUR))),
-        users=_users(one),
+        users=users,
         band=_band(one),
         tpu_type=_tpu_type(one) if "type" in one else None,
         num_slices=one.weighted("num_slices", 1, _slice_counts, 'slice counts such as [1, 2], or {"1" = 7, "2" = 3}'),
@@ -239,6 +259,8 @@ def _stream(one: Section, number: int) -> JobStream:
         cpus=one.positive("cpus", 1.0),
         save_every_s=one.positive("save_every_min", math.inf, MINUTE),
         heeds_notices=one.flag("heed_notices", True),
+        teams=teams,
+        team=_team(one, (user for user, _ in users), teams),
     )
 
 
@@ -261,7 +283,12 @@ def _backlogs(one: Section, stream: JobStream) -> list[Backlog]:
 
 
 def _trace(
-    one: Section, number: int, slices: Iterable[SliceKind], hosts: Iterable[HostKind], read_lines: ReadLines
+    one: Section,
+    number: int,
+    slices: Iterable[SliceKind],
+    hosts: Iterable[HostKind],
+    teams: Teams,
+    read_lines: ReadLines,
 ) -> Trace:
     source, tpu_type, form = one.text("file"), _tpu_type(one), one.choice("format", FORMATS)
     rules = TraceRules(
@@ -273,6 +300,8 @@ def _trace(
         from_s=one.number("from_day", 0.0, unit=DAY),
         max_slices=sum(kind.count for kind in slices if kind.tpu_type == tpu_type),
         max_cpus=max((kind.cpus for kind in hosts), default=0.0),
+        teams=teams,
+        team=_team(one, (), teams),
     )
     return as_trace(read_trace(read_lines(source), form, source, _columns(one, form)), rules, source)
 
@@ -312,6 +341,7 @@ def _policy(one: Section) -> StudyPolicy:
         heed_notices=one.flag("heed_notices", True),
         backfill_bound_s=one.number("backfill_bound_s", BACKFILL_BOUND_S),
         evictions=one.flag("evictions", True),
+        quotas=one.flag("quotas", True),
         grow_after=one.number("grow_after_s") if "grow_after_s" in one else AUTO,
     )
 

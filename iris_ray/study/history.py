@@ -7,6 +7,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import NO_TEAM
 from iris_ray.model.workers import TPU
 
 
@@ -39,6 +40,7 @@ class AttemptHistory:
     kept_s: float = 0.0
     outcome: str = ""
     beside_tpus: bool = True
+    team: str = NO_TEAM
 
     @property
     def lost_s(self) -> float:
@@ -71,6 +73,10 @@ class JobHistory:
         return self.spec.user
 
     @property
+    def team(self) -> str:
+        return self.spec.team
+
+    @property
     def unit(self) -> str:
         return TPU if self.spec.resources.get(TPU) else "CPU"
 
@@ -94,6 +100,7 @@ class History:
         capacity: the chips of all live hosts, and the CPUs of those without chips, from a time on, by Ray's names.
         events: the number of events that the state has handled.
         starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.
+        reclaimed: which attempts were told to leave their hosts to a job of another team, and when.
     """
 
     jobs: dict[str, JobHistory] = field(default_factory=dict)
@@ -102,6 +109,7 @@ class History:
     plans: int = 0
     events: int = 0
     starved: int = 0
+    reclaimed: dict[AttemptId, float] = field(default_factory=dict)
     _live: dict[AttemptId, AttemptHistory] = field(default_factory=dict)
 
     def capacity_is(self, now: float, totals: Mapping[str, float]) -> None:
@@ -118,7 +126,7 @@ class History:
         """Note that a gang has got hosts, and whether these have chips."""
         attempt, spec = job.current_attempt(gang), job.spec
         run = AttemptHistory(attempt, spec.user, spec.spare_for is not None, gang.groups, held, now)
-        run.beside_tpus = beside_tpus
+        run.beside_tpus, run.team = beside_tpus, spec.team
         self.attempts.append(run)
         self._live[attempt] = run
         record = self.jobs.get(spec.job_id)

@@ -4,13 +4,14 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import Teams
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU, TPU_TOPOLOGY
 
@@ -109,6 +110,8 @@ class JobStream:
         cpus: the CPUs of each such task.
         save_every_s: how often they save their state; infinite: never.
         heeds_notices: whether they save and move when they are told.
+        teams: all teams, to which their users belong.
+        team: the team that they name; None: that of their user.
     """
 
     name: str
@@ -122,6 +125,8 @@ class JobStream:
     cpus: float = 1.0
     save_every_s: float = math.inf
     heeds_notices: bool = True
+    teams: Teams = field(default_factory=Teams)
+    team: str | None = None
 
     def arrivals(self, chance: Random, until: float) -> Iterator[Arrival]:
         """Yield the jobs that come until a time, in order."""
@@ -139,10 +144,10 @@ class JobStream:
 
     def _spec(self, job_id: str, chance: Random) -> JobSpec:
         user = _pick(self.users, chance)
+        about = {"user": user, "team": self.teams.team_for(user, self.team), "priority": self.band}
         if self.tpu_type is None:
-            return tasks_spec(job_id, self.replicas, self.cpus, user=user, priority=self.band)
-        counts = _pick(self.num_slices, chance)
-        return slice_spec(job_id, self.tpu_type, counts, user=user, priority=self.band)
+            return tasks_spec(job_id, self.replicas, self.cpus, **about)
+        return slice_spec(job_id, self.tpu_type, _pick(self.num_slices, chance), **about)
 
 
 def merged(streams: Iterable[Iterable[Arrival]]) -> Iterator[Arrival]:

@@ -172,6 +172,11 @@ class SimulatedPools:
         hopeless = attempt.work is not None and attempt.work.launch_fails
         return hopeless or any(task.node_id in self.bad_hosts for task in gang.tasks)
 
+    def _goes_to_another_team(self, attempt: SimulatedAttempt) -> bool:
+        team = self._state.jobs[attempt.id.job_id].spec.team
+        takers = (job for job in self._state.pending() if job.promise and attempt.node_id in job.promise.node_ids)
+        return any(job.spec.team != team for job in takers)
+
     def _launch_failed(self, attempt: SimulatedAttempt) -> None:
         if self._live.pop(attempt.id, None) is not None:
             self._history.ended(attempt.id, self._agenda.now, "no launch", 0.0)
@@ -252,6 +257,8 @@ class SimulatedPools:
         if attempt is None or attempt.work is None:
             return
         work, notice, now = attempt.work, told.notice, self._agenda.now
+        if notice.kind is NoticeKind.EVICTION and self._goes_to_another_team(attempt):
+            self._history.reclaimed.setdefault(attempt.id, now)
         if attempt.began_at > now:
             if notice.kind is not NoticeKind.GROWTH:
                 self._launch_failed(attempt)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from iris_ray.model.teams import NO_TEAM
 from iris_ray.model.workers import TPU
 from iris_ray.study.history import AttemptHistory, History, JobHistory
 
@@ -60,13 +61,16 @@ class Report:
         resource: Ray's name of the resource that `use` and `shares` count: chips, or CPUs if there are none.
         waits_by_size: by chips, of the jobs that use chips.
         waits_by_cpus: by CPUs, of all other jobs.
+        waits_by_team: of the jobs that belong to a team.
         turnarounds_by_band: the same from the submission of jobs to their end, in place of their first hosts.
         shares: each user's part of the resources that all users held.
+        shares_by_team: each team's part of the same, without the jobs that belong to none.
         cpu_hosts: how the CPUs of hosts without chips were used; None if there are none, or no others.
         finished: the number of jobs that ended in each state.
         attempts: the number of attempts, without those of spares.
         preempted: the number of attempts that lost hosts, or moved after a notice.
-        evicted: the number of attempts that gave their hosts to a higher band.
+        evicted: the number of attempts that gave their hosts to a higher band, or to a team within its quota.
+        reclaimed: the number of those among them that gave them to another team.
         failed_launches: the number of attempts that never started.
         starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.
     """
@@ -78,14 +82,17 @@ class Report:
     waits_by_user: Mapping[str, Waits]
     waits_by_size: Mapping[float, Waits]
     waits_by_cpus: Mapping[float, Waits]
+    waits_by_team: Mapping[str, Waits]
     turnarounds_by_band: Mapping[str, Waits]
     shares: Mapping[str, float]
+    shares_by_team: Mapping[str, float]
     use: Use
     cpu_hosts: Use | None
     finished: Mapping[str, int]
     attempts: int
     preempted: int
     evicted: int
+    reclaimed: int
     failed_launches: int
     starved: int
     plans: int
@@ -113,16 +120,21 @@ def report_on(history: History, until: float, since: float = 0.0) -> Report:
         waits_by_user={user: waits(those, until) for user, those in _grouped(jobs, lambda job: job.user)},
         waits_by_size={size: waits(those, until) for size, those in _grouped(sizes[TPU], lambda job: job.size)},
         waits_by_cpus={size: waits(those, until) for size, those in _grouped(sizes["CPU"], lambda job: job.size)},
+        waits_by_team={
+            team: waits(those, until) for team, those in _grouped(jobs, lambda job: job.team) if team != NO_TEAM
+        },
         turnarounds_by_band={
             band.name.lower(): turnarounds(those, until) for band, those in _grouped(jobs, lambda job: job.band)
         },
         shares=shares(history, resource, since, until),
+        shares_by_team=_without_none(shares(history, resource, since, until, lambda one: one.team)),
         use=use(history, resource, since, until),
         cpu_hosts=use(history, "CPU", since, until) if have == {TPU, "CPU"} else None,
         finished={state: ended.count(state) for state in sorted(set(ended))},
         attempts=len(own),
         preempted=sum(one.outcome in ("moved", "stopped") for one in own),
         evicted=sum(one.outcome == "evicted" for one in own),
+        reclaimed=sum(since <= at <= until for at in history.reclaimed.values()),
         failed_launches=sum(one.outcome == "no launch" for one in own),
         starved=history.starved,
         plans=history.plans,
@@ -159,13 +171,23 @@ def percentile(ascending: Sequence[float], percent: float) -> float:
     return ascending[max(0, -int(-len(ascending) * percent // 100) - 1)] if ascending else 0.0
 
 
-def shares(history: History, resource: str, since: float, until: float) -> dict[str, float]:
-    """Return each user's part of the resources that all users held."""
+def shares(
+    history: History,
+    resource: str,
+    since: float,
+    until: float,
+    of: Callable[[AttemptHistory], str] = lambda one: one.user,
+) -> dict[str, float]:
+    """Return each user's part of the resources that all users held, or each team's."""
     held: dict[str, float] = {}
     for one in history.attempts:
-        held[one.user] = held.get(one.user, 0.0) + _held(one, resource, since, until)
+        held[of(one)] = held.get(of(one), 0.0) + _held(one, resource, since, until)
     total = sum(held.values())
-    return {user: amount / total if total else 0.0 for user, amount in sorted(held.items())}
+    return {who: amount / total if total else 0.0 for who, amount in sorted(held.items())}
+
+
+def _without_none(by_team: Mapping[str, float]) -> dict[str, float]:
+    return {team: part for team, part in by_team.items() if team != NO_TEAM}
 
 
 def use(history: History, resource: str, since: float, until: float) -> Use:

@@ -8,8 +8,10 @@ from random import Random
 from typing import Literal
 
 from iris_ray.model.options import AUTO
+from iris_ray.model.teams import Teams
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import DEFAULT_RULES
+from iris_ray.state.events import TeamsSetEvent
 from iris_ray.study.agenda import Timings, strike_at_random
 from iris_ray.study.hosts import CPUS
 from iris_ray.study.jobs import JobStream, SimulatedJob, merged
@@ -81,8 +83,9 @@ class StudyPolicy:
         spares: the number of slices that each gang on slices holds ready.
         heed_notices: whether the gangs that can save do so when they are told to move.
         backfill_bound_s: for how many seconds later jobs may pass a waiting job.
-        evictions: whether jobs may take hosts from lower bands.
+        evictions: whether jobs may take hosts from lower bands, and from teams beyond their quotas.
         grow_after: the option of all gangs on slices.
+        quotas: whether there are teams; else their users share the fleet.
     """
 
     name: str
@@ -91,6 +94,7 @@ class StudyPolicy:
     backfill_bound_s: float = BACKFILL_BOUND_S
     evictions: bool = True
     grow_after: float | Literal["auto"] | None = AUTO
+    quotas: bool = True
 
     def applied_to(self, job: SimulatedJob) -> SimulatedJob:
         """Return the job with the options of this policy."""
@@ -111,6 +115,7 @@ class Study:
         streams: jobs that come at random.
         backlogs: users whose queues never end.
         traces: jobs of real clusters.
+        teams: the teams to which users and jobs belong.
         policies: the policies; the first one is the baseline.
         timings: how long the actions of pools and hosts take.
         plan_every_s, look_again_s: see `Simulation`.
@@ -123,6 +128,7 @@ class Study:
     streams: tuple[JobStream, ...] = ()
     backlogs: tuple[Backlog, ...] = ()
     traces: tuple[Trace, ...] = ()
+    teams: Teams = field(default_factory=Teams)
     policies: tuple[StudyPolicy, ...] = (StudyPolicy(name="default"),)
     timings: Timings = field(default_factory=Timings)
     plan_every_s: float = 0.0
@@ -134,6 +140,8 @@ class Study:
         simulation = Simulation(
             self.timings, policy.backfill_bound_s, self.plan_every_s, self.look_again_s, check_every, rules
         )
+        if policy.quotas and self.teams:
+            simulation.apply([TeamsSetEvent(tuple(self.teams))])
         for number, kind in enumerate(self.slices):
             self._add_slices(simulation, kind, f"slices {number}")
         for number, hosts in enumerate(self.hosts):

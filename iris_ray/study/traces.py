@@ -16,14 +16,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from iris_ray.errors import InvalidStudyError
+from iris_ray.errors import InvalidStudyError, InvalidTeamsError, NotPermittedError
 from iris_ray.model.checks import as_user, part_of_id
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import Teams
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.study.jobs import Arrival, SimulatedJob, slice_spec, tasks_spec
 
@@ -103,6 +104,8 @@ class TraceRules:
         from_s: jobs that were submitted sooner than so many seconds after the first one are left out.
         max_slices: jobs on more slices are left out.
         max_cpus: the CPUs of a host without TPU; jobs with larger tasks are left out, 0 leaves out all without GPUs.
+        teams: all teams. Jobs of users who could not submit them are left out.
+        team: the team that they name; None: that of their user.
     """
 
     name: str
@@ -113,6 +116,8 @@ class TraceRules:
     from_s: float = 0.0
     max_slices: int = 1_000_000
     max_cpus: float = 0.0
+    teams: Teams = field(default_factory=Teams)
+    team: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +168,12 @@ def _with_own_ids(jobs: Iterable[TracedJob]) -> Iterator[TracedJob]:
 
 def _spec(job: TracedJob, rules: TraceRules) -> JobSpec | str:
     """Return the job that a row makes, or why it makes none."""
-    job_id, more = f"{part_of_id(rules.name)}-{job.job_id}", {"user": as_user(job.user), "priority": rules.band}
+    job_id, user = f"{part_of_id(rules.name)}-{job.job_id}", as_user(job.user)
+    try:
+        team = rules.teams.team_for(user, rules.team)
+    except (InvalidTeamsError, NotPermittedError) as error:
+        return str(error)
+    more: dict[str, Any] = {"user": user, "team": team, "priority": rules.band}
     if job.accelerators:
         slices = -(-job.accelerators // get_tpu_config(rules.tpu_type).chip_count)
         if slices > rules.max_slices:

@@ -181,5 +181,6 @@ def test_plan_keeps_room_for_one_of_many_equal_jobs_that_wait(special: str) -> N
         submit_gang(world, name, LONG if (name, special) == ("special", "starves") else 1.0, slices=(2,))
     if special == "has lost its hosts":
         world.state.jobs["special"].gang.returning_until = world.now + 60
+        world.state.jobs["special"].attempt = 1
     reasons = world.plan().pending_reasons
     assert [name for name, reason in reasons.items() if reason.kept] == ["special"]
