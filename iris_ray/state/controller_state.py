@@ -15,6 +15,7 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import is_as_urgent
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
+from iris_ray.model.teams import Teams
 from iris_ray.model.workers import Worker
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds
@@ -44,6 +45,7 @@ from iris_ray.state.events import (
     TasksAssignedEvent,
     TaskStateChangedEvent,
     TaskUnschedulableEvent,
+    TeamsSetEvent,
     TimePassedEvent,
     WorkerBlamedEvent,
     WorkerDrainedEvent,
@@ -60,6 +62,7 @@ from iris_ray.state.promises import Evictions, Promises
 from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
 from iris_ray.state.spares import GangNotices, SpareJobs, Spares
+from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
 logger = logging.getLogger(__name__)
@@ -71,12 +74,14 @@ class ControllerState:
     Attributes:
         fleet: all live workers, and who holds what of them.
         limits: limits by user, and what counts towards them.
+        teams: the tree of teams, and what each holds.
         settings: the cluster's settings.
     """
 
     def __init__(self) -> None:
         self.fleet = Fleet()
         self.limits = UserLimits()
+        self.teams = TeamUse()
         self.settings = ClusterSettings()
         self._now = 0.0
         self._table = JobTable(self.limits)
@@ -164,8 +169,11 @@ class ControllerState:
                 self.fleet.taint(event.target, event.taint, Taint(event.reason, event.until))
             case PastUsageEvent():
                 self._allocations.past.restore(event.hours, event.at)
+                self.teams.past.restore(event.of_teams, event.at)
             case LimitsSetEvent():
                 self.limits.set(event.user, event.band, event.limits)
+            case TeamsSetEvent():
+                self.teams.set(Teams(event.teams))
             case SettingSetEvent():
                 self.settings.set(event.name, event.to)
             case TaintLiftedEvent():

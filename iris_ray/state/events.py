@@ -18,6 +18,7 @@ from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.plain_values import Words
+from iris_ray.model.teams import Team
 from iris_ray.state.records import JobRecord
 
 
@@ -126,15 +127,17 @@ class TaintLiftedEvent:
 
 @dataclass(frozen=True, slots=True)
 class PastUsageEvent:
-    """The past usage of all users comes back from the records of an earlier Controller.
+    """The past usage of all users and teams comes back from the records of an earlier Controller.
 
     Args:
         hours: user → amount-hours by Ray's resource names, see `PastUsage`.
         at: when these sums were recorded; seconds.
+        of_teams: the same by team.
     """
 
     hours: Mapping[str, Mapping[str, float]]
     at: float
+    of_teams: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,17 @@ class LimitsSetEvent:
     user: str
     band: PriorityBand
     limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class TeamsSetEvent:
+    """An operator replaces the whole tree of teams. Jobs that run go on; those of removed teams count for those above.
+
+    Args:
+        teams: all teams; see `iris_ray.model.teams.Teams`.
+    """
+
+    teams: tuple[Team, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +399,7 @@ Event = (
     | TaintLiftedEvent
     | PastUsageEvent
     | LimitsSetEvent
+    | TeamsSetEvent
     | SettingSetEvent
     | WorkerSuspectedEvent
     | WorkerFailedEvent
