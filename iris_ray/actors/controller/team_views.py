@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from iris_ray.actors.protocol.status import TeamChips, TeamsStatus, TeamStatus
 from iris_ray.errors import UnknownTPUTypeError
@@ -10,12 +10,12 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM, Team, Teams, chips_of
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.model.workers import GPU
+from iris_ray.model.workers import GPU, rounded
 from iris_ray.state import ControllerState
 from iris_ray.state.fleet import Fleet
 
 Usage = Mapping[str, Mapping[str, float]]
-"""What each team and its parts hold, as in `TeamUse`."""
+"""What each team and its parts hold, and all jobs of the cluster under `NO_TEAM`, as in `TeamUse`."""
 WITHOUT_TEAM = "jobs without a team"
 _ROOT = Team("all")
 """Stands for `NO_TEAM` where a team's settings are shown: it has none."""
@@ -50,21 +50,31 @@ def team_chips(teams: Teams, usage: Usage, kind: str, fleet: float) -> dict[str,
         parts = teams.parts(name)
         whole = fleet if name == NO_TEAM else teams.chips(name, kind)
         shared = max(0.0, whole - sum(teams.chips(part, kind) for part in parts))
-        direct = used[name] if name == NO_TEAM else used[name] - sum(map(used.__getitem__, parts))
+        direct = used[name] - sum(map(used.__getitem__, parts))
         taken = direct + sum(map(over.__getitem__, parts)) + lent[name] - over.get(name, 0.0) - shared
         unused = {part: _lendable(teams, part, kind, used[part]) for part in parts}
         part_lent = min(1.0, max(0.0, taken) / (sum(unused.values()) or 1.0))
         lent |= {part: left * part_lent for part, left in unused.items()}
-    return {
-        name: TeamChips(
-            quota=teams.chips(name, kind),
-            used=used[name],
-            borrowed=over.get(name, 0.0),
-            lent=round(lent[name], 3),
-            by_band=_by_band(usage.get(name, {}), kind),
-        )
-        for name in used
-    }
+    found = {}
+    for name in used:
+        has = own(teams, name, usage.get)
+        chips = teams.chips(name, kind), has.get(kind, 0.0), over.get(name, 0.0), round(lent[name], 3)
+        found[name] = TeamChips(*chips, _by_band(has, kind))
+    return found
+
+
+def own(teams: Teams, name: str, amounts_of: Callable[[str], Mapping[str, float] | None]) -> Mapping[str, float]:
+    """Return the amounts of a team and its parts; those of `NO_TEAM` without the teams: of the jobs without one.
+
+    Args:
+        teams, name: the team.
+        amounts_of: returns the amounts of a team by its name, and those of the whole cluster for `NO_TEAM`.
+    """
+    amounts = dict(amounts_of(name) or {})
+    for part in teams.parts(NO_TEAM) if name == NO_TEAM else ():
+        for what, amount in (amounts_of(part) or {}).items():
+            amounts[what] = rounded(amounts.get(what, 0.0) - amount)
+    return {what: amount for what, amount in amounts.items() if amount > 0}
 
 
 def _lendable(teams: Teams, name: str, kind: str, used: float) -> float:
@@ -88,7 +98,8 @@ def teams_status(state: ControllerState, now: float) -> TeamsStatus:
     running, waiting = _jobs(state, teams)
     found = []
     for name in (NO_TEAM, *teams.by_name):
-        team, held, before = teams.by_name.get(name, _ROOT), usage.get(name, {}), past.hours(name, now)
+        team, held = teams.by_name.get(name, _ROOT), own(teams, name, usage.get)
+        before = own(teams, name, lambda name: past.hours(name, now))
         both = {resource: held.get(resource, 0.0) + before.get(resource, 0.0) for resource in {*held, *before}}
         found.append(
             TeamStatus(
@@ -180,7 +191,7 @@ def _borrowers(teams: Teams, chips: Mapping[str, TeamChips], name: str) -> Itera
             return
         parent = one.rpartition("/")[0]
         yield from (part for part in teams.parts(parent) if chips[part].borrowed)
-        direct = chips[parent].used - sum(chips[part].used for part in teams.parts(parent) if parent)
+        direct = chips[parent].used - (sum(chips[part].used for part in teams.parts(parent)) if parent else 0.0)
         if direct > 1e-6:
             yield parent or WITHOUT_TEAM
 

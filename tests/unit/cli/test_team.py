@@ -35,7 +35,7 @@ class Site:
     def apply(self, text: str, *options: str, code: int = 0, user: str = "ann") -> list[str]:
         """Apply a file; return the lines that are printed."""
         self.file.write_text(text)
-        done = self.world.iris("team", "apply", str(self.file), *options, code=code, user=user)
+        done = self.world.iris("team", "apply", str(self.file), *options, code=code, user=user, quotes=True)
         return done.output.splitlines()
 
     def tree(self) -> Teams:

@@ -28,15 +28,12 @@ TREE = Teams([
 
 
 def usage(**chips: float) -> dict[str, dict[str, float]]:
-    """What teams hold, given what each itself holds; ``__`` stands for ``/``, and ``none`` for no team."""
+    """What teams and the cluster hold, given what each itself holds; ``__`` is ``/``, and ``none`` no team."""
     found: dict[str, dict[str, float]] = {}
     for name, amount in chips.items():
         team = NO_TEAM if name == "none" else name.replace("__", "/")
-        while True:
-            found[team] = {KIND: found.get(team, {}).get(KIND, 0.0) + amount}
-            if "/" not in team:
-                break
-            team = team.rpartition("/")[0]
+        for one in {team, team.rpartition("/")[0], NO_TEAM}:
+            found[one] = {KIND: found.get(one, {}).get(KIND, 0.0) + amount}
     return found
 
 
@@ -149,6 +146,13 @@ def test_jobs_count_for_the_nearest_team_that_exists(world: World) -> None:
     assert (by_name["research"].running, by_name["research"].waiting) == (1, 1)
     set_teams(world)
     assert [about_team(world.state, job) for job in (runs, waits)] == [None, None]
+
+
+def test_spares_count_for_the_team_of_their_job(world: World) -> None:
+    set_teams(world, Team("ads"))
+    world.start("train", team="ads", spares=1)
+    assert {job.spec.team for job in world.state.jobs.values()} == {"ads"}
+    assert len(world.state.jobs) == 2
 
 
 @pytest.mark.parametrize(
