@@ -182,6 +182,10 @@ class Teams:
         """Return the names of the teams that a team, or `NO_TEAM` for the whole cluster, consists of."""
         return self._parts.get(name, ())
 
+    def keepers(self, kind: str) -> tuple[Team, ...]:
+        """Return the teams that do not lend all of a type, and those above them; parts of a team come before it."""
+        return self._keepers.get(kind, ())
+
     def nearest(self, name: str) -> str:
         """Return a team that exists: the team itself, or else the closest team above it; `NO_TEAM` if there is none."""
         while name and name not in self.by_name:
@@ -274,6 +278,19 @@ class Teams:
                 if total := quota.chips if quota is not None else of_parts:
                     chips[team.name, kind] = total
         return chips
+
+    @cached_property
+    def _keepers(self) -> dict[str, tuple[Team, ...]]:
+        names: dict[str, set[str]] = {}
+        for team in self:
+            for kind, quota in team.quotas.items():
+                if quota.lend is not None and quota.lend < quota.chips:
+                    parts = team.name.split("/")
+                    names.setdefault(kind, set()).update("/".join(parts[:end]) for end in range(1, len(parts) + 1))
+        return {
+            kind: tuple(self.by_name[name] for name in sorted(found, key=lambda name: (-name.count("/"), name)))
+            for kind, found in names.items()
+        }
 
     @cached_property
     def _teams_of(self) -> dict[str, tuple[str, ...]]:

@@ -27,6 +27,7 @@ from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedL
 from iris_ray.scheduler.promises import Lifted, Promises
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
 from iris_ray.scheduler.spreading import Spreading
+from iris_ray.scheduler.team_quotas import Standing, TeamQuotas
 from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
@@ -36,6 +37,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.quarantine import avoided_by
+from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
 
@@ -66,7 +68,7 @@ class SchedulingResult:
     complete: bool = True
 
 
-_Kind = tuple[Requirement, tuple[int, ...], str, bool]
+_Kind = tuple[Requirement, tuple[int, ...], str, str, bool]
 
 TASKS_PER_GANG = 10
 """To place a gang of so many tasks is about twice the work of placing a single task."""
@@ -86,6 +88,7 @@ class Cycle:
         limits: of the users; None: no user has a limit.
         fairness: for which kinds of jobs earlier plans have searched in vain for attempts that could leave.
         evaluations: which jobs the plan looks at; None: the first in the queue.
+        teams: the teams, and what they hold; None: there are none.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Cycle:
         limits: UserLimits | None = None,
         fairness: SearchFairness | None = None,
         evaluations: EvaluationLimits | None = None,
+        teams: TeamUse | None = None,
     ) -> None:
         self._fleet = fleet
         self._most = most
@@ -108,7 +112,8 @@ class Cycle:
         self._limits.begin_plan(fleet)
         self._evaluated_before = cache.evaluated
         self._plan = Plan()
-        self._allowances = Allowances(limits, accelerators(fleet.totals))
+        self._teams = teams
+        self._allowances = Allowances(limits, accelerators(fleet.totals), TeamQuotas(teams, fleet, deadlines.now))
         self._explainer = Explainer(fleet, self._plan)
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}
@@ -128,16 +133,20 @@ class Cycle:
     ) -> SchedulingResult:
         """Return the plan. Call it once."""
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
-        queue = self._queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
-        self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.leaving())
-        band = None
+        promises = self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.leaving())
+
+        def standing(job: Job) -> Standing:
+            return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
+
+        queue = self._queue = FairQueue(pending, usage, past, fleet.totals, deadlines, self._teams, standing)
+        place = None
         for job in queue:
-            if job.spec.priority is not band:
-                band = job.spec.priority
+            if queue.place != place:
+                place = queue.place
                 self._in_vain.clear()
-                self._promises.begin_band(band, self._available_to)
+                self._promises.begin(place, self._available_to)
             granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
                 self._result.complete = False
@@ -309,8 +318,8 @@ class Cycle:
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, reason=reached.in_short)
-            if reached.what == "chips" and not reached.before and not self._own_chips_ending(job, gang):
-                taking = self._evictor.find_within_limit(job, self._available_to(job), reached.needed)
+            if reached.what != "running jobs" and not reached.before and not self._own_chips_ending(job, gang):
+                taking = self._evictor.find_within_limit(job, self._available_to(job), reached)
                 if taking is not None:
                     self._promises.take(job, taking)
                     kept = taking.names
@@ -321,7 +330,7 @@ class Cycle:
 
     def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
         """Return whether a job is within its user's limit once those have left that leave its promised hosts to it."""
-        if reached.what != "chips" or not self._promises.has_firm(job):
+        if reached.what == "running jobs" or not self._promises.has_firm(job):
             return False
         chips = self._evictor.frees(job, self._promises.hosts_of(job))
         return chips > 0 and self._allowances.may_take(job, reached.needed, given_back=chips)
@@ -413,4 +422,4 @@ class Cycle:
 def _kind_of(job: Job) -> _Kind:
     """Return the kind of a job. If one job of a kind finds too few groups, so do the others, as a rule."""
     spec = job.spec
-    return job.requirement, num_groups(job), spec.user, spec.may_evict
+    return job.requirement, num_groups(job), spec.user, spec.team, spec.may_evict

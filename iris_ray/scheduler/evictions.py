@@ -22,8 +22,9 @@ from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
-from iris_ray.scheduler.pending_reason import Protected
+from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
 from iris_ray.scheduler.remaining_capacity import Plan
+from iris_ray.scheduler.team_quotas import Reclaim
 from iris_ray.scheduler.victims import GRACE_S, EvictionCosts, EvictionRules, Room, Running, VictimSearch
 from iris_ray.state.fleet import Fleet
 
@@ -41,7 +42,7 @@ USERS_SPARED = 3
 TASKS_AT_ONCE = 16
 """How many hosts one search takes for a job whose tasks are placed one by one."""
 
-_Key = tuple[Requirement, tuple[int, ...], PriorityBand, bool]
+_Key = tuple[Requirement, tuple[int, ...], PriorityBand, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class Evictor:
         self._looks = ATTEMPTS_LOOKED_AT
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
+        for attempt in self._leaving if allowances.teams.exist else ():  # its team has these chips no more
+            allowances.teams.took(running.jobs[attempt.job_id], -self._chips_of(attempt))
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
@@ -108,7 +111,7 @@ class Evictor:
         key = _key(job)
         if not self._has_time or key in self._hopeless or self._fairness.passes_over(key):
             return False
-        return not comes_last(job) and bool(self._idle or self._bands_below(job))
+        return not comes_last(job) and bool(self._idle or self._bands(job))
 
     def end_plan(self, complete: bool) -> None:
         """Note for which kinds of jobs the plan has searched; ``complete``: whether it went through the whole queue."""
@@ -133,7 +136,7 @@ class Evictor:
         if not needed:
             return None  # its user's limit leaves nothing for it
         self._searches -= 1
-        self._searches_among_gangs -= bool(self._bands_below(job))
+        self._searches_among_gangs -= bool(self._bands(job))
         search = self._search(job, available, needed)
         room = search.room_without_victims(own) if search.exist else {}
         if len(room) >= needed:
@@ -150,16 +153,19 @@ class Evictor:
             return None
         return self._taking(job, found, available)
 
-    def find_within_limit(self, job: Job, available: Availability, needed: float) -> Taking | None:
-        """Return what a job takes from spares of its own user and band, in whose place it is within the user's limit.
+    def find_within_limit(self, job: Job, available: Availability, reached: ReachedLimit) -> Taking | None:
+        """Return what a job takes from those in whose place it is within a limit.
+
+        Within the limit of its user, it is in the place of spares of its own user and band; within what its team may
+        have, also in that of gangs of lower bands.
 
         Args:
             job: the job, which waits for the limit.
             available: the groups that its requirement finds.
-            needed: how many chips the job expects to take.
+            reached: the limit.
         """
-        least, account = num_groups(job)[0], (job.spec.user, job.spec.priority)
-        own = [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
+        least, needed = num_groups(job)[0], reached.needed
+        own = self._own_spares(job) if reached.team is None else self._of_team(job)
         if not own or comes_last(job):
             return None
         search = self._search(job, available, least, only=own)
@@ -171,14 +177,32 @@ class Evictor:
         chips = sum(map(self._chips_of, frozenset[AttemptId]().union(*found.values())))
         if not self._allowances.may_take(job, max(needed, most_chips_of(found, available)), given_back=chips):
             return None
-        self._allowances.given_back(job, chips)
+        if reached.team is None:
+            self._allowances.given_back(job, chips)
         return self._taking(job, found, available)
+
+    def _own_spares(self, job: Job) -> list[AttemptId]:
+        account = job.spec.user, job.spec.priority
+        return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
+
+    def _of_team(self, job: Job) -> list[AttemptId]:
+        """Return the spares of a job's team, and what runs in its lower bands."""
+        jobs, reclaim = self._running.jobs, self._reclaim(job)
+        attempts = chain(self._idle, *map(self._in_turn, self._bands(job)))
+        found = (a for a in attempts if self._looks_at(a) and reclaim.is_same_team(jobs[a.job_id].spec))
+        return list(islice(found, GROUPS_COMPARED))
+
+    def _looks_at(self, attempt: AttemptId) -> bool:
+        self._looks -= 1
+        return self._looks > 0
 
     def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
         names = tuple(sorted(found))
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
         victims = self._taken_over(job, node_ids).union(*found.values())
         self._costs.leave(victims, job.spec.job_id)
+        for attempt in victims if self._allowances.teams.exist else ():
+            self._allowances.teams.took(self._running.jobs[attempt.job_id], -self._chips_of(attempt))
         for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
@@ -208,7 +232,13 @@ class Evictor:
         patient: bool = False,
         only: Collection[AttemptId] | None = None,
     ) -> VictimSearch:
-        return VictimSearch(self._costs, self._fleet, self._plan, job, available, needed, patient, only)
+        reclaim = self._reclaim(job)
+        return VictimSearch(self._costs, self._fleet, self._plan, job, available, needed, reclaim, patient, only)
+
+    def _reclaim(self, job: Job) -> Reclaim:
+        """Return which jobs of other teams have to leave for a job."""
+        least = num_groups(job)[0] * chips_per_group(job) if self._allowances.teams.exist else 0.0
+        return self._allowances.teams.reclaim(job, least)
 
     def _needed(self, job: Job, own: Collection[str], placed: int) -> int:
         """Return how many groups a job needs, and its user's limit allows.
@@ -227,11 +257,25 @@ class Evictor:
         names = self._groups_in_use(search) if search.exist else ()
         for _ in range(USERS_SPARED + 1):
             found = search.complete(dict(room), names)
-            spared = {user for user, _ in self._at_budget(found)} if found is not None else set()
-            if not spared or search.patient:
+            if found is None:
+                return None
+            beyond = self._beyond(search, found)
+            spared = {user for user, _ in self._at_budget(found)} if not search.patient else set()
+            if not spared and not beyond:
                 return found
             search.spared |= spared
+            search.left_out |= beyond
         return None
+
+    def _beyond(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
+        """Return the attempts of other teams that may stay since without them these teams are back at their quotas."""
+        if not search.reclaim:
+            return frozenset()
+        jobs, victims = self._running.jobs, frozenset[AttemptId]().union(*found.values()) - self._idle.keys()
+        specs = {attempt: jobs[attempt.job_id].spec for attempt in victims}
+        others = [a for a in victims if not search.reclaim.by_band(specs[a])]
+        in_turn = sorted(others, key=lambda attempt: (search.cost_of(attempt) or (), attempt))
+        return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn))
 
     def _at_budget(self, found: Room) -> list[tuple[str, float]]:
         """Return the users whose budgets these evictions would exceed, each with the seconds until they would not."""
@@ -242,7 +286,7 @@ class Evictor:
 
     def _protected(self, search: VictimSearch, room: Room, available: Availability) -> Protected | None:
         """Return what a job could take once the victims have run for the minimum time of their band."""
-        if not self._bands_below(search.job):
+        if not self._bands(search.job):
             return None
         first = search.needed if search.job.spec.coscheduling else len(room) + 1
         patient = self._search(search.job, available, first, patient=True)
@@ -256,11 +300,16 @@ class Evictor:
         wait_s = max([*waits, *(wait_s for _, wait_s in users)])
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), wait_s, at_budget)
 
-    def _bands_below(self, job: Job) -> list[PriorityBand]:
-        """Return the bands from which a job may take hosts and in which attempts hold some, the lowest first."""
+    def _bands(self, job: Job) -> list[PriorityBand]:
+        """Return the bands from which a job may take hosts and in which attempts hold some, the lowest first.
+
+        A job within a quota of its teams may take them from all bands of teams that are over theirs.
+        """
         if self._rules is None or not may_evict(job):
             return []
-        return [band for band in reversed(PriorityBand) if band > job.spec.priority and self._running.attempts[band]]
+        reclaims = bool(self._reclaim(job))
+        bands = (band for band in reversed(PriorityBand) if reclaims or band > job.spec.priority)
+        return [band for band in bands if self._running.attempts[band]]
 
     def taken_from(self, job: Job) -> tuple[str, ...]:
         """Return the ids of the jobs that leave hosts to a job, by this plan or an earlier one."""
@@ -285,7 +334,7 @@ class Evictor:
         """Return the names of groups that attempts could leave: those that cost nothing, then those that lose least."""
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
-        bands = self._bands_below(search.job)
+        bands = self._bands(search.job)
         for attempt in chain(self._idle, *map(self._in_turn, bands)):
             if not self._looks or len(names) >= enough:
                 break
@@ -331,4 +380,4 @@ def may_evict(job: Job) -> bool:
 
 def _key(job: Job) -> _Key:
     """Return the kind of a job. A search that finds nothing for one job finds nothing for others of its kind."""
-    return job.requirement, num_groups(job), job.spec.priority, may_evict(job)
+    return job.requirement, num_groups(job), job.spec.priority, job.spec.team, may_evict(job)

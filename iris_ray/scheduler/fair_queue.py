@@ -1,26 +1,31 @@
 """Who goes first in the queue, its time limits, and whose turn it is for a search that is bounded.
 
-1. By priority band: PRODUCTION, INTERACTIVE, BATCH. Within a band:
+1. By `Standing`, if there are teams: jobs within the quota of their team, of a team above it, and jobs that borrow.
+2. Then by priority band: PRODUCTION, INTERACTIVE, BATCH. Within a band:
     a. Gangs that have just lost their hosts and return, by age (`Urgency.RETURNING`).
     b. All others, by fair share (`Urgency.NONE`).
-2. Spares, room to grow and jobs that yield, after every job of every band, in the same order.
+3. Spares, room to grow and jobs that yield, after every job of every band, in the same order.
 
-Fair share: the next job is that of the user with the smallest share of the cluster. A share is what the user holds, and
-has held in the past hours. Age, the order of submission, decides between users with equal shares and between jobs of
-one user. It never overrides a share.
+Fair share: the next job is that of the team, and within it of the user, with the smallest share of the cluster. A share
+is what the team or user holds, and has held in the past hours. Age, the order of submission, decides between equal
+shares and between jobs of one user. It never overrides a share.
 """
 
 import heapq
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 from iris_ray.model.job_spec import SparePurpose
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import NO_TEAM
+from iris_ray.scheduler.team_quotas import Standing
 from iris_ray.state.events import TaskUnschedulableEvent
+from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage
 
 Usage = Mapping[str, Mapping[str, float]]
@@ -105,12 +110,17 @@ class Deadlines:
         return TaskUnschedulableEvent(job.spec.job_id, first.index, why)
 
 
+Place = tuple[int, PriorityBand]
+"""Where jobs go in the queue: by `Standing`, then by band. Those that come last have a number above all standings."""
+
+
 class FairQueue:
     """One pass over the pending jobs, in the order in which they are placed.
 
-    A user's share is the largest part that the user holds of any resource of the cluster (dominant resource fairness,
-    Ghodsi et al., NSDI 2011). An hour of holding a resource in the past counts as much as holding it now, and less and
-    less as time goes by; see `PastUsage`. The resources that the pass itself hands out count.
+    A share is the largest part that a user, or a team, holds of any resource of the cluster (dominant resource
+    fairness, Ghodsi et al., NSDI 2011). An hour of holding a resource in the past counts as much as holding it now, and
+    less and less as time goes by; see `PastUsage`. The resources that the pass itself hands out count. A team's share
+    is divided by its weight.
 
     Args:
         pending: the jobs, in any order.
@@ -118,10 +128,13 @@ class FairQueue:
         past: what each user has held; None: past use does not count.
         totals: what the cluster has of each resource.
         deadlines: tells which jobs are urgent.
+        teams: what each team holds and has held; None: there are no teams.
+        standing: tells with whose quota a job could run.
 
     Attributes:
         is_alone: whether no other user's jobs wait in the class of the latest job, so that it comes again while it gets
             what it asks for.
+        place: the place of the latest job.
     """
 
     def __init__(
@@ -131,64 +144,177 @@ class FairQueue:
         past: PastUsage | None,
         totals: Mapping[str, float],
         deadlines: Deadlines,
+        teams: TeamUse | None = None,
+        standing: Callable[[Job], Standing] = lambda job: Standing.OWN,
     ) -> None:
-        self._pending = sorted(pending, key=lambda job: (job.spec.priority, job.number))
-        self._totals = totals
+        self._pending = sorted(pending, key=_by_band)
         self._deadlines = deadlines
-        self._counted: dict[str, dict[str, float]] = {}  # user → what counts of each resource
-        self._shares: dict[str, float] = {}
-        for user in {job.spec.user for job in self._pending}:
-            self._counted[user] = {} if past is None else past.hours(user, deadlines.now)
-            self._count(user, usage.get(user, {}))
+        self._users = _Shares(usage, past, totals, deadlines.now)
+        self._teams = teams if teams is not None and teams.teams else None
+        self._of_teams = _Shares(self._teams.usage, self._teams.past, totals, deadlines.now) if self._teams else None
+        self._standing = standing
         self._again = False
         self.is_alone = False
+        self.place: Place = Standing.OWN, PriorityBand.PRODUCTION
 
     def __iter__(self) -> Iterator[Job]:
-        classes: defaultdict[tuple[bool, int, Urgency], list[Job]] = defaultdict(list)
-        for job in self._pending:
-            urgency = Urgency.RETURNING if self._deadlines.is_returning(job) else Urgency.NONE
-            classes[comes_last(job), job.spec.priority, urgency].append(job)
-        for (_, _, urgency), jobs in sorted(classes.items()):
-            if urgency is Urgency.RETURNING:
-                self.is_alone = False
-                for job in jobs:
-                    self._again = True
-                    while self._again:  # several gangs of it may return
-                        self._again = False
-                        yield job
-            else:
-                yield from self._by_share(jobs)
+        last = [job for job in self._pending if comes_last(job)]
+        waiting = [job for job in self._pending if not comes_last(job)] if last else self._pending
+        for standing in Standing:
+            later: list[Job] = []
+            yield from self._by_class(waiting, standing, later)
+            waiting = sorted(later, key=_by_band)
+        yield from self._by_class(last, len(Standing), [])
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """Count what the latest job was given. The job comes again at its user's next turn."""
-        self._count(job.spec.user, resources)
+        self._users.count(job.spec.user, resources)
+        if self._teams is not None and self._of_teams is not None:
+            for name in self._teams.path(job.spec.team):
+                self._of_teams.count(name, resources)
         self._again = True
 
-    def _by_share(self, pending: Iterable[Job]) -> Iterator[Job]:
-        """Yield jobs of one class: that of the user with the smallest share first, the oldest of each user first."""
-        by_user: defaultdict[str, deque[Job]] = defaultdict(deque)
-        for job in pending:
-            by_user[job.spec.user].append(job)
-        turns = [(self._shares[user], jobs[0].number, user) for user, jobs in by_user.items()]
-        heapq.heapify(turns)
-        while turns:
-            _, _, user = turns[0]
-            jobs = by_user[user]
-            self._again = False
-            self.is_alone = len(turns) == 1
-            yield jobs[0]
-            if not self._again:
-                jobs.popleft()
-            if jobs:
-                heapq.heapreplace(turns, (self._shares[user], jobs[0].number, user))
-            else:
-                heapq.heappop(turns)
+    def _by_class(self, jobs: Iterable[Job], standing: int, later: list[Job]) -> Iterator[Job]:
+        """Yield jobs by band, first those that return; ``later`` gets the jobs that have to look further for quota."""
+        classes: defaultdict[tuple[PriorityBand, Urgency], list[Job]] = defaultdict(list)
+        for job in jobs:
+            urgency = Urgency.RETURNING if self._deadlines.is_returning(job) else Urgency.NONE
+            classes[job.spec.priority, urgency].append(job)
+        for (band, urgency), of_class in sorted(classes.items()):
+            self.place = standing, band
+            in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)
+            for job in in_turn:
+                if standing < Standing.BORROWS and self._standing(job) > standing:
+                    later.append(job)
+                else:
+                    yield job
 
-    def _count(self, user: str, resources: Mapping[str, float]) -> None:
-        counted, totals = self._counted[user], self._totals
+    def _by_age(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        self.is_alone = False
+        for job in jobs:
+            self._again = True
+            while self._again:  # several gangs of it may return
+                self._again = False
+                yield job
+
+    def _by_share(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """Yield jobs of one class: by the shares of teams, of users, and by age."""
+        line = self._line(jobs)
+        while line.first is not None:
+            self._again = False
+            job, self.is_alone = line.first, line.is_alone
+            yield job
+            line.had_its_turn(self._again)
+
+    def _line(self, jobs: Iterable[Job]) -> "_Line":
+        """Return the line of all jobs, which consists of the lines of teams and users."""
+        by_user: defaultdict[tuple[str, str], deque[Job]] = defaultdict(deque)
+        for job in jobs:
+            by_user[job.spec.team, job.spec.user].append(job)
+        whole = _Line(lambda: 0.0)
+        lines = {NO_TEAM: whole}
+        for (team, user), of_user in by_user.items():
+            line = whole
+            for name in reversed(self._teams.path(team)[:-1]) if self._teams is not None else ():
+                if name not in lines:
+                    lines[name] = _Line(partial(self._share_of_team, name))
+                    line.parts.append(lines[name])
+                line = lines[name]
+            line.parts.append(_Line(partial(self._users.of, user), of_user))
+        whole.begin()
+        return whole
+
+    def _share_of_team(self, name: str) -> float:
+        assert self._teams is not None
+        assert self._of_teams is not None
+        team = self._teams.teams.by_name.get(name)
+        return self._of_teams.of(name) / (team.weight if team is not None else 1.0)
+
+
+class _Shares:
+    """The shares of users, or of teams, while one pass hands out resources."""
+
+    def __init__(self, usage: Usage, past: PastUsage | None, totals: Mapping[str, float], now: float) -> None:
+        self._usage = usage
+        self._past = past
+        self._totals = totals
+        self._now = now
+        self._counted: dict[str, dict[str, float]] = {}  # what counts of each resource
+        self._shares: dict[str, float] = {}
+
+    def of(self, who: str) -> float:
+        """Return a share."""
+        if who not in self._shares:
+            self._counted[who] = {} if self._past is None else self._past.hours(who, self._now)
+            self._add(who, self._usage.get(who, {}))
+        return self._shares[who]
+
+    def count(self, who: str, resources: Mapping[str, float]) -> None:
+        """Count resources that were handed out."""
+        self.of(who)
+        self._add(who, resources)
+
+    def _add(self, who: str, resources: Mapping[str, float]) -> None:
+        counted, totals = self._counted[who], self._totals
         for resource, amount in resources.items():
             counted[resource] = counted.get(resource, 0.0) + amount
-        self._shares[user] = max([amount / totals[r] for r, amount in counted.items() if totals.get(r)], default=0.0)
+        self._shares[who] = max([amount / totals[r] for r, amount in counted.items() if totals.get(r)], default=0.0)
+
+
+class _Line:
+    """Jobs in the order of their turns: of one user, or of the users and parts of a team.
+
+    Args:
+        share: returns the share by which it goes among the lines beside it.
+        jobs: the jobs of a user, the oldest first.
+
+    Attributes:
+        parts: the lines of a team; fill it, then call `begin`.
+    """
+
+    __slots__ = ("_jobs", "_share", "_turns", "parts")
+
+    def __init__(self, share: Callable[[], float], jobs: deque[Job] | None = None) -> None:
+        self.parts: list[_Line] = []
+        self._share = share
+        self._jobs = jobs or deque()
+        self._turns: list[tuple[float, int, int, _Line]] = []
+
+    def begin(self) -> None:
+        """Sort the parts."""
+        for part in self.parts:
+            part.begin()
+        self._turns = [part._turn(number) for number, part in enumerate(self.parts)]
+        heapq.heapify(self._turns)
+
+    @property
+    def first(self) -> Job | None:
+        """The job whose turn it is, or None if none is left."""
+        if self._jobs:
+            return self._jobs[0]
+        return self._turns[0][-1].first if self._turns else None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the first job's user has no others beside."""
+        return bool(self._jobs) or (len(self._turns) == 1 and self._turns[0][-1].is_alone)
+
+    def had_its_turn(self, comes_again: bool) -> None:
+        """Go on after the first job, which stays if it comes again."""
+        if self._jobs:
+            if not comes_again:
+                self._jobs.popleft()
+            return
+        _, _, number, part = self._turns[0]
+        part.had_its_turn(comes_again)
+        if part.first is None:
+            heapq.heappop(self._turns)
+        else:
+            heapq.heapreplace(self._turns, part._turn(number))
+
+    def _turn(self, number: int) -> "tuple[float, int, int, _Line]":
+        first = self.first
+        return self._share(), first.number if first is not None else 0, number, self
 
 
 class SearchFairness:
@@ -211,3 +337,7 @@ class SearchFairness:
             self._searched.clear()
         else:
             self._searched.update(in_vain)
+
+
+def _by_band(job: Job) -> tuple[PriorityBand, int]:
+    return job.spec.priority, job.number

@@ -1,4 +1,4 @@
-"""Limits by user while a plan is made. The hosts that the plan hands out count at once, so no plan exceeds a limit."""
+"""Limits by user and quotas of teams while a plan is made. What the plan hands out counts at once."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +9,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import ReachedLimit
+from iris_ray.scheduler.team_quotas import NoneLeft, Standing, TeamQuotas
 from iris_ray.state.user_limits import Account, UserLimits
 
 
@@ -50,20 +51,42 @@ class _Allowance:
 
 
 class Allowances:
-    """What each user may still get in one plan, by band.
+    """What each user, and each team, may still get in one plan.
 
     Args:
-        limits: of all users; None: no user has a limit.
+        limits: of all users, by band; None: no user has a limit.
         chips: how many chips the cluster has, GPUs included. A limit of at least as many is no limit.
+        teams: the quotas of the teams.
     """
 
-    def __init__(self, limits: UserLimits | None, chips: float) -> None:
+    def __init__(self, limits: UserLimits | None, chips: float, teams: TeamQuotas) -> None:
         self._limits = limits
         self._chips = chips
+        self.teams = teams
         self._of: dict[Account, _Allowance] = {}
 
     def reached(self, job: Job) -> ReachedLimit | None:
         """Return the limit that keeps a job from getting the least number of groups that it can use, or None."""
+        return self._reached_by_user(job) or self._reached_by_team(job)
+
+    def standing(self, job: Job) -> Standing:
+        """Return with whose quota a job could have the least number of groups that it can use."""
+        if not self.teams.exist:
+            return Standing.OWN
+        found = self.teams.standing(job, num_groups(job)[0] * chips_per_group(job))
+        return found if isinstance(found, Standing) else Standing.BORROWS
+
+    def _reached_by_team(self, job: Job) -> ReachedLimit | None:
+        if not self.teams.exist:
+            return None
+        needed = num_groups(job)[0] * chips_per_group(job)
+        left = self.teams.standing(job, needed)
+        if isinstance(left, Standing):
+            return None
+        what = f"{left.kind} chips"
+        return ReachedLimit(*_account(job), what, left.most, left.used, needed, team=left.team)
+
+    def _reached_by_user(self, job: Job) -> ReachedLimit | None:
         mine = self._allowance(job)
         if mine is None:
             return None
@@ -90,12 +113,15 @@ class Allowances:
             ending: chips that its last attempt still holds, and that the user may have again in a moment.
         """
         mine, wanted = self._allowance(job), num_groups(job)
-        if mine is None or mine.most_chips == math.inf:
-            return wanted
         if not (each := chips_per_group(job)):
             return wanted
-        chips = mine.chips_beside(job) - ending
-        return tuple(count for count in wanted if rounded(chips + count * each) <= mine.most_chips)
+        if mine is not None and mine.most_chips < math.inf:
+            chips = mine.chips_beside(job) - ending
+            wanted = tuple(count for count in wanted if rounded(chips + count * each) <= mine.most_chips)
+        if self.teams.exist and len(wanted) > 1:  # more groups must not cost others their quota
+            least = self.teams.standing(job, wanted[0] * each - ending)
+            wanted = tuple(n for n in wanted if self.teams.standing(job, n * each - ending) == least)
+        return wanted
 
     def within(self, job: Job, names: list[str], wanted: Sequence[int], available: Availability) -> list[str]:
         """Return as many of the first groups as the user may have: hosts may have more chips than expected.
@@ -116,9 +142,10 @@ class Allowances:
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """Count the resources that the plan has given to a job."""
-        mine = self._allowance(job)
+        mine, chips = self._allowance(job), accelerators(resources)
+        self.teams.took(job, chips)
         if mine is not None:
-            mine.chips = rounded(mine.chips + accelerators(resources))
+            mine.chips = rounded(mine.chips + chips)
             if mine.is_new(job):
                 mine.started.add(job.spec.job_id)
 
@@ -131,6 +158,8 @@ class Allowances:
             given_back: how many chips its user gives back first.
         """
         mine = self._allowance(job)
+        if chips and self.teams.exist and isinstance(self.teams.standing(job, chips - given_back), NoneLeft):
+            return False
         if mine is None:
             return True
         if mine.is_new(job) and mine.jobs_beside(job) >= mine.most_jobs:
@@ -143,22 +172,28 @@ class Allowances:
 
     def promised(self, job: Job, chips: float) -> None:
         """Count the chips of the hosts that others leave to a job, and the job as running."""
+        self.teams.promised(job, chips)
         if (mine := self._allowance(job)) is not None:
             mine.promised[job.spec.job_id] = chips
 
     def released(self, job: Job) -> None:
         """Count nothing any more that was promised to a job."""
+        self.teams.promised(job, 0.0)
         if (mine := self._allowance(job)) is not None:
             mine.promised.pop(job.spec.job_id, None)
 
     def given_back(self, job: Job, chips: float) -> None:
         """Count chips no more that spares of a job's user give back."""
+        self.teams.took(job, -chips)
         if (mine := self._allowance(job)) is not None:
             mine.chips = rounded(mine.chips - chips)
 
     def keep_for(self, job: Job, reached: ReachedLimit) -> ReachedLimit:
         """Keep the rest of its user's chips for a job, if the limit lets it run at all and no other job has them."""
         mine = self._allowance(job)
+        if reached.team is not None and reached.needed <= reached.limit:
+            self.teams.promised(job, reached.needed)
+            return replace(reached, kept=True)
         if mine is None or mine.kept_for or reached.what != "chips" or reached.needed > mine.most_chips:
             return reached
         mine.kept_for = job.spec.job_id

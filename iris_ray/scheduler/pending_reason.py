@@ -62,17 +62,18 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class ReachedLimit:
-    """The limit of its user that keeps a job waiting.
+    """The limit of its user, or the quota of its team, that keeps a job waiting.
 
     Attributes:
         user: the user who has the limit.
         band: the band that the limit is for.
-        what: "chips" or "running jobs".
-        limit: how many of these the user may have.
-        held: how many the user has, with those that the plan has handed out.
+        what: "chips" or "running jobs"; of a team "v4-32 chips".
+        limit: how many of these the user, or the team, may have.
+        held: how many the user or the team has, with those that the plan has handed out.
         needed: how many more the job needs at least.
         before: the user's job that has waited too long and that the rest is kept for, if it is another one; or None.
         kept: whether the rest is kept for this job.
+        team: the team that may have no more; `NO_TEAM` if other teams keep what is left; None: it is the user's limit.
     """
 
     user: str
@@ -83,8 +84,11 @@ class ReachedLimit:
     needed: float
     before: str | None = None
     kept: bool = False
+    team: str | None = None
 
     def __str__(self) -> str:
+        if self.team is not None:
+            return f"waiting for {self._of_team}, and it needs {self.needed:,g}; iris-ray team shows all"
         rest = f"; the rest is kept for {self.before or 'it'}" if self.before or self.kept else ""
         return (
             f"waiting for the limit of {self.user} in band {self.band.name.lower()}: {self.limit:,g} {self.what}, of"
@@ -94,16 +98,25 @@ class ReachedLimit:
     @property
     def in_short(self) -> str:
         """Which limit it is, without what the job needs."""
+        if self.team is not None:
+            return f"there is no more for its team: {self._of_team}"
         return f"{self.user} has reached the limit of {self.limit:,g} {self.what} in band {self.band.name.lower()}"
 
     @property
     def summary(self) -> str:
         """The same, in sentences."""
+        if self.team is not None:
+            return f"It waits for {self._of_team}. It needs {self.needed:,g} more."
         rest = f" The rest is kept for {self.before or 'it'}." if self.before or self.kept else ""
         return (
             f"{self.user} may have {self.limit:,g} {self.what} in band {self.band.name.lower()} and has {self.held:,g}."
             f" This job needs {self.needed:,g} more.{rest}"
         )
+
+    @property
+    def _of_team(self) -> str:
+        whose = f"what team {self.team} may have" if self.team else "what the teams lend"
+        return f"{whose}: {self.limit:,g} {self.what}, of which {self.held:,g} are taken"
 
 
 @dataclass(frozen=True, slots=True)

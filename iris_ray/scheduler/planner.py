@@ -46,9 +46,9 @@ def running(state: ControllerState) -> Running:
     return Running(state.jobs, state.attempts, state.evicted, state.heeding, state.evicted_at)
 
 
-def _versions(state: ControllerState) -> tuple[int, int, int, int]:
+def _versions(state: ControllerState) -> tuple[int, int, int, int, int]:
     """Return the versions of all that a plan depends on. The queue's is last: a plan of new jobs looks at no others."""
-    return state.fleet.version, state.limits.version, state.yields_version, state.queue_version
+    return state.fleet.version, state.limits.version, state.teams.version, state.yields_version, state.queue_version
 
 
 class Planner:
@@ -85,7 +85,7 @@ class Planner:
         self._still_waiting: Mapping[str, PendingReason] | None = None  # reasons that the next plan may take over
         self._unplannable = UnplannableJobs()
         self._starved: set[str] = set()
-        self._planned_for = (0, 0, 0, 0)
+        self._planned_for = (0, 0, 0, 0, 0)
         self._planned_at = 0.0
 
     def plan(self, now: float, instructions: Instructions) -> list[PlacedGang]:
@@ -180,6 +180,7 @@ class Planner:
             running(state),
             idle,
             state.limits,
+            state.teams,
         )
 
     def _leave_out_some(self, pending: list[Job], now: float, idle: Sequence[Job]) -> None:

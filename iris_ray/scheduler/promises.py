@@ -22,11 +22,10 @@ from itertools import islice
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
 from iris_ray.scheduler.evictions import Taking
-from iris_ray.scheduler.fair_queue import Deadlines
+from iris_ray.scheduler.fair_queue import Deadlines, Place
 from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
@@ -86,22 +85,28 @@ class Promises:
         self._plan = plan
         self._allowances = allowances
         self._leaving = leaving
-        lasting = (job for job in pending if job.promise is not None and deadlines.timed_out(job) is None)
-        self._before = sorted(lasting, key=_last_first)  # the jobs of others end now
+        lasting = [job for job in pending if job.promise is not None and deadlines.timed_out(job) is None]
+        self._places: dict[str, Place] = {}  # by job id; as they were when first asked for
+        for job in lasting:  # so that later jobs of its team leave it the quota
+            assert job.promise is not None
+            allowances.teams.promised(job, self._chips(job, job.promise.node_ids))
+        self._before = sorted(lasting, key=self._last_first)  # the jobs of others end now
         self._of: dict[str, _Promise] = {}  # by job id; those that are called off, too
         self._for_now: dict[str, tuple[str, ...]] = {}  # job id → node ids kept for a gang that returns
         self._waiting: dict[str, int] = {}  # job id → its tasks that are left, if the plan has placed one
         self.given_up = False
 
-    def begin_band(self, band: PriorityBand, available_to: Callable[[Job], Availability]) -> None:
-        """Keep the promises that jobs of a band, and of the bands before it, have from earlier plans."""
-        while self._before and self._before[-1].spec.priority <= band:
+    def begin(self, place: Place, available_to: Callable[[Job], Availability]) -> None:
+        """Keep the promises that jobs at a place in the queue, and before it, have from earlier plans."""
+        while self._before and self.place_of(self._before[-1]) <= place:
             job = self._before.pop()
             assert job.promise is not None
             promise = self._of[job.spec.job_id] = _Promise(job, is_firm=job.promise.is_firm)
             promise.is_lost = not self._plan.taken.keys().isdisjoint(job.promise.node_ids)
             promise.reason = self._problem(job, job.promise.node_ids, available_to(job))
-            if not promise.reason:
+            if promise.reason:
+                self._allowances.teams.promised(job, 0.0)
+            else:
                 self._keep(promise, job.promise.node_ids)
 
     @property
@@ -136,7 +141,7 @@ class Promises:
             name_of, workers = self._fleet.grouping(job.spec.coscheduling.group_by).name_of, self._fleet.workers
             former = {name for position in self._deadlines.in_turn(job) for name in job.gangs[position].groups}
             for other in self._of.values():
-                if other.job is not job and _gives_way(other, job):
+                if other.job is not job and self._gives_way(other, job):
                     there = (workers[node_id] for node_id in other.node_ids)
                     lifted += [(worker, other.job.spec.job_id) for worker in there if name_of(worker) in former]
         for worker, _ in lifted:
@@ -256,12 +261,19 @@ class Promises:
         self._reserve(promise)
 
     def _reserve(self, promise: _Promise) -> None:
-        """Count what is promised firmly towards the limit of its user."""
-        job, workers = promise.job, [self._fleet.workers[node_id] for node_id in promise.node_ids]
-        if not workers:
+        """Count what is promised towards the quota of its team; and to the limit of its user, if it is firm."""
+        job, chips = promise.job, self._chips(promise.job, promise.node_ids)
+        if not promise.node_ids:
             self._allowances.released(job)
         elif promise.is_firm:
-            self._allowances.promised(job, sum(accelerators(job.requirement.demand(worker)) for worker in workers))
+            self._allowances.promised(job, chips)
+        else:
+            self._allowances.teams.promised(job, chips)
+
+    def _chips(self, job: Job, node_ids: Iterable[str]) -> float:
+        """Return how many chips a job takes of its promised hosts."""
+        workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
+        return sum(accelerators(job.requirement.demand(worker)) for worker in workers)
 
     def _hosts(self, job_id: str) -> tuple[str, ...]:
         promise = self._of.get(job_id)
@@ -285,7 +297,7 @@ class Promises:
         if job.yields:
             return "it yields"
         if not self._plan.kept.keys().isdisjoint(node_ids) or not self._plan.taken.keys().isdisjoint(node_ids):
-            return "a job of a higher band gets some of the hosts"
+            return "a job that comes before it gets some of the hosts"
         pauses = all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending)
         if pauses and not job.promise.is_firm:
             return "it pauses"
@@ -338,13 +350,18 @@ class Promises:
         )
         return (*names, *islice(others, needed - len(names)))
 
+    def place_of(self, job: Job) -> Place:
+        """Return the place of a job in the queue."""
+        if job.spec.job_id not in self._places:
+            self._places[job.spec.job_id] = self._allowances.standing(job), job.spec.priority
+        return self._places[job.spec.job_id]
 
-def _last_first(job: Job) -> tuple[int, bool]:
-    """Sort jobs with a promise by band, and those whose promise counts towards a limit before the others; reversed."""
-    return -job.spec.priority, job.promise is not None and job.promise.is_firm
+    def _last_first(self, job: Job) -> tuple[int, int, bool]:
+        """Sort by place in the queue, and those whose promise counts towards a limit before the others; reversed."""
+        standing, band = self.place_of(job)
+        return -standing, -band, job.promise is not None and job.promise.is_firm
 
-
-def _gives_way(promise: _Promise, job: Job) -> bool:
-    """Return whether a gang of a job may return to hosts that are promised to another job."""
-    band = promise.job.spec.priority
-    return band > job.spec.priority or (band == job.spec.priority and not promise.is_firm)
+    def _gives_way(self, promise: _Promise, job: Job) -> bool:
+        """Return whether a gang of a job may return to hosts that are promised to another job."""
+        other, place = self.place_of(promise.job), self.place_of(job)
+        return other > place or (other == place and not promise.is_firm)

@@ -30,6 +30,7 @@ from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
 BACKFILL_BOUND_S = 600.0
@@ -73,6 +74,7 @@ class Scheduler:
         running: Running | None = None,
         idle: Iterable[Job] = (),
         limits: UserLimits | None = None,
+        teams: TeamUse | None = None,
     ) -> SchedulingResult:
         """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
 
@@ -89,14 +91,15 @@ class Scheduler:
             running: what runs, and may have to leave; None: nothing does.
             idle: jobs that hold slices ready for others, or that yield; they leave for any job before them.
             limits: of the users; None: no user has a limit.
+            teams: the teams, and what they hold; None: there are none.
         """
         pending = list(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
         result = None
         if pending_reasons:
-            result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits)
+            result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits, teams)
         if result is None:
-            turns = self._fairness, self._evaluations
+            turns = self._fairness, self._evaluations, teams
             cycle = Cycle(fleet, self._cache, deadlines, most, running, self.evictions, limits, *turns)
             result = cycle.run(pending, usage, past, idle)
         self._cache.trim()
@@ -120,6 +123,7 @@ class Scheduler:
         pending_reasons: Mapping[str, PendingReason],
         most: int | None,
         limits: UserLimits | None,
+        teams: TeamUse | None,
     ) -> SchedulingResult | None:
         """Return a plan in which waiting jobs keep their reasons, or None if the plan needs a look at all jobs.
 
@@ -134,7 +138,7 @@ class Scheduler:
                 unchanged[job.spec.job_id] = reason
         if not unchanged or any(job.promise for job in pending) or any(r.keeps for r in pending_reasons.values()):
             return None  # which groups are kept for a job depends on all other jobs
-        result = Cycle(fleet, self._cache, deadlines, most, limits=limits).run(tried, usage, past)
+        result = Cycle(fleet, self._cache, deadlines, most, limits=limits, teams=teams).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():
             return None

@@ -1,10 +1,11 @@
 """Which attempts may have to leave so that a waiting job finds room, and the search for the cheapest ones.
 
-A victim is of a lower band than the job that waits, and has run for the minimum time of its band; or it is a spare, or
-yields. `EvictionCosts` says what the end of an attempt costs. Sets of victims are compared by these, in this order: how
-many victims they have of INTERACTIVE, then of BATCH, and of each band first those that end for good because they run
-once; how much work they lose, in chip-seconds; how many spares they have. Spares and jobs that yield count for nothing
-else, since their end loses no work.
+A victim is of a lower band than the job that waits, and has run for the minimum time of its band; or it uses quota that
+another team needs back (`Reclaim`); or it is a spare, or yields. `EvictionCosts` says what the end of an attempt costs.
+Sets of victims are compared by these, in this order: whose teams have borrowed most; how many victims they have of
+PRODUCTION, of INTERACTIVE, then of BATCH, and of each band first those that end for good because they run once; how
+much work they lose, in chip-seconds; how many spares they have. Spares and jobs that yield count for nothing else,
+since their end loses no work.
 
 A victim loses what it has done since its latest save that outlives its hosts, or since its attempt began if it has told
 of none; and nothing of that if it heeds notices, or is about to save. It also loses the time to be back at its work.
@@ -20,20 +21,21 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 
 from iris_ray.model.cluster_settings import EVICTIONS_PER_JOB, EVICTIONS_PER_USER
-from iris_ray.model.jobs import Job
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU, Worker, accelerators, rounded
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, preferred
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.remaining_capacity import Plan
+from iris_ray.scheduler.team_quotas import Reclaim
 from iris_ray.state.attempt_ends import BUDGET_S
 from iris_ray.state.fleet import Fleet
 
 GRACE_S = 30.0
 BACK_S = 120.0
 """What a job needs from new slices to its first step if that has not been measured: launch, restore, compilation."""
-LEAST_RUN_S = {PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
+LEAST_RUN_S = {PriorityBand.PRODUCTION: 600.0, PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
 
 Cost = tuple[float, ...]
 
@@ -109,12 +111,13 @@ class EvictionCosts:
             if (eviction := running.jobs[attempt.job_id].gangs[attempt.gang].eviction) is not None:
                 self.leaving[attempt] = eviction.job_id
 
-    def of(self, attempt: AttemptId, taker: PriorityBand | None, patient: bool) -> Cost | None:
+    def of(self, attempt: AttemptId, taker: PriorityBand | None, reclaim: Reclaim, patient: bool) -> Cost | None:
         """Return what the end of an attempt costs; None if it need not leave.
 
         Args:
             attempt: the attempt that would end.
             taker: the band of the job that would take its hosts; None: the job may evict nobody.
+            reclaim: says which jobs of other teams have to leave for it.
             patient: whether attempts may be taken that have not yet run for the minimum time.
         """
         if attempt in self.leaving:
@@ -125,10 +128,18 @@ class EvictionCosts:
         band, cost = known
         if attempt in self._idle:
             return cost or None
-        if taker is None or band <= taker or not cost:
+        if taker is None or not cost:
             return None
-        wait_s = max(cost[0], self.user_waits_s(self.user_of(attempt)))
-        return (wait_s, *cost[1:]) if patient or not wait_s else None
+        spec, wait_s, rank = self._running.jobs[attempt.job_id].spec, cost[0], 0
+        if band <= taker or not reclaim.by_band(spec):
+            owes = reclaim.rank(spec)
+            if owes is None:
+                return None
+            rank = owes
+            if not self._gang(attempt).evicted_at:
+                wait_s = 0.0  # it has borrowed its hosts
+        wait_s = max(wait_s, self.job_waits_s(attempt), self.user_waits_s(spec.user))
+        return (wait_s, float(rank), *cost[2:]) if patient or not wait_s else None
 
     def leave(self, attempts: Iterable[AttemptId], job_id: str) -> None:
         """Note that attempts leave their hosts to a job."""
@@ -163,8 +174,10 @@ class EvictionCosts:
         """Return how long it takes until an attempt's gang, which may have been evicted too often, may be again."""
         if (most := self._rules.per_job) is None:
             return 0.0
-        gang = self._running.jobs[attempt.job_id].gangs[attempt.gang]
-        return _budget_s(gang.evicted_at, 0, 1, most, self.now)
+        return _budget_s(self._gang(attempt).evicted_at, 0, 1, most, self.now)
+
+    def _gang(self, attempt: AttemptId) -> Gang:
+        return self._running.jobs[attempt.job_id].gangs[attempt.gang]
 
     def _cost(self, attempt: AttemptId) -> tuple[PriorityBand, Cost]:
         job = self._running.jobs[attempt.job_id]
@@ -174,7 +187,7 @@ class EvictionCosts:
         if job.yields or job.spec.spare_for is not None:
             return band, _cost(band, victims=0, lost=0.0, spares=1)
         ran = self.now - gang.running_since
-        protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran, self.job_waits_s(attempt))
+        protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran)
         if protected_s == math.inf:
             return band, ()
         lost_s = max(0.0, self.now - gang.loses_since(self.now, self._deadline))
@@ -205,13 +218,13 @@ def _budget_s(evicted_at: Sequence[float], leaving: int, count: int, most: int, 
 def _cost(
     band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0, runs_once: bool = False
 ) -> Cost:
-    """Return a cost: seconds until the eviction is allowed; victims by band, high to low; lost work; spares.
+    """Return a cost: seconds until the eviction is allowed; 0, the place of its team among those that borrow; victims
+    by band, high to low; lost work; spares.
 
     Of each band there are two numbers: the victims that run once, and all victims.
     """
-    below = (other for other in PriorityBand if other > PriorityBand.PRODUCTION)
-    by_band = (float(count * (band is other)) for other in below for count in (victims * runs_once, victims))
-    return (protected_s, *by_band, lost, float(spares))
+    by_band = (float(count * (band is other)) for other in PriorityBand for count in (victims * runs_once, victims))
+    return (protected_s, 0.0, *by_band, lost, float(spares))
 
 
 NO_COST: Cost = _cost(PriorityBand.BATCH, victims=0, lost=0.0, spares=0)
@@ -230,12 +243,18 @@ class VictimSearch:
         fleet: the workers that the plan is made for.
         plan: the hosts that the plan has given away.
         available: the groups that the job's requirement finds.
+        reclaim: says which jobs of other teams have to leave for it.
+        reclaim: says which jobs of other teams have to leave for it.
         patient: whether attempts may be taken that have not yet run for the minimum time.
         only: the attempts that may be taken; None: any.
 
     Attributes:
         job: the job that needs room.
         spared: users whose gangs are left alone.
+        left_out: attempts that are left alone.
+        reclaim: see above.
+        left_out: attempts that are left alone.
+        reclaim: see above.
         patient: see above.
         needed: how many groups the job needs.
         exist: whether so many groups suit the job, free or in use.
@@ -249,11 +268,14 @@ class VictimSearch:
         job: Job,
         available: Availability,
         needed: int,
+        reclaim: Reclaim,
         patient: bool = False,
         only: Collection[AttemptId] | None = None,
     ) -> None:
         self.job = job
+        self.reclaim = reclaim
         self.spared: frozenset[str] = frozenset()
+        self.left_out: frozenset[AttemptId] = frozenset()
         self.needed = needed
         self._costs = costs
         self._fleet = fleet
@@ -359,9 +381,9 @@ class VictimSearch:
         """Return what the end of an attempt costs; None if it can't be a victim."""
         if self._only is not None and attempt not in self._only:
             return None
-        if self.spared and self._costs.user_of(attempt) in self.spared:
+        if attempt in self.left_out or (self.spared and self._costs.user_of(attempt) in self.spared):
             return None
-        return self._costs.of(attempt, self._taker, self.patient)
+        return self._costs.of(attempt, self._taker, self.reclaim, self.patient)
 
     def _may_use(self, name: str) -> bool:
         """Return whether the job could use a group if the attempts there ended."""

@@ -74,7 +74,7 @@ class ControllerState:
     Attributes:
         fleet: all live workers, and who holds what of them.
         limits: limits by user, and what counts towards them.
-        teams: the tree of teams, and what each holds.
+        teams: the teams, and what they hold.
         settings: the cluster's settings.
     """
 
@@ -85,7 +85,7 @@ class ControllerState:
         self.settings = ClusterSettings()
         self._now = 0.0
         self._table = JobTable(self.limits)
-        self._allocations = Allocations(self.fleet, self.limits)
+        self._allocations = Allocations(self.fleet, self.limits, self.teams)
         self._quarantine = Quarantine(self.fleet)
         self._spares = Spares()
         self._holders = SliceHolders(self._table, self.fleet)
@@ -94,7 +94,8 @@ class ControllerState:
         about_spares = self._table, self.fleet, self._allocations, self._spares, self._notices
         self._spare_jobs = SpareJobs(*about_spares, self._promises.release)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
-        self._evictions = Evictions(self._table, self._promises, self._notices, self._spare_jobs, self._ends)
+        about_evictions = self._table, self._promises, self._notices, self._spare_jobs, self._ends, self.teams
+        self._evictions = Evictions(*about_evictions)
         self._gangs = Gangs(
             self._table,
             self.fleet,
@@ -118,7 +119,7 @@ class ControllerState:
         self._now = max(self._now, getattr(event, "now", 0.0))
         change = Change(self._now)
         self._spares.time_passed(self._now)
-        self._allocations.past.now = self._now
+        self._allocations.past.now = self.teams.past.now = self._now
         job_id = job_of(event)
         try:
             self._handle(event, change)
@@ -173,7 +174,7 @@ class ControllerState:
             case LimitsSetEvent():
                 self.limits.set(event.user, event.band, event.limits)
             case TeamsSetEvent():
-                self.teams.set(Teams(event.teams))
+                self.teams.set(Teams(event.teams), self.jobs, self._allocations.all_of())
             case SettingSetEvent():
                 self.settings.set(event.name, event.to)
             case TaintLiftedEvent():
@@ -452,6 +453,7 @@ class ControllerState:
         assert all(self.heeding[band].keys() <= attempts.keys() for band, attempts in self.attempts.items())
         self._promises.check(self.workers)
         self.limits.check(self.jobs, self._allocations.all_of())
+        self.teams.check(self.jobs, self._allocations.all_of())
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 
 

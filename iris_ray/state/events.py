@@ -141,6 +141,17 @@ class PastUsageEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TeamsSetEvent:
+    """An operator replaces all teams. Jobs that run go on, and count for their team or the closest one above it.
+
+    Args:
+        teams: the whole tree.
+    """
+
+    teams: tuple[Team, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LimitsSetEvent:
     """An operator replaces the limits of a user in a band. Jobs that run go on.
 
@@ -153,17 +164,6 @@ class LimitsSetEvent:
     user: str
     band: PriorityBand
     limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class TeamsSetEvent:
-    """An operator replaces the whole tree of teams. Jobs that run go on; those of removed teams count for those above.
-
-    Args:
-        teams: all teams; see `iris_ray.model.teams.Teams`.
-    """
-
-    teams: tuple[Team, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from iris_ray.model.jobs import Allocation, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words, plain
-from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
 from iris_ray.state.groups import Grouping
 from iris_ray.state.instructions import ChangeLog
+from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
 SUSPICION_S = 20.0
@@ -47,6 +48,7 @@ class Fleet:
         workers: the live workers by node_id.
         holders: slice name → owner that keeps actors on the slice, whether tasks run there or not.
         totals: the resources of all workers together, by Ray's names.
+        chips: how many chips all hosts of a TPU type have, by type.
         taints: target (node_id or slice name) → taint's name → taint.
         host_sizes: TPU type → the most of each resource that a host of the type has had. Kept when the hosts are gone.
         avoided: user → node_id of a host that the user's jobs avoid → until when; seconds on the events' clock.
@@ -56,6 +58,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self.holders: dict[str, str] = {}
         self.totals: Counter[str] = Counter()
+        self.chips: Counter[str] = Counter()
         self.taints: dict[str, dict[str, Taint]] = {}
         self.host_sizes: dict[str, dict[str, float]] = {}
         self.avoided: dict[str, dict[str, float]] = {}
@@ -202,6 +205,7 @@ class Fleet:
             self.remove(worker.node_id)
         self.workers[worker.node_id] = worker
         self.totals.update(worker.resources)
+        self._count_chips(worker, 1)
         for grouping in self._groupings.values():
             grouping.add(worker)
         self._record_change(worker)
@@ -211,10 +215,15 @@ class Fleet:
         """Remove a worker that is no longer alive."""
         worker = self.workers.pop(node_id)
         self.totals.subtract(worker.resources)
+        self._count_chips(worker, -1)
         for grouping in self._groupings.values():
             grouping.remove(worker)
         self._record_change(worker)
         self._mark_duplicates(worker)
+
+    def _count_chips(self, worker: Worker, sign: int) -> None:
+        if tpu_type := string_attribute(worker.attributes, TPU_TOPOLOGY):
+            self.chips[tpu_type] += sign * int(worker.resources.get(TPU, 0.0))
 
     def _mark_duplicates(self, changed: Worker) -> None:
         """Mark hosts of one slice that claim the same host_index: none of them can be used."""
@@ -310,13 +319,14 @@ class Allocations:
         heeding: those among them that save their state when they are told to leave.
     """
 
-    def __init__(self, fleet: Fleet, limits: UserLimits) -> None:
+    def __init__(self, fleet: Fleet, limits: UserLimits, teams: TeamUse) -> None:
         self.usage: dict[str, Counter[str]] = {}
         self.past = PastUsage(self.usage)
         self._fleet = fleet
         self.by_band: dict[PriorityBand, dict[AttemptId, None]] = {band: {} for band in PriorityBand}
         self.heeding: dict[PriorityBand, dict[AttemptId, None]] = {band: {} for band in PriorityBand}
         self._limits = limits
+        self._teams = teams
         self._of: dict[str, dict[AttemptId, Allocation]] = {}  # by job id
 
     def of(self, job_id: str) -> Mapping[AttemptId, Allocation]:
@@ -348,7 +358,9 @@ class Allocations:
                     usage[resource] += amount  # type: ignore[assignment]  # Counter's amounts may be fractions
         for node_id, occupants in by_host.items():
             self._fleet.occupy(node_id, occupants)
-        self._limits.took(job.spec, (demand for held in allocations.values() for _, _, demand in held))
+        demands = [demand for held in allocations.values() for _, _, demand in held]
+        self._limits.took(job.spec, demands)
+        self._teams.took(job.spec, demands)
 
     def end(self, job: Job, attempt: AttemptId) -> bool:
         """Free all that an attempt holds. Return whether it held anything."""
@@ -363,7 +375,9 @@ class Allocations:
         for node_id, task_id, demand in allocation:
             self._fleet.vacate(node_id, (task_id, attempt))
             self._give_back(job.spec.user, demand)
-        self._limits.gave_back(job.spec, (demand for _, _, demand in allocation), holds_more=bool(allocations))
+        demands = [demand for _, _, demand in allocation]
+        self._limits.gave_back(job.spec, demands, holds_more=bool(allocations))
+        self._teams.gave_back(job.spec, demands)
         return True
 
     def loses_less(self, job: Job, attempt: AttemptId, heeds_notices: bool) -> None:
@@ -381,6 +395,7 @@ class Allocations:
         lost = next(demand for place, _, demand in allocations[attempt] if place == node_id)
         self._give_back(job.spec.user, lost)
         self._limits.gave_back(job.spec, [lost], holds_more=True)  # until the attempt's end is confirmed
+        self._teams.gave_back(job.spec, [lost])
         allocations[attempt] = tuple(held for held in allocations[attempt] if held[0] != node_id)
 
     def mark_ending(self, attempt: AttemptId, now: float) -> None:

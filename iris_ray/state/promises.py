@@ -16,6 +16,7 @@ from iris_ray.state.events import PromiseEvent
 from iris_ray.state.instructions import Change
 from iris_ray.state.job_table import JobTable
 from iris_ray.state.spares import GangNotices, SpareJobs
+from iris_ray.state.team_use import TeamUse
 
 
 class Promises:
@@ -124,9 +125,16 @@ class Evictions:
     """Knows which attempts are to leave their hosts to the job that these are promised to, and until when."""
 
     def __init__(
-        self, table: JobTable, promises: Promises, notices: GangNotices, spares: SpareJobs, ends: AttemptEnds
+        self,
+        table: JobTable,
+        promises: Promises,
+        notices: GangNotices,
+        spares: SpareJobs,
+        ends: AttemptEnds,
+        teams: TeamUse,
     ) -> None:
         self._table = table
+        self._teams = teams
         self._promises = promises
         self._notices = notices
         self._spares = spares
@@ -154,7 +162,7 @@ class Evictions:
             else:
                 deadline = gang.leaves_by(change.now, event.deadline)
                 deadline = deadline if gang.eviction is None else min(deadline, gang.eviction.deadline)
-                self._give_notice(victim, gang, Eviction(event.job_id, deadline, _reason(job, victim)), change)
+                self._give_notice(victim, gang, Eviction(event.job_id, deadline, self._reason(job, victim)), change)
 
     def time_passed(self, change: Change) -> None:
         """Stop the attempts whose deadline has come."""
@@ -197,14 +205,26 @@ class Evictions:
         """Refuse a victim that need not leave for a job; return whether it has yet to be asked."""
         who = f"{victim.current_attempt(gang)} does not leave its hosts to {event.job_id}"
         is_idle = victim.yields or victim.spec.spare_for is not None
-        if not is_idle and victim.spec.priority <= self._table.known(event.job_id).spec.priority:
-            raise IllegalTransitionError(f"{who}: it is of no lower band")
+        taking = self._table.known(event.job_id).spec
+        by_quota = self._teams.share_quotas(taking, victim.spec)
+        if not is_idle and not by_quota and victim.spec.priority <= taking.priority:
+            raise IllegalTransitionError(f"{who}: it is of no lower band, and of no other team")
         if not any(task.node_id in event.node_ids for task in gang.tasks):
             raise IllegalTransitionError(f"{who}: they are not promised to that job")
         taker = event.job_id if gang.eviction is None else gang.eviction.job_id
         if taker != event.job_id and not any(self._promises.whose(node_id) == taker for node_id in event.node_ids):
             raise IllegalTransitionError(f"{who}: {taker} takes them")  # and loses none of its promise by this one
         return gang.eviction is None or taker != event.job_id
+
+    def _reason(self, job: Job, victim: Job) -> str:
+        """Return why a gang leaves its hosts, in words."""
+        taker = f"{job.spec.job_id} of {job.spec.user}"
+        if victim.yields:
+            return f"its owner has no use for its hosts now, and {taker} waits"
+        if self._teams.share_quotas(job.spec, victim.spec):
+            whose = f"team {job.spec.team}" if job.spec.team else "what no team has"
+            return f"{taker} takes back hosts within the quota of {whose}, and its own team has more than its quota"
+        return f"{job.spec.priority.name} job {taker} takes its hosts from {victim.spec.priority.name}"
 
     def _gives_way(self, attempt: AttemptId, gang: Gang, job_id: str) -> bool:
         """Return whether an attempt is given up for the job, to which one of its hosts is promised."""
@@ -257,11 +277,3 @@ def _changed(before: Promise | None, node_ids: tuple[str, ...], given_up: tuple[
     """Return a promise in place of an earlier one. What was given up counts on unless other hosts come for nothing."""
     goes_on = before is not None and (given_up or {*node_ids} <= {*before.node_ids})
     return Promise(node_ids, tuple(dict.fromkeys((*before.given_up, *given_up))) if before and goes_on else given_up)
-
-
-def _reason(job: Job, victim: Job) -> str:
-    """Return why a gang leaves its hosts, in words."""
-    if victim.yields:
-        return f"its owner has no use for its hosts now, and {job.spec.job_id} of {job.spec.user} waits"
-    bands = job.spec.priority.name, victim.spec.priority.name
-    return f"{bands[0]} job {job.spec.job_id} of {job.spec.user} takes its hosts from {bands[1]}"

@@ -212,6 +212,10 @@ class PastUsage:
                 hours[resource] = hours.get(resource, 0.0) + amount * (1.0 - left) * _MEAN_LIFE_S / _HOUR_S
         return hours
 
+    def mean(self, user: str, resource: str, now: float) -> float:
+        """Return how much of a resource a user has held on average in the past hours."""
+        return self.hours(user, now).get(resource, 0.0) * _HOUR_S / _MEAN_LIFE_S
+
     def snapshot(self) -> dict[str, dict[str, float]]:
         """Return the amount-hours of all users that have more than next to nothing left."""
         found = ((user, self.hours(user, self.now)) for user in self._past)

@@ -69,8 +69,8 @@ class Witness:
         """Whether a PRODUCTION job may not take an attempt's hosts now."""
         job = self._state.jobs[attempt.job_id]
         gang = job.gangs[attempt.gang]
-        least_s = LEAST_RUN_S.get(job.spec.priority)
-        if least_s is None or gang.attempt != attempt.number or not gang.placed:
+        least_s = LEAST_RUN_S[job.spec.priority]
+        if job.spec.priority is PRODUCTION or gang.attempt != attempt.number or not gang.placed:
             return True
         return self._simulation.now < gang.running_since + least_s
 

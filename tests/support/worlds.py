@@ -143,6 +143,7 @@ class World:
             running=running(state),
             idle=[*state.spares(), *state.yielding()] if gives_back else (),
             limits=state.limits,
+            teams=state.teams,
         )
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU, rounded
 from iris_ray.state import ControllerState
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.team_use import in_band
 
 Usage = Mapping[str, Mapping[str, float]]
 """What each team and its parts hold, and all jobs of the cluster under `NO_TEAM`, as in `TeamUse`."""
@@ -24,12 +25,12 @@ _NAMED = 3
 
 
 def fleet_chips(fleet: Fleet) -> dict[str, float]:
-    """Return the fleet's chips by TPU type, and its GPUs as `GPU`. Missing hosts of a slice count, too."""
+    """Return the fleet's chips by TPU type, and its GPUs as `GPU`."""
     found = {GPU: float(fleet.totals[GPU])} if fleet.totals[GPU] else {}
-    for device, count in fleet.slice_types().items():
+    for device, chips in fleet.chips.items():
         with contextlib.suppress(UnknownTPUTypeError):  # a label that somebody has made up
-            config = get_tpu_config(device)
-            found[config.name] = found.get(config.name, 0.0) + count * config.chip_count
+            if chips:
+                found[get_tpu_config(device).name] = float(chips)
     return found
 
 
@@ -84,7 +85,7 @@ def _lendable(teams: Teams, name: str, kind: str, used: float) -> float:
 
 
 def _by_band(usage: Mapping[str, float], kind: str) -> dict[PriorityBand, float]:
-    amounts = {band: usage.get(f"{kind}/{band.name}", 0.0) for band in PriorityBand}
+    amounts = {band: usage.get(in_band(kind, band), 0.0) for band in PriorityBand}
     return {band: amount for band, amount in amounts.items() if amount}
 
 

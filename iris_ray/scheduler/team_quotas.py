@@ -1,0 +1,329 @@
+"""The teams' quotas while a plan is made: who is within its quota, what may be borrowed, and who has to give back.
+
+A job needs the quota of its own team. If that is used up, it needs the quota of a team above, which other parts of that
+team leave unused, and at last what other teams leave. `Standing` says how far up a job has to look.
+
+Between teams, quotas alone decide who gives way. A job may take hosts of another team if, below the closest team that
+both belong to, the job's side stays within its quota and the other side is over its own at every level. Who has
+borrowed most in the past hours gives first.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import inf
+
+from iris_ray.errors import UnknownTPUTypeError
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import NO_TEAM, Quota
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.workers import GPU, rounded
+from iris_ray.state.fleet import Fleet
+from iris_ray.state.team_use import TeamUse, in_band, own_part
+
+
+class Standing(IntEnum):
+    """With whose quota a job could run, in the order in which jobs go."""
+
+    OWN = 0  # its team's, or no team has a quota for what it uses
+    SHARED = 1  # that of a team above its own
+    BORROWS = 2  # what other teams leave
+
+
+@dataclass(frozen=True, slots=True)
+class NoneLeft:
+    """The account that lets a job have no more.
+
+    Attributes:
+        team: the team that may borrow no more; `NO_TEAM`: all that is left is kept by teams that do not lend it.
+        kind: the type.
+        most: how many chips there are for it.
+        used: how many of them it has, with those that its parts keep for themselves.
+    """
+
+    team: str
+    kind: str
+    most: float
+    used: float
+
+
+@dataclass(slots=True)
+class _Account:
+    """What a team, or the jobs of a team itself, have of one type, in chips.
+
+    Attributes:
+        chips: its quota.
+        keeps: the part of the quota that it does not lend.
+        most: its quota and what it may borrow.
+        by_band: the parts of the quota that jobs of a band may use.
+        used: what its jobs have, those included that get something by the plan.
+        kept: what its parts keep for themselves and do not use.
+        in_bands: how many of the used chips jobs of each band have, for the bands in ``by_band``.
+    """
+
+    chips: float
+    keeps: float
+    most: float
+    by_band: Mapping[PriorityBand, float]
+    used: float
+    kept: float
+    in_bands: dict[PriorityBand, float] = field(default_factory=dict)
+
+    @property
+    def unused(self) -> float:
+        """What it keeps for itself and does not use."""
+        return max(self.kept, self.keeps - self.used)
+
+    def over(self, band: PriorityBand) -> float:
+        """Return how many chips its jobs, or those of a band, have beyond its quota."""
+        over = self.used - self.chips
+        if (part := self.by_band.get(band)) is not None:
+            over = max(over, self.in_bands[band] - part)
+        return rounded(over)
+
+
+class TeamQuotas:
+    """What teams have, and may still get, while one plan is made.
+
+    Args:
+        use: the teams, and what their jobs hold; None: there are no teams.
+        fleet: tells how many chips there are of each type.
+        now: seconds on the clock of the events.
+
+    Attributes:
+        exist: whether any team has a quota.
+    """
+
+    def __init__(self, use: TeamUse | None, fleet: Fleet, now: float) -> None:
+        self._use = use or TeamUse()
+        self._fleet = fleet
+        self._now = now
+        self._accounts: dict[tuple[str, str], _Account] = {}  # by name and type
+        self._kept: dict[str, dict[str, float]] = {}  # type → team → what its parts keep and do not use
+        self._promised: dict[str, float] = {}  # job id → chips
+        self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its parts, who borrowed most first
+        self.exist = bool(self._use.teams.types)
+
+    # -- for the order and the limits ----------------------------------------------------------------------------------
+
+    def kind(self, spec: JobSpec) -> str | None:
+        """Return the type whose quota a job needs; None if it needs none."""
+        return self._use.kind(spec) if self.exist else None
+
+    def standing(self, job: Job, chips: float) -> Standing | NoneLeft:
+        """Return with whose quota a job could have so many more chips, or the account that lets it have no more."""
+        kind = self.kind(job.spec)
+        if kind is None or not chips:
+            return Standing.OWN
+        path, band = self._use.path(job.spec.team), job.spec.priority
+        more = chips - self._promised.get(job.spec.job_id, 0.0)
+        for name, account, used, kept in self._after(path, kind, more):
+            if name != NO_TEAM and _is_within(account, used, kept, band, more):
+                return Standing.OWN if name == path[0] else Standing.SHARED
+            if rounded(used + kept) > account.most:
+                return NoneLeft(name.rstrip("/"), kind, account.most, rounded(used + kept - more))
+        return Standing.BORROWS
+
+    def took(self, job: Job, chips: float) -> None:
+        """Count chips that the plan gives to a job, or takes from it if they are less than 0."""
+        if chips and (kind := self.kind(job.spec)) is not None:
+            self._count(job.spec, kind, chips)
+
+    def promised(self, job: Job, chips: float) -> None:
+        """Count the chips that a job is to get, instead of those that were promised to it before."""
+        before = self._promised.pop(job.spec.job_id, 0.0)
+        if chips:
+            self._promised[job.spec.job_id] = chips
+        self.took(job, chips - before)
+
+    # -- for evictions -------------------------------------------------------------------------------------------------
+
+    def reclaim(self, job: Job, chips: float) -> "Reclaim":
+        """Return which jobs of other teams have to leave for a job that needs so many more chips."""
+        kind = self.kind(job.spec)
+        if kind is None:
+            return Reclaim(self, None, (), frozenset())
+        path, band = self._use.path(job.spec.team), job.spec.priority
+        more = chips - self._promised.get(job.spec.job_id, 0.0)
+        after = self._after(path, kind, more)
+        within = [_is_within(account, used, kept, band, more) for _, account, used, kept in after]
+        rights = (above for is_within, above in zip(within, path[1:], strict=False) if is_within)
+        return Reclaim(self, kind, path, frozenset(rights))
+
+    def path(self, spec: JobSpec) -> tuple[str, ...]:
+        """Return the names for which a job counts; see `TeamUse.path`."""
+        return self._use.path(spec.team)
+
+    def over(self, name: str, kind: str, band: PriorityBand) -> float:
+        """Return how many chips the jobs of a team, or those of a band, have beyond its quota."""
+        return self._account(name, kind).over(band)
+
+    def order(self, team: str, kind: str) -> Mapping[str, int]:
+        """Return the parts of a team that have anything, numbered: who has borrowed most in the past hours first."""
+        order = self._orders.get((team, kind))
+        if order is None:
+            prefix = f"{team}/" if team else ""
+            parts = {
+                own_part(team) if name == own_part(team) else prefix + name[len(prefix) :].partition("/")[0]
+                for name in self._use.usage
+                if name.startswith(prefix) and name != team
+            }
+            past, now = self._use.past, self._now
+            borrowed = {name: past.mean(name, kind, now) - self._account(name, kind).chips for name in parts}
+            in_turn = sorted(parts, key=lambda name: (-borrowed[name], name))
+            order = {name: number for number, name in enumerate(in_turn)}
+            self._orders[team, kind] = order
+        return order
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _after(self, path: Iterable[str], kind: str, more: float) -> Iterator[tuple[str, _Account, float, float]]:
+        """Yield each account of a path, with what it uses and what its parts keep if a job has so many more chips."""
+        change = 0.0  # in what the part below keeps
+        for name in path:
+            account = self._account(name, kind)
+            used, kept, before = account.used + more, account.kept + change, account.unused
+            yield name, account, used, kept
+            change = max(kept, account.keeps - used) - before
+
+    def _count(self, spec: JobSpec, kind: str, chips: float) -> None:
+        for _, account, used, kept in self._after(self._use.path(spec.team), kind, chips):
+            account.used, account.kept = rounded(used), rounded(kept)
+            if spec.priority in account.in_bands:
+                account.in_bands[spec.priority] += chips
+
+    def _account(self, name: str, kind: str) -> _Account:
+        account = self._accounts.get((name, kind))
+        if account is None:
+            account = self._accounts[name, kind] = self._new_account(name, kind)
+        return account
+
+    def _new_account(self, name: str, kind: str) -> _Account:
+        teams, usage = self._use.teams, self._use.usage.get(name, {})
+        used = usage.get(kind, 0.0)
+        if name == NO_TEAM:
+            chips = max(self._in_fleet(kind), self._of_parts(NO_TEAM, kind))
+            return _Account(chips, 0.0, chips, {}, used, self._kept_in(kind).get(NO_TEAM, 0.0))
+        if name.endswith("/"):
+            whole = name[:-1]
+            chips = self._in_fleet(kind) if whole == NO_TEAM else teams.chips(whole, kind)
+            return _Account(max(0.0, chips - self._of_parts(whole, kind)), 0.0, inf, {}, used, 0.0)
+        chips, quota = teams.chips(name, kind), teams.by_name[name].quotas.get(kind, Quota(0.0))
+        most = inf if quota.borrow is None else chips + quota.borrow
+        in_bands = {band: usage.get(in_band(kind, band), 0.0) for band in quota.by_band}
+        kept = self._kept_in(kind).get(name, 0.0)
+        return _Account(chips, _keeps(quota), most, quota.by_band, used, kept, in_bands)
+
+    def _of_parts(self, name: str, kind: str) -> float:
+        return sum(self._use.teams.chips(part, kind) for part in self._use.teams.parts(name))
+
+    def _in_fleet(self, kind: str) -> float:
+        if kind == GPU:
+            return self._fleet.totals.get(GPU, 0.0)
+        chips = self._fleet.chips
+        return sum(n for name, n in chips.items() if n and (name == kind or _generation(name) == kind))
+
+    def _kept_in(self, kind: str) -> Mapping[str, float]:
+        """Return what the parts of each team keep for themselves and do not use; without teams whose parts lend all."""
+        kept = self._kept.get(kind)
+        if kept is None:
+            kept = self._kept[kind] = {}
+            for team in self._use.teams.keepers(kind):  # the parts of a team before the team
+                used = self._use.usage.get(team.name, {}).get(kind, 0.0)
+                quota = team.quotas.get(kind, Quota(0.0))
+                unused = max(kept.get(team.name, 0.0), _keeps(quota) - used)
+                kept[team.parent] = kept.get(team.parent, 0.0) + unused
+        return kept
+
+
+class Reclaim:
+    """Which jobs of other teams have to leave for one job.
+
+    Args:
+        quotas: the teams' quotas.
+        kind: the type whose quota the job needs; None if it needs none.
+        path: the names for which the job counts.
+        rights: those of them among whose parts the job's side stays within its quota.
+    """
+
+    def __init__(self, quotas: TeamQuotas, kind: str | None, path: tuple[str, ...], rights: frozenset[str]) -> None:
+        self._quotas = quotas
+        self._kind = kind
+        self._path = path
+        self._rights = rights
+        self._known: dict[tuple[str, PriorityBand], int | None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rights)
+
+    def by_band(self, victim: JobSpec) -> bool:
+        """Return whether bands decide if a job has to leave: it is of the same team, or no team has a quota for it."""
+        kind = self._quotas.kind(victim)
+        return kind is None or (self._kind is not None and self._quotas.path(victim)[0] == self._path[0])
+
+    def is_same_team(self, victim: JobSpec) -> bool:
+        """Return whether a job needs the same quota of the same team."""
+        return self._quotas.kind(victim) == self._kind and self._quotas.path(victim)[0] == self._path[0]
+
+    def rank(self, victim: JobSpec) -> int | None:
+        """Return the place of a job's side among those that have to give back, the first is 0; None if it need not."""
+        if not self._rights or self._quotas.kind(victim) != self._kind:
+            return None
+        key = victim.team, victim.priority
+        if key not in self._known:
+            self._known[key] = self._rank(victim)
+        return self._known[key]
+
+    def beyond(self, victims: Iterable[tuple[AttemptId, JobSpec, float]]) -> set[AttemptId]:
+        """Return the attempts that may stay since the others bring their teams back to their quotas.
+
+        Args:
+            victims: the attempts that would leave, the ones that should leave first first: with their jobs and chips.
+        """
+        gone: dict[str, float] = {}
+        stay: set[AttemptId] = set()
+        for attempt, spec, chips in victims:
+            side = self._side(spec)
+            assert self._kind is not None
+            if any(self._quotas.over(name, self._kind, spec.priority) <= gone.get(name, 0.0) for name in side):
+                stay.add(attempt)
+                continue
+            for name in side:
+                gone[name] = rounded(gone.get(name, 0.0) + chips)
+        return stay
+
+    def _rank(self, victim: JobSpec) -> int | None:
+        side = self._side(victim)
+        assert self._kind is not None
+        above = self._quotas.path(victim)[len(side)]
+        if not side or above not in self._rights:
+            return None
+        if any(self._quotas.over(name, self._kind, victim.priority) <= 0 for name in side):
+            return None
+        return self._quotas.order(above, self._kind).get(side[-1], 0)
+
+    def _side(self, victim: JobSpec) -> tuple[str, ...]:
+        """Return the names for which a job counts below the closest team that both jobs belong to."""
+        path = self._quotas.path(victim)
+        return path[: next(i for i, name in enumerate(path) if name in self._path)]
+
+
+def _keeps(quota: Quota) -> float:
+    return 0.0 if quota.lend is None else quota.chips - quota.lend
+
+
+def _is_within(account: _Account, used: float, kept: float, band: PriorityBand, more: float) -> bool:
+    if rounded(used + kept) > account.chips:
+        return False
+    part = account.by_band.get(band)
+    return part is None or rounded(account.in_bands[band] + more) <= part
+
+
+def _generation(name: str) -> str:
+    try:
+        return get_tpu_config(name).generation
+    except UnknownTPUTypeError:
+        return ""

@@ -1,0 +1,285 @@
+"""Quotas of teams: who goes first, who may borrow, and who gives back what was lent."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.model.jobs import Job
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import Teams
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.state.events import TeamsSetEvent
+from tests.support.worlds import S, World, add_slices, promised
+
+PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+TWO_TEAMS = """
+    [teams.ads]
+    quota.v4-16 = {ads}
+    [teams.vision]
+    quota.v4-16 = {vision}
+"""
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Four slices of eight chips each."""
+    world = World()
+    add_slices(world, *"abcd")
+    yield world
+    world.check()
+
+
+def set_teams(world: World, text: str) -> None:
+    world.do(TeamsSetEvent(tuple(Teams.from_toml(text))))
+
+
+def two_teams(world: World, ads: str = "16", vision: str = "16") -> None:
+    set_teams(world, TWO_TEAMS.format(ads=ads, vision=vision))
+
+
+def start(world: World, *job_ids: str, team: str = "", **changes: object) -> list[Job]:
+    """Jobs that run; they may be preempted and retried."""
+    jobs = [world.submit(job_id, team=team, max_retries_preemption=100, **changes) for job_id in job_ids]
+    world.schedule()
+    for job in jobs:
+        world.report_all(job, S.RUNNING)
+    world.check()
+    return jobs
+
+
+def submit(world: World, job_id: str, team: str = "", **changes: object) -> Job:
+    return world.submit(job_id, team=team, max_retries_preemption=100, **changes)
+
+
+def leaving(world: World) -> set[str]:
+    """Commit a plan; the ids of the jobs that have to leave."""
+    world.schedule()
+    world.check()
+    return {attempt.job_id for attempt in world.state.evicted}
+
+
+# -- the order ---------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_within_their_quota_go_before_jobs_that_borrow_whatever_their_band(world: World) -> None:
+    two_teams(world)
+    for number in range(4):
+        submit(world, f"ads-{number}", "ads", priority=PRODUCTION)
+    for number in range(4):
+        submit(world, f"vision-{number}", "vision", priority=BATCH)
+    assert set(world.schedule()) == {"ads-0", "ads-1", "vision-0", "vision-1"}
+
+
+def test_unused_quota_is_lent_at_once(world: World) -> None:
+    two_teams(world)
+    for number in range(4):
+        submit(world, f"ads-{number}", "ads")
+    assert len(world.schedule()) == 4
+
+
+def test_between_teams_that_borrow_the_smaller_share_by_weight_goes_first(world: World) -> None:
+    set_teams(world, "[teams.ads]\nweight = 3\nquota.v4-16 = 0\n[teams.vision]\nquota.v4-16 = 0")
+    for number in range(4):
+        submit(world, f"ads-{number}", "ads", user="ann")
+        submit(world, f"vision-{number}", "vision", user="bob")
+    assert set(world.schedule()) == {"ads-0", "ads-1", "ads-2", "vision-0"}
+
+
+def test_inside_a_team_users_share_as_without_teams(world: World) -> None:
+    two_teams(world, ads="32", vision="0")
+    for number in range(4):
+        submit(world, f"ann-{number}", "ads", user="ann")
+    for number in range(2):
+        submit(world, f"bob-{number}", "ads", user="bob")
+    assert set(world.schedule()) == {"ann-0", "ann-1", "bob-0", "bob-1"}
+
+
+def test_a_part_of_a_team_goes_before_others_with_what_its_sisters_leave(world: World) -> None:
+    set_teams(
+        world,
+        """
+        [teams.research]
+        quota.v4-16 = 32
+        [teams."research/vision"]
+        quota.v4-16 = 16
+        [teams."research/audio"]
+        quota.v4-16 = 16
+        [teams.ads]
+        quota.v4-16 = 0
+        """,
+    )
+    submit(world, "ads", "ads", priority=PRODUCTION)
+    for number in range(4):
+        submit(world, f"vision-{number}", "research/vision", priority=BATCH)
+    assert set(world.schedule()) == {f"vision-{number}" for number in range(4)}
+
+
+def test_a_job_without_a_team_has_what_the_fleet_has_beyond_all_quotas(world: World) -> None:
+    two_teams(world, ads="8", vision="8")
+    for number in range(4):
+        submit(world, f"ads-{number}", "ads", priority=PRODUCTION)
+        submit(world, f"none-{number}", priority=BATCH)
+    assert set(world.schedule()) == {"ads-0", "none-0", "none-1", "ads-1"}
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_team_borrows_no_more_than_it_may(world: World) -> None:
+    two_teams(world, ads="{ chips = 8, borrow = 8 }", vision="24")
+    for number in range(3):
+        submit(world, f"ads-{number}", "ads")
+    assert set(world.schedule()) == {"ads-0", "ads-1"}
+    assert world.why("ads-2") == (
+        "waiting for what team ads may have: 16 v4-16 chips, of which 16 are taken, and it needs 8;"
+        " iris-ray team shows all"
+    )
+
+
+def test_what_a_team_does_not_lend_stays_free_for_it(world: World) -> None:
+    two_teams(world, ads="8", vision="{ chips = 24, lend = 8 }")
+    for number in range(4):
+        submit(world, f"ads-{number}", "ads", priority=PRODUCTION)
+    assert set(world.schedule()) == {"ads-0", "ads-1"}
+    assert world.why("ads-2") == (
+        "waiting for what the teams lend: 32 v4-16 chips, of which 32 are taken, and it needs 8;"
+        " iris-ray team shows all"
+    )
+    submit(world, "vision", "vision", slices=(2,))
+    assert set(world.schedule()) == {"vision"}
+
+
+def test_a_flexible_gang_takes_no_more_than_its_quota_before_others_have_theirs(world: World) -> None:
+    two_teams(world)
+    submit(world, "ads", "ads", slices=(2, 4))
+    submit(world, "vision", "vision", slices=(2,))
+    assert {job_id: len(world.state.jobs[job_id].gang.groups) for job_id in world.schedule()} == {"ads": 2, "vision": 2}
+
+
+# -- taking back -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("band", PriorityBand)
+def test_a_job_within_its_quota_takes_it_back_at_once_from_any_band(world: World, band: PriorityBand) -> None:
+    two_teams(world)
+    start(world, *(f"ads-{number}" for number in range(4)), team="ads", priority=PRODUCTION)
+    vision = submit(world, "vision", "vision", priority=band, slices=(2,))
+    assert len(leaving(world)) == 2
+    assert len(promised(vision)) == 4
+
+
+def test_no_more_is_taken_back_than_what_was_lent(world: World) -> None:
+    two_teams(world)
+    start(world, "ads-0", "ads-1", "ads-2", team="ads")
+    start(world, "vision-0", team="vision", priority=PRODUCTION)
+    for number in (1, 2):
+        submit(world, f"vision-{number}", "vision", priority=PRODUCTION)
+    world.now += BACKFILL_BOUND_S * 10
+    assert len(leaving(world)) == 1
+    assert [number for number in (1, 2) if promised(world.state.jobs[f"vision-{number}"])] == [1]
+
+
+def test_nobody_over_its_quota_takes_hosts_of_another_team(world: World) -> None:
+    two_teams(world)
+    start(world, "ads-0", "ads-1", team="ads", priority=BATCH)
+    start(world, "vision-0", "vision-1", team="vision", priority=BATCH)
+    submit(world, "more", "vision", priority=PRODUCTION, slices=(3,))
+    world.now += BACKFILL_BOUND_S * 10
+    assert leaving(world) == set()
+
+
+def test_inside_a_team_bands_decide_who_leaves(world: World) -> None:
+    two_teams(world)
+    start(world, "ads-0", "ads-1", team="ads", priority=BATCH)
+    start(world, "vision-0", "vision-1", team="vision", priority=BATCH)
+    world.now += BACKFILL_BOUND_S
+    submit(world, "urgent", "vision", priority=PRODUCTION)
+    assert len(leaving(world)) == 1
+    assert leaving(world) <= {"vision-0", "vision-1"}
+
+
+def test_a_team_that_may_have_no_more_takes_hosts_from_its_own_lower_bands(world: World) -> None:
+    two_teams(world, ads="{ chips = 16, borrow = 0 }", vision="16")
+    start(world, "ads-0", "ads-1", team="ads", priority=BATCH)
+    world.now += BACKFILL_BOUND_S
+    urgent = submit(world, "urgent", "ads", priority=PRODUCTION)
+    assert len(leaving(world)) == 1
+    assert promised(urgent)
+
+
+def test_who_has_borrowed_most_in_the_past_hours_gives_first(world: World) -> None:
+    set_teams(
+        world,
+        "[teams.ads]\nquota.v4-16 = 0\n[teams.audio]\nquota.v4-16 = 0\n[teams.vision]\nquota.v4-16 = 16",
+    )
+    start(world, "ads-0", "ads-1", team="ads", priority=PRODUCTION)
+    world.now += 3600.0
+    start(world, "audio-0", "audio-1", team="audio", priority=BATCH)
+    world.now += BACKFILL_BOUND_S
+    submit(world, "vision", "vision", slices=(2,))
+    assert leaving(world) == {"ads-0", "ads-1"}
+
+
+def test_what_was_taken_back_is_left_alone_for_the_minimum_time(world: World) -> None:
+    two_teams(world)
+    ads = start(world, "ads-0", "ads-1", "ads-2", "ads-3", team="ads", priority=BATCH)
+    for job in ads:
+        job.gang.evicted_at = (world.now - 10.0,)
+    submit(world, "vision", "vision")
+    assert leaving(world) == set()
+    assert "may take the hosts of ads-" in world.why("vision")
+    world.now += 121.0
+    assert len(leaving(world)) == 1
+
+
+def test_a_part_of_the_quota_by_band_is_all_that_the_band_may_take_back(world: World) -> None:
+    two_teams(world, ads="16", vision="{ chips = 16, production = 8 }")
+    start(world, *(f"ads-{number}" for number in range(4)), team="ads")
+    submit(world, "vision-0", "vision", priority=PRODUCTION)
+    submit(world, "vision-1", "vision", priority=PRODUCTION)
+    assert len(leaving(world)) == 1
+    assert [number for number in (0, 1) if promised(world.state.jobs[f"vision-{number}"])] == [0]
+
+
+def test_jobs_that_may_not_evict_take_nothing_back(world: World) -> None:
+    two_teams(world)
+    start(world, *(f"ads-{number}" for number in range(4)), team="ads")
+    submit(world, "vision", "vision", may_evict=False)
+    assert leaving(world) == set()
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_of_a_deleted_team_count_for_the_team_above_it(world: World) -> None:
+    set_teams(world, '[teams.research]\nquota.v4-16 = 16\n[teams."research/vision"]\nquota.v4-16 = 16')
+    start(world, "job", team="research/vision")
+    set_teams(world, "[teams.research]\nquota.v4-16 = 16")
+    assert world.state.teams.usage["research"]["v4-16"] == 8
+    set_teams(world, "[teams.ads]\nquota.v4-16 = 16")
+    assert "research" not in world.state.teams.usage
+    assert world.state.teams.usage[""]["v4-16"] == 8
+
+
+def test_a_quota_below_what_is_used_makes_its_jobs_those_that_leave(world: World) -> None:
+    two_teams(world, ads="32", vision="0")
+    start(world, *(f"ads-{number}" for number in range(4)), team="ads")
+    two_teams(world, ads="16", vision="16")
+    assert leaving(world) == set()
+    submit(world, "vision", "vision")
+    assert len(leaving(world)) == 1
+
+
+def test_without_teams_nothing_is_counted(world: World) -> None:
+    start(world, "job", user="ann")
+    assert world.state.teams.usage == {}
+    set_teams(world, "")
+    assert world.state.teams.usage == {}
+
+
+def test_types_without_any_quota_are_shared_as_without_teams(world: World) -> None:
+    set_teams(world, "[teams.ads]\nquota.v5p-16 = 8\n[teams.vision]\nquota.v5p-16 = 8")
+    start(world, *(f"ads-{number}" for number in range(4)), team="ads", priority=BATCH)
+    world.now += BACKFILL_BOUND_S
+    submit(world, "vision", "vision", priority=PRODUCTION)
+    assert len(leaving(world)) == 1
