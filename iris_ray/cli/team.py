@@ -197,7 +197,7 @@ def _quota_change(kind: str, old: Quota | None, new: Quota | None, have: TeamSta
     chips = None if have is None else have.chips.get(kind)
     words = f"quota {kind} {_quota(old)} → {_quota(new)}" if old else f"quota {kind} {_quota(new)}"
     if chips is not None and new is not None and chips.used > new.chips:
-        words += f" ({_amount(chips.used)} are in use: what runs goes on, and the rest counts as borrowed)"
+        words += f", and {_amount(chips.used)} are in use: what runs goes on"
     return words
 
 

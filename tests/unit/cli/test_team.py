@@ -62,7 +62,7 @@ def test_tree_is_applied_and_shown_with_its_jobs(site: Site) -> None:
     site.world.start("train")
     site.world.submit("waits", slices=(3,), user="bob", team="ads")
     rows = {row.split()[0]: row.split() for row in site.world.iris("team", "show").stdout.splitlines()}
-    assert rows["research"][1:3] == ["v4-16", "16"]
+    assert rows["research"][1:6] == ["v4-16", "16", "8", "-", "-"]
     assert rows["research/vision"][-1] == "ann,bob"
     found = {one["name"]: one for one in site.world.json("team", "show")["teams"]}
     assert (found["research/vision"]["running"], found["research"]["running"], found["ads"]["waiting"]) == (1, 0, 1)
@@ -70,7 +70,7 @@ def test_tree_is_applied_and_shown_with_its_jobs(site: Site) -> None:
         "research",
         "research/vision",
     ]
-    assert "users:" in site.world.iris("team", "show", "ads").stdout
+    assert "v4-16: uses 0 of 8 chips" in " ".join(site.world.iris("team", "show", "ads").stdout.split())
     assert "did you mean ads?" in site.world.iris("team", "show", "add", code=USAGE).stderr
 
 
@@ -100,6 +100,15 @@ def test_difference_is_shown_and_a_dry_run_changes_nothing(site: Site) -> None:
     ]
     assert site.tree() == read_teams(TREE)[0]
     assert site.apply(TREE)[0] == "nothing changes"
+
+
+def test_quota_below_use_is_said_and_what_runs_goes_on(site: Site) -> None:
+    site.apply(TREE)
+    site.world.start("train", slices=(2,))
+    said = site.apply(TREE.replace("chips = 8", "chips = 4"))
+    assert said[0].endswith("quota v4-16 8 (borrow 8) → 4 (borrow 8), and 16 are in use: what runs goes on")
+    assert "16 v4-16 chips, 12 more than its quota of 4" in site.world.iris("why", "train").stdout
+    site.world.succeed("train")
 
 
 def test_removed_teams_jobs_count_for_the_team_above(site: Site) -> None:

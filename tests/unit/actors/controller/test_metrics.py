@@ -261,10 +261,13 @@ async def test_running_controller_measures_itself_every_few_seconds(cluster: Vir
 def test_quotas_and_use_of_teams_are_measured(world: Measured) -> None:
     teams = Team("ads", {"v4-16": Quota(8)}), Team("ads/eu"), Team("sales", {"v5p": Quota(4)})
     world.do(TeamsSetEvent(teams))
+    world.submit("train", user="ann", team="ads/eu")
+    world.schedule()
     meter = world.look()
     assert meter.now["iris_team_quota_chips", "team=ads,tpu_type=v4-16"] == 8
-    assert meter.now["iris_team_chips", "team=ads,tpu_type=v4-16"] == 0
+    assert meter.now["iris_team_chips", "team=ads,tpu_type=v4-16"] == 8
     assert meter.now["iris_team_quota_chips", "team=sales,tpu_type=v5p"] == 4
-    assert ("iris_team_quota_chips", "team=ads/eu,tpu_type=v4-16") not in meter.now
+    assert meter.now["iris_team_chips", "team=ads/eu,tpu_type=v4-16"] == 8
+    assert ("iris_team_quota_chips", "team=sales,tpu_type=v4-16") not in meter.now
     world.do(TeamsSetEvent(()))
     assert world.look().now["iris_team_quota_chips", "team=ads,tpu_type=v4-16"] == 0

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from iris_ray.actors.controller.team_views import about_team, fleet_chips, team_chips, team_sentence, teams_status
+from iris_ray.actors.protocol.status import TeamChips
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM, Quota, Team, Teams
 from iris_ray.model.workers import TPU_TOPOLOGY
@@ -141,11 +142,26 @@ def test_jobs_count_for_the_nearest_team_that_exists(world: World) -> None:
     set_teams(world, Team("research", {"v4-16": Quota(8)}), Team("research/audio"))
     runs, waits = world.start("runs", team="research/audio"), world.submit("waits", team="research", slices=(2,))
     set_teams(world, Team("research", {"v4-16": Quota(8)}))
-    by_name = {one.name: one for one in teams_status(world.state, world.now).teams}
-    assert list(by_name) == [NO_TEAM, "research"]
-    assert (by_name["research"].running, by_name["research"].waiting) == (1, 1)
+    without, research = teams_status(world.state, world.now).teams
+    assert (without.name, research.name) == (NO_TEAM, "research")
+    assert (research.running, research.waiting) == (1, 1)
+    assert research.chips == {"v4-16": TeamChips(8, 8, 0, 0, {PriorityBand.INTERACTIVE: 8})}
+    assert (research.share, without.share) == (0.5, 0)
     set_teams(world)
     assert [about_team(world.state, job) for job in (runs, waits)] == [None, None]
+
+
+def test_jobs_without_team_hold_what_no_team_needs(world: World) -> None:
+    set_teams(world, Team("research", {"v4-16": Quota(8)}), Team("research/audio"))
+    world.start("runs", slices=(2,))
+    waits = world.submit("waits", team="research/audio")
+    without, research, _ = teams_status(world.state, world.now).teams
+    assert without.chips == {"v4-16": TeamChips(0, 16, 0, 0, {PriorityBand.INTERACTIVE: 16})}
+    assert research.chips == {"v4-16": TeamChips(8, 0, 0, 8, {})}
+    assert about_team(world.state, waits) == (
+        "its team research/audio has no quota of v4-16 chips and holds 0 of them; research, of which it is a part,"
+        " holds 0 of its 8 v4-16 chips, and 8 are lent to jobs without a team until it needs them"
+    )
 
 
 def test_spares_count_for_the_team_of_their_job(world: World) -> None:
