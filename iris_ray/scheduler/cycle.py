@@ -329,11 +329,11 @@ class Cycle:
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
 
     def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
-        """Return whether a job is within its user's limit once those have left that leave its promised hosts to it."""
+        """Return whether a job is within a limit once those have left that leave its promised hosts to it."""
         if reached.what == "running jobs" or not self._promises.has_firm(job):
             return False
-        chips = self._evictor.frees(job, self._promises.hosts_of(job))
-        return chips > 0 and self._allowances.may_take(job, reached.needed, given_back=chips)
+        chips = self._evictor.frees(job, self._promises.hosts_of(job), reached)
+        return chips > 0 and self._allowances.may_take_once_freed(job, reached, chips)
 
     def _has_hosts_for(self, job: Job) -> bool:
         """Return whether the cluster has enough groups that suit a job, used or not."""

@@ -100,8 +100,8 @@ class Evictor:
         self._looks = ATTEMPTS_LOOKED_AT
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
-        for attempt in self._leaving if allowances.teams.exist else ():  # its team has these chips no more
-            allowances.teams.took(running.jobs[attempt.job_id], -self._chips_of(attempt))
+        for attempt, taker in self._leaving.items() if allowances.teams.exist else ():
+            allowances.teams.leaves(attempt, running.jobs[attempt.job_id], self._chips_of(attempt), taker)
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
@@ -202,7 +202,8 @@ class Evictor:
         victims = self._taken_over(job, node_ids).union(*found.values())
         self._costs.leave(victims, job.spec.job_id)
         for attempt in victims if self._allowances.teams.exist else ():
-            self._allowances.teams.took(self._running.jobs[attempt.job_id], -self._chips_of(attempt))
+            victim = self._running.jobs[attempt.job_id]
+            self._allowances.teams.leaves(attempt, victim, self._chips_of(attempt), job.spec.job_id)
         for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
@@ -357,14 +358,14 @@ class Evictor:
                 yield attempt
         yield from last
 
-    def frees(self, job: Job, node_ids: Iterable[str]) -> float:
-        """Return how many chips the user of a job holds that are free once the job has the hosts promised to it."""
-        jobs, account = self._running.jobs, (job.spec.user, job.spec.priority)
+    def frees(self, job: Job, node_ids: Iterable[str], reached: ReachedLimit) -> float:
+        """Return how many chips that count towards a limit are free once a job has the hosts promised to it."""
+        jobs = self._running.jobs
         workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
         held = [(who[1], accelerators(worker.occupants[who])) for worker in workers for who in worker.ending]
         held += [(a, self._chips_of(a)) for a, taker in self._leaving.items() if taker == job.spec.job_id]
         specs = ((jobs[attempt.job_id].spec, chips) for attempt, chips in held)
-        return sum(chips for spec, chips in specs if (spec.user, spec.priority) == account)
+        return sum(chips for spec, chips in specs if self._allowances.counts_for(reached, spec))
 
     def _chips_of(self, attempt: AttemptId) -> float:
         """Return how many chips an attempt holds."""

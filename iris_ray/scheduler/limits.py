@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
 
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
@@ -80,7 +81,7 @@ class Allowances:
         if not self.teams.exist:
             return None
         needed = num_groups(job)[0] * chips_per_group(job)
-        left = self.teams.standing(job, needed)
+        left = self.teams.standing_if_all_stay(job, needed)
         if isinstance(left, Standing):
             return None
         what = f"{left.kind} chips"
@@ -165,6 +166,18 @@ class Allowances:
         if mine.is_new(job) and mine.jobs_beside(job) >= mine.most_jobs:
             return False
         return not chips or rounded(mine.chips_beside(job) - given_back + chips) <= mine.most_chips
+
+    def may_take_once_freed(self, job: Job, reached: ReachedLimit, chips: float) -> bool:
+        """Return whether a job is within a limit once those have left that leave so many of its chips to the job."""
+        if reached.team is None:
+            return self.may_take(job, reached.needed, given_back=chips)
+        return isinstance(self.teams.standing_if_all_stay(job, reached.needed - chips), Standing)
+
+    def counts_for(self, reached: ReachedLimit, spec: JobSpec) -> bool:
+        """Return whether what a job has counts towards a limit."""
+        if reached.team is None:
+            return (spec.user, spec.priority) == (reached.user, reached.band)
+        return self.teams.counts_for(spec, reached.team, reached.what.removesuffix(" chips"))
 
     def most_groups(self, job: Job, wanted: int) -> int:
         """Return how many of so many groups a job may get, beside what its user's other jobs are about to take."""

@@ -229,6 +229,8 @@ class Promises:
             known = self._of.get(job.spec.job_id)
             self._of[job.spec.job_id] = promise = _Promise(job, is_lost=known is not None and known.is_lost)
             self._keep(promise, node_ids)
+        elif before:
+            self._allowances.teams.promised(job, 0.0)
         return names
 
     def changes(self, placed: Collection[str]) -> list[PromiseEvent]:

@@ -59,7 +59,8 @@ class _Account:
         keeps: the part of the quota that it does not lend.
         most: its quota and what it may borrow.
         by_band: the parts of the quota that jobs of a band may use.
-        used: what its jobs have, those included that get something by the plan.
+        used: what its jobs have, and what is promised to them; the plan's own gifts count, and what leaves does not.
+        promised: what is promised to its jobs.
         kept: what its parts keep for themselves and do not use.
         in_bands: how many of the used chips jobs of each band have, for the bands in ``by_band``.
     """
@@ -70,6 +71,7 @@ class _Account:
     by_band: Mapping[PriorityBand, float]
     used: float
     kept: float
+    promised: float = 0.0
     in_bands: dict[PriorityBand, float] = field(default_factory=dict)
 
     @property
@@ -79,7 +81,7 @@ class _Account:
 
     def over(self, band: PriorityBand) -> float:
         """Return how many chips its jobs, or those of a band, have beyond its quota."""
-        over = self.used - self.chips
+        over = self.used - self.promised - self.chips
         if (part := self.by_band.get(band)) is not None:
             over = max(over, self.in_bands[band] - part)
         return rounded(over)
@@ -104,6 +106,7 @@ class TeamQuotas:
         self._accounts: dict[tuple[str, str], _Account] = {}  # by name and type
         self._kept: dict[str, dict[str, float]] = {}  # type → team → what its parts keep and do not use
         self._promised: dict[str, float] = {}  # job id → chips
+        self._leaving: dict[AttemptId, tuple[str, JobSpec, float]] = {}  # id of the job that gets its chips, its job
         self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its parts, who borrowed most first
         self.exist = bool(self._use.teams.types)
 
@@ -112,6 +115,16 @@ class TeamQuotas:
     def kind(self, spec: JobSpec) -> str | None:
         """Return the type whose quota a job needs; None if it needs none."""
         return self._use.kind(spec) if self.exist else None
+
+    def standing_if_all_stay(self, job: Job, chips: float) -> Standing | NoneLeft:
+        """Return the same as `standing` if those stayed that leave their hosts to the job."""
+        stay = [(spec, left) for taker, spec, left in self._leaving.values() if taker == job.spec.job_id]
+        for spec, left in stay:
+            self._count(spec, left)
+        found = self.standing(job, chips)
+        for spec, left in stay:
+            self._count(spec, -left)
+        return found
 
     def standing(self, job: Job, chips: float) -> Standing | NoneLeft:
         """Return with whose quota a job could have so many more chips, or the account that lets it have no more."""
@@ -129,15 +142,28 @@ class TeamQuotas:
 
     def took(self, job: Job, chips: float) -> None:
         """Count chips that the plan gives to a job, or takes from it if they are less than 0."""
-        if chips and (kind := self.kind(job.spec)) is not None:
-            self._count(job.spec, kind, chips)
+        self._count(job.spec, chips)
 
     def promised(self, job: Job, chips: float) -> None:
-        """Count the chips that a job is to get, instead of those that were promised to it before."""
-        before = self._promised.pop(job.spec.job_id, 0.0)
-        if chips:
-            self._promised[job.spec.job_id] = chips
-        self.took(job, chips - before)
+        """Count the chips that a job is to get, instead of those that were promised to it before.
+
+        If it is to get none, those do not leave that would have left for it.
+        """
+        if self.exist:
+            before = self._promised.pop(job.spec.job_id, 0.0)
+            if chips:
+                self._promised[job.spec.job_id] = chips
+            else:
+                stay = [a for a, (taker, _, _) in self._leaving.items() if taker == job.spec.job_id]
+                for _, spec, left in map(self._leaving.pop, stay):
+                    self._count(spec, left)
+            self._count(job.spec, chips - before, promised=True)
+
+    def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: str) -> None:
+        """Count chips no more that an attempt of a job leaves to another job."""
+        if attempt not in self._leaving:
+            self._count(job.spec, -chips)
+        self._leaving[attempt] = taker, job.spec, chips
 
     # -- for evictions -------------------------------------------------------------------------------------------------
 
@@ -152,6 +178,10 @@ class TeamQuotas:
         within = [_is_within(account, used, kept, band, more) for _, account, used, kept in after]
         rights = (above for is_within, above in zip(within, path[1:], strict=False) if is_within)
         return Reclaim(self, kind, path, frozenset(rights))
+
+    def counts_for(self, spec: JobSpec, team: str, kind: str) -> bool:
+        """Return whether what a job has counts for the quota of a team."""
+        return self.kind(spec) == kind and team in self._use.path(spec.team)
 
     def path(self, spec: JobSpec) -> tuple[str, ...]:
         """Return the names for which a job counts; see `TeamUse.path`."""
@@ -189,9 +219,13 @@ class TeamQuotas:
             yield name, account, used, kept
             change = max(kept, account.keeps - used) - before
 
-    def _count(self, spec: JobSpec, kind: str, chips: float) -> None:
+    def _count(self, spec: JobSpec, chips: float, promised: bool = False) -> None:
+        kind = self.kind(spec) if chips else None
+        if kind is None:
+            return
         for _, account, used, kept in self._after(self._use.path(spec.team), kind, chips):
             account.used, account.kept = rounded(used), rounded(kept)
+            account.promised = rounded(account.promised + chips * promised)
             if spec.priority in account.in_bands:
                 account.in_bands[spec.priority] += chips
 
@@ -215,7 +249,7 @@ class TeamQuotas:
         most = inf if quota.borrow is None else chips + quota.borrow
         in_bands = {band: usage.get(in_band(kind, band), 0.0) for band in quota.by_band}
         kept = self._kept_in(kind).get(name, 0.0)
-        return _Account(chips, _keeps(quota), most, quota.by_band, used, kept, in_bands)
+        return _Account(chips, _keeps(quota), most, quota.by_band, used, kept, in_bands=in_bands)
 
     def _of_parts(self, name: str, kind: str) -> float:
         return sum(self._use.teams.chips(part, kind) for part in self._use.teams.parts(name))

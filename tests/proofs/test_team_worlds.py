@@ -1,0 +1,224 @@
+"""Random trees of teams on random fleets of equal slices: quotas are kept, reached, and never fought over."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from iris_ray.model.jobs import LAST_SAVE_S, Allocation, Job
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import NO_TEAM, Quota, Team, Teams
+from iris_ray.scheduler.victims import DEFAULT_RULES, GRACE_S, LEAST_RUN_S
+from iris_ray.state.events import PromiseEvent, TaskStateChangedEvent, TeamsSetEvent, TimePassedEvent
+from iris_ray.state.team_use import own_part
+from tests.support.proofs import examples
+from tests.support.worlds import S, World, promised
+
+TYPE, CHIPS = "v4-8", 4.0
+STEPS = 120
+STEP_S = 20.0
+SEEDS = range(examples(40))
+
+
+def random_teams(random: Random, slices: int) -> Teams:
+    """A tree of up to three levels whose quotas the fleet can satisfy together."""
+    teams: list[Team] = []
+
+    def divide(parent: str, slices: int, level: int) -> None:
+        for number in range(random.randint(0 if level else 1, 3)):
+            mine = random.randint(0, slices)
+            slices -= mine
+            name = f"{parent}/{number}".lstrip("/")
+            chips = mine * CHIPS
+            lend = random.choice([None, None, random.randint(0, mine) * CHIPS])
+            borrow = random.choice([None, None, random.randint(0, 3) * CHIPS])
+            quotas = {TYPE: Quota(chips, lend, borrow)}
+            teams.append(Team(f"t{name}" if not parent else name, quotas, weight=random.choice([1.0, 1.0, 2.5])))
+            if level < 2:
+                divide(teams[-1].name, mine, level + 1)
+
+    divide("", slices, 0)
+    return Teams(teams)
+
+
+class TeamWorld(World):
+    """Slices, teams, and jobs that come, run and go.
+
+    Attributes:
+        evicted: how often somebody had to leave for a job of another team.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.random = Random(seed)
+        self.evicted = 0
+        self._number = 0
+        self.scheduler.evictions = replace(DEFAULT_RULES, per_job=None, per_user=None)
+        self.slices = self.random.randint(2, 10)
+        for number in range(self.slices):
+            self.add_slice(f"s{number}", TYPE)
+        self.teams = random_teams(self.random, self.slices)
+        self.do(TeamsSetEvent(tuple(self.teams)))
+
+    def step(self) -> None:
+        random = self.random
+        for _ in range(random.choice([0, 0, 1, 1, 2, 5])):
+            self._submit()
+        running = [job for job in self.state.jobs.values() if job.gang.placed and job.spec.spare_for is None]
+        for job in random.sample(running, min(len(running), random.choice([0, 0, 1, 2]))):
+            self.finish(job)
+        self.pass_time(STEP_S * random.random())
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, victims that are due stop and are gone, a plan is made, and what it places runs."""
+        self.now += seconds
+        self._gone()
+        plan = self.plan()
+        for assignment in plan.assignments:
+            self.do(assignment)
+            self._check_borrowing(self.state.jobs[assignment.job_id])
+        for event in plan.promises:
+            if event.leave:
+                self._check_taking(event)
+            self.do(event)
+        for job in [*self.state.jobs.values()]:
+            if job.gang.placed and job.gang.tasks[0].state is S.ASSIGNED:
+                attempt = job.current_attempt(job.gang)
+                for task in job.tasks:
+                    self.do(TaskStateChangedEvent(attempt, task.index, S.RUNNING, ""))
+        self.check()
+
+    def own_quota(self, job: Job) -> bool:
+        """Whether a waiting job would be within the quota of its own team."""
+        leaf = self.state.teams.path(job.spec.team)[0]
+        others = [other for other in self.state.pending() if self.state.teams.path(other.spec.team)[0] == leaf]
+        return self._held(leaf) + sum(CHIPS * len(promised(other)) for other in others) + needs(job) <= self._quota(
+            leaf
+        )
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        self._number += 1
+        random, names = self.random, [NO_TEAM, *self.teams.by_name]
+        self.submit(
+            f"job-{self._number}",
+            tpu_type=TYPE,
+            user=random.choice("abc"),
+            team=random.choice(names),
+            priority=random.choice(list(PriorityBand)),
+            slices=random.choice([(1,), (1,), (1,), (2,), (3,), (1, 2)]),
+            max_retries_preemption=1000,
+        )
+
+    def _gone(self) -> None:
+        """Confirm the ends of all attempts that are over."""
+        self.state.handle_event(TimePassedEvent(self.now))
+        for job in [*self.state.jobs.values()]:
+            for attempt in [*self._allocations(job)]:
+                if attempt.number != job.gang.attempt or not job.gang.placed:
+                    self.confirm(job, attempt.number)
+
+    def _allocations(self, job: Job) -> Mapping[AttemptId, Allocation]:
+        record = self.state.record(job.spec.job_id)
+        return {} if record is None else record.allocations
+
+    def _held(self, name: str, without_leaving: bool = True) -> float:
+        """How many chips the attempts of a team hold, without those that leave."""
+        held, leaving = 0.0, {*self.state.evicted} if without_leaving else set()
+        for job in self.state.jobs.values():
+            if name in self.state.teams.path(job.spec.team):
+                for attempt, allocation in self._allocations(job).items():
+                    held += 0.0 if attempt in leaving else CHIPS * len(allocation)
+        return held
+
+    def _quota(self, name: str) -> float:
+        if not name.endswith("/"):
+            return self.teams.chips(name, TYPE)
+        whole = self.slices * CHIPS if name == own_part(NO_TEAM) else self.teams.chips(name[:-1], TYPE)
+        return whole - sum(self.teams.chips(part, TYPE) for part in self.teams.parts(name[:-1]))
+
+    def _check_taking(self, event: PromiseEvent) -> None:
+        """Between teams, only who stays within its quota takes, and only from who is over it."""
+        taker = self.state.jobs[event.job_id]
+        path = self.state.teams.path(taker.spec.team)
+        taken: dict[str, list[float]] = {}
+        for attempt in event.leave:
+            victim = self.state.jobs[attempt.job_id]
+            if victim.spec.spare_for is not None:
+                continue
+            theirs = self.state.teams.path(victim.spec.team)
+            if theirs[0] == path[0]:
+                assert victim.spec.priority > taker.spec.priority, f"{victim.spec.job_id} is of no lower band"
+                continue
+            self.evicted += 1
+            above = next(name for name in theirs if name in path)
+            mine = path[path.index(above) - 1]
+            freed = sum(self._chips_of(one.job_id) for one in event.leave if mine in self._path(one.job_id))
+            assert self._held(mine) - freed + needs(taker) <= self._quota(mine), f"{event.job_id} takes: {mine} is over"
+            for name in theirs[: theirs.index(above)]:
+                taken.setdefault(name, []).append(self._chips_of(attempt.job_id))
+            if victim.gang.evicted_at:
+                ran = self.now - victim.gang.running_since
+                assert ran >= LEAST_RUN_S[victim.spec.priority], f"{victim.spec.job_id} is evicted again after {ran} s"
+        for name, chips in taken.items():
+            left = self._held(name) - (sum(chips) - max(chips))
+            assert left > self._quota(name), f"{name} gives {chips} and is back at its quota before the last"
+
+    def _path(self, job_id: str) -> tuple[str, ...]:
+        return self.state.teams.path(self.state.jobs[job_id].spec.team)
+
+    def _chips_of(self, job_id: str) -> float:
+        return CHIPS * len(self.state.jobs[job_id].gang.tasks)
+
+    def _check_borrowing(self, job: Job) -> None:
+        """Who is over its quota has borrowed no more than it may, and nothing that others keep for themselves."""
+        path = self.state.teams.path(job.spec.team)
+        for name in path:
+            if name == NO_TEAM:
+                break
+            if self._held(name) <= self._quota(name):
+                return
+            if (team := self.teams.by_name.get(name)) and (most := team.quotas[TYPE].borrow) is not None:
+                assert self._held(name) <= self._quota(name) + most, f"{name} has borrowed too much"
+        assert self._claim(NO_TEAM) <= self.slices * CHIPS, f"{job.spec.job_id} uses what is not lent"
+
+    def _claim(self, name: str) -> float:
+        """What a team holds, or keeps for itself."""
+        parts = self.teams.parts(name)
+        claim = sum(map(self._claim, parts)) + self._held(own_part(name)) if parts else self._held(name)
+        quota = self.teams.by_name[name].quotas[TYPE] if name else Quota(0.0)
+        return max(claim, 0.0 if quota.lend is None else quota.chips - quota.lend)
+
+
+def needs(job: Job) -> float:
+    return job.spec.groups_per_gang[0] * CHIPS
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_quotas_are_kept_and_reached_on_random_trees(seed: int) -> None:
+    world = TeamWorld(seed)
+    for _ in range(STEPS):
+        world.step()
+    # nobody comes or ends any more: whoever is within the quota of its team gets it within notice and grace …
+    new = {job.spec.job_id for job in world.state.jobs.values() if job.gang.placed and not job.gang.evicted_at}
+    calm = len(new) == sum(job.gang.placed for job in world.state.jobs.values())
+    quiet_s = GRACE_S + LAST_SAVE_S if calm else max(LEAST_RUN_S.values()) + 3 * (GRACE_S + LAST_SAVE_S)
+    until = world.now + quiet_s
+    while world.now < until:
+        world.pass_time(5.0)
+    for job in world.state.pending():
+        is_spare = job.spec.spare_for is not None
+        assert is_spare or not world.own_quota(job), f"{job.spec.job_id} of {job.spec.team} does not get its quota"
+
+
+def test_random_trees_have_evictions_between_teams() -> None:
+    evicted = 0
+    for seed in range(10):
+        world = TeamWorld(seed)
+        for _ in range(STEPS):
+            world.step()
+        evicted += world.evicted
+    assert evicted > 10
