@@ -440,8 +440,6 @@ def test_successor_reads_teams_and_their_past_usage(monkeypatch: pytest.MonkeyPa
         TeamsSetEvent(teams),
         PastUsageEvent({}, world.now, {"ads": {"TPU": pytest.approx(3.0)}}),
     ]
-    world.do(TeamsSetEvent(()))
-    asyncio.run(first.write(world.state))
 
 
 def test_successors_go_on_with_names_of_single_hosts_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
