@@ -42,6 +42,9 @@ class Variable(Generic[Value]):
 USER = Variable(
     "IRIS_USER", "driver, command line", "who you are, for fair share; else the account's name", str
 )  # the Controller checks names
+TEAM = Variable(
+    "IRIS_TEAM", "driver, command line", "the [team](teams.md) of your jobs, unless they name another", str
+)  # the Controller knows the teams
 MODE = Variable(
     "IRIS_RAY_MODE",
     "driver, command line",
@@ -68,7 +71,7 @@ CONTAINER_ENGINE = Variable(
     str,
 )
 
-VARIABLES: tuple[Variable[Any], ...] = (USER, MODE, DASHBOARD_TOKEN, DEBUG, HOST_DIR, CONTAINER_ENGINE)
+VARIABLES: tuple[Variable[Any], ...] = (USER, TEAM, MODE, DASHBOARD_TOKEN, DEBUG, HOST_DIR, CONTAINER_ENGINE)
 
 TEST_METADATA_HOST = "IRIS_RAY_TEST_METADATA_HOST"
 """For tests and `SimulatedCluster` only: HOST:PORT of a metadata server that iris_ray asks in place of Google's. If

@@ -100,6 +100,7 @@ OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("cordon", "taint"), "drain"),
     **dict.fromkeys(("uncordon", "untaint"), "undrain"),
     **dict.fromkeys(("limit", "quota"), "limits"),
+    **dict.fromkeys(("quotas", "teams"), "team show"),
     "check": "doctor",
     "simulate": "study",
 }

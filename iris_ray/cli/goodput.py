@@ -4,6 +4,7 @@ import csv
 import re
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import click
@@ -36,18 +37,20 @@ def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> float 
 @click.command()
 @click.argument("job", required=False, shell_complete=all_jobs)
 @click.option("--user", metavar="NAME", help="The jobs of this user, one by one.")
+@click.option("--by", type=click.Choice(("user", "team")), default="user", show_default=True, help="Sums by which.")
 @click.option("--since", callback=_seconds, metavar="TIME", help="Jobs that ran within this time, such as 7d.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line of comma-separated values for each job and kind of time.")
 @click.option("--failures", is_flag=True, help="With --csv: one line for each job and cause of failures instead.")
 @json_option
 @address_option
 def goodput(
-    job: str | None, user: str | None, since: float | None, as_csv: bool, failures: bool, as_json: bool
+    job: str | None, user: str | None, by: str, since: float | None, as_csv: bool, failures: bool, as_json: bool
 ) -> None:
     """What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.
 
     \b
       iris-ray job goodput                     by user, and what the chips of the cluster were in
+      iris-ray job goodput --by team           by team instead
       iris-ray job goodput --user ann          the jobs of ann
       iris-ray job goodput train-1a2b3c4d      one job, by kind of time
       iris-ray job goodput --since 7d --csv    all jobs of a week, for a spreadsheet
@@ -55,10 +58,13 @@ def goodput(
     Below is what failures cost: the time of the steps that were done again, and all the time until the next new step.
 
     Goodput is the productive share of the time since user code began, as Google's ml-goodput-measurement defines it.
-    Jobs whose tasks call iris_ray.heartbeat(step) have one. Of jobs before the latest 1000 only sums by user are known.
+    Jobs whose tasks call iris_ray.heartbeat(step) have one. Of jobs before the latest 1000 only sums by user and team
+    are known.
     """
     if as_csv and as_json:
         raise click.UsageError("give --csv or --json, not both.")
+    if by != "user" and (job or user or as_csv):
+        raise click.UsageError("--by team is for the table of all jobs; leave out JOB, --user and --csv.")
     if failures and not as_csv:
         raise click.UsageError("--failures goes with --csv; without it, the table of failures is printed anyway.")
     now = time.time()
@@ -85,7 +91,7 @@ def goodput(
         _print_jobs_of(user, shown, forgotten)
         _print_time_lost(shown)
     else:
-        _print_users(shown, forgotten)
+        _print_sums(by, shown, forgotten)
         _print_time_lost(shown)
         _print_fleet(fleet)
 
@@ -99,24 +105,28 @@ def _is_wanted(job: JobGoodput, user: str | None, since: float | None) -> bool:
     return recent and user in (None, job.user)
 
 
-_HEADERS = ("USER OR JOB", "JOBS", "CHIP-HOURS", "GOODPUT", "QUEUED", "MOST OF THE REST")
+_HEADERS = ("JOBS", "CHIP-HOURS", "GOODPUT", "QUEUED", "MOST OF THE REST")
 
 
-def _print_users(jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> None:
-    users = sorted({job.user for job in jobs} | {day.user for day in forgotten})
-    rows = [
-        _row(user, [job for job in jobs if job.user == user], [day for day in forgotten if day.user == user])
-        for user in users
-    ]
-    if len(users) > 1:
+def _print_sums(by: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> None:
+    """Print the sums of each user or team; ``by`` is "user" or "team"."""
+    its_jobs: defaultdict[str, list[JobGoodput]] = defaultdict(list)
+    its_days: defaultdict[str, list[UserDay]] = defaultdict(list)
+    for job in jobs:
+        its_jobs[getattr(job, by)].append(job)
+    for day in forgotten:
+        its_days[getattr(day, by)].append(day)
+    names = sorted({*its_jobs, *its_days})
+    rows = [_row(name or "(no team)", its_jobs[name], its_days[name]) for name in names]
+    if len(names) > 1:
         rows.append(_row("all", jobs, forgotten))
-    print_table(_HEADERS, rows, "no jobs yet")
+    print_table((by.upper(), *_HEADERS), rows, "no jobs yet")
 
 
 def _print_jobs_of(user: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> None:
     rows = [_row(job.job_id, [job], []) for job in jobs]
     rows += [_row("forgotten", [], forgotten)] if forgotten else []
-    print_table(_HEADERS, rows, f"no jobs of {user}")
+    print_table(("JOB", *_HEADERS), rows, f"no jobs of {user}")
 
 
 def _print_fleet(fleet: Mapping[str, Mapping[str, float]]) -> None:
@@ -156,7 +166,7 @@ def _print_job(jobs: Sequence[JobGoodput]) -> None:
     (job,) = jobs
     unmeasured = None if job.measured is None or job.measured > 0.99 else _NOT_MEASURED
     print_facts({
-        "job": job.job_id, "user": job.user, "state": job.state.value, "attempts": job.attempts,
+        "job": job.job_id, "user": job.user, "team": job.team, "state": job.state.value, "attempts": job.attempts,
         "goodput": _percent(job.goodput), "but": unmeasured, "last failure": _last_failure(job.last_failure),
     })  # fmt: skip
     total = sum(job.seconds.values()) or 1.0

@@ -27,12 +27,13 @@ from iris_ray.terminal import live_line
 
 POOLS_ANSWER_S, POOL_ANSWER_AT_LEAST_S = 30.0, 1.0
 """All pools are asked at once and have so long together, so that many that hang don't add up; but each so long."""
-_TO_SUMS = ("kind", "user", "ended_at", "seconds", "chip_seconds")
+_TO_SUMS = ("kind", "user", "team", "ended_at", "seconds", "chip_seconds")
 """What the new Controller needs of a job that has ended."""
-_RECORDS = ("setting", "limits", "taint", "usage", "user_day", "fleet_day")
+_RECORDS = ("setting", "limits", "teams", "taint", "usage", "user_day", "fleet_day")
 _NAMES = {
     "setting": "setting",
     "limits": "limit",
+    "teams": "tree of teams",
     "taint": "taint",
     "usage": "past usage",
     "user_day": "day of a user",

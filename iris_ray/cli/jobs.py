@@ -22,27 +22,34 @@ _JOB_HEADERS = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOT
 @click.command()
 @click.option("--all", "-a", "everything", is_flag=True, help="Finished jobs, too.")
 @click.option("--user", metavar="NAME", help="Only the jobs of this user.")
+@click.option("--team", metavar="NAME", help="Only the jobs of this team and its parts.")
 @json_option
 @address_option
-def ls(everything: bool, user: str | None, as_json: bool) -> None:
+def ls(everything: bool, user: str | None, team: str | None, as_json: bool) -> None:
     """Jobs of all users: what runs, what waits, and why.
 
     \b
       iris-ray ls
       iris-ray ls --all --user ann
+      iris-ray ls --team research
     """
     with cluster():
         controller = ControllerConnection()
         jobs = controller.ask_all(ControllerInterface.list_jobs)
         aside = controller.ask(ControllerInterface.about).get("set_aside", ())
     shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
+    shown = [job for job in shown if team is None or f"{job.team}/".startswith(f"{team}/")]
     if as_json:
         print_json(shown)
         return
     hidden = len(jobs) - len(shown)
-    whose = f" of {user}" if user else ""
+    whose = (f" of {user}" if user else "") + (f" in team {team}" if team else "")
     none = f"no {'' if everything else 'unfinished '}jobs{whose}" + (f"; {hidden} others (--all)" if hidden else "")
-    print_table(_JOB_HEADERS, [listed(job) for job in shown], none)
+    if any(job.team for job in shown):
+        rows = [(*row[:2], job.team or "-", *row[2:]) for job in shown for row in [listed(job)]]
+        print_table((*_JOB_HEADERS[:2], "TEAM", *_JOB_HEADERS[2:]), rows, none)
+    else:
+        print_table(_JOB_HEADERS, [listed(job) for job in shown], none)
     if aside:
         some = ", ".join(one.name for one in aside[:4]) + (", …" if aside[4:] else "")
         click.echo(f"\nset aside, for they could not be handled: {some} (why: iris-ray doctor)")
@@ -92,6 +99,7 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "job": found.job_id,
         "name": found.name if found.name != found.job_id else None,
         "user": found.user,
+        "team": found.team,
         "state": state_in_words(found),
         "priority": found.priority.name.lower(),
         "type": found.device,
@@ -109,6 +117,7 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "gives way": f"{found.gives_way[0]}, at the latest in {_left(found.gives_way[1])}" if found.gives_way else None,
         "last error": found.error,
         "waits because": found.waiting,
+        "quota": found.about_team,
     }
 
 
@@ -207,9 +216,12 @@ def why(job: str, as_json: bool) -> None:
         found = ControllerConnection().ask(ControllerInterface.job_status, job)
     waiting = found.waiting
     if as_json:
-        print_json({"job_id": found.job_id, "state": found.state, "answer": found.explanation, "waiting": waiting})
+        answer = {"answer": found.explanation, "waiting": waiting, "team": found.team, "about_team": found.about_team}
+        print_json({"job_id": found.job_id, "state": found.state, **answer})
         return
     click.echo(one_line(found.explanation))
+    if found.about_team is not None:
+        click.echo(one_line(found.about_team))
     if waiting is not None:
         _print_shortage(waiting)
 

@@ -48,6 +48,10 @@ HOST: Final[Mapping[str, Entry]] = {
         "cli.give_notice:give_notice", "Tell the tasks on a slice or host that it is about to end, and wait for them."
     ),
 }
+TEAM: Final[Mapping[str, Entry]] = {
+    "show": Entry("cli.team:show", "Teams: their quotas, and what each uses, borrows and lends."),
+    "apply": Entry("cli.team:apply", "Replace the tree of teams by that of a file; shows the difference first."),
+}
 CLUSTER: Final[Mapping[str, Entry]] = {
     "doctor": Entry("cli.doctor:doctor", "Check this machine, the cluster and each of its TPU hosts; say what to do."),
     "dashboard": Entry("cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."),
@@ -67,6 +71,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
     "By subject": {
         "job": Entry("cli.main:job", "All about jobs: also their status, tasks, events, stacks, profiles and goodput."),
         "host": Entry("cli.main:host", "Slices and hosts: list, drain, and tell them that they are about to end."),
+        "team": Entry("cli.main:team", "Teams and their quotas: show them, or set them from a file."),
         "slots": Entry("slots.cli:slots", "Models that are served: their slots, what waits for them, and why."),
         "cluster": Entry(
             "cli.main:cluster", "The whole cluster: dashboard, limits, Controller, provisioning, self-test."
@@ -126,7 +131,7 @@ class Main(Commands):
     """The group of all commands. It shows errors as one line."""
 
     def paths(self, ctx: click.Context) -> list[str]:
-        inner = (("job", JOB), ("host", HOST), ("cluster", CLUSTER))
+        inner = (("job", JOB), ("host", HOST), ("team", TEAM), ("cluster", CLUSTER))
         return [*super().paths(ctx), *(f"{group} {name}" for group, entries in inner for name in entries)]
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -186,6 +191,17 @@ def host() -> None:
     \b
       iris-ray host ls
       iris-ray host drain v4-32-7 --reason "bad link"
+    """
+
+
+@click.group(cls=Commands, sections={"Commands": TEAM})
+def team() -> None:
+    """Teams and their quotas: who may have how many chips, and what others use of them meanwhile.
+
+    \b
+      iris-ray team show
+      iris-ray team show --toml > teams.toml
+      iris-ray team apply teams.toml
     """
 
 

@@ -16,7 +16,7 @@ from iris_ray.cli.options import typed
 from iris_ray.cli.printing import one_line, print_facts, print_json, print_output
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import unknown
-from iris_ray.settings import USER
+from iris_ray.settings import TEAM, USER
 
 if TYPE_CHECKING:  # imported when it is used: `iris-ray --help` is to be quick
     from iris_ray.client.ray_jobs import RayJobs, RayJobStatus
@@ -97,7 +97,9 @@ def submit_through_dashboard(target: str, sending: Sending, follow: bool, as_jso
 
     there = _program(target, sending.directory)[-1]
     words = [there if word == target else word for word in _words_for_the_cluster(typed())]
-    command = ["env", f"{USER.name}={current_user()}", "python", "-m", "iris_ray", "submit"]
+    team = TEAM.read()
+    own = [f"{USER.name}={current_user()}", *([f"{TEAM.name}={team}"] if team else [])]
+    command = ["env", *own, "python", "-m", "iris_ray", "submit"]
     jobs, submitted = sending.submit([*command, *(() if follow else ("--json",)), *words])
     if follow:
         follow_ray_job(jobs, submitted)

@@ -17,7 +17,7 @@ from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
 from iris_ray.model.options import OPTIONS, JobOptions, Seconds
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.settings import TEST_HOST_SILENCE_S
+from iris_ray.settings import TEAM, TEST_HOST_SILENCE_S
 
 MAX_NAME_LENGTH = 100
 """Limit for a job's name: it is a part of ids, of keys and of file names."""
@@ -123,4 +123,5 @@ def _options_of_the_job(placement: Placement, options: JobOptions) -> dict[str, 
     return asked | {
         "constraints": (*placement.constraints, *options["constraints"]),
         "preferences": (*placement.preferences, *options["preferences"]),
+        "team": options["team"] or TEAM.read() or "",
     }

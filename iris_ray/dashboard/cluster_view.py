@@ -7,14 +7,25 @@ from collections.abc import Callable, Iterable, Sequence
 from iris_ray.actors.protocol.overview import Changes
 from iris_ray.actors.protocol.status import PAGE, HostCondition, JobStatus, WorkerStatus, condition_of
 from iris_ray.dashboard.happenings import Happening, as_row, of_job, of_slice
-from iris_ray.dashboard.rows import Diff, Row, Table, capacity_rows, job_row, queue_row, slice_row, user_rows
+from iris_ray.dashboard.rows import (
+    Diff,
+    Row,
+    Table,
+    capacity_rows,
+    job_row,
+    queue_row,
+    slice_row,
+    team_rows,
+    user_rows,
+)
 
 HAPPENINGS_KEPT = 500
-TABLES = "cluster", "slices", "jobs", "queue", "users", "capacity", "events"
+TABLES = "cluster", "slices", "jobs", "queue", "users", "teams", "capacity", "events"
 
 
 class ClusterView:
-    """Tables: ``cluster`` (one row, "now"), ``slices``, ``jobs``, ``queue``, ``users``, ``capacity`` and ``events``.
+    """Tables: ``cluster`` (one row, "now"), ``slices``, ``jobs``, ``queue``, ``users``, ``teams``, ``capacity`` and
+    ``events``.
 
     ``clock`` returns seconds since the epoch.
     """
@@ -46,6 +57,7 @@ class ClusterView:
         self._take_hosts(changes.workers, [*changes.lost, *gone])
         self.tables["queue"].replace({one.job_id: queue_row(one) for one in changes.queue})
         self.tables["users"].replace(user_rows(changes.limits, changes.shares))
+        self.tables["teams"].replace(team_rows(changes.teams))
         self.tables["capacity"].replace(capacity_rows(changes.capacity))
         self._order, self._waiting = [one.job_id for one in changes.queue], changes.waiting
 

@@ -6,7 +6,15 @@ from typing import Any
 
 from iris_ray.actors.protocol.overview import UserShare, WaitingJob
 from iris_ray.actors.protocol.slices import SliceView, reason_of, slices_of
-from iris_ray.actors.protocol.status import HostCondition, JobStatus, LimitStatus, WorkerStatus, condition_of
+from iris_ray.actors.protocol.status import (
+    HostCondition,
+    JobStatus,
+    LimitStatus,
+    TeamChips,
+    TeamStatus,
+    WorkerStatus,
+    condition_of,
+)
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.limits import EVERYBODY
@@ -120,6 +128,7 @@ def job_row(job: JobStatus) -> Row:
         "number": job.number,
         "name": job.name,
         "user": job.user,
+        "team": job.team,
         "band": job.priority.name.lower(),
         "type": job.device,
         "wants": list(job.num_groups),
@@ -174,6 +183,33 @@ def _band(limit: LimitStatus) -> Row:
         "queued": limit.queued_jobs,
         "limits": {name: value for name, value in limit.set_here.items() if value is not None},
     }
+
+
+def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
+    """Return a row for each team and each type of which it has or uses any chips.
+
+    The row of a team without any has no type.
+    """
+    rows: dict[str, Row] = {}
+    for number, team in enumerate(teams):
+        kinds = [kind for kind, chips in team.chips.items() if chips.quota or chips.used] or [None]
+        for kind in kinds:
+            chips = team.chips[kind] if kind else TeamChips(0, 0, 0, 0, {})
+            if team.name or chips.used:
+                rows[f"{team.name}:{kind or ''}"] = {
+                    "order": number,
+                    "team": team.name,
+                    "type": kind,
+                    "quota": chips.quota,
+                    "used": chips.used,
+                    "borrowed": chips.borrowed,
+                    "lent": chips.lent,
+                    "share": team.share,
+                    "counted": team.counted,
+                    "running": team.running,
+                    "waiting": team.waiting,
+                }
+    return rows
 
 
 def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:

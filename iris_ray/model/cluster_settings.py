@@ -101,7 +101,7 @@ OPERATORS = ClusterSetting(
     "operators",
     EVERYBODY,
     "users, by commas",
-    "Who may cancel jobs of others, drain, taint, set limits and change these settings.",
+    "Who may cancel jobs of others, drain, taint, and set limits, teams and these settings.",
     _users,
 )
 EVICTIONS = ClusterSetting(

@@ -1,4 +1,4 @@
-"""Sums of time by user and day, and of what a cluster's chips did day by day. They outlive the jobs."""
+"""Sums of time by user, team and day, and of what a cluster's chips did day by day. They outlive the jobs."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from enum import Enum
 from iris_ray.model.goodput import TimeKind, Totals
 
 ENTRIES_KEPT = 300
-"""How many sums of a day and user are kept, the latest ones: together they stay below 100 KB."""
+"""How many sums of a day, user and team are kept, the latest ones: together they stay below 100 KB."""
 DAY_S = 86400.0
 
 
@@ -20,20 +20,22 @@ class ForgottenJob:
         user: its user.
         ended_at: when it ended; by the clock of the events in the state, by the wall clock in sums.
         totals: what its time went into.
+        team: its team; empty for none.
     """
 
     user: str
     ended_at: float
     totals: Totals
+    team: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class UserDay:
-    """Jobs of a user that ended on one day.
+    """Jobs of a user in a team that ended on one day.
 
     Attributes:
         day: counts the days since the epoch, in UTC.
-        user: the user.
+        user, team: the user, and the team, empty for none.
         jobs: how many jobs.
         seconds, chip_seconds: see `Totals`.
     """
@@ -43,6 +45,7 @@ class UserDay:
     jobs: int = 0
     seconds: Mapping[str, float] = field(default_factory=dict)
     chip_seconds: Mapping[str, float] = field(default_factory=dict)
+    team: str = ""
 
 
 class UserTimes:
@@ -50,21 +53,22 @@ class UserTimes:
 
     def __init__(self) -> None:
         self.version = 0
-        self._days: dict[tuple[int, str], UserDay] = {}
+        self._days: dict[tuple[int, str, str], UserDay] = {}
 
     def add(self, job: ForgottenJob) -> None:
         """Add one job."""
         totals = job.totals
-        self.include(UserDay(int(job.ended_at // DAY_S), job.user, 1, totals.seconds, totals.chip_seconds))
+        self.include(UserDay(int(job.ended_at // DAY_S), job.user, 1, totals.seconds, totals.chip_seconds, job.team))
 
     def include(self, day: UserDay) -> None:
-        """Add the sums of a user and day from elsewhere."""
+        """Add the sums of a user, team and day from elsewhere."""
         self.version += 1
-        key = day.day, day.user
-        known = self._days.get(key, UserDay(*key))
+        key = day.day, day.user, day.team
+        known = self._days.get(key, UserDay(day.day, day.user, team=day.team))
         totals = Totals(dict(known.seconds), dict(known.chip_seconds))
         totals.add(day.seconds, day.chip_seconds)
-        self._days[key] = UserDay(*key, known.jobs + day.jobs, totals.seconds, totals.chip_seconds)
+        jobs = known.jobs + day.jobs
+        self._days[key] = UserDay(day.day, day.user, jobs, totals.seconds, totals.chip_seconds, day.team)
         while len(self._days) > ENTRIES_KEPT:
             del self._days[min(self._days)]
 
@@ -75,7 +79,7 @@ class UserTimes:
     def to_json(self) -> bytes:
         """Return the record of all sums."""
         values = [
-            (one.day, one.user, one.jobs, _rounded(one.seconds), _rounded(one.chip_seconds))
+            (one.day, one.user, one.jobs, _rounded(one.seconds), _rounded(one.chip_seconds), one.team)
             for one in self._days.values()
         ]
         return json.dumps(values).encode()
@@ -83,10 +87,10 @@ class UserTimes:
     def restore(self, recorded: bytes) -> None:
         """Take up the record of an earlier Controller. A damaged record may raise any error."""
         days = [
-            UserDay(int(day), str(user), int(jobs), _amounts(seconds), _amounts(chip_seconds))
-            for day, user, jobs, seconds, chip_seconds in json.loads(recorded)
+            UserDay(int(day), str(user), int(jobs), _amounts(seconds), _amounts(chip_seconds), *map(str, team))
+            for day, user, jobs, seconds, chip_seconds, *team in json.loads(recorded)
         ]
-        self._days = {(one.day, one.user): one for one in days}
+        self._days = {(one.day, one.user, one.team): one for one in days}
 
 
 def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:

@@ -92,7 +92,7 @@ class JobSpec:
         name: the name that people see; the id if left out.
         owner: the id of the SlicePoolManager that submitted it and whose slices it runs on.
         user: the user; fair share is between users.
-        team: the team whose quota it uses; empty: it belongs to none. See `iris_ray.model.teams`.
+        team: the team whose quota it uses; empty: it belongs to none, or names none yet. See `iris_ray.model.teams`.
         priority: its band.
         device: the TPU type that it is made for, such as "v4-32"; None without TPU. It decides how many replicas make
             a gang; the constraints decide which hosts will do.
@@ -242,11 +242,6 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
         "a name of letters, digits, '.', '_', '-', '@' and '+' that begins with a letter or digit (IRIS_USER sets it)",
         str,
     ),
-    "team": (
-        lambda team: team == "" or is_job_id(team),
-        "the name of a team, such as research/vision",
-        str,
-    ),
     "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None', str | None),
     "replicas": (is_positive_int, "an int of 1 or more", int),
     "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None", None),
@@ -263,6 +258,7 @@ _PLAIN: Mapping[str, Any] = {
     "scheduling_timeout": float | None,
     "grow_after": float | str | None,
     "tolerations": tuple[str, ...],
+    "team": str,
     "failure_domain": str,
     "task_placement": str,
 }

@@ -14,7 +14,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, Protocol, TypedDict, get_type_hints
 
-from iris_ray.model.checks import is_int, is_number, is_variables, shown
+from iris_ray.model.checks import is_int, is_job_id, is_number, is_variables, shown
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
 from iris_ray.model.tpu_processes import PROCESS_COUNTS
 
@@ -176,6 +176,15 @@ class Band:
         return None if isinstance(value, PriorityBand) else f"is {shown(value)}; give {self.wanted}"
 
 
+class TeamName:
+    """The path of a team, or None. A `JobSpec` has an empty str for none."""
+
+    wanted = "the name of a team, such as 'research/vision', or None"
+
+    def problem(self, value: object) -> str | None:
+        return None if value is None or value == "" or is_job_id(value) else f"is {shown(value)}; give {self.wanted}"
+
+
 class Variables:
     """A mapping of names to values, or None. No message shows a value."""
 
@@ -274,6 +283,16 @@ class ContainerOptions(TypedDict, total=False):
             check=Band(),
             help="The band; jobs of a higher one go first.",
             flag="--priority",
+        ),
+    ]
+    team: Annotated[
+        str | None,
+        Option(
+            default=None,
+            check=TeamName(),
+            help="The team whose quota it uses; without it, $IRIS_TEAM, or the only one to which you belong.",
+            more="See docs/teams.md.",
+            flag="--team",
         ),
     ]
     scheduling_timeout: Annotated[

@@ -12,8 +12,13 @@ Operators write the tree as TOML::
     users = ["ann", "bob"]
     weight = 2
     quota.v4-32 = { chips = 64, lend = 32, production = 32 }
+
+A file may begin with ``version = "…"``, the tree that its writer has seen; see `Teams.version`.
 """
 
+import hashlib
+import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -187,6 +192,10 @@ class Teams:
             name = name.rpartition("/")[0]
         return name
 
+    def teams_of(self, user: str) -> tuple[str, ...]:
+        """Return the names of the teams that list a user, or `EVERYBODY`, among their users."""
+        return self._teams_of.get(user, ())
+
     def team_for(self, user: str, wanted: str | None) -> str:
         """Return the team of a new job.
 
@@ -197,26 +206,36 @@ class Teams:
         Raises:
             UnknownNameError: there is no such team; the message has the nearest names.
             NotPermittedError: the user does not belong to it.
-            InvalidTeamsError: the user belongs to several teams, and the job names none.
+            InvalidTeamsError: the user belongs to several teams, and the job names none; or there are no teams.
         """
+        if wanted is not None and not self.by_name:
+            raise InvalidTeamsError(
+                f"the job names the team {shown(wanted)}, and this cluster has no teams; leave --team and IRIS_TEAM"
+                " out, or have an operator set up teams: iris-ray team apply"
+            )
         if wanted is not None and wanted not in self.by_name:
             raise unknown("team", wanted, self.by_name)
-        own = self._teams_of.get(user, ())
+        own = self.teams_of(user)
         if wanted is None:
             if len(own) > 1:
                 raise InvalidTeamsError(
-                    f"{user} belongs to the teams {' and '.join(own)}; say which, as in --team {own[0]}"
+                    f"{user} belongs to the teams {_some(own)}; say which, as in --team {own[0]} or IRIS_TEAM={own[0]}"
                 )
-            open_to_all = self._teams_of.get(EVERYBODY, ())
+            open_to_all = self.teams_of(EVERYBODY)
             return own[0] if own else open_to_all[0] if len(open_to_all) == 1 else NO_TEAM
         if wanted not in own and EVERYBODY not in self.by_name[wanted].users:
             raise NotPermittedError(
-                f"{user} does not belong to team {wanted}, but to {' and '.join(own) or 'none'}; an operator can add"
-                f" {user} to its users: iris-ray team"
+                f"{user} does not belong to team {wanted}, but to {_some(own) or 'none'}; an operator can add {user}"
+                " to its users: iris-ray team apply"
             )
         return wanted
 
-    # -- reading and writing TOML --------------------------------------------------------------------------------------
+    # -- reading and writing -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def version(self) -> str:
+        """Eight characters that say which tree this is: another tree has others, and the same tree has them again."""
+        return hashlib.sha256(json.dumps(self.to_tables()).encode()).hexdigest()[:8]
 
     @staticmethod
     def from_toml(text: str) -> "Teams":
@@ -225,25 +244,22 @@ class Teams:
         Raises:
             InvalidTeamsError: the text is no TOML, or says something that can't work; the message names the team.
         """
-        try:
-            raw = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidTeamsError(f"the teams can't be read: {error}") from None
-        tables = raw.pop("teams", {})
-        if raw:
-            raise InvalidTeamsError(f"there is {shown(next(iter(raw)))} beside [teams.NAME]; give only teams")
-        return Teams.from_tables(tables)
+        return read_teams(text)[0]
+
+    def to_toml(self) -> str:
+        """Return the teams as an operator writes them, with their version."""
+        return "\n".join([f'version = "{self.version}"\n', *map(_table_as_toml, self)])
 
     @staticmethod
     def from_tables(tables: object) -> "Teams":
-        """Return the teams of the table ``teams`` that stands in a TOML file.
-
-        Raises:
-            InvalidTeamsError: something can't work as written; the message names the team.
-        """
+        """Return the teams of plain tables by name, as `to_tables` makes them. Raise like `from_toml`."""
         if not isinstance(tables, dict):
             raise InvalidTeamsError(f"teams is {shown(tables)}; give a table for each team: [teams.NAME]")
         return Teams(_team(name, table) for name, table in tables.items())
+
+    def to_tables(self) -> dict[str, dict[str, Any]]:
+        """Return the tables of TOML, or JSON, by the names of the teams."""
+        return {team.name: _table(team) for team in self}
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -280,11 +296,11 @@ class Teams:
 
     @cached_property
     def _teams_of(self) -> dict[str, tuple[str, ...]]:
-        teams: dict[str, tuple[str, ...]] = {}
+        teams: dict[str, list[str]] = {}
         for team in self:
             for user in dict.fromkeys(team.users):
-                teams[user] = (*teams.get(user, ()), team.name)
-        return teams
+                teams.setdefault(user, []).append(team.name)
+        return {user: tuple(names) for user, names in teams.items()}
 
     def _require_parents(self) -> None:
         for team in self:
@@ -313,6 +329,18 @@ class Teams:
                     )
 
 
+def chips_of(kind: str, fleet: Mapping[str, float]) -> float:
+    """Return how many chips a fleet has of what a quota is for: of a TPU type, a generation, or GPUs.
+
+    Args:
+        kind: what the quota is for.
+        fleet: chips by TPU type, and GPUs as `GPU`.
+    """
+    if kind not in TPU_GENERATIONS:
+        return fleet.get(kind, 0.0)
+    return sum(chips for name, chips in fleet.items() if name != GPU and get_tpu_config(name).generation == kind)
+
+
 def _slice_type(name: str) -> str | None:
     try:
         return get_tpu_config(name).name
@@ -320,9 +348,33 @@ def _slice_type(name: str) -> str | None:
         return None
 
 
+# -- tables of TOML ----------------------------------------------------------------------------------------------------
+
+
+def read_teams(text: str) -> tuple[Teams, str | None]:
+    """Return the teams of a file, and the version of those that its writer has seen, if it says so.
+
+    Raises:
+        InvalidTeamsError: as for `Teams.from_toml`.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidTeamsError(f"the teams can't be read: {error}") from None
+    tables, version = raw.pop("teams", {}), raw.pop("version", None)
+    if raw or not isinstance(tables, dict):
+        raise InvalidTeamsError(f"there is {shown(next(iter(raw), tables))} beside [teams.NAME]; give only teams")
+    if not isinstance(version, str | None):
+        raise InvalidTeamsError(f"version is {shown(version)}; leave it as `iris-ray team show --toml` has written it")
+    return Teams.from_tables(tables), version
+
+
 def _team(name: str, table: object) -> Team:
     if not isinstance(table, dict):
         raise InvalidTeamsError(f"team {name} is {shown(table)}; give a table: [teams.{name!r}]")
+    inner = next((key for key, value in table.items() if key != "quota" and isinstance(value, dict)), None)
+    if inner is not None:
+        raise InvalidTeamsError(f'team {name} has a table {shown(inner)}; a part of it is [teams."{name}/{inner}"]')
     _require_known(f"team {name}", table, ("quota", "weight", "users"))
     users, quotas = table.get("users", []), table.get("quota", {})
     if not isinstance(users, list) or not isinstance(quotas, dict):
@@ -349,3 +401,51 @@ def _require_known(what: str, table: Mapping[str, object], known: tuple[str, ...
     for name in table:
         if name not in known:
             raise InvalidTeamsError(f"{what} has {shown(name)}; there are only {', '.join(known)}")
+
+
+def _table(team: Team) -> dict[str, Any]:
+    """Return the table of a team, without what has its default."""
+    found: dict[str, Any] = {}
+    if team.users:
+        found["users"] = list(team.users)
+    if team.weight != 1:
+        found["weight"] = _number(team.weight)
+    if team.quotas:
+        found["quota"] = {kind: _quota_table(team.quotas[kind]) for kind in sorted(team.quotas)}
+    return found
+
+
+def _quota_table(quota: Quota) -> Any:
+    amounts = {"chips": quota.chips, "lend": quota.lend, "borrow": quota.borrow}
+    amounts |= {name: quota.by_band.get(band) for name, band in _BANDS.items()}
+    table = {name: _number(amount) for name, amount in amounts.items() if amount is not None}
+    return table if len(table) > 1 else table["chips"]
+
+
+def _number(amount: float) -> float:
+    return int(amount) if amount == int(amount) else amount
+
+
+def _table_as_toml(team: Team) -> str:
+    lines = [f"[teams.{_key(team.name)}]"]
+    for name, value in _table(team).items():
+        if name == "quota":
+            lines += [f"quota.{_key(kind)} = {_inline(given)}" for kind, given in value.items()]
+        else:
+            lines.append(f"{name} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _inline(given: Any) -> str:
+    if isinstance(given, dict):
+        return f"{{ {', '.join(f'{name} = {amount!r}' for name, amount in given.items())} }}"
+    return repr(given)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
+
+
+def _some(names: tuple[str, ...]) -> str:
+    """Return a few names in words."""
+    return " and ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")

@@ -170,6 +170,7 @@ class ControllerState:
                 self.fleet.taint(event.target, event.taint, Taint(event.reason, event.until))
             case PastUsageEvent():
                 self._allocations.past.restore(event.hours, event.at)
+                self.teams.past.restore(event.of_teams, event.at)
             case LimitsSetEvent():
                 self.limits.set(event.user, event.band, event.limits)
             case TeamsSetEvent():

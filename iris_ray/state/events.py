@@ -127,15 +127,17 @@ class TaintLiftedEvent:
 
 @dataclass(frozen=True, slots=True)
 class PastUsageEvent:
-    """The past usage of all users comes back from the records of an earlier Controller.
+    """The past usage of all users and teams comes back from the records of an earlier Controller.
 
     Args:
         hours: user → amount-hours by Ray's resource names, see `PastUsage`.
         at: when these sums were recorded; seconds.
+        of_teams: the same by team.
     """
 
     hours: Mapping[str, Mapping[str, float]]
     at: float
+    of_teams: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

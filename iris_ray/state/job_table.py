@@ -414,7 +414,8 @@ def times_of_forgotten(job: Job) -> list[ForgottenJob]:
     if job.times.ended_at is None or not is_measured(job):
         return []
     ended_at = job.times.ended_at
-    return [ForgottenJob(job.spec.user, ended_at, Totals.of(measure(job.times, job.submitted_at, ended_at)))]
+    totals = Totals.of(measure(job.times, job.submitted_at, ended_at))
+    return [ForgottenJob(job.spec.user, ended_at, totals, job.spec.team)]
 
 
 # -- attempt history ---------------------------------------------------------------------------------------------------

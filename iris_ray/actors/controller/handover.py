@@ -21,8 +21,16 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import Teams
 from iris_ray.state import ControllerState
-from iris_ray.state.events import Event, LimitsSetEvent, PastUsageEvent, SettingSetEvent, TaintedEvent
+from iris_ray.state.events import (
+    Event,
+    LimitsSetEvent,
+    PastUsageEvent,
+    SettingSetEvent,
+    TaintedEvent,
+    TeamsSetEvent,
+)
 from iris_ray.state.job_table import times_of_forgotten
 from iris_ray.state.records import JobRecord
 
@@ -55,10 +63,13 @@ def hand_over(journal: Journal) -> HandedOver:
     for event in settings:
         _add_event(found, event, journal.clock)
     found.lines += user_days(journal.user_times) + fleet_days(journal.fleet_times)
+    teams = Teams(team for event in settings if isinstance(event, TeamsSetEvent) for team in event.teams)
     for record in records:
         if record.job.spec.spare_for is None:
-            line = job_line if record.job.over is None else finished_line
-            found.lines.append(line(record, journal.clock))
+            is_over = record.job.over is not None
+            found.lines.append(
+                finished_line(record, journal.clock) if is_over else job_line(record, journal.clock, teams)
+            )
     for aside in journal.contained.records.values():
         found.left_out.append(f"{aside.name}: {aside.why}")
     return found
@@ -70,6 +81,8 @@ def _add_event(found: HandedOver, event: Event, clock: Clock) -> None:
             found.lines.append({"kind": "setting", "name": name, "text": text, "user": user, "at": at})
         case LimitsSetEvent(user, band, limits):
             found.lines.append({"kind": "limits", "user": user, "band": band.name, "limits": dict(limits.items())})
+        case TeamsSetEvent(teams) if teams:
+            found.lines.append({"kind": "teams", "teams": Teams(teams).to_tables()})
         case TaintedEvent(target, taint, reason, until):
             if until is not None or _NODE_ID.fullmatch(target):
                 found.left_out.append(
@@ -77,8 +90,10 @@ def _add_event(found: HandedOver, event: Event, clock: Clock) -> None:
                 )
             else:
                 found.lines.append({"kind": "taint", "target": target, "taint": taint, "reason": reason})
-        case PastUsageEvent(hours, at):
-            found.lines.append({"kind": "usage", "at": clock.wall(at), "hours": {u: dict(h) for u, h in hours.items()}})
+        case PastUsageEvent(hours, at, of_teams):
+            past = {"hours": {user: dict(of) for user, of in hours.items()}}
+            past |= {"of_teams": {team: dict(of) for team, of in of_teams.items()}} if of_teams else {}
+            found.lines.append({"kind": "usage", "at": clock.wall(at), **past})
 
 
 def user_days(times: UserTimes) -> list[Line]:
@@ -88,6 +103,7 @@ def user_days(times: UserTimes) -> list[Line]:
             "kind": "user_day",
             "day": one.day,
             "user": one.user,
+            "team": one.team,
             "jobs": one.jobs,
             "seconds": dict(one.seconds),
             "chip_seconds": dict(one.chip_seconds),
@@ -101,8 +117,8 @@ def fleet_days(times: FleetTimes) -> list[Line]:
     return [{"kind": "fleet_day", "day": day, "chip_seconds": dict(of)} for day, of in times.since("").items()]
 
 
-def job_line(record: JobRecord, clock: Clock) -> Line:
-    """Return the line of a job that has not ended, with what is left of its budgets."""
+def job_line(record: JobRecord, clock: Clock, teams: Teams) -> Line:
+    """Return the line of a job that has not ended, with what is left of its budgets, and a team that exists."""
     job = record.job
     return {
         "kind": "job",
@@ -113,7 +129,7 @@ def job_line(record: JobRecord, clock: Clock) -> Line:
         "tasks": job.size,
         "succeeded": job.counts[TaskState.SUCCEEDED],
         "yields": job.yields,
-        "spec": spec_line(with_remaining_budgets(job)),
+        "spec": spec_line(replace(with_remaining_budgets(job), team=teams.nearest(job.spec.team))),
     }
 
 
@@ -140,6 +156,7 @@ def finished_line(record: JobRecord, clock: Clock) -> Line:
         "job_id": job.spec.job_id,
         "name": job.spec.name,
         "user": job.spec.user,
+        "team": job.spec.team,
         "device": job.spec.device,
         "state": job.state.value,
         "submitted_at": clock.wall(job.submitted_at),
@@ -161,7 +178,7 @@ class TakenOver:
     """What a Controller takes from a file.
 
     Attributes:
-        events: settings, limits, taints and usage.
+        events: settings, limits, teams, taints and usage.
         days: sums of users.
         finished: jobs for the sums of users, by wall time.
         fleet: chip-seconds by day and state.
@@ -214,20 +231,25 @@ def _take(taken: TakenOver, line: Line, clock: Clock, now: float, keep: Sequence
         case "limits":
             limits = Limits(**line["limits"])
             taken.events.append(LimitsSetEvent(str(line["user"]), PriorityBand[line["band"]], limits))
+        case "teams":
+            taken.events.append(TeamsSetEvent(tuple(Teams.from_tables(line["teams"]))))
         case "taint":
             taken.events.append(TaintedEvent(str(line["target"]), str(line["taint"]), str(line["reason"])))
         case "usage":
             hours = {str(user): _amounts(of) for user, of in line["hours"].items()}
+            of_teams = {str(team): _amounts(of) for team, of in line.get("of_teams", {}).items()}
             age = max(0.0, now - float(line["at"]))
-            taken.events.append(PastUsageEvent(hours, clock.now() - age))
+            taken.events.append(PastUsageEvent(hours, clock.now() - age, of_teams))
         case "user_day":
             sums = _amounts(line["seconds"]), _amounts(line["chip_seconds"])
-            taken.days.append(UserDay(int(line["day"]), str(line["user"]), int(line["jobs"]), *sums))
+            team = str(line.get("team") or "")
+            taken.days.append(UserDay(int(line["day"]), str(line["user"]), int(line["jobs"]), *sums, team))
         case "fleet_day":
             taken.fleet.append((str(line["day"]), {ChipState(s): a for s, a in _amounts(line["chip_seconds"]).items()}))
         case "finished" if line["seconds"] and line["ended_at"] is not None:
             totals = Totals(_amounts(line["seconds"]), _amounts(line["chip_seconds"]))
-            taken.finished.append(ForgottenJob(str(line["user"]), float(line["ended_at"]), totals))
+            team = str(line.get("team") or "")
+            taken.finished.append(ForgottenJob(str(line["user"]), float(line["ended_at"]), totals, team))
 
 
 def _amounts(line: Any) -> dict[str, float]:
@@ -240,5 +262,7 @@ def what_is_there(state: ControllerState, user_times: UserTimes) -> Iterator[str
         yield f"{len(state.jobs)} jobs"
     if state.limits.table:
         yield f"the limits of {len(state.limits.table)} users and bands"
+    if state.teams.teams:
+        yield f"{len(state.teams.teams)} teams"
     if user_times.since(0.0):
         yield "the time of earlier jobs"

@@ -14,11 +14,12 @@ was replaced without knowing it, because its host was frozen, can't write to its
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      the operators' taints: a JSON object, target → name → [reason, until]
 ``limits/<n>``      the users' limits: a JSON list of [user, band, {limit → number}]
+``teams/<n>``       the teams: a JSON object, name → users, weight and quotas, as in a file of teams
 ``settings/<n>``    the cluster's settings: a JSON list of [name, text, who has set it, when]
 ``clock/<n>``       the reading of its clock at the latest writing
-``usage/<n>``       the users' past usage: a JSON list of when, and user → resource → amount-hours
+``usage/<n>``       the past usage: a JSON list of when, user → resource → amount-hours, and the same by team
 ``fleet/<n>``       the chips' time by state: a JSON object, day → state → chip-seconds
-``users/<n>``       the time of forgotten jobs by its use: a JSON list of [day, user, jobs, kind → seconds, …]
+``users/<n>``       the time of forgotten jobs by its use: a JSON list of [day, user, jobs, kind → seconds, …, team]
 ``own-slices/<n>``  names of single hosts' slices whose labels are the same: a JSON object, node id → name
 ``complete/<n>``    the n-th Controller has recorded everything that it took over, so its records count from now on
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
@@ -221,7 +222,7 @@ USAGE_EVERY_S = 60.0
 
 
 class SharedRecords:
-    """Makes the records of the whole cluster that have changed: settings, and sums over users and chips.
+    """Makes the records of the whole cluster that have changed: settings, teams, and sums over users and chips.
 
     Args:
         fleet_times: the time of the cluster's chips by state.
@@ -237,6 +238,7 @@ class SharedRecords:
         self._clock = clock
         self._taints: dict[str, dict[str, Taint]] = {}
         self._limits = 0  # the version of the users' limits that is recorded
+        self._teams = 0  # and that of the teams
         self._settings = 0  # and that of the cluster's settings
         self._names = 0  # and that of `own_slices`
         self._users = 0  # the version of `user_times` that is recorded
@@ -262,6 +264,10 @@ class SharedRecords:
             recorded = json.dumps(table).encode()
             self._limits = state.limits.version
             yield "limits", recorded
+        if state.teams.version != self._teams:
+            recorded = json.dumps(state.teams.teams.to_tables()).encode()
+            self._teams = state.teams.version
+            yield "teams", recorded
         if state.settings.version != self._settings:
             rows = [(name, was.text, was.user, was.at) for name, was in state.settings.was_set.items()]
             recorded = json.dumps(rows).encode()
@@ -279,8 +285,9 @@ class SharedRecords:
         if self._user_times.version != self._users:
             self._users = self._user_times.version
             yield "users", self._user_times.to_json()
-        if hours := state.past_usage.snapshot():
-            yield "usage", json.dumps([state.past_usage.now, hours]).encode()
+        hours, of_teams = state.past_usage.snapshot(), state.teams.past.snapshot()
+        if hours or of_teams:
+            yield "usage", json.dumps([state.past_usage.now, hours, of_teams]).encode()
 
 
 def add_forgotten(state: ControllerState, user_times: UserTimes, clock: Clock) -> None:

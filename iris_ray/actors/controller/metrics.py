@@ -90,6 +90,10 @@ USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the j
 USER_CHIP_SECONDS = Metric(
     "iris_user_chip_seconds_total", _C, ("user",), "chip-seconds that the jobs of a user have held"
 )
+TEAM_CHIPS = Metric(
+    "iris_team_chips", _G, ("team", "tpu_type"), "chips that a team and its parts hold, of types with quotas"
+)
+TEAM_QUOTA = Metric("iris_team_quota_chips", _G, ("team", "tpu_type"), "chips of the quota of a team")
 CONTROLLER_EPOCH = Metric(
     "iris_controller_epoch", _G, ("version",), "the Controller's number; each successor's is larger"
 )
@@ -155,6 +159,8 @@ METRICS = (
     HOSTS,
     USER_CHIPS,
     USER_CHIP_SECONDS,
+    TEAM_CHIPS,
+    TEAM_QUOTA,
     FINISHED_CHIP_SECONDS,
     CONTROLLER_EPOCH,
     CONTROLLER_ALIVE,
@@ -261,7 +267,7 @@ class Measurements:
         self._state = state
         self._unusable = unusable
         self._meter = meter
-        names = "tpu_type", "user", "source", "market", "currency", "provisioner"
+        names = "tpu_type", "user", "team", "source", "market", "currency", "provisioner"
         self._names: dict[str, dict[str, None]] = {name: {} for name in names}
         self._shown: dict[Metric, set[Values]] = {}  # the label values for which each gauge has been set
         self._jobs_read = state.job_changes.version
@@ -294,6 +300,7 @@ class Measurements:
         self._look_at_hosts(now)
         self._count_jobs()
         self._count_chips(now)
+        self._count_team_chips()
 
     def look_at_controller(self, facts: "ControllerFacts", now: float) -> None:
         """Measure the Controller itself."""
@@ -422,6 +429,20 @@ class Measurements:
         for (user,), chips in held.items() if passed else ():
             self._meter.add(USER_CHIP_SECONDS, chips * passed, {"user": user})
         self._set(USER_CHIPS, held)
+
+    def _count_team_chips(self) -> None:
+        teams, usage = self._state.teams.teams, self._state.teams.usage
+        quotas: dict[Values, float] = {}
+        held: dict[Values, float] = {}
+        for kind in teams.types:
+            for team in teams:
+                quota, used = teams.chips(team.name, kind), usage.get(team.name, {}).get(kind, 0.0)
+                if quota or used:
+                    values = self._named("team", team.name), self._named("tpu_type", kind)
+                    quotas[values] = quotas.get(values, 0.0) + quota
+                    held[values] = held.get(values, 0.0) + used
+        self._set(TEAM_QUOTA, quotas)
+        self._set(TEAM_CHIPS, held)
 
     # -- provisioners ----------------------------------------------------------------------------------------------
 

@@ -50,9 +50,13 @@ class PoolCalls(ControllerProcess):
             raise DeposedError("the pool that submits this job is gone")
         known = self._state.jobs.get(spec.job_id)
         if known is None:
+            team = self._state.teams.teams.team_for(spec.user, spec.team or None)
+            spec = spec if team == spec.team else replace(spec, team=team)
             self._state.limits.require_room(spec)
-        elif known.spec != spec:
+        elif replace(spec, team=known.spec.team) != known.spec:
             raise InvalidJobError(f"there is a job {spec.job_id} already, of {known.spec.user}; choose another id")
+        else:
+            spec = known.spec
         await self._events.recorded([JobSubmittedEvent(spec, self._clock.now())])
         if (aside := self._journal.contained.jobs.get(spec.job_id)) is not None:
             raise JobCancelledError(f"job {spec.job_id} was cancelled: {aside.why}")

@@ -17,6 +17,7 @@ from iris_ray.actors.controller.handover import take_over, what_is_there
 from iris_ray.actors.controller.journal import add_forgotten
 from iris_ray.actors.controller.log_service import log_standing
 from iris_ray.actors.controller.message_checks import checked
+from iris_ray.actors.controller.team_views import about_team, teams_status
 from iris_ray.actors.controller.views import (
     job_events,
     job_goodput,
@@ -35,11 +36,12 @@ from iris_ray.actors.protocol.status import (
     LimitStatus,
     Place,
     TaskStatus,
+    TeamsStatus,
     WorkerStatus,
 )
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.actors.protocol.version import package_directory
-from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameError
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, WasSet, setting_named
@@ -49,6 +51,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
+from iris_ray.model.teams import Team, Teams
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import (
     JobCancelledEvent,
@@ -57,6 +60,7 @@ from iris_ray.state.events import (
     SettingSetEvent,
     TaintedEvent,
     TaintLiftedEvent,
+    TeamsSetEvent,
 )
 from iris_ray.state.job_table import is_measured
 
@@ -72,7 +76,8 @@ class UserCalls(ControllerProcess):
     @checked
     async def job_status(self, job_id: str) -> JobStatus:
         await self.ping()
-        return self._status(self._job(job_id))
+        job = self._job(job_id)
+        return replace(self._status(job), about_team=about_team(self._state, job))
 
     @checked
     async def job_events(self, job_id: str) -> list[JobEvent]:
@@ -217,6 +222,28 @@ class UserCalls(ControllerProcess):
         events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]
         await self._events.recorded(events)
         return limit_statuses(self._state)
+
+    async def list_teams(self) -> TeamsStatus:
+        await self.ping()
+        return teams_status(self._state, self._clock.now())
+
+    @checked
+    async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
+        await self.ping()
+        self._permissions.require_operator(user, "set teams")
+        tree, known = Teams(teams), self._state.teams.teams
+        if known.version != instead_of:
+            raise InvalidTeamsError(
+                f"the teams have changed meanwhile: their version is {known.version}, and these are made from"
+                f" {instead_of}. Look at what is set now, and make your change there: iris-ray team show --toml"
+            )
+        if tree != known:
+            recorded = self._events.apply([TeamsSetEvent(tuple(tree))])
+            for job_id, job in self._state.jobs.items():
+                if known.nearest(job.spec.team) != tree.nearest(job.spec.team):
+                    self._state.show_anew(job_id)
+            await asyncio.shield(recorded)
+        return teams_status(self._state, self._clock.now())
 
     async def list_settings(self) -> dict[str, WasSet]:
         await self.ping()

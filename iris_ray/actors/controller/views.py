@@ -1,7 +1,8 @@
 """The Controller's descriptions of jobs, tasks and hosts for people: status, events, goodput, changes."""
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
 from iris_ray.actors.controller.progress_board import Heard, ProgressBoard, newer_marks
+from iris_ray.actors.controller.team_views import largest_share, teams_status
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
     PAGE,
@@ -21,6 +23,7 @@ from iris_ray.actors.protocol.status import (
     LimitStatus,
     TaskAttempt,
     TaskStatus,
+    TeamStatus,
     WorkerStatus,
 )
 from iris_ray.model.constraints import TAINT_PREFIX
@@ -74,6 +77,7 @@ def job_status(
         yields=job.yields,
         processes_per_host=spec.processes_per_host,
         failure_domain=spec.failure_domain,
+        team=state.teams.teams.nearest(spec.team),
     )
 
 
@@ -222,6 +226,7 @@ def job_goodput(job: Job, heard: Heard | None, clock: Clock, chip_hour: tuple[fl
         elastic_seconds=elastic_seconds(lost),
         last_failure=known[-1] if known else None,
         chip_hour=chip_hour,
+        team=job.spec.team,
     )
 
 
@@ -312,6 +317,9 @@ def _past_event(past: PastAttempt, task: int | None) -> Iterator[JobEvent]:
 T = TypeVar("T")
 
 USERS_SHOWN = 300
+TEAMS_SHOWN = 300
+TEAMS_S = 2.0
+"""How long an overview of the teams is used again: it looks at all teams and jobs."""
 
 
 class Overview:
@@ -337,6 +345,7 @@ class Overview:
         self._progress = progress
         self._capacity = capacity
         self._clock = clock
+        self._teams: tuple[float, tuple[TeamStatus, ...]] = -math.inf, ()
 
     def since(self, position: Position, epoch: int) -> Changes:
         """Return the changes since a position. ``epoch`` is this Controller's."""
@@ -362,7 +371,14 @@ class Overview:
             limits=tuple(islice(limit_statuses(state), USERS_SHOWN)),
             shares=tuple(islice(user_shares(state, now), USERS_SHOWN)),
             capacity=tuple(self._capacity.reports()),
+            teams=self._teams_at(now),
         )
+
+    def _teams_at(self, now: float) -> tuple[TeamStatus, ...]:
+        at, _ = self._teams
+        if not at <= now < at + TEAMS_S:
+            self._teams = now, teams_status(self._state, now).teams[: TEAMS_SHOWN + 1]
+        return self._teams[1]
 
     def _job(self, job: Job) -> JobStatus:
         return job_status(job, self._state, self._clock, None, self._progress.of(job.spec.job_id))
@@ -384,13 +400,8 @@ def user_shares(state: ControllerState, now: float) -> Iterator[UserShare]:
     for user in dict.fromkeys([*state.usage, *state.past_usage.snapshot()]):
         held, past = state.usage.get(user, {}), state.past_usage.hours(user, now)
         both = {resource: held.get(resource, 0.0) + past.get(resource, 0.0) for resource in {*held, *past}}
-        yield UserShare(user, _share(held, totals), _share(both, totals), round(accelerators(past), 3))
-
-
-def _share(amounts: Mapping[str, float], totals: Mapping[str, float]) -> float:
-    """Return the largest share of any resource."""
-    parts = [amount / totals[resource] for resource, amount in amounts.items() if totals.get(resource)]
-    return round(max(parts, default=0.0), 4)
+        shares = largest_share(held, totals), largest_share(both, totals)
+        yield UserShare(user, *shares, round(accelerators(past), 3))
 
 
 def _first(changed: Sequence[T]) -> tuple[list[T], int]:

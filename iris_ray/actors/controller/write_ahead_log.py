@@ -26,7 +26,15 @@ from iris_ray.model.cluster_settings import TABLE, WasSet
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import plain
-from iris_ray.state.events import Event, LimitsSetEvent, PastUsageEvent, SettingSetEvent, TaintedEvent
+from iris_ray.model.teams import Teams
+from iris_ray.state.events import (
+    Event,
+    LimitsSetEvent,
+    PastUsageEvent,
+    SettingSetEvent,
+    TaintedEvent,
+    TeamsSetEvent,
+)
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import JobRecord
 
@@ -185,7 +193,7 @@ def _number(key: str) -> int:
 
 KINDS = "pool", "job", "gangs"
 """Kinds of keys that have an id after the epoch."""
-SINGLE_KINDS = "taints", "limits", "settings", "usage", "fleet", "users", "own-slices", "clock"
+SINGLE_KINDS = "taints", "limits", "teams", "settings", "usage", "fleet", "users", "own-slices", "clock"
 """Kinds of keys that end with the epoch."""
 
 
@@ -202,12 +210,13 @@ class LeftBehind:
     values: Mapping[str, bytes] = field(default_factory=dict)
 
     def settings(self, contained: Containment) -> list[Event]:
-        """Return taints, past usage, limits and the settings of the cluster, as events."""
+        """Return taints, teams, past usage, limits and the settings of the cluster, as events."""
         taints = self._events("taints", "the taints", _taints, contained)
+        teams = self._events("teams", "the teams", _teams, contained)
         usage = self._events("usage", "the past usage", _usage, contained)
         limits = self._events("limits", "the limits", _limits, contained)
         settings = self._events("settings", "the settings", _settings, contained)
-        return [*taints, *usage, *limits, *settings]
+        return [*taints, *teams, *usage, *limits, *settings]
 
     def records(self, contained: Containment) -> list[JobRecord]:
         """Return the records of its jobs, the oldest first, without those that could not be restored before.
@@ -327,8 +336,12 @@ def _taints(recorded: bytes) -> list[TaintedEvent]:
 def _usage(recorded: bytes) -> list[PastUsageEvent]:
     if (found := json.loads(recorded)) is None:
         return []
-    at, hours = found
-    return [plain(PastUsageEvent, PastUsageEvent(hours, at), "past usage")]
+    at, hours, *of_teams = found
+    return [plain(PastUsageEvent, PastUsageEvent(hours, at, *of_teams), "past usage")]
+
+
+def _teams(recorded: bytes) -> list[TeamsSetEvent]:
+    return [TeamsSetEvent(tuple(Teams.from_tables(json.loads(recorded))))]
 
 
 def _limits(recorded: bytes) -> list[LimitsSetEvent]:

@@ -15,7 +15,13 @@ from iris_ray.actors.pool.membership_telling import MembershipTelling
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest
-from iris_ray.errors import InvalidRequestError, JobCancelledError, LimitReachedError, ResultsLostError
+from iris_ray.errors import (
+    InvalidRequestError,
+    JobCancelledError,
+    LimitReachedError,
+    NotPermittedError,
+    ResultsLostError,
+)
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import HostNotice, Notice
 from iris_ray.model.options import EACH_SLICE
@@ -23,7 +29,7 @@ from iris_ray.state.events import JobCancelledEvent
 
 logger = logging.getLogger(__name__)
 
-REFUSED = (InvalidRequestError, LimitReachedError)
+REFUSED = (InvalidRequestError, LimitReachedError, NotPermittedError)
 """The errors with which the Controller refuses a job."""
 
 

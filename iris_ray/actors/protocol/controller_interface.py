@@ -15,6 +15,7 @@ from iris_ray.actors.protocol.status import (
     LimitStatus,
     Place,
     TaskStatus,
+    TeamsStatus,
     WorkerStatus,
 )
 from iris_ray.actors.protocol.task_log import LastLines, LogPlace, LogPosition, TaskLog
@@ -26,6 +27,7 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
+from iris_ray.model.teams import Team
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
@@ -211,6 +213,22 @@ class ForPeople(Protocol):
             NotPermittedError: the user is no operator.
         """
 
+    async def list_teams(self) -> TeamsStatus:
+        """Return all teams with what each has."""
+
+    async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
+        """Replace the whole tree of teams. Return it as `list_teams` does.
+
+        Args:
+            teams: all teams; none: there are no teams any more.
+            instead_of: the version of the tree that they replace, see `Teams.version`.
+            user: who sets them.
+
+        Raises:
+            InvalidTeamsError: they don't go together, or replace another tree than the present one.
+            NotPermittedError: the user is no operator.
+        """
+
     async def list_settings(self) -> dict[str, WasSet]:
         """Return the cluster's settings that an operator has set, by name. All others have their defaults."""
 
@@ -284,6 +302,7 @@ class ForPools(Protocol):
             InvalidJobError: there is another job with this id, or the caller is no pool.
             JobCancelledError: iris_ray could not handle the job and has set it aside.
             LimitReachedError: its user has too many waiting jobs, or too many tasks.
+            UnknownNameError, NotPermittedError, InvalidTeamsError: as for `Teams.team_for`.
         """
 
     async def report(

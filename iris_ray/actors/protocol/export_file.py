@@ -48,9 +48,9 @@ _CONSTRAINTS: Codec = lambda all_: list(map(_with, all_)), lambda lines: tuple(m
 _SPEC: Mapping[str, Codec] = {
     **dict.fromkeys(
         (
-            *("job_id", "name", "user", "device", "replicas", "whole_groups", "spares", "grow_after", "may_evict"),
+            *("job_id", "name", "user", "team", "device", "replicas", "whole_groups", "spares", "grow_after"),
             *("max_retries_failure", "max_retries_preemption", "max_task_failures", "scheduling_timeout"),
-            *("processes_per_host", "failure_domain", "task_placement"),
+            *("may_evict", "processes_per_host", "failure_domain", "task_placement"),
         ),
         (_same, _same),
     ),
@@ -141,7 +141,7 @@ def _variables(line: Line) -> list[dict[str, str | None]]:
 
 # -- the whole file ----------------------------------------------------------------------------------------------------
 
-KINDS = ("setting", "limits", "taint", "usage", "user_day", "fleet_day", "package", "job", "finished")
+KINDS = ("setting", "limits", "teams", "taint", "usage", "user_day", "fleet_day", "package", "job", "finished")
 
 
 @dataclass(slots=True)

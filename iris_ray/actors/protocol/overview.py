@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from iris_ray.actors.protocol.status import JobStatus, LimitStatus, WorkerStatus
+from iris_ray.actors.protocol.status import JobStatus, LimitStatus, TeamStatus, WorkerStatus
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -77,6 +77,7 @@ class Changes:
         limits: the limits and the usage of each user.
         shares: of the users who hold resources now or did lately.
         capacity: what each provisioner has asked for and holds.
+        teams: the first so many teams, after the jobs without a team; nothing if there are no teams.
     """
 
     position: Position
@@ -91,6 +92,7 @@ class Changes:
     limits: tuple[LimitStatus, ...] = ()
     shares: tuple[UserShare, ...] = ()
     capacity: tuple[CapacityReport, ...] = ()
+    teams: tuple[TeamStatus, ...] = ()
 
 
 def as_json(value: Any) -> Any:

@@ -8,6 +8,7 @@ from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.lifecycle import JobState, TaskState, job_of
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import WHOLE_JOB, PriorityBand
+from iris_ray.model.teams import Quota, Team, Teams
 from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state.quarantine import QUARANTINE
@@ -44,6 +45,8 @@ class JobStatus:
         heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
         processes_per_host: how many processes each of ``tasks`` consists of. Each has a log.
         failure_domain: what starts again together, the whole "job" or each "slice".
+        team: the team for which it counts; empty for none.
+        about_team: how that team's quota stands, in a sentence; None without teams, and in lists of jobs.
     """
 
     number: int
@@ -75,6 +78,8 @@ class JobStatus:
     processes_per_host: int = 1
     failure_domain: str = WHOLE_JOB
     stall_limit: str | None = None
+    team: str = ""
+    about_team: str | None = None
 
     @property
     def starting(self) -> bool:
@@ -129,7 +134,7 @@ class JobGoodput:
     """The time of a job until now, or until its end, by its use.
 
     Attributes:
-        number, job_id, user, state: see `JobStatus`.
+        number, job_id, user, state, team: see `JobStatus`.
         submitted_at, ended_at: seconds since the epoch; None while it has not ended.
         attempts: how many it has had.
         seconds: by the values of `iris_ray.model.goodput.TimeKind`.
@@ -158,6 +163,7 @@ class JobGoodput:
     elastic_seconds: Mapping[str, float]
     last_failure: Failure | None
     chip_hour: tuple[float, str] | None
+    team: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +293,67 @@ class LimitStatus:
     running_jobs: int
     queued_jobs: int
     tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class TeamChips:
+    """How a team's quota of one type stands, in chips.
+
+    Attributes:
+        quota: its own, or the sum of its parts'.
+        used: what its jobs and those of its parts hold.
+        borrowed: how much of that is beyond the quota.
+        lent: how much of the quota it does not use, and others do.
+        by_band: ``used`` by band; bands with nothing are left out.
+    """
+
+    quota: float
+    used: float
+    borrowed: float
+    lent: float
+    by_band: Mapping[PriorityBand, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TeamStatus:
+    """A team, and what it has.
+
+    Attributes:
+        name, quotas, weight, users: as operators have set them. The name is empty for all jobs without a team.
+        chips: by type, for each type with any quota.
+        running, waiting: unfinished jobs of this team itself, not of its parts: with hosts, and all others.
+        share: the largest share of any resource of the cluster that the team and its parts hold, from 0 to 1.
+        counted: the same including past usage.
+    """
+
+    name: str
+    quotas: Mapping[str, Quota]
+    weight: float
+    users: tuple[str, ...]
+    chips: Mapping[str, TeamChips]
+    running: int
+    waiting: int
+    share: float
+    counted: float
+
+
+@dataclass(frozen=True, slots=True)
+class TeamsStatus:
+    """All teams of a cluster.
+
+    Attributes:
+        version: see `Teams.version`.
+        teams: in the order of their names, after the jobs without a team; nothing if there are no teams.
+        fleet: the cluster's chips by TPU type, and its GPUs as ``GPU``.
+    """
+
+    version: str
+    teams: tuple[TeamStatus, ...]
+    fleet: Mapping[str, float]
+
+    def tree(self) -> Teams:
+        """Return the teams as operators have set them."""
+        return Teams(Team(one.name, one.quotas, one.weight, one.users) for one in self.teams if one.name)
 
 
 class HostCondition(Enum):

@@ -50,7 +50,7 @@ export function jobPage(root, id) {
 }
 
 function showHead({ head, why, facts }, job) {
-  fill(head, badge(job.state), h("span", {}, `by ${job.user}`), h("span", {}, `${job.priority} priority`),
+  fill(head, badge(job.state), h("span", {}, `by ${job.user}`), job.team ? h("span", {}, `for ${job.team}`) : null, h("span", {}, `${job.priority} priority`),
     h("span", {}, job.device ?? "no TPU"), h("span", {}, "submitted ", since(job.submitted_at), " ago"));
   const place = placeOf(job.job_id);
   why.hidden = job.waiting === null;
@@ -72,6 +72,7 @@ function showHead({ head, why, facts }, job) {
     fact("Failures", ofAllowed(job.failures, job.max_retries_failure)),
     job.evictions ? fact("Evictions", `${job.evictions}, free of charge`) : null,
     job.gives_way ? fact("Gives way", `${job.gives_way[0]}, within ${duration(job.gives_way[1] - now())}`) : null,
+    job.about_team ? fact("Quota", job.about_team, "wide") : null,
     job.error ? fact("Last end", h("span", { class: "error" }, job.error.trim().split("\n")[0]), "wide") : null);
 }
 

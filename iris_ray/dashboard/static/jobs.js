@@ -16,7 +16,7 @@ const filters = { state: "now", text: "" };
 
 export function jobsPage(root) {
   const search = h("input", {
-    type: "search", id: "jobs-search", placeholder: "Job, user, type or slice", value: filters.text,
+    type: "search", id: "jobs-search", placeholder: "Job, user, team, type or slice", value: filters.text,
     oninput: () => { filters.text = search.value.trim().toLowerCase(); show(); },
   });
   const choices = h("div", { class: "choices", role: "group", "aria-label": "Which jobs" });
@@ -55,7 +55,7 @@ function choice(item, show) {
 
 function matches(job) {
   const text = filters.text;
-  return !text || [job.id, job.name, job.user, job.type ?? "", ...job.groups].some((one) => one.toLowerCase().includes(text));
+  return !text || [job.id, job.name, job.user, job.team, job.type ?? "", ...job.groups].some((one) => one.toLowerCase().includes(text));
 }
 
 function row(job) {

@@ -1,6 +1,6 @@
 // The cluster as this page knows it: all tables once, and then what changes.
 
-export const tables = { cluster: {}, slices: {}, jobs: {}, queue: {}, users: {}, capacity: {}, events: {} };
+export const tables = { cluster: {}, slices: {}, jobs: {}, queue: {}, users: {}, teams: {}, capacity: {}, events: {} };
 export const cluster = () => tables.cluster.now ?? {};
 
 const AGAIN_MS = 2000;

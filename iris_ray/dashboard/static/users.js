@@ -1,10 +1,15 @@
-// Who uses the chips: what each user holds now, has held lately, and may have.
+// Who uses the chips: what each user holds now, has held lately, and may have; and how the quotas of teams stand.
 import { h, fill, keyed, setText, table, tr } from "./dom.js";
 import { amount, counted, percent } from "./format.js";
 import { DISRUPTIONS, hours, sum } from "./goodput.js";
 import { cluster, tables } from "./store.js";
 
 const COLUMNS = ["User", "Chips now", "Share now", "Chip-hours lately", "Counted share", "Running", "Waiting", "Goodput", "Lost to disruptions", "Limits"];
+const TEAM_COLUMNS = ["Team", "Type", "Quota", "Used", "Borrowed", "Lent", "Share now", "Counted share", "Running", "Waiting"];
+const TEAM_TERMS = [
+  ["Borrowed, lent", "Borrowed is what a team uses beyond its quota. Lent is what it leaves unused and others use, until it needs it."],
+  ["A team", "Its chips and shares include those of its parts. Running and waiting are its own jobs only."],
+];
 const TERMS = [
   ["Chip-hours lately", "What the user held four hours ago counts half, and what was before that still less."],
   ["Counted share", "What the user holds now and held lately, as a share of the cluster. The queue serves the smallest one first."],
@@ -20,7 +25,10 @@ export function usersPage(root) {
   const legend = h("ul", { class: "stack-legend" });
   const { element, body } = table(COLUMNS, "Users, who holds most first");
   const empty = h("p", { class: "empty" }, "Nobody has used the cluster lately.");
-  root.append(h("h1", {}, "Users"), holds, bar, legend, element, empty,
+  const teams = table(TEAM_COLUMNS, "Teams");
+  const teamSection = h("section", { hidden: true }, h("h2", {}, "Teams"), teams.element,
+    h("dl", { class: "terms" }, TEAM_TERMS.flatMap(([term, meaning]) => [h("dt", {}, term), h("dd", {}, meaning)])));
+  root.append(h("h1", {}, "Users"), holds, bar, legend, element, empty, teamSection,
     h("dl", { class: "terms" }, TERMS.flatMap(([term, meaning]) => [h("dt", {}, term), h("dd", {}, meaning)])));
 
   let goodput = {};
@@ -34,6 +42,11 @@ export function usersPage(root) {
   look();
 
   function update(changed) {
+    if (changed.has("teams")) {
+      const shown = Object.entries(tables.teams).sort(([a, one], [b, other]) => one.order - other.order || (a < b ? -1 : 1));
+      teamSection.hidden = shown.length === 0;
+      keyed(teams.body, shown.map(([, one]) => one), (one) => `${one.team}:${one.type}`, teamRow);
+    }
     if (!changed.has("users") && !changed.has("cluster")) return;
     const users = Object.values(tables.users).sort((a, b) => b.chips - a.chips || b.counted - a.counted || (a.user < b.user ? -1 : 1));
     const { chips = 0 } = cluster();
@@ -71,6 +84,12 @@ function part(name, chips, total, hue) {
   const element = h("span", { class: hue, title: `${name}: ${counted(chips, "chip")}` }, chips / total > 0.08 ? name : "");
   element.style.width = `${(100 * chips) / total}%`;
   return element;
+}
+
+function teamRow(team) {
+  const chips = (number) => (number ? amount(number) : "–");
+  return tr(TEAM_COLUMNS, [team.team ? h("b", {}, team.team) : "no team", team.type ?? "–", chips(team.quota), chips(team.used),
+    chips(team.borrowed), chips(team.lent), percent(team.share), percent(team.counted), team.running || "–", team.waiting || "–"]);
 }
 
 function row({ user, spent }) {

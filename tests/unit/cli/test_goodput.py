@@ -5,10 +5,13 @@ import io
 
 import pytest
 
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller import controller_process, journal
 from iris_ray.actors.pool import progress_watch
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.conventions import USAGE
 from iris_ray.model.capacity import CapacityReport, Lot
+from iris_ray.model.teams import Team
 from iris_ray.state import job_table
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -68,6 +71,17 @@ def test_goodput_says_what_last_failure_cost(world: ControllerInProcess) -> None
     printed = " ".join(world.iris("job", "goodput", "train").stdout.split())
     assert "last failure: the end of attempt 1 (crashed) cost" in printed
     assert " so far: " in printed
+
+
+def test_goodput_is_summed_by_team(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(world, "before")
+    teams = ControllerConnection().ask(ControllerInterface.list_teams)
+    ControllerConnection().ask(ControllerInterface.set_teams, [Team("ads", users=("ann",))], teams.version, "ann")
+    trained(world, "train")
+    rows = [row.split()[:2] for row in world.iris("job", "goodput", "--by", "team").stdout.splitlines()]
+    assert rows[:4] == [["TEAM", "JOBS"], ["(no", "team)"], ["ads", "1"], ["all", "2"]]
+    assert world.json("job", "goodput", "train")["team"] == "ads"
+    assert "--by team is for the table" in world.iris("job", "goodput", "train", "--by", "team", code=USAGE).stderr
 
 
 def failed_and_on(world: ControllerInProcess, job: str) -> None:

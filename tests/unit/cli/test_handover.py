@@ -190,3 +190,20 @@ def test_function_of_another_python_is_not_started(world: ControllerInProcess, s
     taken = world.json(*IMPORT, file)
     assert taken["jobs"] == []
     assert taken["left_out"][0].startswith(f"{job}: its function was pickled by Python 3.9.7, and this is 3.")
+
+
+def test_teams_and_the_teams_of_jobs_arrive(world: ControllerInProcess, script: str, file: str, tmp_path: Path) -> None:
+    teams = tmp_path / "teams.toml"
+    teams.write_text("[teams.ads]\nusers = ['ann']\nquota.v4-16 = 8\n[teams.'ads/eu']\nusers = ['ann']\n")
+    world.iris("team", "apply", str(teams))
+    options = "--num-slices", "3", "--team"
+    kept, moved = submit(world, script, *options, "ads"), submit(world, script, *options, "ads/eu")
+    teams.write_text(teams.read_text().partition("[teams.'ads/eu']")[0])
+    world.iris("team", "apply", str(teams))
+    shown = world.iris("team", "show", "--toml").stdout
+    world.iris(*EXPORT, file)
+
+    new_head(world)
+    assert world.json(*IMPORT, file)["jobs"] == [kept, moved]
+    assert world.iris("team", "show", "--toml").stdout == shown
+    assert [world.spec(job).team for job in (kept, moved)] == ["ads", "ads"]

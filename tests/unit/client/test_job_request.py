@@ -222,3 +222,19 @@ def test_host_silence_and_standbys_travel_with_request(monkeypatch: pytest.Monke
     assert (pod_request().host_silence, pod_request().standbys) == (HOST_SILENCE_S, None)
     made = pod_request(host_silence=7, standbys=3)
     assert (made.host_silence, made.standbys) == (7.0, 3)
+
+
+# -- teams ---------------------------------------------------------------------------------------------------------
+
+
+def test_request_has_the_team_of_the_option_or_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pod_request().spec.team == ""
+    monkeypatch.setenv("IRIS_TEAM", "research/vision")
+    assert pod_request().spec.team == task_request().spec.team == "research/vision"
+    assert pod_request(team="ads").spec.team == "ads"
+
+
+@pytest.mark.parametrize("team", ["a b", "/a", "a/", "a//b", "a\x1b[2J", "*", 7, ["ads"]], ids=repr)
+def test_odd_name_of_a_team_is_refused(team: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="give the name of a team"):
+        pod_request(team=team)

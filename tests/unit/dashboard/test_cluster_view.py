@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.controller import views
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.pool import attempt
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
@@ -16,6 +17,7 @@ from iris_ray.dashboard.cluster_view import ClusterView
 from iris_ray.dashboard.rows import Diff
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import Quota, Team, Teams
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -184,3 +186,29 @@ def test_jobs_own_status_text_is_shown(world: ControllerInProcess) -> None:
     world.controller().note_progress.remote(progress, sender).future().result(60)
     tables = page.until(lambda tables: tables["jobs"][train]["says"])
     assert (tables["jobs"][train]["step"], tables["jobs"][train]["says"]) == (7, "loss 2.31")
+
+
+def test_teams_have_a_row_for_each_type_with_quota(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "TEAMS_S", 0.0)
+    page = Followed()
+    train = world.start("train")
+    assert page.until(lambda tables: train in tables["jobs"])["jobs"][train]["team"] == ""
+    assert page.copy.get("teams", {}) == {}
+    teams = [
+        Team("research", {"v4-16": Quota(16), "v5p": Quota(8)}),
+        Team("research/vision", {"v4-16": Quota(8)}, users=("ann",)),
+        Team("sales"),
+    ]
+    page.controller.ask(ControllerInterface.set_teams, teams, Teams().version, "ann")
+    named = world.submit("named", slices=(3,))
+    rows = page.until(lambda tables: tables["jobs"].get(named) and tables.get("teams"))["teams"]
+    assert page.copy["jobs"][named]["team"] == "research/vision"
+    assert {key: (row["order"], row["quota"]) for key, row in rows.items() if row["team"]} == {
+        "research:v4-16": (1, 16),
+        "research:v5p": (1, 8),
+        "research/vision:v4-16": (2, 8),
+        "sales:": (3, 0),
+    }
+    assert rows["research/vision:v4-16"]["waiting"] == 1
+    page.controller.ask(ControllerInterface.set_teams, teams[:1], Teams(teams).version, "ann")
+    page.until(lambda tables: tables["jobs"][named]["team"] == "research")

@@ -76,3 +76,14 @@ def test_earliest_days_are_dropped_to_keep_record_small() -> None:
 def test_damaged_user_times_are_refused(damaged: bytes) -> None:
     with pytest.raises((ValueError, TypeError)):
         UserTimes().restore(damaged)
+
+
+def test_user_times_are_kept_apart_by_team() -> None:
+    times = UserTimes()
+    for team in ("ads", "", "ads"):
+        times.add(ForgottenJob("ann", DAY_S, Totals({"productive": 1.0}, {}), team))
+    successor = UserTimes()
+    successor.restore(times.to_json())
+    assert [(one.team, one.jobs) for one in successor.since(0.0)] == [("", 1), ("ads", 2)]
+    successor.restore(b'[[1, "ann", 3, {}, {}]]')
+    assert successor.since(0.0) == [UserDay(1, "ann", 3)]

@@ -15,9 +15,10 @@ from iris_ray.errors import DeposedError
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.goodput_sums import DAY_S
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.teams import Quota, Team
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT
 from iris_ray.state import job_table
-from iris_ray.state.events import PastUsageEvent, TimePassedEvent, WorkerRegisteredEvent
+from iris_ray.state.events import PastUsageEvent, TeamsSetEvent, TimePassedEvent, WorkerRegisteredEvent
 from iris_ray.state.records import JobRecord
 from tests.support.worlds import World
 
@@ -426,6 +427,19 @@ def test_successor_reads_past_usage_of_users(monkeypatch: pytest.MonkeyPatch) ->
     assert event.at == 220.0
     assert event.hours["ann"]["TPU"] == pytest.approx(8 * 120 / 3600, rel=0.02)
     world.state.check()
+
+
+def test_successor_reads_teams_and_their_past_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, world = SharedStore(), World()
+    first = begun_on(store, monkeypatch)
+    teams = (Team("ads", {"v4-16": Quota(8, lend=4)}, 2.0, ("ann",)), Team("ads/eu"))
+    world.do(TeamsSetEvent(teams))
+    world.do(PastUsageEvent({}, world.now, {"ads": {"TPU": 3.0}}))
+    asyncio.run(first.write(world.state))
+    assert Journal().begin()[1] == [
+        TeamsSetEvent(teams),
+        PastUsageEvent({}, world.now, {"ads": {"TPU": pytest.approx(3.0)}}),
+    ]
 
 
 def test_successors_go_on_with_names_of_single_hosts_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec, SpareFor, SparePurpose
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.teams import Team, Teams
 from iris_ray.state.events import JobRestoredEvent, TaskStateChangedEvent, TimePassedEvent, WorkerDrainedEvent
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.ray_in_process import Handle
@@ -120,6 +121,19 @@ def test_job_with_taken_id_is_refused_unless_identical(world: ControllerInProces
     others_go_on(world)
 
 
+def test_job_submitted_again_keeps_the_team_that_it_got(world: ControllerInProcess) -> None:
+    """Its pool has not heard the first answer, and its user has left the team since."""
+    before, after = Teams([Team("ads", users=("ann",))]), Teams([Team("ads")])
+    ask(world, "set_teams", list(before), Teams().version, "ann")
+    spec = tasks_spec("mine", user="ann")
+    ask(world, "submit", spec, a_pool(world), 1)
+    ask(world, "set_teams", list(after), before.version, "ann")
+    for again in (spec, replace(spec, team="ads")):
+        ask(world, "submit", again, a_pool(world), 1)
+    assert world.spec("mine").team == "ads"
+    world.iris("cancel", "mine")
+
+
 def test_refused_job_does_not_end_job_of_same_id(world: ControllerInProcess) -> None:
     world.start("mine")
     with pytest.raises(InvalidJobError, match="choose another id"):
@@ -183,6 +197,8 @@ def test_report_about_missing_task_is_refused_by_name(world: ControllerInProcess
         ("cancel", ("job", "why", None)),
         ("set_yielding", ({"job": "yes"}, "ann")),
         ("set_limits", ("ann", [0], None, False, "ann")),
+        ("set_teams", ([None], "", "ann")),
+        ("set_teams", ([Team("ads")], None, "ann")),
         ("set_settings", ({"evictions": 1}, False, "ann")),
         ("set_settings", ({"evictions": "off"}, False, None)),
         ("why", (None,)),

@@ -15,8 +15,9 @@ from iris_ray.model.goodput import Marks
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState as S
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import Quota, Team
 from iris_ray.state import job_table
-from iris_ray.state.events import AttemptMarkedEvent, JobCancelledEvent, TaintedEvent, TimePassedEvent
+from iris_ray.state.events import AttemptMarkedEvent, JobCancelledEvent, TaintedEvent, TeamsSetEvent, TimePassedEvent
 from tests.support.cluster_in_process import RecordedMeter
 from tests.support.virtual_cluster import VirtualCluster, played
 from tests.support.worlds import World, attempt_id
@@ -255,3 +256,18 @@ async def test_running_controller_measures_itself_every_few_seconds(cluster: Vir
     await cluster.ask("cancel", "waits", "enough", "")
     with pytest.raises(JobCancelledError):
         await waits
+
+
+def test_quotas_and_use_of_teams_are_measured(world: Measured) -> None:
+    teams = Team("ads", {"v4-16": Quota(8)}), Team("ads/eu"), Team("sales", {"v5p": Quota(4)})
+    world.do(TeamsSetEvent(teams))
+    world.submit("train", user="ann", team="ads/eu")
+    world.schedule()
+    meter = world.look()
+    assert meter.now["iris_team_quota_chips", "team=ads,tpu_type=v4-16"] == 8
+    assert meter.now["iris_team_chips", "team=ads,tpu_type=v4-16"] == 8
+    assert meter.now["iris_team_quota_chips", "team=sales,tpu_type=v5p"] == 4
+    assert meter.now["iris_team_chips", "team=ads/eu,tpu_type=v4-16"] == 8
+    assert ("iris_team_quota_chips", "team=sales,tpu_type=v4-16") not in meter.now
+    world.do(TeamsSetEvent(()))
+    assert world.look().now["iris_team_quota_chips", "team=ads,tpu_type=v4-16"] == 0

@@ -87,7 +87,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     travelling = *orders, WasSet, GangProgress, Saves, *events
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields, modules) == (12, METHODS, FIELDS, MODULES)
+    assert (PROTOCOL_VERSION, methods, fields, modules) == (13, METHODS, FIELDS, MODULES)
 
 
 def field_names(cls: Any) -> list[str]:
@@ -126,6 +126,8 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "lift_taint": ["target", "taint", "user"],
         "list_limits": [],
         "set_limits": ["whose", "bands", "limits", "reset", "user"],
+        "list_teams": [],
+        "set_teams": ["teams", "instead_of", "user"],
         "list_settings": [],
         "set_settings": ["texts", "unless_set", "user"],
         "statistics": [],

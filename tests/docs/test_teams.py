@@ -1,0 +1,14 @@
+"""The page of teams shows a file that works, and the difference that it makes."""
+
+from iris_ray.actors.protocol.status import TeamsStatus
+from iris_ray.cli.team import differences
+from iris_ray.model.teams import Teams, read_teams
+from tests.docs.pages import blocks
+
+
+def test_file_of_the_page_makes_the_difference_that_it_shows() -> None:
+    toml, shown = (
+        next(block.text for block in blocks(language) if block.page == "docs/teams.md") for language in ("toml", "text")
+    )
+    nothing = TeamsStatus(Teams().version, (), {})
+    assert "\n".join(differences(nothing, read_teams(toml)[0])) == shown.strip()
