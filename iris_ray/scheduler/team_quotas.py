@@ -249,7 +249,8 @@ class TeamQuotas:
         return account
 
     def _new_account(self, name: str, kind: str) -> _Account:
-        teams, usage = self._use.teams, self._use.usage.get(name, {})
+        teams = self._use.teams
+        usage: Mapping[str, float] = self._use.usage.get(name, {})
         used = usage.get(kind, 0.0)
         if name == NO_TEAM:
             chips = max(self._in_fleet(kind), self._of_parts(NO_TEAM, kind))
@@ -279,7 +280,8 @@ class TeamQuotas:
         if kept is None:
             kept = self._kept[kind] = {}
             for team in self._use.teams.keepers(kind):  # the parts of a team before the team
-                used = self._use.usage.get(team.name, {}).get(kind, 0.0)
+                usage: Mapping[str, float] = self._use.usage.get(team.name, {})
+                used = usage.get(kind, 0.0)
                 quota = team.quotas.get(kind, Quota(0.0))
                 unused = max(kept.get(team.name, 0.0), _keeps(quota) - used)
                 kept[team.parent] = kept.get(team.parent, 0.0) + unused
