@@ -227,7 +227,9 @@ class Promises:
         return names
 
     def changes(self, placed: Collection[str]) -> list[PromiseEvent]:
-        """Return the events that tell the state what has changed: first the promises that end, then those that begin.
+        """Return the events that tell the state what has changed, those last by which promises end.
+
+        So an attempt that leaves for a promise that ends, and then for another one, does not hear that it may stay.
 
         Args:
             placed: ids of the jobs that the plan gives hosts. Once the plan is committed, nothing is promised to their
@@ -245,7 +247,7 @@ class Promises:
                 leave, deadline = (promise.taking.leave, promise.taking.deadline) if promise.taking else ((), 0.0)
                 reason = "" if promise.node_ids else promise.reason
                 events.append(PromiseEvent(job_id, promise.node_ids, leave, deadline, reason))
-        return sorted(events, key=lambda event: bool(event.node_ids))
+        return sorted(events, key=lambda event: (not event.node_ids, bool(event.leave)))
 
     # -- parts -----------------------------------------------------------------------------------------------------
 

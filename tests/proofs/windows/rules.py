@@ -62,12 +62,12 @@ class Ledger:
     Attributes:
         promised: by job id.
         ended: the attempts whose end is still to be confirmed, each since when.
-        asked: the attempts that are to leave, each with the job that they leave for, and when they are stopped.
+        asked: the attempts that are to leave, each with when it is stopped.
     """
 
     promised: dict[str, Promised] = field(default_factory=dict)
     ended: dict[AttemptId, float] = field(default_factory=dict)
-    asked: dict[AttemptId, tuple[str, float]] = field(default_factory=dict)
+    asked: dict[AttemptId, float] = field(default_factory=dict)
 
     def copy(self) -> "Ledger":
         promised = {job_id: replace(one) for job_id, one in self.promised.items()}
@@ -138,15 +138,16 @@ class Rules:
         stopped = {stop.attempt for stop in instructions.stop if stop.is_eviction}
         if isinstance(event, GangMovedEvent):
             stopped.add(event.attempt)
-        for attempt, (taker, _) in list(self.ledger.asked.items()):
+        for attempt in list(self.ledger.asked):
             gang = self._live(attempt)
             if gang is not None and gang.eviction is not None:
                 continue
             del self.ledger.asked[attempt]
             if gang is None and attempt in stopped:
-                promised = self.ledger.promised.get(taker)
-                assert promised is not None, f"{attempt} left for {taker}, to which nothing is promised any more"
-                promised.left = (*promised.left, attempt)
+                takers = self._takers(attempt)
+                assert takers, f"{attempt} left, and its hosts are promised to nobody any more"
+                for promised in takers:
+                    promised.left = (*promised.left, attempt)
                 self.counts["left"] += 1
             elif gang is not None:
                 self.counts["called off"] += 1
@@ -170,10 +171,9 @@ class Rules:
         for job, node_id, job_id, promised, _ in self._passed:
             how = "firmly" if promised.is_firm else "past the bound"
             raise AssertionError(f"{job.spec.job_id} got {node_id}, which was promised to {job_id} ({how})")
-        for attempt, (job_id, until) in self.ledger.asked.items():
-            now = self.ledger.promised.get(job_id)
-            assert attempt in (now.given_up if now else ()), f"{attempt} leaves for {job_id}, which has no use for it"
-            assert self.now < until, f"{attempt} was to leave for {job_id} {self.now - until:.0f} s ago"
+        for attempt, until in self.ledger.asked.items():
+            assert self._takers(attempt), f"{attempt} leaves, and nobody has a use for it"
+            assert self.now < until, f"{attempt} was to leave {self.now - until:.0f} s ago"
         self._limited.clear()
         self._promises_are_sound()
         self._limits_are_kept()
@@ -213,8 +213,7 @@ class Rules:
                 gang = self._live(attempt)
                 if gang is not None and gang.eviction is not None:
                     grace_s = GRACE_S if self._evictions is None else self._evictions.grace_s
-                    _, until = self.ledger.asked.get(attempt, ("", self.now + grace_s))
-                    self.ledger.asked[attempt] = event.job_id, until
+                    self.ledger.asked.setdefault(attempt, self.now + grace_s)
                 elif gang is None:
                     one.left = (*one.left, attempt)  # a spare leaves at once
                     self.counts["given back"] += 1
@@ -238,6 +237,10 @@ class Rules:
         promised.node_ids, promised.begun = left, _begun(job)
         if not left:
             del self.ledger.promised[job.spec.job_id]
+
+    def _takers(self, attempt: AttemptId) -> list[Promised]:
+        """Return the promises for which an attempt was asked to leave."""
+        return [promised for promised in self.ledger.promised.values() if attempt in promised.given_up]
 
     def _on(self, node_ids: Iterable[str]) -> Iterator[AttemptId]:
         workers = (self._state.workers[node_id] for node_id in node_ids)
@@ -303,8 +306,9 @@ class Rules:
         who = f"{event.job_id}, for which {_names(event.leave)} are asked to leave,"
         assert taker.pending, f"{who} does not wait"
         assert not comes_last(taker), f"{who} comes last"
-        for attempt in event.leave:
-            if (gang := self._live(attempt)) is None or gang.eviction is not None:
+        stay = [attempt for attempt in event.leave if attempt not in self.ledger.asked]
+        for attempt in stay:
+            if (gang := self._live(attempt)) is None:
                 continue
             job = self._state.jobs[attempt.job_id]
             assert any(task.node_id in event.node_ids for task in gang.tasks), f"{who} gets no host of {attempt}"
@@ -315,7 +319,8 @@ class Rules:
         assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
         chips = self._chips_of(event.node_ids)
         assert not self._is_over_the_limit(taker, chips, event.leave), f"{who} would be over the limit of its user"
-        self._is_needed(taker, event, who)
+        if stay:
+            self._is_needed(taker, event, who)
         self.counts["asked"] += 1
 
     def _may_evict(self, taker: Job, job: Job, gang: Gang) -> bool:
@@ -323,13 +328,20 @@ class Rules:
             return False
         return self.now >= gang.running_since + self._evictions.least_run_s.get(job.spec.priority, math.inf)
 
-    def _is_enough(self, taker: Job, node_ids: Iterable[str], leave: Collection[AttemptId], who: str) -> None:
+    def _is_enough(
+        self,
+        taker: Job,
+        node_ids: Iterable[str],
+        leave: Collection[AttemptId],
+        who: str,
+        unconfirmed_s: float = UNCONFIRMED_S,
+    ) -> None:
         """The hosts are as many as the job needs, and each waits for something that has a bound."""
         hosts = [self._state.workers[node_id] for node_id in node_ids]
         for host in hosts:
             assert not host.draining, f"{who} could not run on {host.node_id}, which is about to go"
             assert not host.foreign, f"{who} could not run on {host.node_id}, which a stranger uses"
-            for attempt in self._in_the_way(host, leave, UNCONFIRMED_S + (0.0 if leave else LOOKS_AGAIN_S)):
+            for attempt in self._in_the_way(host, leave, unconfirmed_s):
                 since = self.ledger.ended.get(attempt)
                 held = "goes on" if since is None else f"has ended {self.now - since:.1f} s ago, unconfirmed"
                 raise AssertionError(f"{who} could not run on {host.node_id}: {attempt} {held}")
@@ -347,7 +359,7 @@ class Rules:
             since = self.ledger.ended.get(attempt)
             if since is not None and self.now < since + unconfirmed_s:
                 continue
-            if attempt in leave or attempt in self.ledger.asked:  # to another job: this host is besides
+            if attempt in leave:
                 continue
             yield attempt
 
@@ -363,13 +375,15 @@ class Rules:
         others += [one for account, one in self._limited if account == _account(taker)]  # by what the taker gets
         no_use = {node_id for one in others for node_id in one.node_ids}
         no_use |= {*taker.avoided, *self._state.fleet.avoided_by(taker.spec.user, self.now)}
+        leave = [one for one in self.ledger.asked if self._would_leave(taker, self._state.jobs[one.job_id])]
         groups, needed, size = list(self._slices().values()), taker.spec.groups_per_gang[0], taker.spec.replicas
         if taker.spec.coscheduling is None:
             groups, needed, size = [[host] for hosts in groups for host in hosts], len(event.node_ids), 1
         free = [
             hosts
             for hosts in groups
-            if len(hosts) == size and all(self._is_free_soon(host, no_use) and _may_use(taker, host) for host in hosts)
+            if len(hosts) == size
+            and all(self._is_free_soon(host, no_use, leave) and _may_use(taker, host) for host in hosts)
         ]
         names = [host.node_id for hosts in free for host in hosts]
         first = [job for job in self._state.pending() if job is not taker and job.spec.priority <= taker.spec.priority]
@@ -377,9 +391,14 @@ class Rules:
         most = sum(max(len(gang.groups), *job.spec.groups_per_gang) * job.spec.replicas for job, gang in returning)
         assert len(names) - most < needed * size, f"{who} finds {names} free, or about to be"
 
-    def _is_free_soon(self, host: Worker, no_use: Collection[str]) -> bool:
+    def _would_leave(self, taker: Job, job: Job) -> bool:
+        """Return whether attempts of a job that are about to leave leave for this one, too."""
+        is_lower = job.spec.priority > taker.spec.priority and taker.spec.may_evict
+        return job.yields or is_lower
+
+    def _is_free_soon(self, host: Worker, no_use: Collection[str], leave: Collection[AttemptId]) -> bool:
         is_fit = not (host.draining or host.foreign or host.node_id in no_use or self.now < host.suspected_until)
-        return is_fit and not any(self._in_the_way(host))
+        return is_fit and not any(self._in_the_way(host, leave))
 
     def _slices(self) -> dict[str, list[Worker]]:
         slices: dict[str, list[Worker]] = {}
@@ -527,7 +546,8 @@ class Rules:
                 whose[node_id] = job_id
             if promised.is_firm:
                 who = f"{job_id}, for which {_names(promised.given_up)} were asked to leave,"
-                self._is_enough(job, promised.node_ids, (), who)
+                leave = {*promised.given_up} & self.ledger.asked.keys()
+                self._is_enough(job, promised.node_ids, leave, who, UNCONFIRMED_S + LOOKS_AGAIN_S)
 
     # -- chances are taken -----------------------------------------------------------------------------------------
 
