@@ -41,6 +41,7 @@ class Promised:
         limits: those of its user when it was last within them.
         begun: how many attempts of the job there had been.
         there: the attempts that held these hosts when they were promised.
+        elsewhere: how many tasks of the job got other hosts meanwhile, and have not cost it one of these.
     """
 
     node_ids: tuple[str, ...]
@@ -49,6 +50,7 @@ class Promised:
     limits: tuple[float, float] = (math.inf, math.inf)
     begun: int = 0
     there: frozenset[AttemptId] = frozenset()
+    elsewhere: int = 0
 
     @property
     def is_firm(self) -> bool:
@@ -194,7 +196,10 @@ class Rules:
         for job_id, job in jobs.items():
             if job.promise is None:
                 continue
-            if job_id in promised and self._is_another(job, promised[job_id]):
+            lost = self._lost(job, promised[job_id]) if job_id in promised else set()
+            if lost and self._has_enough_elsewhere(job, promised[job_id], lost, job.promise.node_ids):
+                promised[job_id].elsewhere -= len(lost)
+            elif lost:
                 self._ends(job_id, replace(promised[job_id]))
                 if not {*job.promise.node_ids} <= {*promised[job_id].node_ids}:  # else others leave for the rest of it
                     del promised[job_id]
@@ -230,13 +235,19 @@ class Rules:
             self._broken.append((job_id, promised))
 
     def _is_partly_kept(self, job: Job, node_id: str, promised: Promised) -> None:
-        """Note that some of a job's tasks got a host. What others leave for the rest of its tasks lasts."""
-        left = tuple(other for other in promised.node_ids if other != node_id)[: len(job.pending)]
-        while left and self._is_over_the_limit(job, self._chips_of(left)):  # tasks that run elsewhere count
-            left = left[:-1]
-        promised.node_ids, promised.begun = left, _begun(job)
-        if not left:
+        """Note that a task of a job got a host. What others leave for the rest of its tasks lasts."""
+        promised.elsewhere += node_id not in promised.node_ids
+        promised.node_ids = tuple(other for other in promised.node_ids if other != node_id)[: len(job.pending)]
+        promised.begun = _begun(job)
+        if not promised.node_ids:
             del self.ledger.promised[job.spec.job_id]
+
+    def _has_enough_elsewhere(
+        self, job: Job, promised: Promised, lost: Collection[str], left: Iterable[str] = ()
+    ) -> bool:
+        """Return whether as many tasks run elsewhere as their job has lost hosts, and its limit allows no more."""
+        is_limited = self._is_over_the_limit(job, self._chips_of([*left, next(iter(lost))]))
+        return len(lost) <= promised.elsewhere and is_limited
 
     def _takers(self, attempt: AttemptId) -> list[Promised]:
         """Return the promises for which an attempt was asked to leave."""
@@ -246,10 +257,10 @@ class Rules:
         workers = (self._state.workers[node_id] for node_id in node_ids)
         return (attempt for worker in workers for _, attempt in worker.occupants)
 
-    def _is_another(self, job: Job, promised: Promised) -> bool:
-        """Return whether a job has other hosts now instead of some for which others were asked to leave."""
+    def _lost(self, job: Job, promised: Promised) -> set[str]:
+        """Return the hosts for which others were asked to leave, and instead of which a job has other hosts now."""
         assert job.promise is not None
-        return promised.is_firm and not {*promised.node_ids} <= {*job.promise.node_ids}
+        return {*promised.node_ids} - {*job.promise.node_ids} if promised.is_firm else set()
 
     def _live(self, attempt: AttemptId) -> Gang | None:
         job = self._state.jobs.get(attempt.job_id)
@@ -499,6 +510,8 @@ class Rules:
             return "runs"
         if job.yields:
             return "yields"
+        if job.promise is None and self._has_enough_elsewhere(job, promised, promised.node_ids):
+            return "other room"
         is_limited = self._is_over_the_limit(job, _least_chips(job))
         if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
