@@ -99,6 +99,7 @@ class Evictor:
         self._looks = ATTEMPTS_LOOKED_AT
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
+        self._told = {str(attempt): attempt for attempt in self._leaving}  # by earlier plans
         self._taken: dict[str, frozenset[AttemptId]] = {}  # job id → who leaves for it by this plan
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
@@ -257,8 +258,9 @@ class Evictor:
 
     def _leave_for(self, job: Job) -> list[AttemptId]:
         """Return the attempts that are about to leave hosts to a job."""
-        taken, before = self._taken.get(job.spec.job_id, ()), job.promise.given_up if job.promise is not None else ()
-        return [attempt for attempt in sorted(self._leaving) if attempt in taken or str(attempt) in before]
+        before = job.promise.given_up if job.promise is not None else ()
+        told = [self._told[attempt] for attempt in before if attempt in self._told]
+        return list(dict.fromkeys([*told, *sorted(self._taken.get(job.spec.job_id, ()))]))
 
     def leaving(self) -> frozenset[AttemptId]:
         """Return the attempts that are about to leave hosts to some job."""
