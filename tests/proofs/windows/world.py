@@ -364,7 +364,8 @@ class WindowWorld:
             other = chance.choice(others)
             in_the_way = chance.random() < 0.7
             user, band = other.spec.user if in_the_way else user, other.spec.priority
-        paused = [job for job in self.unfinished() if job.spec.coscheduling and job.gang.not_before > self.now]
+        gangs = [job for job in self.unfinished() if job.spec.coscheduling]
+        paused = [job for job in gangs if any(gang.not_before > self.now for gang in job.gangs)]
         is_large = rival is None and bool(paused) and chance.random() < 0.5
         if is_large:
             band = chance.choice(paused).spec.priority
