@@ -329,7 +329,9 @@ class Rules:
         self._is_enough(taker, event.node_ids, event.leave, who)
         assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
         chips = self._chips_of(event.node_ids)
-        assert not self._is_over_the_limit(taker, chips, event.leave), f"{who} would be over the limit of its user"
+        lose = [job_id for job_id, one in self.ledger.promised.items() if {*one.node_ids} & {*event.node_ids}]
+        is_over = self._is_over_the_limit(taker, chips, event.leave, besides=lose)
+        assert not is_over, f"{who} would be over the limit of its user"
         if stay:
             self._is_needed(taker, event, who)
         self.counts["asked"] += 1
@@ -436,7 +438,7 @@ class Rules:
                         _account(other) == _account(job)
                         and other is not job
                         and self._is_over_the_limit(other, _least_chips(other))
-                        and not self._is_over_the_limit(other, _least_chips(other), besides=job_id)
+                        and not self._is_over_the_limit(other, _least_chips(other), besides=[job_id])
                         for other in self._state.pending()
                     )
             elif promised.is_firm:
@@ -450,7 +452,9 @@ class Rules:
         is_limit = limits.chips < self._chips_of(self._state.workers)
         return limits.chips if is_limit else math.inf, limits.running_jobs
 
-    def _is_over_the_limit(self, job: Job, more: float, leave: Collection[AttemptId] = (), besides: str = "") -> bool:
+    def _is_over_the_limit(
+        self, job: Job, more: float, leave: Collection[AttemptId] = (), besides: Collection[str] = ()
+    ) -> bool:
         """Return whether a limit keeps a job from so many more chips, beside what its user has and was promised."""
         chips, jobs = self._held(job, leave, besides)
         most_chips, most_jobs = self._limits(job)
@@ -460,7 +464,9 @@ class Rules:
         """Return whether a job adds to those that run."""
         return job.spec.spare_for is None and job.spec.job_id not in running
 
-    def _held(self, job: Job, leave: Collection[AttemptId] = (), besides: str = "") -> tuple[float, set[str]]:
+    def _held(
+        self, job: Job, leave: Collection[AttemptId] = (), besides: Collection[str] = ()
+    ) -> tuple[float, set[str]]:
         """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
 
         What a gang's own attempts hold that have ended, it may have again.
@@ -478,7 +484,7 @@ class Rules:
                     running.add(attempt.job_id)
         for job_id, promised in self.ledger.promised.items():
             other = self._state.jobs[job_id]
-            if other is not job and job_id != besides and promised.is_firm and _account(other) == account:
+            if other is not job and job_id not in besides and promised.is_firm and _account(other) == account:
                 chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
