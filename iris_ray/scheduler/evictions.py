@@ -100,9 +100,12 @@ class Evictor:
         self._looks = ATTEMPTS_LOOKED_AT
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
-        for attempt, taker in self._leaving.items() if allowances.teams.exist else ():
-            jobs = running.jobs
-            allowances.teams.leaves(attempt, jobs[attempt.job_id], self._chips_of(attempt), jobs[taker])
+        self._told = {str(attempt): attempt for attempt in self._leaving}  # by earlier plans
+        self._taken: dict[str, frozenset[AttemptId]] = {}  # job id → who leaves for it by this plan
+        for attempt in self._leaving if allowances.teams.exist else ():
+            victim = running.jobs[attempt.job_id]
+            if (eviction := victim.gangs[attempt.gang].eviction) is not None:
+                allowances.teams.leaves(attempt, victim, self._chips_of(attempt), running.jobs[eviction.job_id])
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
@@ -200,27 +203,15 @@ class Evictor:
     def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
         names = tuple(sorted(found))
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
-        victims = self._taken_over(job, node_ids).union(*found.values())
-        self._costs.leave(victims, job.spec.job_id)
+        victims = frozenset[AttemptId]().union(*found.values())
+        self._costs.leave(victims)
+        self._taken[job.spec.job_id] = victims
         for attempt in victims if self._allowances.teams.exist else ():
             victim = self._running.jobs[attempt.job_id]
             self._allowances.teams.leaves(attempt, victim, self._chips_of(attempt), job)
         for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
-
-    def _taken_over(self, job: Job, node_ids: Collection[str]) -> frozenset[AttemptId]:
-        """Return the attempts that leave some hosts to a job whose promise of them ends now.
-
-        It is a job of a lower band, or the job itself, which has lost other hosts of its promise.
-        """
-        hosts, ends = {*node_ids}, set[str]()
-        for taker in {*self._leaving.values()}:
-            promise = self._running.jobs[taker].promise
-            if promise is not None and not hosts.isdisjoint(promise.node_ids):
-                ends.add(taker)
-        leaving = (attempt for attempt, taker in self._leaving.items() if taker in ends)
-        return frozenset(attempt for attempt in leaving if not hosts.isdisjoint(self._costs.hosts_of(attempt)))
 
     def _hopes_for_more(self, job: Job) -> bool:
         """Return whether a gang waits for more groups than it needs if some are about to be free."""
@@ -273,7 +264,8 @@ class Evictor:
         """Return the attempts of other teams that may stay since without them these teams are back at their quotas."""
         if not search.reclaim:
             return frozenset()
-        jobs, victims = self._running.jobs, frozenset[AttemptId]().union(*found.values()) - self._idle.keys()
+        jobs = self._running.jobs
+        victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving
         specs = {attempt: jobs[attempt.job_id].spec for attempt in victims}
         others = [a for a in victims if not search.reclaim.by_band(specs[a])]
         in_turn = sorted(others, key=lambda attempt: (search.cost_of(attempt) or (), attempt))
@@ -281,7 +273,7 @@ class Evictor:
 
     def _at_budget(self, found: Room) -> list[tuple[str, float]]:
         """Return the users whose budgets these evictions would exceed, each with the seconds until they would not."""
-        victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys()
+        victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving
         counts = Counter(map(self._costs.user_of, victims))
         waits = [(user, self._costs.user_waits_s(user, count)) for user, count in sorted(counts.items())]
         return [(user, wait_s) for user, wait_s in waits if wait_s]
@@ -315,8 +307,13 @@ class Evictor:
 
     def taken_from(self, job: Job) -> tuple[str, ...]:
         """Return the ids of the jobs that leave hosts to a job, by this plan or an earlier one."""
-        job_id = job.spec.job_id
-        return tuple(dict.fromkeys(attempt.job_id for attempt, taker in self._leaving.items() if taker == job_id))
+        return tuple(dict.fromkeys(attempt.job_id for attempt in self._leave_for(job)))
+
+    def _leave_for(self, job: Job) -> list[AttemptId]:
+        """Return the attempts that are about to leave hosts to a job."""
+        before = job.promise.given_up if job.promise is not None else ()
+        told = [self._told[attempt] for attempt in before if attempt in self._told]
+        return list(dict.fromkeys([*told, *sorted(self._taken.get(job.spec.job_id, ()))]))
 
     def leaving(self) -> frozenset[AttemptId]:
         """Return the attempts that are about to leave hosts to some job."""
@@ -333,11 +330,11 @@ class Evictor:
         return self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
-        """Return the names of groups that attempts could leave: those that cost nothing, then those that lose least."""
+        """Return the names of groups that attempts could leave: those about to leave, then those that lose least."""
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
         bands = self._bands(search.job)
-        for attempt in chain(self._idle, *map(self._in_turn, bands)):
+        for attempt in chain(sorted(self._leaving), self._idle, *map(self._in_turn, bands)):
             if not self._looks or len(names) >= enough:
                 break
             self._looks -= 1
@@ -364,7 +361,7 @@ class Evictor:
         jobs = self._running.jobs
         workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
         held = [(who[1], accelerators(worker.occupants[who])) for worker in workers for who in worker.ending]
-        held += [(a, self._chips_of(a)) for a, taker in self._leaving.items() if taker == job.spec.job_id]
+        held += [(attempt, self._chips_of(attempt)) for attempt in self._leave_for(job)]
         specs = ((jobs[attempt.job_id].spec, chips) for attempt, chips in held)
         return sum(chips for spec, chips in specs if self._allowances.counts_for(reached, spec))
 

@@ -233,15 +233,16 @@ class Planner:
             elif not promise.node_ids and promise.reason:
                 logger.warning("what was promised to %s is called off: %s", promise.job_id, promise.reason)
         self.counts.update(
-            evicted=sum(not self._is_spare(attempt) for promise in result.promises for attempt in promise.leave),
+            evicted=len({one for promise in result.promises for one in promise.leave if self._is_to_run_on(one)}),
             starved=len(starved),
             timed_out=len(result.timed_out),
             unschedulable=len(result.unschedulable),
         )
 
-    def _is_spare(self, attempt: AttemptId) -> bool:
+    def _is_to_run_on(self, attempt: AttemptId) -> bool:
+        """Return whether an attempt is no spare and has no notice yet that it must leave."""
         job = self._state.jobs.get(attempt.job_id)
-        return job is None or job.spec.spare_for is not None
+        return job is not None and job.spec.spare_for is None and job.gangs[attempt.gang].eviction is None
 
 
 LEFT_OUT_S = 600.0

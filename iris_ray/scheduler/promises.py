@@ -236,11 +236,21 @@ class Promises:
     def changes(self, placed: Collection[str]) -> list[PromiseEvent]:
         """Return the events that tell the state what has changed: first the promises that end, then those that begin.
 
+        If a promise ends for which an attempt leaves, and that attempt leaves for another one, the first one ends last:
+        the attempt does not hear meanwhile that it may stay.
+
         Args:
             placed: ids of the jobs that the plan gives hosts. Once the plan is committed, nothing is promised to their
                 gangs. A job whose tasks are placed one by one may keep the hosts that it did not get.
         """
         events: list[PromiseEvent] = []
+        told = {str(attempt) for promise in self._of.values() if promise.taking for attempt in promise.taking.leave}
+
+        def turn(event: PromiseEvent) -> tuple[bool, bool, bool]:
+            before = self._of[event.job_id].job.promise
+            leaves_for_both = before is not None and not told.isdisjoint(before.given_up)
+            return not event.node_ids and leaves_for_both, bool(event.node_ids), bool(event.leave)
+
         for job_id, promise in self._of.items():
             before = promise.job.promise.node_ids if promise.job.promise and not promise.is_lost else ()
             if job_id in placed:  # once the plan is committed
@@ -252,7 +262,7 @@ class Promises:
                 leave, deadline = (promise.taking.leave, promise.taking.deadline) if promise.taking else ((), 0.0)
                 reason = "" if promise.node_ids else promise.reason
                 events.append(PromiseEvent(job_id, promise.node_ids, leave, deadline, reason))
-        return sorted(events, key=lambda event: bool(event.node_ids))
+        return sorted(events, key=turn)
 
     # -- parts -----------------------------------------------------------------------------------------------------
 

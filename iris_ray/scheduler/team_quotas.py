@@ -162,9 +162,7 @@ class TeamQuotas:
 
     def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: Job) -> None:
         """Count that an attempt of a job leaves its chips to another job, so that both jobs' teams have them once."""
-        if attempt in self._leaving:
-            self._count_leaving(*self._leaving.pop(attempt), sign=-1)
-        if self.kind(job.spec) is not None:
+        if attempt not in self._leaving and self.kind(job.spec) is not None:  # else it leaves to another one, too
             self._leaving[attempt] = job.spec, taker.spec, chips
             self._count_leaving(job.spec, taker.spec, chips, sign=1)
 
@@ -325,6 +323,13 @@ class Reclaim:
         if key not in self._known:
             self._known[key] = self._rank(victim)
         return self._known[key]
+
+    def has_right_to(self, victim: JobSpec) -> bool:
+        """Return whether a job that leaves anyway may leave for this one: this one's side stays within its quota."""
+        if not self._rights or self._quotas.kind(victim) != self._kind:
+            return False
+        side, path = self._side(victim), self._quotas.path(victim)
+        return bool(side) and path[len(side)] in self._rights
 
     def beyond(self, victims: Iterable[tuple[AttemptId, JobSpec, float]]) -> set[AttemptId]:
         """Return the attempts that may stay since the others bring their teams back to their quotas.

@@ -92,14 +92,13 @@ class EvictionCosts:
 
     Attributes:
         now: the same.
-        leaving: the attempts that are about to leave their hosts to other jobs, each with the id of that job.
+        leaving: the attempts that are about to leave their hosts to some job.
     """
 
     def __init__(
         self, running: Running, rules: EvictionRules | None, idle: Mapping[AttemptId, Job], now: float
     ) -> None:
         self.now = now
-        self.leaving: dict[AttemptId, str] = {}
         self._running = running
         self._least_run_s = {} if rules is None else rules.least_run_s
         self._deadline = now + (GRACE_S if rules is None else rules.grace_s)
@@ -107,12 +106,13 @@ class EvictionCosts:
         self._rules = rules or EvictionRules()
         self._budgets: dict[str, float] = {}  # user → until when no gang of the user may be evicted
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
-        for attempt in running.evicted:
-            if (eviction := running.jobs[attempt.job_id].gangs[attempt.gang].eviction) is not None:
-                self.leaving[attempt] = eviction.job_id
+        self.leaving = {a for a in running.evicted if running.jobs[a.job_id].gangs[a.gang].eviction is not None}
 
     def of(self, attempt: AttemptId, taker: PriorityBand | None, reclaim: Reclaim, patient: bool) -> Cost | None:
         """Return what the end of an attempt costs; None if it need not leave.
+
+        An attempt that is about to leave costs nothing more, and only a job for which it would leave may count on that:
+        it then leaves for this job, too.
 
         Args:
             attempt: the attempt that would end.
@@ -121,7 +121,10 @@ class EvictionCosts:
             patient: whether attempts may be taken that have not yet run for the minimum time.
         """
         if attempt in self.leaving:
-            return None
+            job = self._running.jobs[attempt.job_id]
+            by_band = taker is not None and job.spec.priority > taker and reclaim.by_band(job.spec)
+            by_quota = taker is not None and reclaim.has_right_to(job.spec)
+            return NO_COST if is_idle(job) or by_band or by_quota else None
         known = self._costs.get(attempt)
         if known is None:
             known = self._costs[attempt] = self._cost(attempt)
@@ -141,9 +144,9 @@ class EvictionCosts:
         wait_s = max(wait_s, self.job_waits_s(attempt), self.user_waits_s(spec.user))
         return (wait_s, float(rank), *cost[2:]) if patient or not wait_s else None
 
-    def leave(self, attempts: Iterable[AttemptId], job_id: str) -> None:
+    def leave(self, attempts: Iterable[AttemptId]) -> None:
         """Note that attempts leave their hosts to a job."""
-        self.leaving.update(dict.fromkeys(attempts, job_id))
+        self.leaving.update(attempts)
         self._budgets.clear()
 
     def user_of(self, attempt: AttemptId) -> str:
@@ -164,7 +167,7 @@ class EvictionCosts:
 
     def _is_evicted(self, attempt: AttemptId, user: str) -> bool:
         job = self._running.jobs[attempt.job_id]
-        return job.spec.user == user and not job.yields and job.spec.spare_for is None
+        return job.spec.user == user and not is_idle(job)
 
     def hosts_of(self, attempt: AttemptId) -> Iterable[str | None]:
         """Return the node ids of an attempt's hosts."""
@@ -184,7 +187,7 @@ class EvictionCosts:
         gang, band = job.gangs[attempt.gang], job.spec.priority
         if not gang.placed or gang.attempt != attempt.number:
             return band, ()  # the attempt ends already
-        if job.yields or job.spec.spare_for is not None:
+        if is_idle(job):
             return band, _cost(band, victims=0, lost=0.0, spares=1)
         ran = self.now - gang.running_since
         protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran)
@@ -194,6 +197,11 @@ class EvictionCosts:
         lost_s += BACK_S if job.times.back_s is None else job.times.back_s
         lost = lost_s * len(gang.tasks) * max(1.0, accelerators(job.spec.resources))
         return band, _cost(band, 1, lost, spares=0, protected_s=protected_s, runs_once=job.spec.runs_once)
+
+
+def is_idle(job: Job) -> bool:
+    """Return whether a job that has hosts leaves them for any job that comes before it."""
+    return job.yields or job.spec.spare_for is not None
 
 
 def _budget_s(evicted_at: Sequence[float], leaving: int, count: int, most: int, now: float) -> float:
@@ -293,15 +301,14 @@ class VictimSearch:
     # -- the whole -------------------------------------------------------------------------------------------------
 
     def room_without_victims(self, own: Collection[str]) -> Room:
-        """Return groups that need no victims, as many as needed: free, being taken by the job, or about to be free.
+        """Return groups that need no victims, as many as needed: free, or about to be free.
 
         Args:
             own: node ids of the hosts that were promised to the job.
         """
         free = best_free(self.needed, self._available, self._buckets, preferred(self.job, self._fleet))
-        leaving = (node_id for attempt in self._costs.leaving for node_id in self._costs.hosts_of(attempt))
         room = dict.fromkeys(filter(self._is_nobodys, free), frozenset[AttemptId]())
-        for name in chain(self.groups_of(own), self.groups_of(leaving), self._about_to_be_free()):
+        for name in chain(self.groups_of(own), self._about_to_be_free()):
             if len(room) >= self.needed:
                 break
             if self._is_freed(name, frozenset()):
@@ -381,7 +388,9 @@ class VictimSearch:
         """Return what the end of an attempt costs; None if it can't be a victim."""
         if self._only is not None and attempt not in self._only:
             return None
-        if attempt in self.left_out or (self.spared and self._costs.user_of(attempt) in self.spared):
+        if attempt in self.left_out:
+            return None
+        if self.spared and attempt not in self._costs.leaving and self._costs.user_of(attempt) in self.spared:
             return None
         return self._costs.of(attempt, self._taker, self.reclaim, self.patient)
 
@@ -422,7 +431,7 @@ class VictimSearch:
         there: dict[AttemptId, float] = {}
         for occupant, held in host.occupants.items():
             attempt = occupant[1]
-            if occupant in host.ending or attempt in self._costs.leaving:
+            if occupant in host.ending:
                 continue
             if self.cost_of(attempt) is not None:
                 there[attempt] = 0.0
@@ -451,7 +460,7 @@ class VictimSearch:
         """Return how much of a task's needs a host lacks once these victims have ended, over all resources."""
         free = dict(host.free_soon(self._costs.now))
         for occupant, held in host.occupants.items():
-            if (occupant[1] in victims or occupant[1] in self._costs.leaving) and occupant not in host.ending:
+            if occupant[1] in victims and occupant not in host.ending:
                 for resource, amount in held.items():
                     free[resource] = free.get(resource, 0.0) + amount
         for resource, amount in self._plan.taken.get(host.node_id, {}).items():

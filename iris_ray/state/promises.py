@@ -152,16 +152,15 @@ class Evictions:
             IllegalTransitionError: the job or a host can't have the promise, or an attempt holds none of the hosts or
                 need not leave.
         """
-        found = [one for attempt in event.leave if (one := self._table.live(attempt)) is not None]
-        victims = [(victim, gang) for victim, gang in found if self._check(victim, gang, event)]
-        given_up = (str(victim.current_attempt(gang)) for victim, gang in victims)
-        job = self._promises.promise(event.job_id, event.node_ids, given_up, workers)
+        victims = [one for attempt in event.leave if (one := self._table.live(attempt)) is not None]
+        for victim, gang in victims:
+            self._check(victim, gang, event)
+        job = self._promises.promise(event.job_id, event.node_ids, map(str, event.leave), workers)
         for victim, gang in victims:
             if victim.spec.spare_for is not None:
                 self._spares.give_back(victim, change)
-            else:
+            elif gang.eviction is None:
                 deadline = gang.leaves_by(change.now, event.deadline)
-                deadline = deadline if gang.eviction is None else min(deadline, gang.eviction.deadline)
                 self._give_notice(victim, gang, Eviction(event.job_id, deadline, self._reason(job, victim)), change)
 
     def time_passed(self, change: Change) -> None:
@@ -189,20 +188,28 @@ class Evictions:
                 self._settled_for = -1  # records may be of different moments
 
     def settle(self, change: Change) -> None:
-        """Call off the evictions of attempts that do not leave for what is promised to the other job now."""
+        """Call off the evictions of attempts that do not leave for what is promised to any job now.
+
+        An attempt that leaves for several jobs leaves for the others when one of them has lost its promise.
+        """
         if self._victims and self._settled_for != self._promises.version:
             self._settled_for = self._promises.version
             for attempt in list(self._victims):
-                if (found := self._table.live(attempt)) is None or found[1].eviction is None:
+                if (found := self._table.live(attempt)) is None or (eviction := found[1].eviction) is None:
                     del self._victims[attempt]
-                elif not self._gives_way(attempt, found[1], found[1].eviction.job_id):
+                elif self._gives_way(attempt, found[1], eviction.job_id):
+                    continue
+                elif (taker := self._taker(attempt, found[1])) is not None:
+                    reason = _reason(taker, found[0])
+                    self._give_notice(*found, Eviction(taker.spec.job_id, eviction.deadline, reason), change)
+                else:
                     del self._victims[attempt]
                     self._goes_on(*found, change)
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _check(self, victim: Job, gang: Gang, event: PromiseEvent) -> bool:
-        """Refuse a victim that need not leave for a job; return whether it has yet to be asked."""
+    def _check(self, victim: Job, gang: Gang, event: PromiseEvent) -> None:
+        """Refuse a victim that need not leave for a job."""
         who = f"{victim.current_attempt(gang)} does not leave its hosts to {event.job_id}"
         is_idle = victim.yields or victim.spec.spare_for is not None
         taking = self._table.known(event.job_id).spec
@@ -211,10 +218,11 @@ class Evictions:
             raise IllegalTransitionError(f"{who}: it is of no lower band, and of no other team")
         if not any(task.node_id in event.node_ids for task in gang.tasks):
             raise IllegalTransitionError(f"{who}: they are not promised to that job")
-        taker = event.job_id if gang.eviction is None else gang.eviction.job_id
-        if taker != event.job_id and not any(self._promises.whose(node_id) == taker for node_id in event.node_ids):
-            raise IllegalTransitionError(f"{who}: {taker} takes them")  # and loses none of its promise by this one
-        return gang.eviction is None or taker != event.job_id
+
+    def _taker(self, attempt: AttemptId, gang: Gang) -> Job | None:
+        """Return a job for which an attempt is given up, or None."""
+        takers = filter(None, (self._promises.whose(task.node_id) for task in gang.tasks))
+        return next((self._table.jobs[one] for one in takers if self._gives_way(attempt, gang, one)), None)
 
     def _reason(self, job: Job, victim: Job) -> str:
         """Return why a gang leaves its hosts, in words."""

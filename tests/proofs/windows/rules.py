@@ -41,6 +41,7 @@ class Promised:
         limits: those of its user when it was last within them.
         begun: how many attempts of the job there had been.
         there: the attempts that held these hosts when they were promised.
+        elsewhere: how many tasks of the job got other hosts meanwhile, and have not cost it one of these.
     """
 
     node_ids: tuple[str, ...]
@@ -49,6 +50,7 @@ class Promised:
     limits: tuple[float, float] = (math.inf, math.inf)
     begun: int = 0
     there: frozenset[AttemptId] = frozenset()
+    elsewhere: int = 0
 
     @property
     def is_firm(self) -> bool:
@@ -62,12 +64,12 @@ class Ledger:
     Attributes:
         promised: by job id.
         ended: the attempts whose end is still to be confirmed, each since when.
-        asked: the attempts that are to leave, each with the job that they leave for, and when they are stopped.
+        asked: the attempts that are to leave, each with when it is stopped.
     """
 
     promised: dict[str, Promised] = field(default_factory=dict)
     ended: dict[AttemptId, float] = field(default_factory=dict)
-    asked: dict[AttemptId, tuple[str, float]] = field(default_factory=dict)
+    asked: dict[AttemptId, float] = field(default_factory=dict)
 
     def copy(self) -> "Ledger":
         promised = {job_id: replace(one) for job_id, one in self.promised.items()}
@@ -138,15 +140,16 @@ class Rules:
         stopped = {stop.attempt for stop in instructions.stop if stop.is_eviction}
         if isinstance(event, GangMovedEvent):
             stopped.add(event.attempt)
-        for attempt, (taker, _) in list(self.ledger.asked.items()):
+        for attempt in list(self.ledger.asked):
             gang = self._live(attempt)
             if gang is not None and gang.eviction is not None:
                 continue
             del self.ledger.asked[attempt]
             if gang is None and attempt in stopped:
-                promised = self.ledger.promised.get(taker)
-                assert promised is not None, f"{attempt} left for {taker}, to which nothing is promised any more"
-                promised.left = (*promised.left, attempt)
+                takers = self._takers(attempt)
+                assert takers, f"{attempt} left, and its hosts are promised to nobody any more"
+                for promised in takers:
+                    promised.left = (*promised.left, attempt)
                 self.counts["left"] += 1
             elif gang is not None:
                 self.counts["called off"] += 1
@@ -170,10 +173,9 @@ class Rules:
         for job, node_id, job_id, promised, _ in self._passed:
             how = "firmly" if promised.is_firm else "past the bound"
             raise AssertionError(f"{job.spec.job_id} got {node_id}, which was promised to {job_id} ({how})")
-        for attempt, (job_id, until) in self.ledger.asked.items():
-            now = self.ledger.promised.get(job_id)
-            assert attempt in (now.given_up if now else ()), f"{attempt} leaves for {job_id}, which has no use for it"
-            assert self.now < until, f"{attempt} was to leave for {job_id} {self.now - until:.0f} s ago"
+        for attempt, until in self.ledger.asked.items():
+            assert self._takers(attempt), f"{attempt} leaves, and nobody has a use for it"
+            assert self.now < until, f"{attempt} was to leave {self.now - until:.0f} s ago"
         self._limited.clear()
         self._promises_are_sound()
         self._limits_are_kept()
@@ -194,7 +196,10 @@ class Rules:
         for job_id, job in jobs.items():
             if job.promise is None:
                 continue
-            if job_id in promised and self._is_another(job, promised[job_id]):
+            lost = self._lost(job, promised[job_id]) if job_id in promised else set()
+            if lost and self._has_enough_elsewhere(job, promised[job_id], lost, job.promise.node_ids):
+                promised[job_id].elsewhere -= len(lost)
+            elif lost:
                 self._ends(job_id, replace(promised[job_id]))
                 if not {*job.promise.node_ids} <= {*promised[job_id].node_ids}:  # else others leave for the rest of it
                     del promised[job_id]
@@ -213,8 +218,7 @@ class Rules:
                 gang = self._live(attempt)
                 if gang is not None and gang.eviction is not None:
                     grace_s = GRACE_S if self._evictions is None else self._evictions.grace_s
-                    _, until = self.ledger.asked.get(attempt, ("", self.now + grace_s))
-                    self.ledger.asked[attempt] = event.job_id, until
+                    self.ledger.asked.setdefault(attempt, self.now + grace_s)
                 elif gang is None:
                     one.left = (*one.left, attempt)  # a spare leaves at once
                     self.counts["given back"] += 1
@@ -231,22 +235,32 @@ class Rules:
             self._broken.append((job_id, promised))
 
     def _is_partly_kept(self, job: Job, node_id: str, promised: Promised) -> None:
-        """Note that some of a job's tasks got a host. What others leave for the rest of its tasks lasts."""
-        left = tuple(other for other in promised.node_ids if other != node_id)[: len(job.pending)]
-        while left and self._is_over_the_limit(job, self._chips_of(left)):  # tasks that run elsewhere count
-            left = left[:-1]
-        promised.node_ids, promised.begun = left, _begun(job)
-        if not left:
+        """Note that a task of a job got a host. What others leave for the rest of its tasks lasts."""
+        promised.elsewhere += node_id not in promised.node_ids
+        promised.node_ids = tuple(other for other in promised.node_ids if other != node_id)[: len(job.pending)]
+        promised.begun = _begun(job)
+        if not promised.node_ids:
             del self.ledger.promised[job.spec.job_id]
+
+    def _has_enough_elsewhere(
+        self, job: Job, promised: Promised, lost: Collection[str], left: Iterable[str] = ()
+    ) -> bool:
+        """Return whether as many tasks run elsewhere as their job has lost hosts, and its limit allows no more."""
+        is_limited = self._is_over_the_limit(job, self._chips_of([*left, next(iter(lost))]))
+        return len(lost) <= promised.elsewhere and is_limited
+
+    def _takers(self, attempt: AttemptId) -> list[Promised]:
+        """Return the promises for which an attempt was asked to leave."""
+        return [promised for promised in self.ledger.promised.values() if attempt in promised.given_up]
 
     def _on(self, node_ids: Iterable[str]) -> Iterator[AttemptId]:
         workers = (self._state.workers[node_id] for node_id in node_ids)
         return (attempt for worker in workers for _, attempt in worker.occupants)
 
-    def _is_another(self, job: Job, promised: Promised) -> bool:
-        """Return whether a job has other hosts now instead of some for which others were asked to leave."""
+    def _lost(self, job: Job, promised: Promised) -> set[str]:
+        """Return the hosts for which others were asked to leave, and instead of which a job has other hosts now."""
         assert job.promise is not None
-        return promised.is_firm and not {*promised.node_ids} <= {*job.promise.node_ids}
+        return {*promised.node_ids} - {*job.promise.node_ids} if promised.is_firm else set()
 
     def _live(self, attempt: AttemptId) -> Gang | None:
         job = self._state.jobs.get(attempt.job_id)
@@ -303,8 +317,9 @@ class Rules:
         who = f"{event.job_id}, for which {_names(event.leave)} are asked to leave,"
         assert taker.pending, f"{who} does not wait"
         assert not comes_last(taker), f"{who} comes last"
-        for attempt in event.leave:
-            if (gang := self._live(attempt)) is None or gang.eviction is not None:
+        stay = [attempt for attempt in event.leave if attempt not in self.ledger.asked]
+        for attempt in stay:
+            if (gang := self._live(attempt)) is None:
                 continue
             job = self._state.jobs[attempt.job_id]
             assert any(task.node_id in event.node_ids for task in gang.tasks), f"{who} gets no host of {attempt}"
@@ -314,8 +329,11 @@ class Rules:
         self._is_enough(taker, event.node_ids, event.leave, who)
         assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
         chips = self._chips_of(event.node_ids)
-        assert not self._is_over_the_limit(taker, chips, event.leave), f"{who} would be over the limit of its user"
-        self._is_needed(taker, event, who)
+        lose = [job_id for job_id, one in self.ledger.promised.items() if {*one.node_ids} & {*event.node_ids}]
+        is_over = self._is_over_the_limit(taker, chips, event.leave, besides=lose)
+        assert not is_over, f"{who} would be over the limit of its user"
+        if stay:
+            self._is_needed(taker, event, who)
         self.counts["asked"] += 1
 
     def _may_evict(self, taker: Job, job: Job, gang: Gang) -> bool:
@@ -323,13 +341,20 @@ class Rules:
             return False
         return self.now >= gang.running_since + self._evictions.least_run_s.get(job.spec.priority, math.inf)
 
-    def _is_enough(self, taker: Job, node_ids: Iterable[str], leave: Collection[AttemptId], who: str) -> None:
+    def _is_enough(
+        self,
+        taker: Job,
+        node_ids: Iterable[str],
+        leave: Collection[AttemptId],
+        who: str,
+        unconfirmed_s: float = UNCONFIRMED_S,
+    ) -> None:
         """The hosts are as many as the job needs, and each waits for something that has a bound."""
         hosts = [self._state.workers[node_id] for node_id in node_ids]
         for host in hosts:
             assert not host.draining, f"{who} could not run on {host.node_id}, which is about to go"
             assert not host.foreign, f"{who} could not run on {host.node_id}, which a stranger uses"
-            for attempt in self._in_the_way(host, leave, UNCONFIRMED_S + (0.0 if leave else LOOKS_AGAIN_S)):
+            for attempt in self._in_the_way(host, leave, unconfirmed_s):
                 since = self.ledger.ended.get(attempt)
                 held = "goes on" if since is None else f"has ended {self.now - since:.1f} s ago, unconfirmed"
                 raise AssertionError(f"{who} could not run on {host.node_id}: {attempt} {held}")
@@ -347,7 +372,7 @@ class Rules:
             since = self.ledger.ended.get(attempt)
             if since is not None and self.now < since + unconfirmed_s:
                 continue
-            if attempt in leave or attempt in self.ledger.asked:  # to another job: this host is besides
+            if attempt in leave:
                 continue
             yield attempt
 
@@ -363,13 +388,15 @@ class Rules:
         others += [one for account, one in self._limited if account == _account(taker)]  # by what the taker gets
         no_use = {node_id for one in others for node_id in one.node_ids}
         no_use |= {*taker.avoided, *self._state.fleet.avoided_by(taker.spec.user, self.now)}
+        leave = [one for one in self.ledger.asked if self._would_leave(taker, self._state.jobs[one.job_id])]
         groups, needed, size = list(self._slices().values()), taker.spec.groups_per_gang[0], taker.spec.replicas
         if taker.spec.coscheduling is None:
             groups, needed, size = [[host] for hosts in groups for host in hosts], len(event.node_ids), 1
         free = [
             hosts
             for hosts in groups
-            if len(hosts) == size and all(self._is_free_soon(host, no_use) and _may_use(taker, host) for host in hosts)
+            if len(hosts) == size
+            and all(self._is_free_soon(host, no_use, leave) and _may_use(taker, host) for host in hosts)
         ]
         names = [host.node_id for hosts in free for host in hosts]
         first = [job for job in self._state.pending() if job is not taker and job.spec.priority <= taker.spec.priority]
@@ -377,9 +404,14 @@ class Rules:
         most = sum(max(len(gang.groups), *job.spec.groups_per_gang) * job.spec.replicas for job, gang in returning)
         assert len(names) - most < needed * size, f"{who} finds {names} free, or about to be"
 
-    def _is_free_soon(self, host: Worker, no_use: Collection[str]) -> bool:
+    def _would_leave(self, taker: Job, job: Job) -> bool:
+        """Return whether attempts of a job that are about to leave leave for this one, too."""
+        is_lower = job.spec.priority > taker.spec.priority and taker.spec.may_evict
+        return job.yields or is_lower
+
+    def _is_free_soon(self, host: Worker, no_use: Collection[str], leave: Collection[AttemptId]) -> bool:
         is_fit = not (host.draining or host.foreign or host.node_id in no_use or self.now < host.suspected_until)
-        return is_fit and not any(self._in_the_way(host))
+        return is_fit and not any(self._in_the_way(host, leave))
 
     def _slices(self) -> dict[str, list[Worker]]:
         slices: dict[str, list[Worker]] = {}
@@ -406,7 +438,7 @@ class Rules:
                         _account(other) == _account(job)
                         and other is not job
                         and self._is_over_the_limit(other, _least_chips(other))
-                        and not self._is_over_the_limit(other, _least_chips(other), besides=job_id)
+                        and not self._is_over_the_limit(other, _least_chips(other), besides=[job_id])
                         for other in self._state.pending()
                     )
             elif promised.is_firm:
@@ -420,7 +452,9 @@ class Rules:
         is_limit = limits.chips < self._chips_of(self._state.workers)
         return limits.chips if is_limit else math.inf, limits.running_jobs
 
-    def _is_over_the_limit(self, job: Job, more: float, leave: Collection[AttemptId] = (), besides: str = "") -> bool:
+    def _is_over_the_limit(
+        self, job: Job, more: float, leave: Collection[AttemptId] = (), besides: Collection[str] = ()
+    ) -> bool:
         """Return whether a limit keeps a job from so many more chips, beside what its user has and was promised."""
         chips, jobs = self._held(job, leave, besides)
         most_chips, most_jobs = self._limits(job)
@@ -430,7 +464,9 @@ class Rules:
         """Return whether a job adds to those that run."""
         return job.spec.spare_for is None and job.spec.job_id not in running
 
-    def _held(self, job: Job, leave: Collection[AttemptId] = (), besides: str = "") -> tuple[float, set[str]]:
+    def _held(
+        self, job: Job, leave: Collection[AttemptId] = (), besides: Collection[str] = ()
+    ) -> tuple[float, set[str]]:
         """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
 
         What a gang's own attempts hold that have ended, it may have again.
@@ -448,7 +484,7 @@ class Rules:
                     running.add(attempt.job_id)
         for job_id, promised in self.ledger.promised.items():
             other = self._state.jobs[job_id]
-            if other is not job and job_id != besides and promised.is_firm and _account(other) == account:
+            if other is not job and job_id not in besides and promised.is_firm and _account(other) == account:
                 chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
@@ -480,6 +516,8 @@ class Rules:
             return "runs"
         if job.yields:
             return "yields"
+        if job.promise is None and self._has_enough_elsewhere(job, promised, promised.node_ids):
+            return "other room"
         is_limited = self._is_over_the_limit(job, _least_chips(job))
         if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
@@ -527,7 +565,8 @@ class Rules:
                 whose[node_id] = job_id
             if promised.is_firm:
                 who = f"{job_id}, for which {_names(promised.given_up)} were asked to leave,"
-                self._is_enough(job, promised.node_ids, (), who)
+                leave = {*promised.given_up} & self.ledger.asked.keys()
+                self._is_enough(job, promised.node_ids, leave, who, UNCONFIRMED_S + LOOKS_AGAIN_S)
 
     # -- chances are taken -----------------------------------------------------------------------------------------
 

@@ -344,7 +344,8 @@ class WindowWorld:
     def _draw_job(self, rival: JobSpec | None = None) -> JobSpec:
         """Draw a job: of a low band as a rule, and of a high one while low ones have many hosts.
 
-        If another job has a promise, it is often one that may get into its way: of its user, or of its band.
+        If another job has a promise, it is often one that may get into its way: of its user, or of its band. If a gang
+        pauses, it is often one that gets the slices of that gang.
 
         Args:
             rival: a job for whose limit it competes; None: chance decides.
@@ -363,6 +364,11 @@ class WindowWorld:
             other = chance.choice(others)
             in_the_way = chance.random() < 0.7
             user, band = other.spec.user if in_the_way else user, other.spec.priority
+        gangs = [job for job in self.unfinished() if job.spec.coscheduling]
+        paused = [job for job in gangs if any(gang.not_before > self.now for gang in job.gangs)]
+        is_large = rival is None and bool(paused) and chance.random() < 0.5
+        if is_large:
+            band = chance.choice(paused).spec.priority
         if rival is not None:
             user, band = rival.user, rival.priority
         terms: dict[str, Any] = {
@@ -371,6 +377,8 @@ class WindowWorld:
             "max_retries_failure": 1000,
             "max_retries_preemption": 1000,
         }
+        if is_large:  # a gang that pauses has left its slices, and comes back to them
+            return gang_spec(job_id, self.tpu_type, (2,), **terms)
         pinned: tuple[Constraint, ...] = ()
         if chance.random() < (0.5 if in_the_way else 0.1):
             pinned = (Constraint(TPU_NAME, ConstraintOp.EQ, chance.choice(self.slices)),)
@@ -436,6 +444,9 @@ class WindowWorld:
         found = [attempt for attempt, process in self.processes.items() if self._may_happen(what, attempt, process)]
         if what == "finish" and self.chance.random() < 0.5:  # so that others find room, and can be evicted
             found = [attempt for attempt in found if self.state.jobs[attempt.job_id].spec.priority is PRODUCTION]
+        if what in ("launch fails", "crash", "crash again") and self.chance.random() < 0.5:  # and pauses with a promise
+            promised = [attempt for attempt in found if self.state.jobs[attempt.job_id].promise is not None]
+            found = promised or found
         if found:
             self.does(what, self.chance.choice(found))
 

@@ -144,7 +144,8 @@ def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> 
     run(world, "pair", slices=2)
     for job_id in ("first", "second"):
         world.submit(job_id, priority=PRODUCTION)
-    assert len(asked_to_leave(world.plan())) == 1
+    assert [event.node_ids for event in asked_to_leave(world.plan())] == [("b-0", "b-1"), ("c-0", "c-1")]
+    assert evicted(world) == {"pair"}
     world.schedule()
     assert not asked_to_leave(world.plan())
     world.check()
@@ -205,10 +206,13 @@ def test_job_of_a_higher_band_gets_the_hosts_that_a_middle_band_was_to_take(worl
     middle = world.submit("middle", slices=(2,), priority=INTERACTIVE)
     world.schedule()
     assert promised(middle)
+    world.now += 10.0
     high = world.submit("high", slices=(2,), priority=PRODUCTION)
-    assert not asked_to_leave(world.plan()), "what it needs is about to be free"
-    world.now += 30.0
+    world.schedule()
+    assert (promised(middle), len(promised(high))) == ((), 4)
+    world.now += 20.0
     world.do(TimePassedEvent(world.now))
+    assert victim.gang.pending, "its deadline stays"
     world.confirm(victim)
     world.schedule()
     assert (high.gang.placed, promised(middle)) == (True, ())

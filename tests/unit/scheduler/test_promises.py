@@ -17,6 +17,7 @@ from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangMovedEvent,
+    JobCancelledEvent,
     JobYieldsEvent,
     LimitsSetEvent,
     TimePassedEvent,
@@ -456,6 +457,39 @@ def test_slice_that_a_victim_frees_besides_counts_until_free(world: Played) -> N
     world.confirm(single, 1)
     world.turn()
     assert (first.gang.groups, second.gang.groups) == (("a",), ("b", "c"))
+
+
+def test_victim_of_two_jobs_leaves_for_the_one_that_is_left(world: Played) -> None:
+    """Else what another victim had left already was called off, and its end was in vain."""
+    add_slices(world, "c")
+    pair = world.run("pair", priority=BATCH, slices=(2,))
+    single = world.run("single", priority=BATCH, **on("c"))
+    world.submit("first", priority=PRODUCTION, user="ann", **on("a"))
+    second = world.submit("second", priority=PRODUCTION, user="bob", slices=(2,))
+    world.turn()
+    world.leave(single)
+    world.confirm(single, 1)
+    world.turn(1.0)
+    world.do(JobCancelledEvent("first", "enough"))
+    assert is_told_to_leave(pair)
+    world.turn()
+    assert promised(second) == ("b-0", "b-1", "c-0", "c-1")
+    world.turn(GRACE_S - 1.0)
+    world.confirm(pair, 1)
+    world.turn()
+    assert (second.gang.placed, pair.gang.placed) == (True, False)
+
+
+def test_victims_of_a_lower_band_count_as_little_as_those_that_stay(world: Played) -> None:
+    """The job took them for about to be free, and asked for nothing: it got what was left once the others had run."""
+    add_slices(world, "c")
+    for name in "abc":
+        world.run(f"batch-{name}", priority=BATCH, **on(name))
+    world.submit("middle", priority=INTERACTIVE, user="ann", **on("c"))
+    world.turn()
+    high = world.submit("high", priority=PRODUCTION, user="bob")
+    world.turn()
+    assert promised(high)
 
 
 def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world: Played) -> None:
