@@ -162,7 +162,7 @@ def hosts_of(load: Load) -> Iterator[WorkerRegisteredEvent]:
     for rack, node in itertools.product(range(load.racks), range(load.nodes)):
         yield _host(f"node-{rack}-{node}", {RACK: f"rack-{rack}"}, {GPU: load.capacity * GPUS_PER_CPU})
     for number in range(0 if load.racks else round(load.cpus)):
-        facts = {TPU_NAME: f"slice-{number}", TPU_WORKER_ID: 0, TPU_TOPOLOGY: SLICE, TPU_VM_COUNT: 1}
+        facts: dict[str, Scalar] = {TPU_NAME: f"slice-{number}", TPU_WORKER_ID: 0, TPU_TOPOLOGY: SLICE, TPU_VM_COUNT: 1}
         yield _host(f"host-{number}", facts, {TPU: 1.0})
 
 

@@ -136,7 +136,7 @@ class Cycle:
         self._evictor = Evictor(self._running, self._rules, idle, *about)
         promises = self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.leaving())
 
-        def standing(job: Job) -> Standing:
+        def standing(job: Job) -> int:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
 
         about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._fare_alike

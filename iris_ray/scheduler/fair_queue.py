@@ -153,7 +153,7 @@ class FairQueue:
         totals: Mapping[str, float],
         deadlines: Deadlines,
         teams: TeamUse | None = None,
-        standing: Callable[[Job], Standing] = lambda job: Standing.OWN,
+        standing: Callable[[Job], int] = lambda job: Standing.OWN,
         fare_alike: Callable[[Run], bool] = lambda run: False,
     ) -> None:
         self._pending = sorted(pending, key=_number)

@@ -200,7 +200,7 @@ class Evictions:
                 elif self._gives_way(attempt, found[1], eviction.job_id):
                     continue
                 elif (taker := self._taker(attempt, found[1])) is not None:
-                    reason = _reason(taker, found[0])
+                    reason = self._reason(taker, found[0])
                     self._give_notice(*found, Eviction(taker.spec.job_id, eviction.deadline, reason), change)
                 else:
                     del self._victims[attempt]

@@ -17,7 +17,7 @@ def test_timeout_ends_job_of_which_nothing_ran(world: World) -> None:
     world.now += 0.1
     plan = world.plan()
     (late,) = plan.timed_out
-    assert (late.job_id, plan.assignments, plan.pending_reasons) == ("job", [], {})
+    assert (late.job_id, plan.assignments, dict(plan.pending_reasons)) == ("job", [], {})
     assert "60 s" in late.reason
     instructions = world.do(late)
     assert instructions.finished == ["job"]
