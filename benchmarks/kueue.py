@@ -14,10 +14,10 @@ Arrivals, run times and the reports of pools happen in virtual time. The CPU tim
 counts as virtual time too, as for a Controller that has one core to itself: what comes meanwhile waits for the next
 plan. A workload is admitted at the end of the plan that gives it hosts.
 
-What differs: Kueue's figures contain an API server, which it needs for each step. Ours contain no pools, and no Ray;
-for each workload they contain the reports about every one of its hosts. Kueue may preempt workloads that have run for
-less than a second; here each has its least time, so nothing is evicted. "Preferred" workloads are placed like
-"required" ones, and the parts of "balanced" ones go to different racks.
+What differs: Kueue's figures contain an API server, which it needs for each step. Ours contain no pools and no Ray, but
+the reports about every host of each workload. Kueue may preempt workloads that have run for less than a second; here
+each has its least time. "Preferred" workloads are placed like "required" ones, and the parts of "balanced" ones go to
+different racks.
 """
 
 import argparse

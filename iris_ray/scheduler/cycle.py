@@ -27,7 +27,7 @@ from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedL
 from iris_ray.scheduler.promises import Lifted, Promises
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
 from iris_ray.scheduler.spreading import Spreading
-from iris_ray.scheduler.team_quotas import Standing, TeamQuotas
+from iris_ray.scheduler.team_quotas import TeamQuotas
 from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
@@ -163,19 +163,16 @@ class Cycle:
 
     def _fare_alike(self, run: Run) -> bool:
         """Return whether plain jobs of a kind fare like one before them, and note why they wait."""
-        job = run[0]
-        before, limited_like = self._in_vain.get(job.kind), self._over.get(job.kind)
-        if before is None and limited_like is None:
-            return False
-        if self._promises.any_kept or self._deadlines.is_starving(job, job.gangs[next(iter(job.pending))]):
-            return False  # the others, which are younger, would not starve either
-        reasons, job_ids = self._result.pending_reasons, [job.spec.job_id for job in run]
-        if before is not None:
-            ahead = before.available.to_all.unplaced
-            reasons.add_alike(job_ids, before.reason, len(ahead), ahead[0])
-            ahead += job_ids
-        elif limited_like is not None:
-            reasons.add_alike(job_ids, limited_like)
+        first, reasons = run[0], self._result.pending_reasons
+        if (limited_like := self._over.get(first.kind)) is not None:
+            reasons.add_alike([job.spec.job_id for job in run], limited_like)
+            return True
+        before, gang = self._in_vain.get(first.kind), first.gangs[next(iter(first.pending))]
+        if before is None or self._is_special(first, gang):
+            return False  # if the oldest does not starve, the others don't
+        ahead, job_ids = before.available.to_all.unplaced, [job.spec.job_id for job in run]
+        reasons.add_alike(job_ids, before.reason, len(ahead), ahead[0])
+        ahead += job_ids
         return True
 
     def _is_full(self, most: int) -> bool:
@@ -346,7 +343,7 @@ class Cycle:
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
         reason = self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
-        if not (kept or lifted or returns or reached.kept):
+        if job.is_plain and not (kept or lifted or reached.kept):
             self._over[job.kind] = reason
 
     def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:

@@ -30,7 +30,7 @@ def test_workloads_of_all_classes_take_kueues_quota(name: str) -> None:
     assert taken == {1, 5, 20}
 
 
-@pytest.mark.parametrize(("name", "part"), [("baseline", 0.1), ("large-scale", 0.02), ("tas", 0.1)])
+@pytest.mark.parametrize(("name", "part"), [("baseline", 0.07), ("large-scale", 0.01), ("tas", 0.03)])
 def test_part_of_load_is_admitted_within_kueues_limits(name: str, part: float) -> None:
     load = LOADS[name].part(part)
     replay = kueue.Replay(load, cpu_clock=lambda: 0.0)
