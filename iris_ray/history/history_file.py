@@ -28,7 +28,7 @@ BUSY_S = 10.0
 DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 MINUTES_KEPT_S = DAY_S
 """Samples of each minute are kept for so long; after that only the means of hours are."""
-_AT_ONCE = 500
+_AT_ONCE = 200
 """So many jobs are deleted together if the file is too large."""
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -39,9 +39,10 @@ _PASSES = frozenset({
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
-    id INTEGER PRIMARY KEY, job_id TEXT NOT NULL, submitted_at REAL NOT NULL, name TEXT, user TEXT, team TEXT, band TEXT,
-    type TEXT, slices TEXT, tasks INTEGER, chips REAL, state TEXT, started_at REAL, ended_at REAL, attempts INTEGER,
-    failures INTEGER, preemptions INTEGER, evictions INTEGER, step INTEGER, says TEXT, error TEXT, seen_at REAL,
+    id INTEGER PRIMARY KEY, job_id TEXT NOT NULL, submitted_at REAL NOT NULL, name TEXT, user TEXT, team TEXT,
+    band TEXT, type TEXT, slices TEXT, tasks INTEGER, chips REAL, state TEXT, started_at REAL, ended_at REAL,
+    attempts INTEGER, failures INTEGER, preemptions INTEGER, evictions INTEGER, step INTEGER, says TEXT, error TEXT,
+    seen_at REAL,
     UNIQUE (job_id, submitted_at)
 );
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended_at);
@@ -65,11 +66,12 @@ CREATE TABLE IF NOT EXISTS events (
     UNIQUE (at, kind, subject, what)
 );
 CREATE TABLE IF NOT EXISTS fleet_samples (
-    at INTEGER NOT NULL, span_s INTEGER NOT NULL, type TEXT NOT NULL, chips REAL NOT NULL, PRIMARY KEY (at, span_s, type)
+    at INTEGER NOT NULL, span_s INTEGER NOT NULL, type TEXT NOT NULL, chips REAL NOT NULL,
+    PRIMARY KEY (at, span_s, type)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS user_samples (
-    at INTEGER NOT NULL, span_s INTEGER NOT NULL, type TEXT NOT NULL, band TEXT NOT NULL, user TEXT NOT NULL, team TEXT NOT NULL,
-    busy_chips REAL NOT NULL, waiting_jobs REAL NOT NULL, waiting_chips REAL NOT NULL,
+    at INTEGER NOT NULL, span_s INTEGER NOT NULL, type TEXT NOT NULL, band TEXT NOT NULL, user TEXT NOT NULL,
+    team TEXT NOT NULL, busy_chips REAL NOT NULL, waiting_jobs REAL NOT NULL, waiting_chips REAL NOT NULL,
     PRIMARY KEY (at, span_s, type, band, user, team)
 ) WITHOUT ROWID;
 """

@@ -1,4 +1,4 @@
-"""Statements that only read the history: opened read-only, behind an authorizer, with limits of rows, bytes and time."""
+"""Statements that only read the history: it is opened read-only, and rows, bytes and time are limited."""
 
 import sqlite3
 import time
@@ -86,7 +86,9 @@ def read_history(
         return sqlite3.SQLITE_DENY
 
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)) as db:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+        ) as db:
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
             db.set_authorizer(may)
             db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)

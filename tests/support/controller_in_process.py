@@ -47,9 +47,14 @@ class ControllerOf(Controller):
     """A Controller that a version of iris_ray has started. It keeps that version."""
 
     def __init__(
-        self, read_nodes: Callable[[], NodeTable], end: Callable[[], object], version: str, protocol: int
+        self,
+        read_nodes: Callable[[], NodeTable],
+        end: Callable[[], object],
+        version: str,
+        protocol: int,
+        history: Path | None,
     ) -> None:
-        super().__init__(read_nodes, end, find_demand=lambda: None, meter=RecordedMeter)
+        super().__init__(read_nodes, end, find_demand=lambda: None, meter=RecordedMeter, history=lambda: history)
         self._of = version, protocol
 
     async def versions(self) -> dict[str, Any]:
@@ -97,7 +102,7 @@ class ControllerInProcess(ClusterInProcess):
         return self._controllers[-1]
 
     def controller_of(self, version: str, protocol: int = PROTOCOL_VERSION) -> Controller:
-        return ControllerOf(self.read_nodes, self.restart_controller, version, protocol)
+        return ControllerOf(self.read_nodes, self.restart_controller, version, protocol, self.history)
 
     def start_controller(self) -> None:
         """Start the Controller as the first job of a cluster does."""

@@ -3,8 +3,8 @@
 import resource
 import signal
 import sqlite3
-from contextlib import closing, contextmanager
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from iris_ray.errors import HistoryUnavailableError
 from iris_ray.history import history_file
 from iris_ray.history.history_file import APPLICATION_ID, SCHEMA_VERSION, Bounds, HistoryFile, is_passing
 from iris_ray.history.rows import EventRow, JobStory, Sample, UserSample
+from tests.support.histories import NOON, History, story
 from tests.support.worlds import S, World
-from tests.unit.history.conftest import NOON, History, story
 
 
 @pytest.fixture
@@ -129,22 +129,22 @@ def test_old_jobs_events_and_samples_go(history: History, ended: JobStory) -> No
 
 
 def test_oldest_go_first_from_a_large_file(history: History, ended: JobStory) -> None:
-    history.file.write([of_another(ended, f"job-{number}", NOON + number) for number in range(3000)])
+    history.file.write([of_another(ended, f"job-{number}", NOON + number) for number in range(1500)])
     large = history.file.path.stat().st_size
     history.bounded(megabytes=large / 2 / 2**20).tidy()
     assert history.file.path.stat().st_size <= large / 2
     ((count, first),) = history.rows("SELECT count(*), min(ended_at) FROM jobs")
     assert isinstance(count, int)
-    assert 500 <= count <= 1500
-    assert first == NOON + 3000 - count
+    assert 250 <= count <= 750
+    assert first == NOON + 1500 - count
 
 
 def test_file_of_events_alone_is_bounded(history: History) -> None:
-    history.file.write([EventRow(NOON + n, "host lost", f"a/{n}", None, "x" * 500) for n in range(3000)])
+    history.file.write([EventRow(NOON + n, "host lost", f"a/{n}", None, "x" * 500) for n in range(1500)])
     large = history.file.path.stat().st_size
     history.bounded(megabytes=large / 2 / 2**20).tidy()
     assert history.file.path.stat().st_size <= large / 2
-    assert history.rows("SELECT max(at) FROM events") == [(NOON + 2999,)]
+    assert history.rows("SELECT max(at) FROM events") == [(NOON + 1499,)]
 
 
 def test_minutes_become_means_of_hours_after_a_day(history: History) -> None:
@@ -249,13 +249,13 @@ def full_disk(left: int) -> Iterator[None]:
 
 def test_full_disk_loses_nothing_that_was_written(history: History, ended: JobStory) -> None:
     history.file.write([ended])
-    more = [of_another(ended, f"job-{number}", NOON) for number in range(2000)]
-    with full_disk(200_000), pytest.raises(sqlite3.OperationalError) as refused:
+    more = [of_another(ended, f"job-{number}", NOON) for number in range(600)]
+    with full_disk(100_000), pytest.raises(sqlite3.OperationalError) as refused:
         history.file.write(more)
     assert is_passing(refused.value)
     assert history.rows("SELECT count(*) FROM jobs") == [(1,)]
     history.file.write(more)
-    assert history.rows("SELECT count(*) FROM jobs") == [(2001,)]
+    assert history.rows("SELECT count(*) FROM jobs") == [(601,)]
 
 
 def test_locked_file_and_missing_directory_may_pass(

@@ -8,7 +8,7 @@ from iris_ray.errors import HistoryUnavailableError, InvalidQueryError, IrisErro
 from iris_ray.history import reading
 from iris_ray.history.reading import read_history
 from iris_ray.history.rows import EventRow
-from tests.unit.history.conftest import NOON, History
+from tests.support.histories import NOON, History
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
+from tests.support.histories import NOON, story
 from tests.support.worlds import S, World, attempt_id, cpu_host, host
-from tests.unit.history.conftest import NOON, story
 
 
 def fail(world: World, job: Job, index: int, exit_code: int | None = None) -> None:
