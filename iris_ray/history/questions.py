@@ -25,6 +25,7 @@ class Wanted(NamedTuple):
         user, state, type: of the job.
         cause: why one of its attempts ended.
         name: a part of its name or id.
+        text: the same, or its user.
         since, until: it was in the cluster in that time; seconds since the epoch.
     """
 
@@ -35,6 +36,7 @@ class Wanted(NamedTuple):
     name: str | None = None
     since: float | None = None
     until: float | None = None
+    text: str | None = None
 
 
 _CONDITIONS = {
@@ -42,6 +44,7 @@ _CONDITIONS = {
     "state": "state = :state",
     "type": "type = :type",
     "name": "(instr(name, :name) OR instr(job_id, :name))",
+    "text": "(instr(name, :text) OR instr(job_id, :text) OR user = :text)",
     "since": "coalesce(ended_at, seen_at) >= :since",
     "until": "submitted_at < :until",
     "cause": "EXISTS (SELECT 1 FROM attempts WHERE job = jobs.id AND cause = :cause)",

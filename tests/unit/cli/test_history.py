@@ -95,8 +95,8 @@ def test_history_is_read_from_a_file_without_cluster(
 
 def test_sql_reads_and_refuses_to_write(world: ControllerInProcess) -> None:
     crashed_once(world)
-    sql = "SELECT user, count(*) AS jobs, NULL AS nothing FROM jobs GROUP BY user"
-    assert world.iris("history", "--sql", sql).stdout.split() == ["USER", "JOBS", "NOTHING", "ann", "1"]
+    sql = "SELECT user, count(*) AS jobs, NULL AS none FROM jobs GROUP BY user"
+    assert world.iris("history", "--sql", sql).stdout.split() == ["USER", "JOBS", "NONE", "ann", "1"]
     refused = world.iris("history", "--sql", "DELETE FROM jobs", code=USAGE).stderr
     assert "only read here, and this statement would delete from jobs" in refused
     assert len(world.json("history")) == 1
@@ -147,11 +147,12 @@ def test_operators_choose_place_and_switch_it_off(world: ControllerInProcess, tm
 def test_locked_file_costs_history_and_no_job(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, value in (("LOOK_S", 0.02), ("MOST_WAITING", 6), ("FRESH_S", 0.1), ("SAY_S", 0.0)):
+    world.succeed(world.start("before"))
+    world.json("history")
+    for name, value in (("LOOK_S", 0.02), ("MOST_WAITING", 6), ("SAY_S", 0.0)):
         monkeypatch.setattr(history_service, name, value)
     monkeypatch.setattr(history_file, "BUSY_S", 0.0)
     caplog.set_level(logging.WARNING)
-    world.json("history")
     with closing(sqlite3.connect(file_of(world))) as other:
         other.execute("BEGIN EXCLUSIVE")
         for number in range(6):
