@@ -151,7 +151,7 @@ def history(
         elif utilisation:
             _show_utilisation(ask, wanted, as_json)
         else:
-            _show_jobs(ask(jobs_question(wanted, time.time()), limit), as_json)
+            _show_jobs(ask(jobs_question(wanted, time.time(), limit), limit), as_json)
 
 
 _JOB_HEADERS = ("JOB", "USER", "STATE", "TYPE", "ENDED", "RAN", "ATTEMPTS", "CHIP-HOURS", "NOTE")

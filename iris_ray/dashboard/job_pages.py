@@ -12,8 +12,16 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
 from iris_ray.actors.protocol.task_log import LogPosition, printable
-from iris_ray.errors import InvalidRequestError
-from iris_ray.history.questions import Question, Wanted, fleet_question, jobs_question, step_for, users_question
+from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.history.questions import (
+    Question,
+    Wanted,
+    fleet_question,
+    job_questions,
+    jobs_question,
+    step_for,
+    users_question,
+)
 from iris_ray.history.reading import MOST_ROWS_EVER, HistoryRows
 from iris_ray.model.goodput import Totals, productive_share
 from iris_ray.model.options import WHOLE_JOB
@@ -72,6 +80,15 @@ class JobPages:
         asked = hours, query.get("type") or None, query.get("text") or None
         ask = _utilisation if what == "utilisation" else _past_jobs
         return await self._shared(("history", what, *asked), lambda source: ask(source, *asked), HISTORY_S)
+
+    async def past_job(self, job_id: str) -> dict[str, Any]:
+        """Return all that the history has of a job.
+
+        Raises:
+            UnknownNameError: it has no such job.
+            HistoryUnavailableError: the cluster keeps no history.
+        """
+        return await self._shared(("past job", job_id), lambda source: _past_job(source, job_id))
 
     async def logs(self, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return a piece of a task's output, and where the next piece begins.
@@ -172,8 +189,15 @@ def _utilisation(source: ControllerConnection, hours: int, tpu_type: str | None,
 def _past_jobs(source: ControllerConnection, hours: int, tpu_type: str | None, text: str | None) -> dict[str, Any]:
     now = time.time()
     wanted = Wanted(type=tpu_type, text=text, since=now - hours * 3600.0)
-    found = _ask_history(source, jobs_question(wanted, now), JOBS_SHOWN)
+    found = _ask_history(source, jobs_question(wanted, now, JOBS_SHOWN), JOBS_SHOWN)
     return {"rows": found.as_dicts(), "cut": found.cut}
+
+
+def _past_job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
+    found = {name: _ask_history(source, asked).as_dicts() for name, asked in job_questions(job_id).items()}
+    if not found["job"]:
+        raise UnknownNameError(f"neither the Controller nor the history has a job {job_id!r}")
+    return {**found, "job": found["job"][0]}
 
 
 def _logs(source: ControllerConnection, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:

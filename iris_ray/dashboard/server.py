@@ -7,6 +7,7 @@
 ``/api/jobs``, …            one table: its rows
 ``/api/goodput``            how each user's jobs spent their time
 ``/api/history/…``          ``utilisation`` over time, and ``jobs`` of that time; ``hours``, ``type``, ``text``
+``/api/history/jobs/ID``    a job in full, also one that the Controller has forgotten
 ``/api/jobs/ID``            a job in full: why it waits, its tasks and attempts
 ``/api/jobs/ID/logs``       a piece of a task's output; ``task``, ``attempt``, ``offset`` or ``tail``
 ``/healthz``, ``/readyz``   the server lives; the Controller answers it
@@ -64,6 +65,7 @@ def application(connect: Callable[[], ControllerConnection], address: str, token
             web.get("/api/changes", routes.changes),
             web.get("/api/goodput", routes.goodput),
             web.get("/api/history/{what:utilisation|jobs}", routes.history),
+            web.get(f"/api/history/jobs/{JOB}", routes.past_job),
             web.get(f"/api/jobs/{JOB}", routes.job),
             web.get(f"/api/jobs/{JOB}/logs", routes.logs),
             web.get(f"/api/{{table:{'|'.join(TABLES)}}}", routes.table),
@@ -169,6 +171,10 @@ class _Routes:
 
     async def history(self, request: web.Request) -> web.StreamResponse:
         found = await self._jobs.history(request.match_info["what"], request.query)
+        return web.Response(body=encode(found), content_type="application/json")
+
+    async def past_job(self, request: web.Request) -> web.StreamResponse:
+        found = await self._jobs.past_job(request.match_info["job"])
         return web.Response(body=encode(found), content_type="application/json")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:

@@ -53,15 +53,15 @@ _BEGAN = "coalesce(assigned_at, attempts.started_at)"
 _ENDED = f"coalesce(attempts.ended_at, min(:now, seen_at + {SEEN_FOR_S}))"
 
 
-def jobs_question(wanted: Wanted, now: float) -> Question:
-    """Ask for jobs, the newest first: those that run, then those that ended last."""
+def jobs_question(wanted: Wanted, now: float, limit: int) -> Question:
+    """Ask for jobs, the newest first: those that run, then those that ended last; for one more than so many."""
     given = {name: value for name, value in wanted._asdict().items() if value is not None}
     conditions = " AND ".join(_CONDITIONS[name] for name in given) or "1"
     chip_hours = f"SELECT sum(chips * ({_ENDED} - {_BEGAN})) / 3600 FROM attempts WHERE job = jobs.id"
     return Question(
-        f"SELECT *, ({chip_hours}) AS chip_hours FROM jobs WHERE {conditions}"
-        " ORDER BY ended_at IS NULL DESC, ended_at DESC, submitted_at DESC",
-        given | {"now": now},
+        f"SELECT *, ({chip_hours}) AS chip_hours FROM (SELECT * FROM jobs WHERE {conditions}"
+        " ORDER BY ended_at IS NULL DESC, ended_at DESC, submitted_at DESC LIMIT :limit + 1) AS jobs",
+        given | {"now": now, "limit": limit},
     )
 
 
@@ -139,6 +139,15 @@ def report_questions(since: float, until: float, first_day: str, end_day: str, b
 _IN_TIME = "at >= :since AND at < :until AND (:type IS NULL OR type = :type)"
 
 
+_SPANS = """
+    WITH spans AS (
+        SELECT at / :step AS step, sum(span_s) AS span
+        FROM (SELECT DISTINCT at, span_s FROM fleet_samples WHERE at >= :since AND at < :until) GROUP BY step
+    )
+"""
+"""The seconds of each step in which there were samples: a type that was there for half of them counts half."""
+
+
 def fleet_question(since: float, until: float, step_s: int, tpu_type: str | None = None) -> Question:
     """Ask how many chips there were, on average in each step of a time.
 
@@ -148,15 +157,10 @@ def fleet_question(since: float, until: float, step_s: int, tpu_type: str | None
         tpu_type: only chips of this type; None: of all.
     """
     return Question(
-        f"""SELECT at / :step * :step AS at, sum(chips * span_s) / {_SPAN} AS chips
-            FROM fleet_samples AS one WHERE {_IN_TIME} GROUP BY at / :step ORDER BY 1""",
+        f"""{_SPANS} SELECT step * :step AS at, sum(chips * span_s) / span AS chips
+            FROM fleet_samples JOIN spans ON step = at / :step WHERE {_IN_TIME} GROUP BY step ORDER BY step""",
         {"since": since, "until": until, "step": step_s, "type": tpu_type},
     )
-
-
-_SPAN = """(SELECT sum(span_s) FROM (SELECT DISTINCT at, span_s FROM fleet_samples
-            WHERE at >= one.at / :step * :step AND at < one.at / :step * :step + :step))"""
-"""The seconds of a step in which there were samples: a type that was there for half of them counts half."""
 
 
 def users_question(since: float, until: float, step_s: int, by: str, tpu_type: str | None = None) -> Question:
@@ -166,10 +170,10 @@ def users_question(since: float, until: float, step_s: int, by: str, tpu_type: s
     """
     assert by in GROUPS
     return Question(
-        f"""SELECT at / :step * :step AS at, {by} AS who, sum(busy_chips * span_s) / {_SPAN} AS busy_chips,
-                   sum(waiting_jobs * span_s) / {_SPAN} AS waiting_jobs,
-                   sum(waiting_chips * span_s) / {_SPAN} AS waiting_chips
-            FROM user_samples AS one WHERE {_IN_TIME} GROUP BY at / :step, who ORDER BY 1, 2""",
+        f"""{_SPANS} SELECT step * :step AS at, {by} AS who, sum(busy_chips * span_s) / span AS busy_chips,
+                   sum(waiting_jobs * span_s) / span AS waiting_jobs,
+                   sum(waiting_chips * span_s) / span AS waiting_chips
+            FROM user_samples JOIN spans ON step = at / :step WHERE {_IN_TIME} GROUP BY step, who ORDER BY step, who""",
         {"since": since, "until": until, "step": step_s, "type": tpu_type},
     )
 

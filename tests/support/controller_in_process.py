@@ -36,6 +36,7 @@ from iris_ray.errors import IrisError
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
+from iris_ray.state import job_table
 from tests.support.cluster_in_process import ClusterInProcess, RecordedMeter
 from tests.support.command_line import Terminal, invoke
 from tests.support.hosts_in_process import Crash, Task
@@ -211,6 +212,12 @@ class ControllerInProcess(ClusterInProcess):
         failures = self.status(job_id).failures
         self._in_loop(self._latest(job_id)[index].end.set_exception, Crash(how))
         wait_until(lambda: self.status(job_id).failures > failures)
+
+    def forget(self, job_id: str, **changes: Any) -> None:
+        """Have the Controller forget a job that has ended, as it does after many others; ``changes``: of another job."""
+        with mock.patch.object(job_table, "FINISHED_JOBS_KEPT", 0):
+            self.succeed(self.start(f"after-{job_id}", **changes))
+            wait_until(lambda: job_id not in self.jobs())
 
     def prints(self, job_id: str, index: int, text: str) -> None:
         """Make the latest attempt of a task print something."""

@@ -86,6 +86,7 @@ class HistoryService:
         self._said_at = -math.inf
         self._sampled_at = self._refreshed_at = -math.inf
         self._looking = asyncio.Lock()
+        self._next: asyncio.Task[None] | None = None  # the look for which questions wait, until it begins
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="reading the history")
 
@@ -139,6 +140,7 @@ class HistoryService:
         if self._file is None:
             return
         async with self._looking:
+            self._next = None
             try:
                 now = self._clock.now()
                 refreshes = now >= self._refreshed_at + REFRESH_S
@@ -237,9 +239,8 @@ class HistoryService:
             raise HistoryUnavailableError(
                 "this cluster keeps no history; an operator switches it on: iris-ray cluster settings set history=on"
             )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FRESH_S):
-                await asyncio.shield(self.look())
+        self._next = self._next or asyncio.ensure_future(self.look())
+        await asyncio.wait([self._next], timeout=FRESH_S)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, read_history, self._file.path, sql, parameters, most_rows)
 

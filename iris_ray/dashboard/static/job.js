@@ -29,7 +29,10 @@ export function jobPage(root, id) {
     const answer = await fetch(`/api/jobs/${encodeURIComponent(id)}`).catch(() => null);
     if (!answer || number !== asked) return;
     const job = await answer.json();
-    if (!answer.ok) return fill(parts.head, h("p", { class: "callout" }, job.error));
+    if (!answer.ok) {
+      if (answer.status === 404) clearInterval(timer);
+      return showPast(parts, id, job.error);
+    }
     showHead(parts, job);
     showAttempts(parts.line, job);
     showGoodput(parts.goodput, job);
@@ -47,6 +50,26 @@ export function jobPage(root, id) {
     known = tables.jobs[id] ?? {};
   }
   return { update, end: () => { clearInterval(timer); logs.end(); asked = -1; } };
+}
+
+const PAST = ["Attempt", "End", "Why", "Ran", "On", "First to end", "Cost", "Cause"];
+
+// A job that the Controller has forgotten, as the history has it.
+async function showPast({ head, facts, line }, id, error) {
+  const answer = await fetch(`/api/history/jobs/${encodeURIComponent(id)}`).catch(() => null);
+  if (!answer?.ok) return fill(head, h("p", { class: "callout" }, error));
+  const { job, attempts } = await answer.json();
+  fill(head, badge(job.state), h("span", {}, `by ${job.user}`), h("span", {}, `${job.band} priority`), h("span", {}, job.type ?? "no TPU"),
+    h("span", {}, "submitted ", since(job.submitted_at), " ago"), h("span", {}, "from the history: the Controller has forgotten it"));
+  fill(facts, fact("Ran", job.started_at === null ? "never" : duration((job.ended_at ?? job.seen_at) - job.started_at)), fact("Attempts", String(job.attempts)),
+    fact("Tasks", String(job.tasks)), job.says || job.step !== null ? fact("Said", howFar({ step: job.step, says: job.says }), "wide") : null,
+    fact("Preemptions", String(job.preemptions)), fact("Failures", String(job.failures)),
+    job.error ? fact("End", h("span", { class: "error" }, job.error.trim().split("\n")[0]), "wide") : null);
+  const rows = table(PAST, "Attempts, the latest first");
+  fill(rows.body, attempts.reverse().map((one) => tr(PAST, [one.number, badge(one.state), one.cause ?? "–",
+    one.started_at === null ? "–" : duration((one.ended_at ?? job.seen_at) - one.started_at), one.slices || "–", one.host ?? "–",
+    one.lost_chip_s === null ? "–" : `${hours(one.lost_chip_s)} chip-hours`, one.error ? h("span", { class: "why" }, one.error.trim().split("\n")[0]) : ""])));
+  fill(line, attempts.length ? [h("h2", {}, "Attempts"), rows.element] : null);
 }
 
 function showHead({ head, why, facts }, job) {

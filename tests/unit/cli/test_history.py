@@ -67,6 +67,9 @@ def test_one_job_is_shown_whole(world: ControllerInProcess) -> None:
     for words in ("succeeded", "crashed", "v4-16-0/1", "TIME LOST BY"):
         assert words in printed
     assert "did you mean train" in world.iris("history", "tarin", code=USAGE).stderr
+    world.forget("train")
+    assert "no job" in world.iris("job", "status", "train", code=USAGE).stderr
+    assert world.json("history", "train")["attempts"] == found["attempts"]
 
 
 def test_history_outlives_controller_without_doubles(world: ControllerInProcess) -> None:
@@ -80,6 +83,17 @@ def test_history_outlives_controller_without_doubles(world: ControllerInProcess)
     assert world.json("history", "--sql", counts) == [{"jobs": 2, "attempts": 3}]
     kinds = [row["subject"] for row in world.json("history", "--events") if row["kind"] == "controller"]
     assert kinds == ["2", "1"]
+
+
+def test_events_of_hosts_and_operators_are_kept(world: ControllerInProcess) -> None:
+    world.iris("host", "drain", "v4-16-2", "--reason", "a fan", user="olga")
+    world.kill_host("v4-16-2", 1)
+    world.wait_for_no_host("v4-16-2", 1)
+    lost, drained, _ = world.json("history", "--events")
+    assert (lost["kind"], lost["subject"]) == ("host lost", "v4-16-2/1")
+    assert (drained["kind"], drained["subject"], drained["what"]) == ("tainted", "v4-16-2", "drained: a fan")
+    assert "a fan" in world.iris("history", "--events", "--since", "1h").stdout
+    assert world.json("history", "--events", "--until", "2001-01-01") == []
 
 
 def test_history_is_read_from_a_file_without_cluster(

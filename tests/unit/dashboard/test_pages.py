@@ -370,6 +370,23 @@ def test_history_shows_time_and_jobs_of_it(chromium: Browser, world: ControllerI
     chromium.see(story)
 
 
+def test_page_of_forgotten_job_comes_from_history(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    world.fail("ablate-lr", 2)
+    assert world.json("history", "ablate-lr")["job"]["state"] == "failed"
+    world.forget("ablate-lr", tpu_type="v4-32")
+
+    def story(page: "Page") -> str:
+        page.goto(f"{url}/#/jobs/ablate-lr")
+        waits_for(page, "the Controller has forgotten it")
+        picture(page, "forgotten-job")
+        return page.locator("tbody tr").first.inner_text()
+
+    attempt = chromium.see(story)
+    assert "crashed" in attempt
+    assert "v4-32-0/2" in attempt
+    chromium.troubles[:] = [text for text in chromium.troubles if "404" not in text]
+
+
 def test_history_page_without_history_says_so(chromium: Browser, world: ControllerInProcess, url: str) -> None:
     world.iris("cluster", "settings", "set", "history=off", user="olga")
 

@@ -59,13 +59,13 @@ def told(history: History, world: World) -> History:
     ],
 )
 def test_jobs_are_found_newest_first(told: History, wanted: Wanted, found: list[str]) -> None:
-    assert [row["job_id"] for row in asked(told, jobs_question(wanted, NOON + 10_800))] == found
+    assert [row["job_id"] for row in asked(told, jobs_question(wanted, NOON + 10_800, 50))] == found
 
 
 def test_chip_hours_of_jobs_are_those_of_attempts(told: History) -> None:
-    rows = asked(told, jobs_question(Wanted(), NOON + 10_800))
+    rows = asked(told, jobs_question(Wanted(), NOON + 10_800, 50))
     assert [row["chip_hours"] for row in rows] == pytest.approx([16.0, 24.0])
-    hours_later = asked(told, jobs_question(Wanted(), NOON + 864_000))
+    hours_later = asked(told, jobs_question(Wanted(), NOON + 864_000, 1))
     assert hours_later[0]["chip_hours"] == pytest.approx(24.0), "an hour more than it was seen"
 
 
