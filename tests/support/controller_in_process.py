@@ -214,7 +214,7 @@ class ControllerInProcess(ClusterInProcess):
         wait_until(lambda: self.status(job_id).failures > failures)
 
     def forget(self, job_id: str, **changes: Any) -> None:
-        """Have the Controller forget a job that has ended, as it does after many others; ``changes``: of another job."""
+        """Have the Controller forget a job that has ended, after another one with these changes."""
         with mock.patch.object(job_table, "FINISHED_JOBS_KEPT", 0):
             self.succeed(self.start(f"after-{job_id}", **changes))
             wait_until(lambda: job_id not in self.jobs())
