@@ -12,7 +12,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
 from iris_ray.actors.protocol.task_log import LogPosition, printable
-from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.errors import HistoryUnavailableError, InvalidRequestError
 from iris_ray.history.questions import (
     Question,
     Wanted,
@@ -82,12 +82,7 @@ class JobPages:
         return await self._shared(("history", what, *asked), lambda source: ask(source, *asked), HISTORY_S)
 
     async def past_job(self, job_id: str) -> dict[str, Any]:
-        """Return all that the history has of a job.
-
-        Raises:
-            UnknownNameError: it has no such job.
-            HistoryUnavailableError: the cluster keeps no history.
-        """
+        """Return all that the history has of a job; ``job`` is None if it has none, or there is no history."""
         return await self._shared(("past job", job_id), lambda source: _past_job(source, job_id))
 
     async def logs(self, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
@@ -194,10 +189,11 @@ def _past_jobs(source: ControllerConnection, hours: int, tpu_type: str | None, t
 
 
 def _past_job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
-    found = {name: _ask_history(source, asked).as_dicts() for name, asked in job_questions(job_id).items()}
-    if not found["job"]:
-        raise UnknownNameError(f"neither the Controller nor the history has a job {job_id!r}")
-    return {**found, "job": found["job"][0]}
+    try:
+        found = {name: _ask_history(source, asked).as_dicts() for name, asked in job_questions(job_id).items()}
+    except HistoryUnavailableError:
+        return {"job": None, "curves": []}
+    return {**found, "job": next(iter(found["job"]), None)}
 
 
 def _logs(source: ControllerConnection, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:

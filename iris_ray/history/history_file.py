@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from iris_ray.errors import HistoryUnavailableError
-from iris_ray.history.rows import AttemptRow, EventRow, JobRow, JobStory, Record, Sample, UserSample
+from iris_ray.history.rows import AttemptRow, CurvePoint, EventRow, JobRow, JobStory, Record, Sample, UserSample
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,10 @@ CREATE TABLE IF NOT EXISTS time (
 CREATE TABLE IF NOT EXISTS losses (
     job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, day TEXT NOT NULL, cause TEXT NOT NULL,
     count INTEGER NOT NULL, seconds REAL NOT NULL, chip_seconds REAL NOT NULL, PRIMARY KEY (job, day, cause)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS curves (
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, name TEXT NOT NULL, at INTEGER NOT NULL, step INTEGER,
+    value REAL NOT NULL, PRIMARY KEY (job, name, at)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     at REAL NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, job_id TEXT, what TEXT NOT NULL,
@@ -112,6 +116,12 @@ _END_FORGOTTEN = """
 """
 """The state remembers a few attempts only. One that it has forgotten has ended, though nobody has written how."""
 _PUT_EVENT = _insert("events", _EVENT, "INSERT OR IGNORE")
+STEP = "step"
+"""The curve of a job's steps; the others have the names of numbers in its status."""
+_PUT_POINT = """
+    INSERT OR REPLACE INTO curves (job, at, step, name, value)
+    SELECT id, ?1, ?2, ?5, ?6 FROM jobs WHERE job_id = ?3 AND submitted_at = ?4
+"""
 _PUT_FLEET = _insert("fleet_samples", ["at", "span_s", "type", "chips"], "INSERT OR REPLACE")
 _PUT_USER = _insert("user_samples", ["at", "span_s", *_USER], "INSERT OR REPLACE")
 
@@ -250,6 +260,10 @@ class HistoryFile:
                     _put_job(db, record, day)
                 case EventRow():
                     db.execute(_PUT_EVENT, _values_of_event(record))
+                case CurvePoint(job_id, submitted_at, at, step, numbers):
+                    points = {**numbers, **({} if step is None else {STEP: step})}
+                    of_it = int(at), step, job_id, submitted_at
+                    db.executemany(_PUT_POINT, [(*of_it, name, value) for name, value in points.items()])
                 case Sample():
                     at = int(record.at) // MINUTE_S * MINUTE_S
                     db.executemany(_PUT_FLEET, [(at, MINUTE_S, *one) for one in record.chips.items()])

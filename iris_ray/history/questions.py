@@ -82,6 +82,7 @@ def job_questions(job_id: str) -> dict[str, Question]:
             f" FROM losses WHERE job = {job} GROUP BY cause ORDER BY seconds DESC",
             of_it,
         ),
+        "curves": Question(f"SELECT name, at, step, value FROM curves WHERE job = {job} ORDER BY name, at", of_it),
         "events": Question("SELECT * FROM events WHERE job_id = :job_id ORDER BY at", of_it),
     }
 

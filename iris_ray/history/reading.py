@@ -32,7 +32,7 @@ _VERBS = {
     sqlite3.SQLITE_ATTACH: "attach",
     sqlite3.SQLITE_PRAGMA: "use the pragma",
 }
-TABLES = "jobs, attempts, time, losses, events, fleet_samples, user_samples"
+TABLES = "jobs, attempts, time, losses, curves, events, fleet_samples, user_samples"
 
 
 @dataclass(frozen=True, slots=True)

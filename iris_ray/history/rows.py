@@ -4,6 +4,7 @@ The names of the fields are those of the columns; docs/history.md says what they
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -142,7 +143,25 @@ class Sample:
     users: tuple[UserSample, ...]
 
 
-Record = JobStory | EventRow | Sample
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """What a running job has said of itself at one moment: its step, and the numbers in its status.
+
+    Attributes:
+        job_id, submitted_at: the job, as in its row.
+        at: when; seconds since the epoch.
+        step: its furthest step; None if it names none.
+        numbers: by name.
+    """
+
+    job_id: str
+    submitted_at: float
+    at: float
+    step: int | None
+    numbers: Mapping[str, float]
+
+
+Record = JobStory | EventRow | Sample | CurvePoint
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -203,6 +222,18 @@ def job_story(
     time = {kind: (seconds, totals.chip_seconds.get(kind, 0.0)) for kind, seconds in totals.seconds.items()}
     losses = {cause.value: (one.count, one.seconds, one.chip_seconds) for cause, one in time_lost(times, now).items()}
     return JobStory(row, attempts, time, losses)
+
+
+_NUMBER = re.compile(r"(?<!\S)([A-Za-z_]\w{0,39})=([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?=[\s,;]|$)")
+MOST_CURVES = 8
+
+
+def curve_point(job: Job, now: float, wall: Wall, step: int | None, says: str | None) -> CurvePoint | None:
+    """Return what a job says of itself now, with the numbers in its status, such as ``loss=2.31``; None if nothing."""
+    numbers = {name: float(number) for name, number in _NUMBER.findall(says or "")[:MOST_CURVES]}
+    if step is None and not numbers:
+        return None
+    return CurvePoint(job.spec.job_id, round(wall(job.submitted_at) or 0.0, 3), wall(now) or 0.0, step, numbers)
 
 
 _CAUSES = {TaskState.FAILED: "crashed", TaskState.WORKER_FAILED: "lost"}

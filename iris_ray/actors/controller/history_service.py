@@ -23,7 +23,18 @@ from iris_ray.actors.host.directories import host_directory
 from iris_ray.errors import HistoryUnavailableError
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
 from iris_ray.history.reading import HistoryRows, Value, read_history
-from iris_ray.history.rows import NOTABLE, EventRow, JobStory, Record, event_row, is_kept, job_story, sample, stage
+from iris_ray.history.rows import (
+    NOTABLE,
+    EventRow,
+    JobStory,
+    Record,
+    curve_point,
+    event_row,
+    is_kept,
+    job_story,
+    sample,
+    stage,
+)
 from iris_ray.model.cluster_settings import HISTORY, HISTORY_DAYS, HISTORY_MB, OFF, ON
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event
@@ -32,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 SAMPLE_S = 60.0
+POINTS = 500
+"""The curves of a job have about so many points, and the earliest ones are the closest."""
 REFRESH_S = 3600.0
 """The rows of jobs that run are written anew at this interval, and what is old is deleted."""
 TURN_S = 0.02
@@ -79,6 +92,7 @@ class HistoryService:
         self._is_open = False  # whether this Controller has said in the file which jobs were lost
         self._read: int | None = None  # how many changes of jobs are in rows
         self._stages: dict[str, tuple[object, ...]] = {}  # job id → what of it is in rows
+        self._curves: dict[str, float] = {}  # job id → when the next point of its curves is due
         self._waiting: deque[Record] = deque()
         self._weight = 0
         self._lost = 0
@@ -148,6 +162,7 @@ class HistoryService:
                 if now >= self._sampled_at + SAMPLE_S:
                     self._sampled_at = now
                     self._add(sample(self._state, self._clock.wall(now)))
+                    self._add_curves(now)
                 await self._write()
                 if refreshes and self._trouble is None:
                     self._refreshed_at = now
@@ -181,6 +196,19 @@ class HistoryService:
             if time.monotonic() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.monotonic() + TURN_S
+
+    def _add_curves(self, now: float) -> None:
+        """Keep what running jobs say of themselves, the seldomer the longer they have run."""
+        for job_id in [job_id for job_id, due in self._curves.items() if job_id not in self._stages or due <= now]:
+            del self._curves[job_id]
+        for job_id in self._stages.keys() - self._curves.keys():
+            job, heard = self._state.jobs.get(job_id), self._progress.of(job_id)
+            if job is None or job.over is not None or heard is None:
+                continue
+            point = curve_point(job, now, self._clock.wall_or_none, heard.step, heard.status)
+            if point is not None:
+                self._curves[job_id] = now + max(SAMPLE_S, (now - job.submitted_at) / POINTS) - 1.0
+                self._add(point)
 
     def _add(self, record: Record) -> None:
         self._waiting.append(record)

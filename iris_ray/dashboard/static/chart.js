@@ -55,6 +55,22 @@ export function chart({ title, unit, since, until, step, times, layers, line = n
     said, legend(layers, line));
 }
 
+// A curve of [time, value] pairs, from its least to its largest value.
+export function curve(title, points) {
+  const [times, values] = [points.map(([at]) => at), points.map(([, value]) => value)];
+  const [since, until, low, high] = [times[0], times.at(-1), Math.min(...values), Math.max(...values)];
+  const x = (at) => (WIDTH * (at - since)) / Math.max(until - since, 1);
+  const y = (value) => HEIGHT - HEIGHT * (0.06 + (0.88 * (value - low)) / (high - low || 1));
+  const drawing = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  drawing.append(shape("polyline", { class: "line", points: points.map(([at, value]) => `${x(at)},${y(value)}`).join(" ") }));
+  const words = `${exact(values[0])} at first, now ${exact(values.at(-1))}; from ${exact(low)} to ${exact(high)}.`;
+  return h("figure", { class: "chart small-chart" }, h("figcaption", {}, h("h3", {}, title)),
+    h("div", { class: "plot smooth", role: "img", "aria-label": `${title}: ${words}` }, drawing, h("span", { class: "top-label" }, exact(high)), h("span", { class: "low-label" }, exact(low))),
+    h("div", { class: "axis", "aria-hidden": "true" }, [since, until].map((at) => h("span", {}, stamp(at)))), h("p", { class: "found small" }, words));
+}
+
+const exact = (number) => Number(number.toPrecision(4)).toLocaleString(undefined, { maximumSignificantDigits: 4 });
+
 function legend(layers, line) {
   const items = layers.map(({ name, look }) => h("li", {}, h("i", { class: `swatch ${look}`, "aria-hidden": "true" }), name));
   return h("ul", { class: "stack-legend" }, items, line ? h("li", {}, h("i", { class: "swatch lined", "aria-hidden": "true" }), line.name) : null);

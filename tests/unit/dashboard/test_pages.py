@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iris_ray.actors.pool import attempt
+from iris_ray.actors.controller import history_service
+from iris_ray.actors.pool import attempt, progress_watch
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile
 from iris_ray.model.capacity import CapacityReport, Lot, Trouble
 from iris_ray.model.options import PriorityBand
@@ -16,6 +17,7 @@ from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served
 from tests.support.histories import a_month
 from tests.support.proofs import in_long
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -366,6 +368,27 @@ def test_history_shows_time_and_jobs_of_it(chromium: Browser, world: ControllerI
         row.wait_for(timeout=PATIENCE_MS)
         assert "succeeded" in row.inner_text()
         assert page.locator("tbody tr").count() == 1
+
+    chromium.see(story)
+
+
+def test_job_page_shows_curves(
+    chromium: Browser, world: ControllerInProcess, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_service, "SAMPLE_S", 1.0)
+    monkeypatch.setattr(progress_watch, "LOOK_S", 0.2)
+    for step in range(4):
+        world.says("train-llama", 100 * step, f"loss={3 - step / 2:g}")
+        wait_until(lambda step=step: world.status("train-llama").step == 100 * step)
+        time.sleep(1.1)  # the history has seconds
+        world.json("history")
+
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/jobs/train-llama")
+        page.locator(".small-chart").nth(1).wait_for(timeout=PATIENCE_MS)
+        picture(page, "curves")
+        assert page.locator("h3").all_inner_texts() == ["steps per second", "loss"]
+        waits_for(page, "3 at first, now 1.5")
 
     chromium.see(story)
 

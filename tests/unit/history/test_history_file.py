@@ -13,7 +13,7 @@ import pytest
 from iris_ray.errors import HistoryUnavailableError
 from iris_ray.history import history_file
 from iris_ray.history.history_file import APPLICATION_ID, SCHEMA_VERSION, Bounds, HistoryFile, is_passing
-from iris_ray.history.rows import EventRow, JobStory, Sample, UserSample
+from iris_ray.history.rows import CurvePoint, EventRow, JobStory, Sample, UserSample
 from tests.support.histories import NOON, History, story
 from tests.support.worlds import S, World
 
@@ -105,6 +105,19 @@ def test_attempt_that_state_has_forgotten_is_ended(history: History, world: Worl
     later = story(world, job)
     history.file.write([running, replace(later, attempts=later.attempts[1:])])
     assert history.rows("SELECT number, state, ended_at IS NULL FROM attempts") == [(1, "lost", 0), (2, "starting", 1)]
+
+
+def test_curves_belong_to_their_job(history: History, ended: JobStory) -> None:
+    points = [CurvePoint("job", NOON, NOON + 60 * n, 100 * n, {"loss": 3.0 - n}) for n in range(3)]
+    unknown = CurvePoint("other", NOON, NOON, 1, {})
+    history.file.write([ended, *points, points[0], unknown])
+    assert history.rows("SELECT name, count(*), max(value), max(step) FROM curves GROUP BY name") == [
+        ("loss", 3, 3.0, 200),
+        ("step", 3, 200.0, 200),
+    ]
+    history.now += 500 * 86400
+    history.bounded(days=30).tidy()
+    assert history.rows("SELECT * FROM curves") == []
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -225,6 +238,7 @@ def test_schema_version_changes_with_schema(history: History) -> None:
         " error lost_s lost_chip_s",
         "time": "job day kind seconds chip_seconds",
         "losses": "job day cause count seconds chip_seconds",
+        "curves": "job name at step value",
         "events": "at kind subject job_id what",
         "fleet_samples": "at span_s type chips",
         "user_samples": "at span_s type band user team busy_chips waiting_jobs waiting_chips",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from iris_ray.history.rows import NOTABLE, EventRow, event_row, is_kept, sample, stage
+from iris_ray.history.rows import NOTABLE, CurvePoint, EventRow, curve_point, event_row, is_kept, sample, stage
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput import Marks
 from iris_ray.model.jobs import Job
@@ -26,7 +26,7 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
-from tests.support.histories import NOON, story
+from tests.support.histories import NOON, story, wall
 from tests.support.worlds import S, World, attempt_id, cpu_host, host
 
 
@@ -134,6 +134,23 @@ def test_stage_changes_when_a_job_starts_restarts_or_ends(world: World) -> None:
     world.finish(job)
     stages.append(stage(job))
     assert len(set(stages)) == len(stages)
+
+
+@pytest.mark.parametrize(
+    ("says", "numbers"),
+    [
+        ("loss=2.31 lr=1e-05", {"loss": 2.31, "lr": 1e-5}),
+        ("ETA 3 h, loss=-2, MFU=41 %", {"loss": -2.0, "MFU": 41.0}),
+        ("loss=nan step=1.2.3 a.b=1 x=1e", {}),
+        (None, {}),
+    ],
+)
+def test_curve_has_step_and_numbers_of_status(world: World, says: str | None, numbers: dict[str, float]) -> None:
+    job = world.start()
+    world.now += 5.0
+    assert curve_point(job, world.now, wall, 7, says) == CurvePoint("job", NOON, NOON + 5.0, 7, numbers)
+    point = curve_point(job, world.now, wall, None, says)
+    assert (point is None) is not bool(numbers)
 
 
 EVENTS: list[tuple[Event, tuple[str, str, str | None, str]]] = [
