@@ -335,7 +335,7 @@ def _line(held: Row, kinds: Sequence[Row], losses: Sequence[Row]) -> dict[str, A
             amounts[row["kind"]] = amounts.get(row["kind"], 0.0) + row["chip_hours"]
 
     def lost(causes: Sequence[FailureCause]) -> float:
-        return sum(row["chip_hours"] for row in losses if row["who"] == who and row["cause"] in causes)
+        return float(sum(row["chip_hours"] for row in losses if row["who"] == who and row["cause"] in causes))
 
     return {
         "who": who,

@@ -101,7 +101,7 @@ def _upsert(table: str, columns: Sequence[str], key: Sequence[str], kept: Sequen
 
 
 def _names(kind: type) -> list[str]:
-    return [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    return [field.name for field in fields(kind)]
 
 
 _JOB, _ATTEMPT, _EVENT, _USER = (_names(kind) for kind in (JobRow, AttemptRow, EventRow, UserSample))

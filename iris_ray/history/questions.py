@@ -158,8 +158,10 @@ def fleet_question(since: float, until: float, step_s: int, tpu_type: str | None
         tpu_type: only chips of this type; None: of all.
     """
     return Question(
-        f"""{_SPANS} SELECT step * :step AS at, sum(chips * span_s) / span AS chips
-            FROM fleet_samples JOIN spans ON step = at / :step WHERE {_IN_TIME} GROUP BY step ORDER BY step""",
+        f"""{_SPANS}, sums AS (
+                SELECT at / :step AS step, sum(chips * span_s) AS chips FROM fleet_samples WHERE {_IN_TIME} GROUP BY 1
+            )
+            SELECT step * :step AS at, chips / span AS chips FROM sums JOIN spans USING (step) ORDER BY step""",
         {"since": since, "until": until, "step": step_s, "type": tpu_type},
     )
 
@@ -171,10 +173,14 @@ def users_question(since: float, until: float, step_s: int, by: str, tpu_type: s
     """
     assert by in GROUPS
     return Question(
-        f"""{_SPANS} SELECT step * :step AS at, {by} AS who, sum(busy_chips * span_s) / span AS busy_chips,
-                   sum(waiting_jobs * span_s) / span AS waiting_jobs,
-                   sum(waiting_chips * span_s) / span AS waiting_chips
-            FROM user_samples JOIN spans ON step = at / :step WHERE {_IN_TIME} GROUP BY step, who ORDER BY step, who""",
+        f"""{_SPANS}, sums AS (
+                SELECT at / :step AS step, {by} AS who, sum(busy_chips * span_s) AS busy,
+                       sum(waiting_jobs * span_s) AS jobs, sum(waiting_chips * span_s) AS chips
+                FROM user_samples WHERE {_IN_TIME} GROUP BY 1, 2
+            )
+            SELECT step * :step AS at, who, busy / span AS busy_chips, jobs / span AS waiting_jobs,
+                   chips / span AS waiting_chips
+            FROM sums JOIN spans USING (step) ORDER BY step, who""",
         {"since": since, "until": until, "step": step_s, "type": tpu_type},
     )
 

@@ -106,11 +106,11 @@ class HistoryService:
 
     def follow_settings(self) -> None:
         """Write to the file that the cluster's settings name from now on."""
-        values = [self._state.settings.value(setting) for setting in (HISTORY, HISTORY_DAYS, HISTORY_MB)]
-        if (chosen := tuple(values)) == self._chosen:
+        value = self._state.settings.value
+        chosen = where, days, megabytes = value(HISTORY), value(HISTORY_DAYS), value(HISTORY_MB)
+        if chosen == self._chosen:
             return
         self._chosen = chosen
-        where, days, megabytes = chosen
         try:
             directory = self._directory() if where == ON else None if where == OFF else Path(where)
         except OSError as error:
