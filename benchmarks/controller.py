@@ -2,6 +2,7 @@
 
     python benchmarks/controller.py            # everything; about two minutes on 2 cores
     python benchmarks/controller.py --quick    # a tenth of the fleet, few samples; about 20 seconds
+    python benchmarks/controller.py --without-history    # the same without the history, to compare
 
 All of it is real but the hosts: the Controller is a Ray actor with its journal in Ray's key-value store, and hears of
 jobs from other Ray actors as in production. Ray's node table is made up (640 slices, 10,176 hosts), and so is what a
@@ -21,8 +22,10 @@ import contextlib
 import pickle
 import signal
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -76,12 +79,12 @@ QUICK = Scale(slices=64, storms=2, queued=100, samples=40, kills=1, idle_s=2.0)
 class Subject:
     """The Controller that is measured."""
 
-    def __init__(self, scale: Scale) -> None:
+    def __init__(self, scale: Scale, history: Path | None) -> None:
         self.scale = scale
         self.actor = (
             ray.remote(Controller)
             .options(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
-            .remote(FakeNodes(scale.fleet))
+            .remote(FakeNodes(scale.fleet), history=lambda: history)
         )
         kind = ray.remote(FakePool).options(num_cpus=0, max_concurrency=10_000)
         self.pools = [kind.remote(self.actor, f"user-{number}") for number in range(POOLS)]
@@ -242,8 +245,8 @@ def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
     )
 
 
-def measure(scale: Scale) -> None:
-    subject = Subject(scale)
+def measure(scale: Scale, history: Path | None) -> None:
+    subject = Subject(scale, history)
     ray.get(subject.actor.ping.remote())
     print(f"The Controller is process {subject.process.pid}.\n")
     row("What", "Measured", "To reach")
@@ -267,10 +270,12 @@ def measure(scale: Scale) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the fleet, few samples")
+    parser.add_argument("--without-history", action="store_true", help="the Controller writes no history")
     options = parser.parse_args()
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        measure(QUICK if options.quick else FULL)
+        with tempfile.TemporaryDirectory() as history:
+            measure(QUICK if options.quick else FULL, None if options.without_history else Path(history))
     finally:
         ray.shutdown()
 

@@ -17,6 +17,7 @@
     │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
     │   ├── InvalidClusterFileError          no RayCluster, or one that KubeRay refuses; the message names the line
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
+    │   ├── InvalidQueryError                a statement for the history that writes, makes no sense, or takes too long
     │   ├── CheckpointMismatchError          a step that was saved is of another state than the one to restore
     │   ├── CheckpointTooLargeError          the memory of a host has no room for the state of its processes
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
@@ -24,6 +25,7 @@
     ├── FrayMissingError (ImportError)       Fray, Marin's interface to jobs, is not installed
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found, or the process has left it
     ├── ControllerUnavailableError (RuntimeError)
+    ├── HistoryUnavailableError (RuntimeError)  there is no history, or it can't be read
     ├── NotPermittedError (PermissionError)  it is another user's job, or only operators may do it
     ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another token
     ├── RayJobError (RuntimeError)           Ray's job API refused the request, or gave an unreadable answer
@@ -123,6 +125,10 @@ class InvalidFunctionError(InvalidRequestError):
     """The function can't be run on a gang: it needs arguments, can't be pickled, or is not a function."""
 
 
+class InvalidQueryError(InvalidRequestError):
+    """A statement that the history can't take: it writes, makes no sense, or takes too long. Nothing was changed."""
+
+
 class CheckpointMismatchError(InvalidRequestError):
     """The newest step in memory is of another state than the one to restore; the message names the difference."""
 
@@ -149,6 +155,10 @@ class NoClusterError(IrisError, ConnectionError):
 
 class ControllerUnavailableError(IrisError, RuntimeError):
     """The cluster's Controller could not be started or reached."""
+
+
+class HistoryUnavailableError(IrisError, RuntimeError):
+    """The history is switched off, has not begun, or can't be read or written; the message says which."""
 
 
 class NotPermittedError(IrisError, PermissionError):

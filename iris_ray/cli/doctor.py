@@ -15,6 +15,7 @@ from iris_ray.cli.checks.cluster import (
     check_controller,
     check_controllers_code,
     check_demand,
+    check_history,
     check_hosts,
     check_quarantine,
     check_set_aside,
@@ -121,6 +122,7 @@ def _examine_controller() -> Iterator[Finding]:
     yield from check_set_aside(about)
     yield from check_demand(about)
     yield from check_clock(about)
+    yield from check_history(about)
 
 
 def reserved_chips() -> dict[str, float]:

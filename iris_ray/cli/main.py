@@ -77,6 +77,10 @@ SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
             "cli.main:cluster", "The whole cluster: dashboard, limits, Controller, provisioning, self-test."
         ),
     },
+    "Looking back": {
+        "history": Entry("cli.history:history", "Jobs that ended long ago, utilisation over time, and any SELECT."),
+        "report": Entry("cli.history:report", "Chip-hours and goodput of a month by user, and what failures cost."),
+    },
     "Without a cluster": {
         "demo": Entry("cli.demo:demo", "See a job lose two TPU slices and finish anyway, without any TPU."),
         "study": Entry("cli.study:study", "See in virtual time how long jobs would wait, and what faults would cost."),

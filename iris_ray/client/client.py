@@ -22,7 +22,8 @@ from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import takes
-from iris_ray.errors import InvalidRequestError
+from iris_ray.errors import InvalidQueryError, InvalidRequestError
+from iris_ray.history.reading import MOST_ROWS_EVER
 from iris_ray.model.checks import require_int
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import JobOptions
@@ -244,6 +245,29 @@ class IrisClient:
         """
         user = current_user()
         return controller_of_a_job().ask(ControllerInterface.cancel, job_id_of(job), f"cancelled by {user}", user)
+
+    # -- history ---------------------------------------------------------------------------------------------------
+
+    def history(self, sql: str, **parameters: str | int | float | None) -> list[dict[str, str | int | float | None]]:
+        """Return rows of the cluster's history, which also has jobs that the Controller has forgotten.
+
+        Args:
+            sql: a SELECT over the tables of docs/history.md; ``:name`` stands for a parameter.
+            parameters: their values by name.
+
+        Raises:
+            InvalidQueryError: the statement writes, makes no sense, takes longer than 10 s, or has more rows than an
+                answer holds: 100,000, or 16 MB.
+            HistoryUnavailableError: the cluster keeps no history, or it can't be read.
+
+        Example:
+            >>> client.history("SELECT job_id, state FROM jobs WHERE user = :user", user="ann")
+            [{'job_id': 'train-1a2b3c4d', 'state': 'succeeded'}]
+        """
+        found = ControllerConnection().ask(ControllerInterface.ask_history, sql, parameters, MOST_ROWS_EVER)
+        if found.cut:
+            raise InvalidQueryError(f"there are more than {len(found.rows):,} rows; narrow the statement, or add LIMIT")
+        return found.as_dicts()
 
     # -- hosts -----------------------------------------------------------------------------------------------------
 

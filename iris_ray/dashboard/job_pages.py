@@ -1,4 +1,4 @@
-"""Answers questions of pages about single jobs and their logs. Pages that ask at the same time share an answer."""
+"""Answers questions of pages about jobs, logs and the history. Pages that ask at the same time share an answer."""
 
 import asyncio
 import time
@@ -12,13 +12,28 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
 from iris_ray.actors.protocol.task_log import LogPosition, printable
-from iris_ray.errors import InvalidRequestError
+from iris_ray.errors import HistoryUnavailableError, InvalidRequestError
+from iris_ray.history.questions import (
+    Question,
+    Wanted,
+    fleet_question,
+    job_questions,
+    jobs_question,
+    step_for,
+    users_question,
+)
+from iris_ray.history.reading import MOST_ROWS_EVER, HistoryRows
 from iris_ray.model.goodput import Totals, productive_share
 from iris_ray.model.options import WHOLE_JOB
 
 SHARED_S = 0.5
 """How long the server reuses an answer. Pages that ask before it has arrived share it."""
 GOODPUT_S = 10.0
+HISTORY_S = 20.0
+STEPS = 120
+"""A chart has about so many steps."""
+MOST_HOURS = 400 * 24
+JOBS_SHOWN = 100
 MOST_ANSWERS = 200
 PIECE_BYTES = 256 << 10
 TAIL_LINES = 500
@@ -48,6 +63,27 @@ class JobPages:
     async def goodput(self) -> dict[str, Any]:
         """Return how each user's jobs spent their time, asked at most once in `GOODPUT_S`."""
         return await self._shared(("goodput",), _goodput, GOODPUT_S)
+
+    async def history(self, what: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the utilisation of the past hours, or the latest jobs of that time, asked at most once in `HISTORY_S`.
+
+        Args:
+            what: "utilisation" or "jobs".
+            query: ``hours``, and ``type`` and ``text``: only chips and jobs of this type; only jobs with this text in
+                their names, or of this user.
+
+        Raises:
+            InvalidRequestError: the hours are no number.
+            HistoryUnavailableError: the cluster keeps no history.
+        """
+        hours = min(max(1, _number("hours", query.get("hours", "24"))), MOST_HOURS)
+        asked = hours, query.get("type") or None, query.get("text") or None
+        ask = _utilisation if what == "utilisation" else _past_jobs
+        return await self._shared(("history", what, *asked), lambda source: ask(source, *asked), HISTORY_S)
+
+    async def past_job(self, job_id: str) -> dict[str, Any]:
+        """Return all that the history has of a job; ``job`` is None if it has none, or there is no history."""
+        return await self._shared(("past job", job_id), lambda source: _past_job(source, job_id))
 
     async def logs(self, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return a piece of a task's output, and where the next piece begins.
@@ -125,6 +161,39 @@ def _task(task: TaskStatus) -> dict[str, Any]:
 
 def _goodput(source: ControllerConnection) -> dict[str, Any]:
     return goodput_by_user(source.ask_all(ControllerInterface.list_goodput))
+
+
+def _ask_history(source: ControllerConnection, question: Question, most_rows: int = MOST_ROWS_EVER) -> HistoryRows:
+    return source.ask(ControllerInterface.ask_history, question.sql, dict(question.parameters), most_rows)
+
+
+def _utilisation(source: ControllerConnection, hours: int, tpu_type: str | None, _: str | None) -> dict[str, Any]:
+    step = step_for(hours * 3600.0, STEPS)
+    until = (int(time.time()) // step + 1) * step
+    since = until - (hours * 3600 // step) * step
+    of_time = since, until, step
+    types = Question("SELECT DISTINCT type FROM fleet_samples WHERE at >= :since ORDER BY 1", {"since": since})
+    found: dict[str, Any] = {"since": since, "until": until, "step_s": step}
+    found["types"] = [row["type"] for row in _ask_history(source, types).as_dicts()]
+    found["chips"] = _ask_history(source, fleet_question(*of_time, tpu_type)).as_dicts()
+    for by in ("band", "user"):
+        found[f"by_{by}"] = _ask_history(source, users_question(*of_time, by, tpu_type)).as_dicts()
+    return found
+
+
+def _past_jobs(source: ControllerConnection, hours: int, tpu_type: str | None, text: str | None) -> dict[str, Any]:
+    now = time.time()
+    wanted = Wanted(type=tpu_type, text=text, since=now - hours * 3600.0)
+    found = _ask_history(source, jobs_question(wanted, now, JOBS_SHOWN), JOBS_SHOWN)
+    return {"rows": found.as_dicts(), "cut": found.cut}
+
+
+def _past_job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
+    try:
+        found = {name: _ask_history(source, asked).as_dicts() for name, asked in job_questions(job_id).items()}
+    except HistoryUnavailableError:
+        return {"job": None, "curves": []}
+    return {**found, "job": next(iter(found["job"]), None)}
 
 
 def _logs(source: ControllerConnection, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:

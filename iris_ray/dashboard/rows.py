@@ -196,10 +196,10 @@ def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
         for kind in kinds or [""]:
             chips = team.chips[kind] if kind else TeamChips(0, 0, 0, 0, {})
             if team.name or chips.used:
-                rows[f"{team.name}:{kind or ''}"] = {
+                rows[f"{team.name}:{kind}"] = {
                     "order": number,
                     "team": team.name,
-                    "type": kind,
+                    "type": kind or None,
                     "quota": chips.quota,
                     "used": chips.used,
                     "borrowed": chips.borrowed,

@@ -6,6 +6,8 @@
 ``/api/changes?since=V``    server-sent events: the changes since a version, as they come
 ``/api/jobs``, …            one table: its rows
 ``/api/goodput``            how each user's jobs spent their time
+``/api/history/…``          ``utilisation`` over time, and ``jobs`` of that time; ``hours``, ``type``, ``text``
+``/api/history/jobs/ID``    a job in full, also one that the Controller has forgotten
 ``/api/jobs/ID``            a job in full: why it waits, its tasks and attempts
 ``/api/jobs/ID/logs``       a piece of a task's output; ``task``, ``attempt``, ``offset`` or ``tail``
 ``/healthz``, ``/readyz``   the server lives; the Controller answers it
@@ -62,6 +64,8 @@ def application(connect: Callable[[], ControllerConnection], address: str, token
             web.get("/api/snapshot", routes.snapshot),
             web.get("/api/changes", routes.changes),
             web.get("/api/goodput", routes.goodput),
+            web.get("/api/history/{what:utilisation|jobs}", routes.history),
+            web.get(f"/api/history/jobs/{JOB}", routes.past_job),
             web.get(f"/api/jobs/{JOB}", routes.job),
             web.get(f"/api/jobs/{JOB}/logs", routes.logs),
             web.get(f"/api/{{table:{'|'.join(TABLES)}}}", routes.table),
@@ -164,6 +168,14 @@ class _Routes:
 
     async def goodput(self, _: web.Request) -> web.StreamResponse:
         return web.Response(body=encode(await self._jobs.goodput()), content_type="application/json")
+
+    async def history(self, request: web.Request) -> web.StreamResponse:
+        found = await self._jobs.history(request.match_info["what"], request.query)
+        return web.Response(body=encode(found), content_type="application/json")
+
+    async def past_job(self, request: web.Request) -> web.StreamResponse:
+        found = await self._jobs.past_job(request.match_info["job"])
+        return web.Response(body=encode(found), content_type="application/json")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         found = await self._jobs.logs(request.match_info["job"], request.query)

@@ -82,6 +82,19 @@ def _count(text: str) -> int | None:
     return int(text)
 
 
+def _place(text: str) -> str:
+    if text not in (ON, OFF) and not text.startswith("/"):
+        raise ValueError(f"give {ON}, {OFF}, or a directory on the head that begins with /")
+    return text
+
+
+def _positive(text: str) -> int:
+    found = _count(text)
+    if found is None:
+        raise ValueError("give a whole number, 1 or more")
+    return found
+
+
 def _locations(text: str) -> tuple[str, ...]:
     if text == OFF:
         return ()
@@ -138,6 +151,19 @@ AUTOSCALER_DEMAND = ClusterSetting(
     "Whether the Controller asks Ray's autoscaler or KubeRay for missing slices; auto: if an autoscaler runs.",
     _demand,
 )
+HISTORY = ClusterSetting(
+    "history",
+    ON,
+    f"{ON}, {OFF}, or a directory on the head",
+    "Whether the Controller keeps a history, and where; on: beside its records, or in the head's directory.",
+    _place,
+)
+HISTORY_DAYS = ClusterSetting(
+    "history_days", "400", "days", "How long the history keeps jobs, events and samples.", _positive
+)
+HISTORY_MB = ClusterSetting(
+    "history_mb", "1024", "megabytes", "How large the history may get; then the oldest goes first.", _positive
+)
 
 _ALL: tuple[ClusterSetting[Any], ...] = (
     OPERATORS,
@@ -147,6 +173,9 @@ _ALL: tuple[ClusterSetting[Any], ...] = (
     EVICTIONS_PER_USER,
     CLOUD_TPU,
     AUTOSCALER_DEMAND,
+    HISTORY,
+    HISTORY_DAYS,
+    HISTORY_MB,
 )
 TABLE: Mapping[str, ClusterSetting[Any]] = {setting.name: setting for setting in _ALL}
 

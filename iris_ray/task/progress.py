@@ -47,28 +47,41 @@ def heartbeat(step: int | None = None) -> None:
         _replace(files.heartbeat, "" if number is None else str(number))
 
 
-def report_status(text: str) -> None:
+def report_status(text: str = "", **numbers: float) -> None:
     """Report the job's status in a few words; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
 
     The job's status is that of its first task that reports one; each call replaces the last report. Call it as often as
     you like: a call writes a small file, which is read every few seconds. Outside a task it does nothing.
 
     Args:
-        text: one line; the first 200 characters are kept.
+        text: one line; the first 200 characters are kept, less those of the numbers.
+        numbers: follow the text, as ``loss=2.31``. The history keeps them, and the dashboard draws them as curves.
 
     Raises:
-        InvalidRequestError: the text is not a str.
+        InvalidRequestError: the text is not a str, or one of the numbers is none.
 
     Example::
 
         if step % 10 == 0:
-            iris_ray.report_status(f"loss {loss:.2f}, {steps_per_s:.1f} steps/s")
+            iris_ray.report_status(f"ETA {hours:.0f} h", loss=loss, steps_per_s=steps_per_s)
     """
     if not isinstance(text, str):
-        raise InvalidRequestError(f"the status is {text!r}; give a str, such as 'loss 2.31, ETA 3 h'")
+        raise InvalidRequestError(f"the status is {text!r}; give a str, such as 'ETA 3 h', and numbers as loss=2.31")
+    pairs = " ".join(f"{name}={_number(name, value):.6g}" for name, value in numbers.items())
     if (files := TaskFiles.of_this_task()) is not None:
-        words = text[: 4 * STATUS_CHARACTERS].encode(errors="backslashreplace").decode().split()
-        _replace(files.status, " ".join(words)[:STATUS_CHARACTERS])
+        words = " ".join(text[: 4 * STATUS_CHARACTERS].encode(errors="backslashreplace").decode().split())
+        left = max(0, STATUS_CHARACTERS - len(pairs) - bool(pairs))
+        _replace(files.status, f"{words[:left]} {pairs}".strip()[:STATUS_CHARACTERS])
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a number as a float, also one of NumPy or an array of JAX that holds a single one."""
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidRequestError(f"{name} is {shown(value)}; give a number, such as {name}=2.31")
 
 
 @contextlib.contextmanager

@@ -91,6 +91,7 @@ class ClusterInProcess:
         process_start_s: how long a task process takes to start; seconds.
         cores: how many each host has.
         free_bytes: how much memory is free on each host.
+        history: the directory of the Controller's history; None: it keeps none.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class ClusterInProcess:
         self.unreserved = ""  # reservations whose name has this are not made; "all": none is
         self.cores = 2
         self.free_bytes = 8 << 30
+        self.history: Path | None = None
         self._directory = directory
         self._table = {HEAD_NODE: _node(HEAD_NODE, "10.0.0.1", {"CPU": 8.0, "node:__internal_head__": 1.0})}
         self._nodes: dict[str, NodeProcesses] = {}
@@ -213,7 +215,13 @@ class ClusterInProcess:
     # -- actors ----------------------------------------------------------------------------------------------------
 
     def new_controller(self) -> Controller:
-        return Controller(self.read_nodes, self.restart_controller, find_demand=lambda: None, meter=RecordedMeter)
+        return Controller(
+            self.read_nodes,
+            self.restart_controller,
+            find_demand=lambda: None,
+            meter=RecordedMeter,
+            history=lambda: self.history,
+        )
 
     def restart_controller(self) -> None:
         """End the Controller's process, and start it anew as Ray does."""

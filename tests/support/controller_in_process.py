@@ -36,6 +36,7 @@ from iris_ray.errors import IrisError
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
+from iris_ray.state import job_table
 from tests.support.cluster_in_process import ClusterInProcess, RecordedMeter
 from tests.support.command_line import Terminal, invoke
 from tests.support.hosts_in_process import Crash, Task
@@ -47,9 +48,14 @@ class ControllerOf(Controller):
     """A Controller that a version of iris_ray has started. It keeps that version."""
 
     def __init__(
-        self, read_nodes: Callable[[], NodeTable], end: Callable[[], object], version: str, protocol: int
+        self,
+        read_nodes: Callable[[], NodeTable],
+        end: Callable[[], object],
+        version: str,
+        protocol: int,
+        history: Path | None,
     ) -> None:
-        super().__init__(read_nodes, end, find_demand=lambda: None, meter=RecordedMeter)
+        super().__init__(read_nodes, end, find_demand=lambda: None, meter=RecordedMeter, history=lambda: history)
         self._of = version, protocol
 
     async def versions(self) -> dict[str, Any]:
@@ -97,7 +103,7 @@ class ControllerInProcess(ClusterInProcess):
         return self._controllers[-1]
 
     def controller_of(self, version: str, protocol: int = PROTOCOL_VERSION) -> Controller:
-        return ControllerOf(self.read_nodes, self.restart_controller, version, protocol)
+        return ControllerOf(self.read_nodes, self.restart_controller, version, protocol, self.history)
 
     def start_controller(self) -> None:
         """Start the Controller as the first job of a cluster does."""
@@ -206,6 +212,12 @@ class ControllerInProcess(ClusterInProcess):
         failures = self.status(job_id).failures
         self._in_loop(self._latest(job_id)[index].end.set_exception, Crash(how))
         wait_until(lambda: self.status(job_id).failures > failures)
+
+    def forget(self, job_id: str, **changes: Any) -> None:
+        """Have the Controller forget a job that has ended, after another one with these changes."""
+        with mock.patch.object(job_table, "FINISHED_JOBS_KEPT", 0):
+            self.succeed(self.start(f"after-{job_id}", **changes))
+            wait_until(lambda: job_id not in self.jobs())
 
     def prints(self, job_id: str, index: int, text: str) -> None:
         """Make the latest attempt of a task print something."""

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import iris_ray
@@ -15,6 +16,7 @@ from iris_ray.actors.controller.autoscaler_demand import Demand
 from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.event_processor import EventProcessor
+from iris_ray.actors.controller.history_service import HistoryService, history_directory
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.kuberay_demand import find_demand as demand_of_this_cluster
 from iris_ray.actors.controller.log_service import LogService
@@ -75,6 +77,7 @@ class ControllerProcess:
         end: ends this process, when only a new one helps.
         find_demand: returns the object that asks for missing slices, if any; blocks.
         meter: makes the meter for measurements.
+        history: returns the directory of the history, if no setting names one; None: it keeps none.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class ControllerProcess:
         end: Callable[[], object] = end_process_soon,
         find_demand: Callable[[], Demand | None] = demand_of_this_cluster,
         meter: Callable[[], Meter] = RayMeter,
+        history: Callable[[], Path | None] = history_directory,
     ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
         self._started_at = time.time()
@@ -98,10 +102,17 @@ class ControllerProcess:
         self._background = BackgroundTasks(self._background_failed)
         self._scheduler = Scheduler()
         self._planner = Planner(self._state, NODE_POLL_S, self._scheduler, most_placed=MOST_PLACED)
-        self._events = EventProcessor(
-            self._state, self._planner, self._journal, self._background, self._end, self._measure_wait
-        )
         self._progress = ProgressBoard()
+        self._history = HistoryService(self._state, self._progress, self._clock, history)
+        self._events = EventProcessor(
+            self._state,
+            self._planner,
+            self._journal,
+            self._background,
+            self._end,
+            self._measure_wait,
+            self._history.note,
+        )
         self._pools = PoolRegistry(self._journal, self._state, self._apply_of_pools, self._background)
         self._logs = LogService()
         self._capacity = CapacityBoard(self._clock)
@@ -158,6 +169,8 @@ class ControllerProcess:
         self._background.start(self._watch_demand(), "asking for missing slices")
         self._measurements = Measurements(self._state, self._nodes.unusable, self._meter(), self._clock.now())
         self._background.start(self._watch_measurements(self._measurements), "measuring")
+        self._history.note_start(self._journal.epoch, iris_ray.__version__)
+        self._background.start(self._history.run(lambda: self._events.deposed), "writing the history")
         self._events.begin(self._dispatcher)
 
     def _follow_settings(self) -> None:
@@ -168,6 +181,7 @@ class ControllerProcess:
         self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
         self._planner.look_again()
         self._provider.ask_at(settings.value(CLOUD_TPU))
+        self._history.follow_settings()
 
     async def _watch_nodes(self) -> None:
         while not self._events.deposed:

@@ -36,6 +36,7 @@ class EventProcessor:
         background: runs the loop.
         end: called once when this Controller ends.
         placed: called with every gang that gets hosts, and the time.
+        seen: called with events before they are applied.
 
     Attributes:
         deposed: why this Controller acknowledges no events: another one has taken over; else None.
@@ -50,6 +51,7 @@ class EventProcessor:
         background: BackgroundTasks,
         end: Callable[[], object],
         placed: Callable[[Job, Gang, float], object] = lambda *_: None,
+        seen: Callable[[Collection[Event]], object] = lambda _: None,
     ) -> None:
         self.deposed: str | None = None
         self.failed: str | None = None
@@ -60,6 +62,7 @@ class EventProcessor:
         self._background = background
         self._end = end
         self._placed = placed
+        self._seen = seen
         self._dispatcher: Dispatcher | None = None
         self._instructions = Instructions()  # of the latest events
         self._recorded: asyncio.Future[None] | None = None  # for events since the latest plan
@@ -83,8 +86,9 @@ class EventProcessor:
         if self.failed is not None:
             self._refuse(ControllerUnavailableError(self.failed))
             return recorded
-        now = TimePassedEvent(self._journal.clock.now())
-        apply_safely(self._state, [now, *self._contained.without(events)], self._instructions)
+        now, known = TimePassedEvent(self._journal.clock.now()), list(self._contained.without(events))
+        self._seen(known)
+        apply_safely(self._state, [now, *known], self._instructions)
         try:
             self._contained.end_those_of_failed(self._state, self._instructions)
         except BrokenStateError as error:

@@ -42,6 +42,7 @@ from iris_ray.actors.protocol.status import (
 from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.actors.protocol.version import package_directory
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameError
+from iris_ray.history.reading import HistoryRows, Value
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, WasSet, setting_named
@@ -112,6 +113,11 @@ class UserCalls(ControllerProcess):
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
         await self.ping()
         return self._journal.fleet_times.since(since)
+
+    @checked
+    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
+        await self.ping()
+        return await self._history.ask(sql, parameters, most_rows)
 
     @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -312,6 +318,7 @@ class UserCalls(ControllerProcess):
             "set_aside": self._set_aside(),
             "demand": self._asks_for_slices(),
             "clock_jumps": self._clock.jumps,
+            "history": self._history.about(),
         }
 
     def _status(self, job: Job) -> JobStatus:

@@ -208,7 +208,7 @@ def job_goodput(job: Job, heard: Heard | None, clock: Clock, chip_hour: tuple[fl
         clock: the Controller's.
         chip_hour: the price of a chip-hour of its type, and the currency; None if it is not known.
     """
-    times, now = _with_latest(job.times, heard), clock.now()
+    times, now = with_latest(job.times, heard), clock.now()
     totals, known = Totals.of(measure(times, job.submitted_at, now)), failures(times, now)
     return JobGoodput(
         number=job.number,
@@ -230,7 +230,7 @@ def job_goodput(job: Job, heard: Heard | None, clock: Clock, chip_hour: tuple[fl
     )
 
 
-def _with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
+def with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
     """Return the times with the reported marks of the latest attempt, if they are newer than the recorded ones."""
     if (marks := newer_marks(times, heard)) is None:
         return times

@@ -119,6 +119,19 @@ def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "set aside", f"{aside.name}{began}{ends}: {aside.why}")
 
 
+def check_history(about: Mapping[str, Any]) -> Iterator[Finding]:
+    """Say if the history can't be written.
+
+    Args:
+        about: what the Controller says about itself.
+    """
+    found = about.get("history", {})
+    if trouble := found.get("trouble"):
+        where = f"{found['path']}: {trouble}; {found['lost']} records are lost"
+        advice = "jobs do not mind; free its disk, or choose another: iris-ray cluster settings set history=DIRECTORY"
+        yield Finding(Level.WARNING, "history", where, advice)
+
+
 def check_demand(about: Mapping[str, Any]) -> Iterator[Finding]:
     """Say how the Controller asks for missing slices, and if not as it should, why.
 

@@ -5,6 +5,7 @@ import { beginTheme } from "./theme.js";
 import { cluster, follow, tables } from "./store.js";
 import { eventsPage } from "./events.js";
 import { fleetPage } from "./fleet.js";
+import { historyPage } from "./history.js";
 import { jobPage } from "./job.js";
 import { jobsPage } from "./jobs.js";
 import { queuePage } from "./queue.js";
@@ -12,7 +13,7 @@ import { slicePage } from "./slice.js";
 import { usersPage } from "./users.js";
 
 const PAGES = {
-  fleet: fleetPage, queue: queuePage, jobs: jobsPage, users: usersPage, events: eventsPage,
+  fleet: fleetPage, queue: queuePage, jobs: jobsPage, users: usersPage, events: eventsPage, history: historyPage,
   "jobs/": jobPage, "slices/": slicePage,
 };
 

@@ -2,6 +2,7 @@
 import { fill, h, jobLink, link, setText, sliceLink, table, tr } from "./dom.js";
 import { badge, clock, counted, duration, howFar, now, short, since } from "./format.js";
 import { attemptsOf, timeline } from "./timeline.js";
+import { curvesView } from "./curves.js";
 import { goodputView, hours } from "./goodput.js";
 import { logView } from "./logs.js";
 import { tables } from "./store.js";
@@ -19,8 +20,10 @@ export function jobPage(root, id) {
   const taskSection = h("section", { hidden: true }, h("h2", {}, "Tasks"), tasks.element);
   const taskNote = h("p", { class: "found" });
   const logs = logView(id);
-  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs")), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line, parts.goodput,
-    h("section", {}, h("h2", {}, "Logs"), logs.element), taskSection, parts.events);
+  const curves = curvesView(id);
+  const logSection = h("section", {}, h("h2", {}, "Logs"), logs.element);
+  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs")), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line, parts.goodput, curves.element,
+    logSection, taskSection, parts.events);
   taskSection.append(taskNote);
 
   let asked = 0;
@@ -29,7 +32,10 @@ export function jobPage(root, id) {
     const answer = await fetch(`/api/jobs/${encodeURIComponent(id)}`).catch(() => null);
     if (!answer || number !== asked) return;
     const job = await answer.json();
-    if (!answer.ok) return fill(parts.head, h("p", { class: "callout" }, job.error));
+    if (!answer.ok) {
+      logSection.hidden = answer.status === 404 && (await showPast(parts, id));
+      return logSection.hidden ? ends() : fill(parts.head, h("p", { class: "callout" }, job.error));
+    }
     showHead(parts, job);
     showAttempts(parts.line, job);
     showGoodput(parts.goodput, job);
@@ -46,7 +52,34 @@ export function jobPage(root, id) {
     if (known === null || tables.jobs[id] !== known) look();
     known = tables.jobs[id] ?? {};
   }
-  return { update, end: () => { clearInterval(timer); logs.end(); asked = -1; } };
+  function ends() {
+    clearInterval(timer);
+    logs.end();
+    curves.end();
+    asked = -1;
+  }
+  return { update, end: ends };
+}
+
+const PAST = ["Attempt", "End", "Why", "Ran", "On", "First to end", "Cost", "Cause"];
+
+// Shows a job that the Controller has forgotten, as the history has it; returns whether it has.
+async function showPast({ head, facts, line }, id) {
+  const answer = await fetch(`/api/history/jobs/${encodeURIComponent(id)}`).catch(() => null);
+  const { job, attempts } = answer?.ok ? await answer.json() : { job: null };
+  if (!job) return false;
+  fill(head, badge(job.state), h("span", {}, `by ${job.user}`), h("span", {}, `${job.band} priority`), h("span", {}, job.type ?? "no TPU"),
+    h("span", {}, "submitted ", since(job.submitted_at), " ago"), h("span", {}, "from the history: the Controller has forgotten it"));
+  fill(facts, fact("Ran", job.started_at === null ? "never" : duration((job.ended_at ?? job.seen_at) - job.started_at)), fact("Attempts", String(job.attempts)),
+    fact("Tasks", String(job.tasks)), job.says || job.step !== null ? fact("Said", howFar({ step: job.step, says: job.says }), "wide") : null,
+    fact("Preemptions", String(job.preemptions)), fact("Failures", String(job.failures)),
+    job.error ? fact("End", h("span", { class: "error" }, job.error.trim().split("\n")[0]), "wide") : null);
+  const rows = table(PAST, "Attempts, the latest first");
+  fill(rows.body, attempts.reverse().map((one) => tr(PAST, [one.number, badge(one.state), one.cause ?? "–",
+    one.started_at === null ? "–" : duration((one.ended_at ?? job.seen_at) - one.started_at), one.slices || "–", one.host ?? "–",
+    one.lost_chip_s === null ? "–" : `${hours(one.lost_chip_s)} chip-hours`, one.error ? h("span", { class: "why" }, one.error.trim().split("\n")[0]) : ""])));
+  fill(line, attempts.length ? [h("h2", {}, "Attempts"), rows.element] : null);
+  return true;
 }
 
 function showHead({ head, why, facts }, job) {

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iris_ray.actors.pool import attempt
+from iris_ray.actors.controller import history_service
+from iris_ray.actors.pool import attempt, progress_watch
+from iris_ray.history.history_file import NAME, Bounds, HistoryFile
 from iris_ray.model.capacity import CapacityReport, Lot, Trouble
 from iris_ray.model.options import PriorityBand
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served
+from tests.support.histories import a_month
 from tests.support.proofs import in_long
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -26,6 +30,7 @@ PAGES = {
     "jobs": "train-llama",
     "users": "nobody",
     "events": "the latest first",
+    "history": "On average",
     "jobs/train-llama": "step 7",
     "jobs/eval": "Why it waits",
     "slices/v4-16-2": "drained",
@@ -43,9 +48,11 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerInProcess]:
-    """Slices of several types, and a Controller."""
+    """Slices of several types, and a Controller whose history has a month."""
     slices = {"v4-16": 3, "v4-32": 4, "v5litepod-64": 1}
     with ControllerInProcess(tmp_path, slices).installed(monkeypatch) as world:
+        world.history = tmp_path / "history"
+        HistoryFile(world.history / NAME, Bounds(400, 100)).write(list(a_month(time.time())))
         world.start_controller()
         yield world
 
@@ -341,3 +348,74 @@ def test_fleet_shows_what_provisioners_have_asked_for(chromium: Browser, world: 
     assert east.startswith("v6e-16 us-east5-a spot 2 asked for 32 12m")
     assert east.endswith("25.6 USD <b>no capacity</b>")
     assert none.endswith("the budget is spent")
+
+
+def test_history_shows_time_and_jobs_of_it(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    world.succeed("ablate-lr")
+
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/history")
+        assert page.locator(".chart").count() in (0, 3)
+        page.locator(".chart").nth(2).wait_for(timeout=PATIENCE_MS)
+        page.locator(".plot").first.hover()
+        waits_for(page, "of 416 chips (production 32")
+        page.get_by_role("button", name="30 days").click()
+        page.get_by_label("Type").select_option("v4-32")
+        waits_for(page, "of 256")
+        page.get_by_label("Search jobs").fill("ablate")
+        page.get_by_label("Search jobs").press("Enter")
+        row = page.locator("tbody tr", has_text="ablate-lr")
+        row.wait_for(timeout=PATIENCE_MS)
+        assert "succeeded" in row.inner_text()
+        assert page.locator("tbody tr").count() == 1
+
+    chromium.see(story)
+
+
+def test_job_page_shows_curves(
+    chromium: Browser, world: ControllerInProcess, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_service, "SAMPLE_S", 1.0)
+    monkeypatch.setattr(progress_watch, "LOOK_S", 0.2)
+    for step in range(4):
+        world.says("train-llama", 100 * step, f"loss={3 - step / 2:g}")
+        wait_until(lambda step=step: world.status("train-llama").step == 100 * step)
+        time.sleep(1.1)  # the history has seconds
+        world.json("history")
+
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/jobs/train-llama")
+        page.locator(".small-chart").nth(1).wait_for(timeout=PATIENCE_MS)
+        picture(page, "curves")
+        assert page.locator("h3").all_inner_texts() == ["steps per second", "loss"]
+        waits_for(page, "3 at first, now 1.5")
+
+    chromium.see(story)
+
+
+def test_page_of_forgotten_job_comes_from_history(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    world.fail("ablate-lr", 2)
+    assert world.json("history", "ablate-lr")["job"]["state"] == "failed"
+    world.forget("ablate-lr", tpu_type="v4-32")
+
+    def story(page: "Page") -> str:
+        page.goto(f"{url}/#/jobs/ablate-lr")
+        waits_for(page, "the Controller has forgotten it")
+        picture(page, "forgotten-job")
+        return page.locator("tbody tr").first.inner_text()
+
+    attempt = chromium.see(story)
+    assert "crashed" in attempt
+    assert "v4-32-0/2" in attempt
+    chromium.troubles[:] = [text for text in chromium.troubles if "404" not in text]
+
+
+def test_history_page_without_history_says_so(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    world.iris("cluster", "settings", "set", "history=off", user="olga")
+
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/history")
+        waits_for(page, "this cluster keeps no history")
+
+    chromium.see(story)
+    chromium.troubles[:] = [text for text in chromium.troubles if "503" not in text]

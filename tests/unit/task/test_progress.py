@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from iris_ray import heartbeat, preemption_notice, report_status, unproductive
@@ -38,6 +39,18 @@ def test_status_is_latest_single_bounded_line(files: TaskFiles) -> None:
     assert files.read_status() == "loss 2.31, MFU 41 % \\udc80"
     report_status("ä" * 10_000_000)
     assert files.read_status() == "ä" * STATUS_CHARACTERS
+
+
+def test_numbers_of_status_follow_its_text(files: TaskFiles) -> None:
+    report_status(loss=2.3125)
+    assert files.read_status() == "loss=2.3125"
+    report_status("ETA 3 h", loss=np.float32(0.5), lr=1e-5)
+    assert files.read_status() == "ETA 3 h loss=0.5 lr=1e-05"
+    report_status("x" * 1000, loss=2)
+    assert files.read_status() == "x" * (STATUS_CHARACTERS - 7) + " loss=2"
+    for no_number in ("2.31", None, [1.0, 2.0]):
+        with pytest.raises(InvalidRequestError, match=r"give a number, such as loss=2\.31"):
+            report_status(loss=no_number)  # type: ignore[arg-type]
 
 
 def test_status_that_is_no_text_is_refused_everywhere(own_host: Path) -> None:

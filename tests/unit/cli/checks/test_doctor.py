@@ -24,7 +24,14 @@ from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.actors.host.metadata import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.checks import host_look, machine
-from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
+from iris_ray.cli.checks.cluster import (
+    check_clock,
+    check_controller,
+    check_history,
+    check_hosts,
+    check_quarantine,
+    check_set_aside,
+)
 from iris_ray.cli.checks.google import check_chips, check_credentials
 from iris_ray.cli.checks.host_look import device_places, foreign_lock
 from iris_ray.cli.checks.hosts import Host, check_answers, named
@@ -135,6 +142,14 @@ def test_doctor_names_latest_clock_jump_for_a_day() -> None:
     assert found.level is Level.WARNING
     assert "jumped by +3600 s, 1m00s ago" in found.found
     assert not list(check_clock({"clock_jumps": [(now - 90_000.0, 3600.0)]}))
+
+
+def test_doctor_says_that_history_is_not_written() -> None:
+    about = {"path": "/mnt/history.sqlite", "trouble": "OperationalError: database or disk is full", "lost": 3}
+    (found,) = check_history({"history": about})
+    assert "disk is full; 3 records are lost" in found.found
+    assert not list(check_history({"history": about | {"trouble": None}}))
+    assert not list(check_history({})), "an older Controller says nothing of it"
     assert not list(check_clock({}))
 
 

@@ -1,0 +1,277 @@
+"""Writes the history behind the event loop, and answers statements on it. No job and no dispatch waits for it.
+
+Every `LOOK_S` it looks at the jobs that have changed, as the measurements do, and hands rows to a thread. What can't be
+written waits, in a queue of bounded length, and is then lost with a warning.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.progress_board import ProgressBoard
+from iris_ray.actors.controller.views import with_latest
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.errors import HistoryUnavailableError
+from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
+from iris_ray.history.reading import HistoryRows, Value, read_history
+from iris_ray.history.rows import (
+    NOTABLE,
+    EventRow,
+    JobStory,
+    Record,
+    curve_point,
+    event_row,
+    is_kept,
+    job_story,
+    sample,
+    stage,
+)
+from iris_ray.model.cluster_settings import HISTORY, HISTORY_DAYS, HISTORY_MB, OFF, ON
+from iris_ray.state import ControllerState
+from iris_ray.state.events import Event
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+SAMPLE_S = 60.0
+POINTS = 500
+"""The curves of a job have about so many points, and the earliest ones are the closest."""
+REFRESH_S = 3600.0
+"""The rows of jobs that run are written anew at this interval, and what is old is deleted."""
+TURN_S = 0.02
+"""Rows are made for so long without a pause."""
+MOST_WAITING = 20_000
+"""So many jobs, attempts and events wait at most until they can be written; then the oldest are lost."""
+AT_ONCE = 2000
+"""So many records are one transaction at most."""
+SAY_S = 60.0
+"""The same trouble is said again after so long."""
+FRESH_S = 2.0
+"""A question waits at most so long until what has just happened is written."""
+
+
+def history_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return where the Controller's records are: beside the state of Ray's GCS, if that is on a disk; else the head's
+    directory of iris_ray.
+
+    Raises:
+        OSError: another user owns the head's directory.
+    """
+    if environ.get("RAY_gcs_storage") == "rocksdb" and (path := environ.get("RAY_gcs_storage_path")):
+        return Path(path, "iris_ray")
+    return host_directory(environ)
+
+
+class HistoryService:
+    """The history of one Controller.
+
+    Args:
+        state, progress: are read.
+        clock: the Controller's.
+        directory: returns the default directory of the file; None: there is no history unless an operator names one.
+    """
+
+    def __init__(
+        self, state: ControllerState, progress: ProgressBoard, clock: Clock, directory: Callable[[], Path | None]
+    ) -> None:
+        self._state = state
+        self._progress = progress
+        self._clock = clock
+        self._directory = directory
+        self._file: HistoryFile | None = None
+        self._chosen: tuple[object, ...] = ()
+        self._is_open = False  # whether this Controller has said in the file which jobs were lost
+        self._read: int | None = None  # how many changes of jobs are in rows
+        self._stages: dict[str, tuple[object, ...]] = {}  # job id → what of it is in rows
+        self._curves: dict[str, float] = {}  # job id → when the next point of its curves is due
+        self._waiting: deque[Record] = deque()
+        self._weight = 0
+        self._lost = 0
+        self._trouble: str | None = None
+        self._said_at = -math.inf
+        self._sampled_at = self._refreshed_at = -math.inf
+        self._looking = asyncio.Lock()
+        self._next: asyncio.Task[None] | None = None  # the look for which questions wait, until it begins
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="history")
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="reading the history")
+
+    def follow_settings(self) -> None:
+        """Write to the file that the cluster's settings name from now on."""
+        value = self._state.settings.value
+        chosen = where, days, megabytes = value(HISTORY), value(HISTORY_DAYS), value(HISTORY_MB)
+        if chosen == self._chosen:
+            return
+        self._chosen = chosen
+        try:
+            directory = self._directory() if where == ON else None if where == OFF else Path(where)
+        except OSError as error:
+            directory = None
+            self._say(f"there is no history: {error}")
+        self._file = None if directory is None else HistoryFile(directory / NAME, Bounds(days, megabytes))
+        self._is_open, self._read = False, None
+        self._stages.clear()
+
+    def about(self) -> dict[str, object]:
+        """Return where the file is, and what is wrong with it."""
+        path = None if self._file is None else str(self._file.path)
+        return {"path": path, "trouble": self._trouble, "lost": self._lost}
+
+    # -- rows --------------------------------------------------------------------------------------------------------
+
+    def note(self, events: Iterable[Event]) -> None:
+        """Keep those of these events that people may want to find later. They are about to be applied."""
+        if self._file is None:
+            return
+        now = self._clock.now()
+        for event in events:
+            if type(event) in NOTABLE:
+                with suppress(Exception):  # it stops no job; an event that makes no sense is refused elsewhere
+                    if (row := event_row(event, self._state, self._clock.wall(now), now)) is not None:
+                        self._add(row)
+
+    def note_start(self, epoch: int, version: str) -> None:
+        """Keep that this Controller has begun."""
+        now = self._clock.wall(self._clock.now())
+        self._add(EventRow(now, "controller", str(epoch), None, f"Controller {epoch} of iris_ray {version} has begun"))
+
+    async def run(self, is_over: Callable[[], object]) -> None:
+        """Look for changes again and again until something is true."""
+        while not is_over():
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Write what has changed."""
+        if self._file is None:
+            return
+        async with self._looking:
+            self._next = None
+            try:
+                now = self._clock.now()
+                refreshes = now >= self._refreshed_at + REFRESH_S
+                await self._collect(now, refreshes)
+                if now >= self._sampled_at + SAMPLE_S:
+                    self._sampled_at = now
+                    self._add(sample(self._state, self._clock.wall(now)))
+                    self._add_curves(now)
+                await self._write()
+                if refreshes and self._trouble is None:
+                    self._refreshed_at = now
+                    await self._in_thread(self._file.tidy)
+            except Exception as error:
+                self._failed(error, 0)
+
+    async def _collect(self, now: float, refreshes: bool) -> None:
+        """Make rows of the jobs that have changed, in turns."""
+        changes, jobs = self._state.job_changes, self._state.jobs
+        changed = None if self._read is None else changes.since(self._read)
+        self._read = changes.version
+        running = (job_id for job_id in self._stages if refreshes)
+        turn_ends = time.monotonic() + TURN_S
+        for job_id in dict.fromkeys(chain(jobs if changed is None else changed, running)):
+            if (job := jobs.get(job_id)) is None:
+                self._stages.pop(job_id, None)
+                continue
+            try:
+                if not is_kept(job):
+                    continue
+                found = stage(job)
+                if self._stages.get(job_id) == found and (not refreshes or job.over is not None):
+                    continue
+                self._stages[job_id] = found
+                heard = self._progress.of(job_id)
+                said = (heard.step, heard.status) if heard is not None else (None, None)
+                self._add(job_story(job, with_latest(job.times, heard), now, self._clock.wall_or_none, *said))
+            except Exception:
+                logger.exception("the history can't hold %s; other jobs are not affected", job_id)
+            if time.monotonic() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.monotonic() + TURN_S
+
+    def _add_curves(self, now: float) -> None:
+        """Keep what running jobs say of themselves, the seldomer the longer they have run."""
+        for job_id in [job_id for job_id, due in self._curves.items() if job_id not in self._stages or due <= now]:
+            del self._curves[job_id]
+        for job_id in self._stages.keys() - self._curves.keys():
+            job, heard = self._state.jobs.get(job_id), self._progress.of(job_id)
+            if job is None or job.over is not None or heard is None:
+                continue
+            point = curve_point(job, now, self._clock.wall_or_none, heard.step, heard.status)
+            if point is not None:
+                self._curves[job_id] = now + max(SAMPLE_S, (now - job.submitted_at) / POINTS) - 1.0
+                self._add(point)
+
+    def _add(self, record: Record) -> None:
+        self._waiting.append(record)
+        self._weight += _weight(record)
+        self._lose_the_oldest()
+
+    def _lose_the_oldest(self) -> None:
+        before = self._lost
+        while self._weight > MOST_WAITING:
+            self._weight -= _weight(self._waiting.popleft())
+            self._lost += 1
+        if self._lost > before:
+            self._say(f"the history is behind ({self._trouble or 'its disk is slow'})")
+
+    # -- the file ----------------------------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        """Write what waits; keep it if the trouble may pass."""
+        assert self._file is not None
+        if not self._is_open:
+            await self._in_thread(self._file.close_lost, list(self._state.jobs))
+            self._is_open = True
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            self._weight -= sum(map(_weight, batch))
+            try:
+                await self._in_thread(self._file.write, batch)
+            except Exception as error:
+                if is_passing(error):
+                    self._waiting.extendleft(reversed(batch))
+                    self._weight += sum(map(_weight, batch))
+                    self._failed(error, 0)
+                    self._lose_the_oldest()
+                    return
+                self._failed(error, len(batch))
+        self._trouble = None
+
+    async def _in_thread(self, function: Callable[..., None], *args: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._writer, function, *args)
+
+    def _failed(self, error: Exception, lost: int) -> None:
+        self._lost += lost
+        self._trouble = str(error) if isinstance(error, HistoryUnavailableError) else f"{type(error).__name__}: {error}"
+        self._say(f"the history can't be written ({self._trouble})")
+
+    def _say(self, what: str) -> None:
+        """Log a trouble, with how much waits and how much was lost so far, but not all the time."""
+        now = time.monotonic()
+        if now >= self._said_at + SAY_S:
+            self._said_at = now
+            logger.warning("%s: %d records wait, %d are lost; no job is affected", what, len(self._waiting), self._lost)
+
+    async def ask(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
+        """Return the rows of a statement that reads. Raise as `read_history`."""
+        if self._file is None:
+            raise HistoryUnavailableError(
+                "this cluster keeps no history; an operator switches it on: iris-ray cluster settings set history=on"
+            )
+        self._next = self._next or asyncio.ensure_future(self.look())
+        await asyncio.wait([self._next], timeout=FRESH_S)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, read_history, self._file.path, sql, parameters, most_rows)
+
+
+def _weight(record: Record) -> int:
+    return 1 + len(record.attempts) if isinstance(record, JobStory) else 1

@@ -1,0 +1,372 @@
+"""``iris-ray history`` and ``iris-ray report``: what was, from the history that outlives the Controller."""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.cli.address import Command, address_option, cluster
+from iris_ray.cli.options import json_option
+from iris_ray.cli.printing import duration, one_line, print_facts, print_json, print_table
+from iris_ray.errors import UnknownNameError
+from iris_ray.history.questions import (
+    GROUPS,
+    LATEST_IDS,
+    Question,
+    Wanted,
+    events_question,
+    fleet_question,
+    job_questions,
+    jobs_question,
+    report_questions,
+    step_for,
+    users_question,
+)
+from iris_ray.history.reading import MOST_ROWS_EVER, HistoryRows, read_history
+from iris_ray.model.checks import unknown
+from iris_ray.model.goodput import productive_share
+from iris_ray.model.lifecycle import JobState
+from iris_ray.model.time_lost import FailureCause
+
+Row = Mapping[str, Any]
+Ask = Callable[[Question, int], HistoryRows]
+"""Returns the answer to a question, with at most so many rows."""
+
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_DATES = "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"
+_STEPS = 48
+"""``--utilisation`` prints about so many lines."""
+_BAR = 20
+
+
+def _time(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
+    """Return a time such as ``7d`` ago, or ``2026-11-01`` in this machine's time zone, as seconds since the epoch."""
+    if value is None:
+        return None
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip()):
+        return time.time() - float(found[1]) * _UNITS[found[2]]
+    for form in _DATES:
+        try:
+            return time.mktime(time.strptime(value.strip(), form))
+        except (ValueError, OverflowError):
+            continue
+    raise click.BadParameter(f"{value!r} is no time; give 12h or 7d for so long ago, or a date such as 2026-11-01.")
+
+
+def _month(_: click.Context, __: click.Parameter, value: str | None) -> datetime:
+    """Return the beginning of a month in UTC."""
+    try:
+        return datetime.strptime(value, "%Y-%m").replace(tzinfo=UTC) if value else _first(datetime.now(UTC))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no month; give one such as 2026-11.") from None
+
+
+def _first(day: datetime) -> datetime:
+    return day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def file_option(command: Command) -> Command:
+    return click.option(
+        "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PATH",
+        help="Read this history.sqlite, without a cluster.",
+    )(command)  # fmt: skip
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[Ask]:
+    """Give what answers questions: the Controller, or a file."""
+    if path is not None:
+        yield lambda question, most: read_history(path, question.sql, question.parameters, most)
+        return
+    with cluster():
+        controller = ControllerConnection()
+        yield lambda question, most: controller.ask(
+            ControllerInterface.ask_history, question.sql, dict(question.parameters), most
+        )
+
+
+def _rows(ask: Ask, question: Question, most: int = MOST_ROWS_EVER) -> list[dict[str, Any]]:
+    return ask(question, most).as_dicts()
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--user", metavar="NAME", help="Only jobs of this user.")
+@click.option("--since", callback=_time, metavar="TIME", help="Only what was there since then: 12h, 7d or 2026-11-01.")
+@click.option("--until", callback=_time, metavar="TIME", help="Only what was there before: 12h, 7d or 2026-11-01.")
+@click.option("--state", type=click.Choice([*(state.value for state in JobState), "lost"]), help="Only in this state.")
+@click.option(
+    "--cause",
+    type=click.Choice([cause.value for cause in FailureCause]),
+    help="Only jobs of which an attempt ended so.",
+)
+@click.option("--type", "tpu_type", metavar="TPU_TYPE", help="Only jobs on slices of this type.")
+@click.option("--name", metavar="TEXT", help="Only jobs with this text in their name or id.")
+@click.option("--limit", type=click.IntRange(1, MOST_ROWS_EVER), default=50, show_default=True, help="At most so many.")
+@click.option("--sql", metavar="STATEMENT", help="The rows of any SELECT; docs/history.md lists the tables.")
+@click.option("--events", is_flag=True, help="Hosts that were lost or blamed, notices, taints, settings, limits.")
+@click.option("--utilisation", is_flag=True, help="Chips in use, and what waited, over time.")
+@file_option
+@json_option
+@address_option
+def history(
+    job: str | None, sql: str | None, events: bool, utilisation: bool, path: Path | None, limit: int, as_json: bool,
+    **filters: Any,
+) -> None:  # fmt: skip
+    """Jobs that have ended, even if the Controller has forgotten them: who, when, how, and why.
+
+    \b
+      iris-ray history --user ann --since 7d
+      iris-ray history --cause preempted --type v4-32
+      iris-ray history train-1a2b3c4d                   one job, whole
+      iris-ray history --utilisation --since 24h
+      iris-ray history --sql "SELECT user, count(*) FROM jobs GROUP BY user"
+      iris-ray history --file /mnt/backup/history.sqlite
+
+    The Controller keeps it in a file on the head that outlives the cluster.
+    """
+    if sum(map(bool, (job, sql, events, utilisation))) > 1:
+        raise click.UsageError("give one of JOB, --sql, --events and --utilisation.")
+    wanted = Wanted(
+        filters["user"], filters["state"], filters["cause"], filters["tpu_type"], filters["name"],
+        filters["since"], filters["until"],
+    )  # fmt: skip
+    with _opened(path) as ask:
+        if job is not None:
+            _show_job(ask, job, as_json)
+        elif sql is not None:
+            _show_rows(ask(Question(sql), limit), as_json)
+        elif events:
+            _show_events(_rows(ask, events_question(wanted.since, wanted.until), limit), as_json)
+        elif utilisation:
+            _show_utilisation(ask, wanted, as_json)
+        else:
+            _show_jobs(ask(jobs_question(wanted, time.time(), limit), limit), as_json)
+
+
+_JOB_HEADERS = ("JOB", "USER", "STATE", "TYPE", "ENDED", "RAN", "ATTEMPTS", "CHIP-HOURS", "NOTE")
+
+
+def _show_jobs(found: HistoryRows, as_json: bool) -> None:
+    jobs = found.as_dicts()
+    if as_json:
+        print_json(jobs)
+        return
+    print_table(_JOB_HEADERS, [_job_row(job) for job in jobs], "no such jobs in the history")
+    _say_cut(found)
+
+
+def _job_row(job: Row) -> tuple[object, ...]:
+    ran = None if job["started_at"] is None else (job["ended_at"] or time.time()) - job["started_at"]
+    lost = ", ".join(f"{job[name]} {name}" for name in ("preemptions", "failures", "evictions") if job[name])
+    note = "; ".join(filter(None, (lost, job["error"])))
+    when = "-" if job["ended_at"] is None else _stamp(job["ended_at"])
+    ran_for = "-" if ran is None else duration(ran)
+    return (job["job_id"], job["user"], job["state"], job["type"] or "-", when, ran_for, job["attempts"],
+            _hours(job["chip_hours"]), note)  # fmt: skip
+
+
+def _say_cut(found: HistoryRows) -> None:
+    if found.cut:
+        click.echo(f"\nthe first {len(found.rows)}; there are more (--limit)", err=True)
+
+
+def _show_rows(found: HistoryRows, as_json: bool) -> None:
+    if as_json:
+        print_json(found.as_dicts())
+        return
+    rows = [["" if value is None else value for value in row] for row in found.rows]
+    print_table([name.upper() for name in found.columns], rows, "no rows")
+    _say_cut(found)
+
+
+def _show_events(rows: Sequence[Row], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    shown = [(_stamp(row["at"]), row["kind"], row["subject"], row["job_id"] or "-", row["what"]) for row in rows]
+    print_table(("WHEN", "WHAT", "WHERE", "JOB", "WHY"), shown, "no events in the history")
+
+
+# -- one job -----------------------------------------------------------------------------------------------------------
+
+_ATTEMPT_HEADERS = ("ATTEMPT", "STATE", "CAUSE", "RAN", "CHIPS", "SLICES", "BLAMED", "EXIT", "COST", "ERROR")
+
+
+def _show_job(ask: Ask, job_id: str, as_json: bool) -> None:
+    found = {name: _rows(ask, question) for name, question in job_questions(job_id).items()}
+    if not found["job"]:
+        raise _no_such_job(job_id, [row["job_id"] for row in _rows(ask, LATEST_IDS, 2000)])
+    (job,) = found.pop("job")
+    if as_json:
+        print_json({"job": job, **found})
+        return
+    times = {row["kind"]: row["chip_seconds"] for row in found["time"]}
+    print_facts({
+        "job": job["job_id"], "name": job["name"] if job["name"] != job["job_id"] else None, "user": job["user"],
+        "team": job["team"], "state": job["state"], "priority": job["band"], "type": job["type"],
+        "submitted": _stamp(job["submitted_at"]), "started": _stamp(job["started_at"]),
+        "ended": _stamp(job["ended_at"]), "attempts": job["attempts"], "failures": job["failures"],
+        "preemptions": job["preemptions"], "evictions": job["evictions"] or None, "last step": job["step"],
+        "said": job["says"], "goodput": _percent(productive_share(times)) if times else None, "error": job["error"],
+    })  # fmt: skip
+    if found["attempts"]:
+        click.echo()
+        print_table(_ATTEMPT_HEADERS, [_attempt_row(attempt) for attempt in found["attempts"]], "")
+    for title, key, name in (("TIME", "time", "kind"), ("TIME LOST BY", "losses", "cause")):
+        if found[key]:
+            click.echo()
+            rows = [(one[name].replace("_", " "), duration(one["seconds"]), _hours(one["chip_seconds"] / 3600))
+                    for one in found[key]]  # fmt: skip
+            print_table((title, "HOW LONG", "CHIP-HOURS"), rows, "")
+    if found["events"]:
+        click.echo()
+        _show_events(found["events"], False)
+
+
+def _no_such_job(job_id: str, known: Sequence[str]) -> UnknownNameError:
+    return unknown("job in the history", job_id, known)
+
+
+def _attempt_row(attempt: Row) -> tuple[object, ...]:
+    number = f"{attempt['gang']}/{attempt['number']}" if attempt["gang"] else attempt["number"]
+    began, ended = attempt["started_at"], attempt["ended_at"]
+    ran = "-" if began is None else duration((ended or time.time()) - began)
+    blamed = attempt["host"] or ("-" if attempt["task"] is None else f"task {attempt['task']}")
+    cost = "-" if attempt["lost_chip_s"] is None else f"{_hours(attempt['lost_chip_s'] / 3600)} chip-hours"
+    code = "-" if attempt["exit_code"] is None else attempt["exit_code"]
+    return (number, attempt["state"], attempt["cause"] or "-", ran, f"{attempt['chips']:g}", attempt["slices"] or "-",
+            blamed, code, cost, attempt["error"] or "")  # fmt: skip
+
+
+# -- utilisation -------------------------------------------------------------------------------------------------------
+
+
+def _show_utilisation(ask: Ask, wanted: Wanted, as_json: bool) -> None:
+    now = time.time()
+    until = now if wanted.until is None else wanted.until
+    since = until - 86400 if wanted.since is None else wanted.since
+    step = step_for(max(until - since, 60.0), _STEPS)
+    fleet = _rows(ask, fleet_question(since, until, step, wanted.type))
+    used = {by: _rows(ask, users_question(since, until, step, by, wanted.type)) for by in ("band", "type", "user")}
+    if as_json:
+        print_json({"step_s": step, "chips": fleet, **{f"by_{by}": rows for by, rows in used.items()}})
+        return
+    print_table(("TIME", "IN USE", "CHIPS", "SHARE", "", "WAITING JOBS", "WAITING CHIPS", "BY BAND"),
+                [_moment(one, used["band"]) for one in fleet], "no samples in that time")  # fmt: skip
+
+
+def _moment(fleet: Row, used: Sequence[Row]) -> tuple[object, ...]:
+    here = [row for row in used if row["at"] == fleet["at"]]
+    busy, jobs, chips = (sum(row[name] for row in here) for name in ("busy_chips", "waiting_jobs", "waiting_chips"))
+    share = busy / fleet["chips"] if fleet["chips"] else 0.0
+    bands = ", ".join(f"{row['who']} {row['busy_chips']:.0f}" for row in here if row["busy_chips"] >= 0.5)
+    bar = "█" * round(_BAR * min(share, 1.0)) or "·"
+    return (_stamp(fleet["at"]), f"{busy:.0f}", f"{fleet['chips']:.0f}", _percent(share), bar, f"{jobs:.1f}",
+            f"{chips:.0f}", bands)  # fmt: skip
+
+
+# -- report ------------------------------------------------------------------------------------------------------------
+
+_BY_OTHERS = FailureCause.PREEMPTED, FailureCause.LOST, FailureCause.EVICTED
+_BY_ITSELF = FailureCause.CRASHED, FailureCause.HUNG
+
+
+@click.command()
+@click.option("--month", callback=_month, metavar="MONTH", help="Such as 2026-11, in UTC.  [default: this month]")
+@click.option("--by", type=click.Choice(GROUPS), default="user", show_default=True, help="Sum up by this.")
+@file_option
+@json_option
+@address_option
+def report(month: datetime, by: str, path: Path | None, as_json: bool) -> None:
+    """Chip-hours and goodput of a month by user, and what preemptions and failures cost.
+
+    \b
+      iris-ray report
+      iris-ray report --month 2026-11 --by team
+      iris-ray report --month 2026-11 --json
+
+    From the history, so jobs count that the Controller has forgotten; of jobs that run, the part in the month.
+    """
+    end = _first(datetime.fromtimestamp(month.timestamp() + 32 * 86400, UTC))
+    days = f"{month:%Y-%m-%d}", f"{end:%Y-%m-%d}"
+    questions = report_questions(month.timestamp(), end.timestamp(), *days, by, time.time())
+    with _opened(path) as ask:
+        held, kinds, losses = (_rows(ask, question) for question in questions)
+    lines = [_line(row, kinds, losses) for row in sorted(held, key=lambda row: -row["chip_hours"])]
+    causes = _by_cause(losses)
+    if as_json:
+        print_json({"month": f"{month:%Y-%m}", f"by_{by}": lines, "by_cause": causes})
+        return
+    headers = (by.upper(), "JOBS", "CHIP-HOURS", "GOODPUT", "LOST TO OTHERS", "LOST TO ITSELF")
+    if len(lines) > 1:
+        everybody = [{**row, "who": "all"} for row in (*kinds, *losses)]
+        total = {"who": "all", "jobs": sum(one["jobs"] for one in lines),
+                 "chip_hours": sum(one["chip_hours"] for one in lines)}  # fmt: skip
+        lines.append(_line(total, [one for one in everybody if "kind" in one], [o for o in everybody if "cause" in o]))
+    rows = [(one["who"] or "-", one["jobs"], _hours(one["chip_hours"]), _percent(one["goodput"]),
+             _hours(one["lost_to_others"]), _hours(one["lost_to_itself"])) for one in lines]  # fmt: skip
+    print_table(headers, rows, f"no job had chips in {month:%Y-%m}")
+    if causes:
+        click.echo()
+        print_table(("TIME LOST BY", "FAILURES", "HOURS", "CHIP-HOURS"),
+                    [(one["cause"], one["failures"], _hours(one["hours"]), _hours(one["chip_hours"]))
+                     for one in causes], "")  # fmt: skip
+        click.echo("\nchip-hours of lost, done-again and start-up time; others: preempted, lost, evicted; itself: "
+                   "crashed, hung")  # fmt: skip
+
+
+def _line(held: Row, kinds: Sequence[Row], losses: Sequence[Row]) -> dict[str, Any]:
+    """Return the line of a user, or of whatever jobs are summed up by."""
+    who = held["who"]
+    amounts: dict[str, float] = {}
+    for row in kinds:
+        if row["who"] == who:
+            amounts[row["kind"]] = amounts.get(row["kind"], 0.0) + row["chip_hours"]
+
+    def lost(causes: Sequence[FailureCause]) -> float:
+        return float(sum(row["chip_hours"] for row in losses if row["who"] == who and row["cause"] in causes))
+
+    return {
+        "who": who,
+        "jobs": held["jobs"],
+        "chip_hours": held["chip_hours"],
+        "goodput": productive_share(amounts),
+        "lost_to_others": lost(_BY_OTHERS),
+        "lost_to_itself": lost(_BY_ITSELF),
+        "chip_hours_by_kind": amounts,
+    }
+
+
+def _by_cause(losses: Sequence[Row]) -> list[dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for row in losses:
+        of_it = found.setdefault(row["cause"], {"cause": row["cause"], "failures": 0, "hours": 0.0, "chip_hours": 0.0})
+        for name in ("failures", "hours", "chip_hours"):
+            of_it[name] += row[name]
+    return sorted(found.values(), key=lambda one: -one["chip_hours"])
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _stamp(at: float | None) -> str | None:
+    return None if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _hours(hours: float | None) -> str:
+    return "-" if hours is None else one_line(f"{hours:,.2f}")

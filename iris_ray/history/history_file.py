@@ -1,0 +1,378 @@
+"""The file of the history: its schema, writing to it, and what keeps it small. All of it blocks; nothing knows Ray.
+
+The file is opened for each writing, so it may be moved away at any time. Writing the same records again changes
+nothing: a job is known by its id and the time of its submission, an attempt by its job, gang and number.
+"""
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+
+from iris_ray.errors import HistoryUnavailableError
+from iris_ray.history.rows import AttemptRow, CurvePoint, EventRow, JobRow, JobStory, Record, Sample, UserSample
+
+logger = logging.getLogger(__name__)
+
+NAME = "history.sqlite"
+SCHEMA_VERSION = 1
+"""Raise it with a change of `SCHEMA`, and have `_prepare` bring files of the version before up to date."""
+APPLICATION_ID = 0x69726973
+"""Marks the file as ours, in SQLite's header: "iris"."""
+BUSY_S = 10.0
+"""How long to wait for a reader who holds the file."""
+DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
+MINUTES_KEPT_S = DAY_S
+"""Samples of each minute are kept for so long; after that only the means of hours are."""
+_AT_ONCE = 200
+"""So many jobs are deleted together if the file is too large."""
+
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_PASSES = frozenset({
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM,
+})  # fmt: skip
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    id INTEGER PRIMARY KEY, job_id TEXT NOT NULL, submitted_at REAL NOT NULL, name TEXT, user TEXT, team TEXT,
+    band TEXT, type TEXT, slices TEXT, tasks INTEGER, chips REAL, state TEXT, started_at REAL, ended_at REAL,
+    attempts INTEGER, failures INTEGER, preemptions INTEGER, evictions INTEGER, step INTEGER, says TEXT, error TEXT,
+    seen_at REAL,
+    UNIQUE (job_id, submitted_at)
+);
+CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended_at);
+CREATE INDEX IF NOT EXISTS jobs_by_user ON jobs (user, submitted_at);
+CREATE TABLE IF NOT EXISTS attempts (
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, gang INTEGER NOT NULL, number INTEGER NOT NULL,
+    state TEXT, cause TEXT, slices TEXT, hosts INTEGER, chips REAL, assigned_at REAL, started_at REAL, ended_at REAL,
+    task INTEGER, host TEXT, exit_code INTEGER, error TEXT, lost_s REAL, lost_chip_s REAL,
+    PRIMARY KEY (job, gang, number)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS time (
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, day TEXT NOT NULL, kind TEXT NOT NULL,
+    seconds REAL NOT NULL, chip_seconds REAL NOT NULL, PRIMARY KEY (job, day, kind)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS losses (
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, day TEXT NOT NULL, cause TEXT NOT NULL,
+    count INTEGER NOT NULL, seconds REAL NOT NULL, chip_seconds REAL NOT NULL, PRIMARY KEY (job, day, cause)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS curves (
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, name TEXT NOT NULL, at INTEGER NOT NULL, step INTEGER,
+    value REAL NOT NULL, PRIMARY KEY (job, name, at)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    at REAL NOT NULL, kind TEXT NOT NULL, subject TEXT NOT NULL, job_id TEXT, what TEXT NOT NULL,
+    UNIQUE (at, kind, subject, what)
+);
+CREATE TABLE IF NOT EXISTS fleet_samples (
+    at INTEGER NOT NULL, span_s INTEGER NOT NULL, type TEXT NOT NULL, chips REAL NOT NULL,
+    PRIMARY KEY (at, span_s, type)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS user_samples (
+    at INTEGER NOT NULL, span_s INTEGER NOT NULL, type TEXT NOT NULL, band TEXT NOT NULL, user TEXT NOT NULL,
+    team TEXT NOT NULL, busy_chips REAL NOT NULL, waiting_jobs REAL NOT NULL, waiting_chips REAL NOT NULL,
+    PRIMARY KEY (at, span_s, type, band, user, team)
+) WITHOUT ROWID;
+"""
+"""The tables, as docs/history.md describes them."""
+
+_KEPT = ("started_at", "step", "says")
+_KEPT_OF_ATTEMPT = ("cause", "assigned_at", "started_at", "task", "host", "exit_code", "lost_s", "lost_chip_s")
+"""Columns that keep what was written before if the state has forgotten it."""
+
+
+def _insert(table: str, columns: Sequence[str], how: str = "INSERT") -> str:
+    return f"{how} INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
+
+
+def _upsert(table: str, columns: Sequence[str], key: Sequence[str], kept: Sequence[str] = ()) -> str:
+    """Return the statement that inserts a row or replaces that of the same key."""
+    changes = ", ".join(
+        f"{name} = coalesce(excluded.{name}, {table}.{name})" if name in kept else f"{name} = excluded.{name}"
+        for name in columns
+        if name not in key
+    )
+    return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
+
+
+def _names(kind: type) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+_JOB, _ATTEMPT, _EVENT, _USER = (_names(kind) for kind in (JobRow, AttemptRow, EventRow, UserSample))
+_values_of_job, _values_of_attempt, _values_of_event, _values_of_user = (
+    attrgetter(*names) for names in (_JOB, _ATTEMPT, _EVENT, _USER)
+)
+_PUT_JOB = _upsert("jobs", _JOB, ("job_id", "submitted_at"), _KEPT)
+_PUT_ATTEMPT = _upsert("attempts", ["job", *_ATTEMPT], ("job", "gang", "number"), _KEPT_OF_ATTEMPT)
+_END_FORGOTTEN = """
+    UPDATE attempts SET state = 'lost', ended_at = ? WHERE job = ? AND ended_at IS NULL AND number <
+    (SELECT max(number) FROM attempts AS later WHERE later.job = attempts.job AND later.gang = attempts.gang)
+"""
+"""The state remembers a few attempts only. One that it has forgotten has ended, though nobody has written how."""
+_PUT_EVENT = _insert("events", _EVENT, "INSERT OR IGNORE")
+STEP = "step"
+"""The curve of a job's steps; the others have the names of numbers in its status."""
+_PUT_POINT = """
+    INSERT OR REPLACE INTO curves (job, at, step, name, value)
+    SELECT id, ?1, ?2, ?5, ?6 FROM jobs WHERE job_id = ?3 AND submitted_at = ?4
+"""
+_PUT_FLEET = _insert("fleet_samples", ["at", "span_s", "type", "chips"], "INSERT OR REPLACE")
+_PUT_USER = _insert("user_samples", ["at", "span_s", *_USER], "INSERT OR REPLACE")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How long, and how much, a history keeps.
+
+    Attributes:
+        days: what is older is deleted.
+        megabytes: if the file is larger, the oldest is deleted, too; of 2**20 bytes.
+    """
+
+    days: float
+    megabytes: float
+
+
+def is_passing(error: Exception) -> bool:
+    """Return whether a writing that failed may work later: the file is locked, or its disk full or away."""
+    return isinstance(error, OSError) or (isinstance(error, sqlite3.Error) and _code(error) in _PASSES)
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # without its details
+
+
+class HistoryFile:
+    """The file of one cluster's history.
+
+    Args:
+        path: of the file. It is made with its directory when something is written.
+        bounds: what is kept.
+        clock: returns seconds since the epoch.
+    """
+
+    def __init__(self, path: Path, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._bounds = bounds
+        self._clock = clock
+        self._was_checked = False
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write records, all or none. A file that can't be read is set aside, and a new one begun.
+
+        Raises:
+            sqlite3.Error, OSError: it did not work; see `is_passing`.
+            HistoryUnavailableError: the file is not ours, or of a newer version. It is left as it is.
+        """
+        self._try_twice(lambda db: self._write(db, records))
+
+    def close_lost(self, known: Sequence[str]) -> None:
+        """End the jobs that have not ended and that the Controller does not know: they were lost with their cluster.
+
+        Args:
+            known: ids of all jobs that the Controller has taken over.
+        """
+
+        def end(db: sqlite3.Connection) -> None:
+            db.execute("CREATE TEMP TABLE known (job_id TEXT PRIMARY KEY)")
+            db.executemany("INSERT OR IGNORE INTO known VALUES (?)", [(job_id,) for job_id in known])
+            lost = "ended_at IS NULL AND job_id NOT IN (SELECT job_id FROM known)"
+            db.execute(
+                "UPDATE attempts SET state = 'lost', ended_at = (SELECT seen_at FROM jobs WHERE id = attempts.job)"
+                f" WHERE ended_at IS NULL AND job IN (SELECT id FROM jobs WHERE {lost})"
+            )
+            db.execute(f"UPDATE jobs SET state = 'lost', ended_at = seen_at WHERE {lost}")
+
+        self._try_twice(end)
+
+    def _try_twice(self, change: Callable[[sqlite3.Connection], None]) -> None:
+        try:
+            with self._opened() as db:
+                change(db)
+        except sqlite3.DatabaseError as error:
+            if _code(error) not in _CORRUPT:
+                raise
+            self._set_aside(error)
+            with self._opened() as db:
+                change(db)
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        """Open the file for one transaction."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with closing(sqlite3.connect(self.path, timeout=BUSY_S)) as db:
+            self._prepare(db)
+            with db:
+                yield db
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables and application != APPLICATION_ID:
+            raise HistoryUnavailableError(
+                f"{self.path} is a database of something else, so no history is written there; name another directory:"
+                " iris-ray cluster settings set history=DIRECTORY"
+            )
+        if version > SCHEMA_VERSION:
+            raise HistoryUnavailableError(
+                f"{self.path} is a history of a newer iris_ray (schema {version}, this one writes {SCHEMA_VERSION}), so"
+                " nothing is added to it; upgrade the Controller, or name another directory: iris-ray cluster settings"
+                " set history=DIRECTORY"
+            )
+        if not tables:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.executescript(
+                f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID};"
+                f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+        elif not self._was_checked:
+            (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            if found != "ok":
+                raise _corrupt(found)
+        self._was_checked = True
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA synchronous = NORMAL")
+
+    def _set_aside(self, error: Exception) -> None:
+        """Rename the file, and what SQLite has left beside it."""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self._clock()))
+        aside = self.path.with_name(f"{self.path.name}.corrupt-{stamp}")
+        self.path.rename(aside)
+        with suppress(FileNotFoundError):
+            self.path.with_name(f"{self.path.name}-journal").unlink()  # it would be played back into the new file
+        self._was_checked = False
+        logger.warning("the history can't be read (%s); it is now %s, and a new one begins", error, aside)
+
+    def _write(self, db: sqlite3.Connection, records: Sequence[Record]) -> None:
+        day = time.strftime("%Y-%m-%d", time.gmtime(self._clock()))
+        for record in records:
+            match record:
+                case JobStory():
+                    _put_job(db, record, day)
+                case EventRow():
+                    db.execute(_PUT_EVENT, _values_of_event(record))
+                case CurvePoint(job_id, submitted_at, at, step, numbers):
+                    points = {**numbers, **({} if step is None else {STEP: step})}
+                    of_it = int(at), step, job_id, submitted_at
+                    db.executemany(_PUT_POINT, [(*of_it, name, value) for name, value in points.items()])
+                case Sample():
+                    at = int(record.at) // MINUTE_S * MINUTE_S
+                    db.executemany(_PUT_FLEET, [(at, MINUTE_S, *one) for one in record.chips.items()])
+                    db.executemany(_PUT_USER, [(at, MINUTE_S, *_values_of_user(user)) for user in record.users])
+
+    # -- keeping it small -------------------------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Replace samples of minutes by those of hours, and delete what is beyond the bounds, the oldest first.
+
+        Raises:
+            sqlite3.Error, OSError, HistoryUnavailableError: as `write`.
+        """
+        now = self._clock()
+        self._try_twice(lambda db: _to_hours(db, int(now - MINUTES_KEPT_S) // HOUR_S * HOUR_S))
+        self._try_twice(lambda db: _delete_before(db, now - self._bounds.days * DAY_S))
+        is_too_large = True
+        while is_too_large:
+            with self._opened() as db:
+                is_too_large = _bytes(db) > self._bounds.megabytes * 2**20 and _delete_oldest(db)
+            with self._opened() as db:
+                db.executescript("PRAGMA incremental_vacuum")  # with execute, sqlite3 would free a single page
+
+
+def _corrupt(found: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(found)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _put_job(db: sqlite3.Connection, story: JobStory, day: str) -> None:
+    db.execute(_PUT_JOB, _values_of_job(story.job))
+    of_it = story.job.job_id, story.job.submitted_at
+    (job,) = db.execute("SELECT id FROM jobs WHERE job_id = ? AND submitted_at = ?", of_it).fetchone()
+    db.executemany(_PUT_ATTEMPT, [(job, *_values_of_attempt(row)) for row in story.attempts])
+    db.execute(_END_FORGOTTEN, (story.job.seen_at, job))
+    _put_sums(db, "time", "kind", ("seconds", "chip_seconds"), job, day, story.time)
+    _put_sums(db, "losses", "cause", ("count", "seconds", "chip_seconds"), job, day, story.losses)
+
+
+def _put_sums(
+    db: sqlite3.Connection,
+    table: str,
+    key: str,
+    columns: Sequence[str],
+    job: int,
+    day: str,
+    sums: Mapping[str, Sequence[float]],
+) -> None:
+    """Set the sums of a job on a day to what is missing until the sums over all days are these."""
+    totals = ", ".join(f"sum({name})" for name in columns)
+    earlier = db.execute(f"SELECT {key}, {totals} FROM {table} WHERE job = ? AND day <> ? GROUP BY {key}", (job, day))
+    missing = {name: list(amounts) for name, amounts in sums.items()}
+    for name, *amounts in earlier:
+        known = missing.get(name, [0] * len(columns))
+        missing[name] = [now - before for now, before in zip(known, amounts, strict=True)]
+    db.execute(f"DELETE FROM {table} WHERE job = ? AND day = ?", (job, day))
+    marks = ", ".join("?" for _ in columns)
+    rows = [(job, day, name, *amounts) for name, amounts in missing.items() if any(amounts)]
+    db.executemany(f"INSERT INTO {table} (job, day, {key}, {', '.join(columns)}) VALUES (?, ?, ?, {marks})", rows)
+
+
+def _to_hours(db: sqlite3.Connection, before: int) -> None:
+    """Replace the samples of minutes before a time by the means of their hours; the time begins an hour."""
+    of_minutes = f"span_s = {MINUTE_S} AND at < {before}"
+    taken = f"""(SELECT at / {HOUR_S} AS hour, count(DISTINCT at) AS samples
+                 FROM fleet_samples WHERE {of_minutes} GROUP BY hour)"""
+    db.execute(
+        f"""INSERT OR REPLACE INTO user_samples
+            SELECT hour * {HOUR_S}, {HOUR_S}, type, band, user, team, sum(busy_chips) / samples,
+                   sum(waiting_jobs) / samples, sum(waiting_chips) / samples
+            FROM user_samples JOIN {taken} ON at / {HOUR_S} = hour
+            WHERE {of_minutes} GROUP BY hour, type, band, user, team"""
+    )
+    db.execute(
+        f"""INSERT OR REPLACE INTO fleet_samples
+            SELECT hour * {HOUR_S}, {HOUR_S}, type, sum(chips) / samples
+            FROM fleet_samples JOIN {taken} ON at / {HOUR_S} = hour
+            WHERE {of_minutes} GROUP BY hour, type"""
+    )
+    db.execute(f"DELETE FROM user_samples WHERE {of_minutes}")
+    db.execute(f"DELETE FROM fleet_samples WHERE {of_minutes}")
+
+
+def _delete_before(db: sqlite3.Connection, at: float) -> None:
+    """Delete jobs that ended, events and samples before a time."""
+    db.execute("DELETE FROM jobs WHERE ended_at < ?", (at,))
+    for table in ("events", "fleet_samples", "user_samples"):
+        db.execute(f"DELETE FROM {table} WHERE at < ?", (at,))
+
+
+def _delete_oldest(db: sqlite3.Connection) -> bool:
+    """Delete the jobs that ended first, and what is as old; return whether there was anything to delete."""
+    (oldest,) = db.execute(
+        "SELECT max(ended_at) FROM (SELECT ended_at FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at LIMIT ?)",
+        (_AT_ONCE,),
+    ).fetchone()
+    if oldest is None:
+        (first, last) = db.execute(
+            "SELECT min(at), max(at) FROM (SELECT at FROM events UNION ALL SELECT at FROM fleet_samples)"
+        ).fetchone()
+        if first is None:
+            return False
+        oldest = first + (last - first) / 10
+    _delete_before(db, oldest + 0.001)
+    return True
+
+
+def _bytes(db: sqlite3.Connection) -> int:
+    found = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size"))
+    count, free, size = found
+    return int((count - free) * size)

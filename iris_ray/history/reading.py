@@ -1,0 +1,131 @@
+"""Statements that only read the history: it is opened read-only, and rows, bytes and time are limited."""
+
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from iris_ray.errors import HistoryUnavailableError, InvalidQueryError
+
+Value = str | int | float | None
+"""What a column holds. Bytes, which no table has, become hexadecimal text."""
+
+MOST_ROWS = 1000
+"""So many rows are returned if nobody says otherwise."""
+MOST_ROWS_EVER = 100_000
+MOST_BYTES = 16 << 20
+"""An answer has no more text than that."""
+MOST_SECONDS = 10.0
+BUSY_S = 10.0
+_STEPS = 20_000
+"""The time is looked at after so many steps of SQLite's machine, about every millisecond."""
+
+_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+_VERBS = {
+    sqlite3.SQLITE_INSERT: "insert into",
+    sqlite3.SQLITE_UPDATE: "update",
+    sqlite3.SQLITE_DELETE: "delete from",
+    sqlite3.SQLITE_ATTACH: "attach",
+    sqlite3.SQLITE_PRAGMA: "use the pragma",
+}
+TABLES = "jobs, attempts, time, losses, curves, events, fleet_samples, user_samples"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRows:
+    """The answer to a statement.
+
+    Attributes:
+        columns: their names.
+        rows: the values, in the order of the columns.
+        cut: whether there are more rows than were asked for, or than fit into an answer.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    cut: bool = False
+
+    def as_dicts(self) -> list[dict[str, Value]]:
+        """Return each row as a dictionary."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def read_history(
+    path: Path,
+    sql: str,
+    parameters: Mapping[str, Value] | None = None,
+    most_rows: int = MOST_ROWS,
+    within_s: float = MOST_SECONDS,
+) -> HistoryRows:
+    """Return the rows of a statement. This blocks.
+
+    Args:
+        path: of the file.
+        sql: one statement; ``:name`` stands for a parameter.
+        parameters: their values by name.
+        most_rows: no more rows are returned.
+        within_s: the statement is ended after so many seconds.
+
+    Raises:
+        InvalidQueryError: the statement writes, makes no sense, or takes too long.
+        HistoryUnavailableError: there is no history yet, or it can't be read.
+    """
+    if not path.is_file():
+        raise HistoryUnavailableError(f"there is no history at {path} yet: no job has had hosts, or it was moved away")
+    denied: list[str] = []
+    deadline = time.monotonic() + within_s
+
+    def may(action: int, first: str | None, *_: Any) -> int:
+        if action in _READS:
+            return sqlite3.SQLITE_OK
+        denied.append(" ".join(filter(None, (_VERBS.get(action, "change"), first))))
+        return sqlite3.SQLITE_DENY
+
+    try:
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
+        ) as db:
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
+            db.set_authorizer(may)
+            db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+            cursor = db.execute(sql, parameters or {})
+            if cursor.description is None:
+                raise InvalidQueryError(f"{sql.strip()!r} returns no rows; give a SELECT over {TABLES}")
+            columns = tuple(column[0] for column in cursor.description)
+            return HistoryRows(columns, *_fetched(cursor, min(most_rows, MOST_ROWS_EVER)))
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise _explained(error, denied, path, within_s) from None
+
+
+def _fetched(cursor: sqlite3.Cursor, most_rows: int) -> tuple[tuple[tuple[Value, ...], ...], bool]:
+    """Return rows, and whether there are more."""
+    rows: list[tuple[Value, ...]] = []
+    left = MOST_BYTES
+    for row in cursor:
+        values = tuple(value.hex() if isinstance(value, bytes) else value for value in row)
+        left -= sum(len(value) for value in values if isinstance(value, str))
+        if len(rows) >= most_rows or left < 0:
+            return tuple(rows), True
+        rows.append(values)
+    return tuple(rows), False
+
+
+def _explained(error: Exception, denied: Sequence[str], path: Path, within_s: float) -> Exception:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if denied:
+        return InvalidQueryError(
+            f"the history is only read here, and this statement would {denied[-1]}; nothing was done. Give a SELECT"
+        )
+    if code == sqlite3.SQLITE_INTERRUPT:
+        return InvalidQueryError(
+            f"the statement took longer than {within_s:g} s and was ended; narrow it, for example by ended_at"
+        )
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return HistoryUnavailableError(f"{path} is no readable history ({error}); give the path of a history.sqlite")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
+        return HistoryUnavailableError(f"{path} can't be read now ({error}); try again")
+    return InvalidQueryError(f"the statement can't be run: {error}. The tables are {TABLES}: see docs/history.md")

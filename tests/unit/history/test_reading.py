@@ -1,0 +1,90 @@
+"""Statements on the history only read, and end in time."""
+
+from pathlib import Path
+
+import pytest
+
+from iris_ray.errors import HistoryUnavailableError, InvalidQueryError, IrisError
+from iris_ray.history import reading
+from iris_ray.history.reading import read_history
+from iris_ray.history.rows import EventRow
+from tests.support.histories import NOON, History
+
+
+@pytest.fixture
+def filled(history: History) -> History:
+    history.file.write([EventRow(NOON + n, "host lost", f"a/{n}", None, "gone") for n in range(5)])
+    return history
+
+
+@pytest.mark.parametrize(
+    ("sql", "doing"),
+    [
+        ("INSERT INTO events VALUES (1, '', '', '', '')", "insert into events"),
+        ("UPDATE events SET what = ''", "update events"),
+        ("DELETE FROM events", "delete from events"),
+        ("DROP TABLE events", "delete from sqlite_master"),
+        ("CREATE TABLE more (a)", "insert into sqlite_master"),
+        ("CREATE TEMP TABLE more (a)", "insert into sqlite_temp_master"),
+        ("ATTACH '/etc/passwd' AS other", "attach /etc/passwd"),
+        ("PRAGMA writable_schema = 1", "use the pragma writable_schema"),
+        ("VACUUM INTO '/tmp/copy-of-the-history'", "attach"),
+        ("BEGIN IMMEDIATE", "change BEGIN"),
+        ("WITH a AS (SELECT 1) DELETE FROM events", "delete from events"),
+    ],
+)
+def test_statement_that_writes_is_refused(filled: History, sql: str, doing: str) -> None:
+    before = filled.file.path.read_bytes()
+    with pytest.raises(InvalidQueryError, match=f"only read here, and this statement would {doing}"):
+        filled.ask(sql)
+    assert filled.file.path.read_bytes() == before
+    assert not Path("/tmp/copy-of-the-history").exists()
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("SELEC 1", "syntax error"),
+        ("SELECT whom FROM events", "no such column"),
+        ("SELECT * FROM visits", "The tables are jobs, attempts"),
+        ("SELECT 1; SELECT 2", "one statement"),
+        ("", "returns no rows"),
+        ("SELECT load_extension('x.so')", "not authorized|no such function"),
+        ("SELECT length(zeroblob(100000000))", "too big"),
+        ("SELECT :who", "binding"),
+    ],
+)
+def test_statement_that_makes_no_sense_is_explained(filled: History, sql: str, why: str) -> None:
+    with pytest.raises(InvalidQueryError, match=why):
+        filled.ask(sql)
+
+
+def test_endless_statement_is_ended(filled: History) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with pytest.raises(InvalidQueryError, match=r"longer than 0\.05 s"):
+        read_history(filled.file.path, endless, within_s=0.05)
+
+
+def test_answer_is_cut_by_rows_and_by_bytes(filled: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    all_of_them = read_history(filled.file.path, "SELECT subject FROM events ORDER BY at", most_rows=5)
+    assert (all_of_them.rows[4], all_of_them.cut) == (("a/4",), False)
+    assert all_of_them.as_dicts()[0] == {"subject": "a/0"}
+    assert read_history(filled.file.path, "SELECT * FROM events", most_rows=4).cut
+    monkeypatch.setattr(reading, "MOST_BYTES", 1000)
+    few = read_history(filled.file.path, "SELECT printf('%0400d', at) FROM events")
+    assert (len(few.rows), few.cut) == (2, True)
+
+
+def test_parameters_are_values_and_bytes_are_text(filled: History) -> None:
+    assert filled.rows("SELECT subject FROM events WHERE at = :at", at=NOON + 3) == [("a/3",)]
+    assert filled.rows("SELECT x'00ff'") == [("00ff",)]
+
+
+@pytest.mark.parametrize(("made", "why"), [(False, "there is no history at"), (True, "no readable history")])
+def test_missing_or_foreign_file_is_unavailable(tmp_path: Path, made: bool, why: str) -> None:
+    path = tmp_path / "history.sqlite"
+    if made:
+        path.write_bytes(b"something else" * 500)
+    with pytest.raises(HistoryUnavailableError, match=why) as refused:
+        read_history(path, "SELECT 1 FROM jobs")
+    assert isinstance(refused.value, IrisError)

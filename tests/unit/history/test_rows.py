@@ -1,0 +1,213 @@
+"""What of the state becomes rows of the history."""
+
+from dataclasses import replace
+
+import pytest
+
+from iris_ray.history.rows import NOTABLE, CurvePoint, EventRow, curve_point, event_row, is_kept, sample, stage
+from iris_ray.model.cluster_settings import WasSet
+from iris_ray.model.goodput import Marks
+from iris_ray.model.jobs import Job
+from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.outcomes import Fault
+from iris_ray.state.events import (
+    AttemptMarkedEvent,
+    Event,
+    JobCancelledEvent,
+    LimitsSetEvent,
+    SettingSetEvent,
+    TaintedEvent,
+    TaintLiftedEvent,
+    TaskStateChangedEvent,
+    WorkerBlamedEvent,
+    WorkerDrainedEvent,
+    WorkerFailedEvent,
+    WorkerRegisteredEvent,
+    WorkerSuspectedEvent,
+)
+from tests.support.histories import NOON, story, wall
+from tests.support.worlds import S, World, attempt_id, cpu_host, host
+
+
+def fail(world: World, job: Job, index: int, exit_code: int | None = None) -> None:
+    world.do(TaskStateChangedEvent(attempt_id(job, index), index, S.FAILED, "boom", exit_code))
+    world.confirm(job)
+
+
+def run_again(world: World, job: Job) -> None:
+    world.now += 1.0
+    world.schedule()
+    world.now += 1.0
+    for task in job.tasks:
+        world.report(job, S.RUNNING, task.index)
+    world.now += 30.0
+
+
+def test_story_of_gang_has_every_attempt_and_its_cause(world: World) -> None:
+    job = world.submit(user="ann", max_retries_failure=3, max_retries_preemption=3)
+    run_again(world, job)
+    fail(world, job, 1, exit_code=3)
+    run_again(world, job)
+    world.do(WorkerDrainedEvent("a-0", "it is being preempted"))
+    world.lose("a-0")
+    world.confirm(job)
+    run_again(world, job)
+    world.finish(job)
+    told = story(world, job)
+    first, second, third = told.attempts
+    assert (first.state, first.cause, first.task, first.host, first.exit_code) == ("failed", "crashed", 1, "a/1", 3)
+    assert (second.state, second.cause, second.slices, second.host) == ("worker_failed", "preempted", "a", "a/0")
+    assert (third.state, third.cause, third.slices, third.host, third.error) == ("succeeded", None, "b", None, None)
+    assert (first.assigned_at, first.started_at, first.ended_at) == (None, NOON + 2, NOON + 32), "it is settled"
+    assert (third.assigned_at, third.started_at, third.ended_at) == (NOON + 65, NOON + 66, NOON + 96)
+    assert {(one.hosts, one.chips) for one in told.attempts} == {(2, 8.0)}
+    row = told.job
+    assert (row.state, row.user, row.band, row.type, row.chips) == ("succeeded", "ann", "interactive", "v4-16", 8.0)
+    assert (row.attempts, row.failures, row.preemptions, row.error) == (3, 1, 1, None)
+    assert (row.submitted_at, row.started_at, row.ended_at) == (NOON, NOON + 2, NOON + 96)
+
+
+def test_story_sums_all_time_and_all_losses(world: World) -> None:
+    job = world.submit(max_retries_failure=3)
+    run_again(world, job)
+    world.do(AttemptMarkedEvent(attempt_id(job), Marks(steps=((0, 1.0), (10, 21.0)))))
+    fail(world, job, 0)
+    run_again(world, job)
+    world.do(AttemptMarkedEvent(attempt_id(job), Marks(steps=((5, 2.0), (15, 22.0)))))
+    world.finish(job)
+    told = story(world, job)
+    lived = (told.job.ended_at or 0.0) - told.job.submitted_at
+    assert sum(seconds for seconds, _ in told.time.values()) == pytest.approx(lived)
+    assert sum(chips for _, chips in told.time.values()) == pytest.approx(8.0 * (lived - 2.0)), "it waited twice"
+    assert told.losses.keys() == {"crashed"}
+    count, seconds, chip_seconds = told.losses["crashed"]
+    assert (count, seconds, chip_seconds) == (1, told.attempts[0].lost_s, told.attempts[0].lost_chip_s)
+    assert seconds > 0
+
+
+def test_job_that_fails_names_the_task_to_blame(world: World) -> None:
+    job = world.start(slices=(2,), max_retries_failure=0)
+    fail(world, job, 3, exit_code=9)
+    told = story(world, job)
+    (last,) = told.attempts
+    assert (last.state, last.cause, last.task, last.host, last.exit_code) == ("failed", "crashed", 3, "b/1", 9)
+    assert (told.job.state, told.job.error, last.error) == ("failed", "boom", "boom")
+
+
+def test_tasks_placed_alone_have_attempts_each(world: World) -> None:
+    job = world.start_tasks(replicas=2, max_retries_failure=1)
+    world.now += 10.0
+    fail(world, job, 1)
+    told = story(world, job)
+    assert [(one.gang, one.number, one.state, one.chips) for one in told.attempts] == [
+        (0, 1, "running", 4.0),
+        (1, 1, "failed", 4.0),
+    ]
+    assert told.time == {}, "only the time of gangs is measured"
+
+
+def test_job_is_kept_once_it_has_had_hosts(world: World) -> None:
+    waits = world.submit("waits", slices=(3,))
+    assert not is_kept(waits)
+    world.do(JobCancelledEvent("waits", "cancelled by ann"))
+    assert is_kept(waits)
+    told = story(world, waits)
+    assert (told.job.state, told.job.error, told.attempts) == ("killed", "cancelled by ann", ())
+    assert is_kept(world.start("runs"))
+
+
+def test_stage_changes_when_a_job_starts_restarts_or_ends(world: World) -> None:
+    job = world.submit(max_retries_failure=1)
+    stages = [stage(job)]
+    world.schedule()
+    stages.append(stage(job))
+    world.report_all(job, S.RUNNING)
+    stages.append(stage(job))
+    world.do(AttemptMarkedEvent(attempt_id(job), Marks(steps=((0, 1.0),))))
+    assert stage(job) == stages[-1]
+    fail(world, job, 0)
+    stages.append(stage(job))
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    stages.append(stage(job))
+    world.finish(job)
+    stages.append(stage(job))
+    assert len(set(stages)) == len(stages)
+
+
+@pytest.mark.parametrize(
+    ("says", "numbers"),
+    [
+        ("loss=2.31 lr=1e-05", {"loss": 2.31, "lr": 1e-5}),
+        ("ETA 3 h, loss=-2, MFU=41 %", {"loss": -2.0, "MFU": 41.0}),
+        ("loss=nan step=1.2.3 a.b=1 x=1e", {}),
+        (None, {}),
+    ],
+)
+def test_curve_has_step_and_numbers_of_status(world: World, says: str | None, numbers: dict[str, float]) -> None:
+    job = world.start()
+    world.now += 5.0
+    assert curve_point(job, world.now, wall, 7, says) == CurvePoint("job", NOON, NOON + 5.0, 7, numbers)
+    point = curve_point(job, world.now, wall, None, says)
+    assert (point is None) is not bool(numbers)
+
+
+EVENTS: list[tuple[Event, tuple[str, str, str | None, str]]] = [
+    (host("c", 1), ("host joined", "c/1", None, "it has joined")),
+    (cpu_host("cpu-7"), ("host joined", "10.0.0.9", None, "it has joined")),
+    (WorkerFailedEvent("a-1", "Ray declared it dead"), ("host lost", "a/1", None, "Ray declared it dead")),
+    (WorkerDrainedEvent("a-1", "maintenance"), ("notice", "a/1", None, "maintenance")),
+    (WorkerSuspectedEvent("a-0", "no answer", 100.0), ("host silent", "a/0", None, "no answer")),
+    (WorkerBlamedEvent("b-0", "job", "exit 139", Fault.CRASH), ("host blamed", "b/0", "job", "crash: exit 139")),
+    (TaintedEvent("a", "drained", "a fan"), ("tainted", "a", None, "drained: a fan")),
+    (TaintLiftedEvent("a", "drained"), ("taint lifted", "a", None, "drained")),
+    (LimitsSetEvent("ann", PriorityBand.BATCH, Limits(chips=8)), ("limits set", "ann", None, "batch: chips=8")),
+    (SettingSetEvent("evictions", WasSet("off", "olga", 0.0)), ("setting", "evictions", None, "off (by olga)")),
+]
+
+
+@pytest.mark.parametrize(("event", "expected"), EVENTS, ids=lambda one: type(one).__name__)
+def test_notable_events_have_rows(world: World, event: Event, expected: tuple[str, str, str | None, str]) -> None:
+    assert event_row(event, world.state, NOON, world.now) == EventRow(NOON, *expected)
+    assert type(event) in NOTABLE
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        host("a", 1),
+        WorkerFailedEvent("gone", "Ray declared it dead"),
+        WorkerDrainedEvent("b-0", "again"),
+        WorkerSuspectedEvent("b-1", "again", 100.0),
+        TaintedEvent("b", "drained", "again"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_repeated_events_have_no_rows(world: World, event: Event) -> None:
+    world.do(WorkerDrainedEvent("b-0", "maintenance"))
+    world.do(WorkerSuspectedEvent("b-1", "no answer", world.now))
+    world.do(TaintedEvent("b", "drained", "a fan"))
+    assert event_row(event, world.state, NOON, world.now) is None
+
+
+def test_sample_counts_chips_in_use_and_waiting(world: World) -> None:
+    world.start("train", user="ann", slices=(1,))
+    world.start("eval", user="bob", priority=PriorityBand.BATCH)
+    world.submit("more", user="bob", priority=PriorityBand.BATCH, slices=(2,))
+    world.do(cpu_host("gpus", gpus=8.0))
+    found = sample(world.state, NOON)
+    assert found.chips == {"v4-16": 16.0, "": 8.0}
+    ann, bob = found.users
+    assert (ann.user, ann.type, ann.band, ann.busy_chips, ann.waiting_jobs) == ("ann", "v4-16", "interactive", 8.0, 0)
+    assert (bob.user, bob.band, bob.busy_chips, bob.waiting_jobs, bob.waiting_chips) == ("bob", "batch", 8.0, 1, 16.0)
+
+
+def test_sample_of_no_hosts_is_a_sample(world: World) -> None:
+    assert sample(World().state, NOON).chips == {"": 0.0}
+
+
+def test_registration_with_other_facts_is_no_event(world: World) -> None:
+    again = replace(host("a", 1), draining="soon")
+    assert isinstance(again, WorkerRegisteredEvent)
+    assert event_row(again, world.state, NOON, world.now) is None
