@@ -4,6 +4,7 @@ import difflib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -84,6 +85,14 @@ def really_cancel(otherwise: str, default: bool) -> bool:
         return click.confirm(f"\nCancel the job? No: {otherwise}.", default=default, err=True)
     except click.Abort:
         return default
+
+
+def require_place(path: Path) -> None:
+    """Refuse a file for ``--output`` that can't be written, before anybody waits for it."""
+    if path.is_dir():
+        raise InvalidRequestError(f"--output {path} is a directory; give a file")
+    if not path.parent.is_dir():
+        raise InvalidRequestError(f"--output {path}: {path.parent} is no directory")
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
