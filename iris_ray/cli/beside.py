@@ -5,7 +5,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 import termios
@@ -307,7 +306,7 @@ async def _on_terminal(controller: ControllerConnection, place: "TaskPlace", wor
 
 
 def _size() -> Size:
-    columns, rows = shutil.get_terminal_size()
+    columns, rows = os.get_terminal_size(1)
     return Size(rows, columns)
 
 

@@ -65,13 +65,10 @@ CLUSTER: Final[Mapping[str, Entry]] = {
 }
 SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
     "Every day": {
-        **{
-            name: JOB[name]
-            for name in ("run", "submit", "ls", "why", "logs", "exec", "shell", "port-forward", "cancel")
-        },
+        **{name: JOB[name] for name in ("run", "submit", "ls", "why", "logs", "cancel")},
         "doctor": CLUSTER["doctor"],
-        "bug-report": JOB["bug-report"],
     },
+    "Inside a job": {name: JOB[name] for name in ("exec", "shell", "port-forward", "bug-report")},
     "By subject": {
         "job": Entry("cli.main:job", "All about jobs: also their status, tasks, events, stacks, profiles and goodput."),
         "host": Entry("cli.main:host", "Slices and hosts: list, drain, and tell them that they are about to end."),

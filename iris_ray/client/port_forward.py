@@ -54,7 +54,7 @@ class PortForward:
         """
         place: TaskPlace | None = await asyncio.to_thread(locate, self._controller, self._job_id, self._task_index)
         try:
-            server = await asyncio.start_server(self._accept, LOOPBACK, local)
+            server = await asyncio.start_server(self._accept, LOOPBACK, local, start_serving=False)
         except OSError as error:
             raise InvalidRequestError(
                 f"port {local} of this machine can't be had ({error.strerror}); give another one before a colon, or 0"
@@ -67,6 +67,7 @@ class PortForward:
                 try:
                     async with TaskSession(self._controller, place) as session:
                         self._session = session
+                        await server.start_serving()
                         self._say(f"http://localhost:{port} is port {self._remote} beside {place}")
                         first = False
                         await session.wait_for_tasks_end()

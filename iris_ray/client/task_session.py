@@ -110,7 +110,8 @@ def _place_of(task: TaskStatus, process: int) -> TaskPlace | None:
     if task.state is not TaskState.RUNNING or task.node_id is None or task.address is None:
         return None
     attempt = LogId(job_of(task.task_id), process, task.attempt)
-    return TaskPlace(attempt, task.node_id, task.address, task.host or task.address)
+    host = " ".join(filter(None, (task.group, task.host))) or task.address
+    return TaskPlace(attempt, task.node_id, task.address, host)
 
 
 def _why_not(task: TaskStatus, of_the_job: str) -> str:

@@ -8,6 +8,7 @@ import sys
 import termios
 import textwrap
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import DEVNULL, Popen
@@ -71,7 +72,7 @@ def test_exec_prints_output_and_ends_with_code(world: ControllerInProcess) -> No
 def test_exec_everywhere_labels_lines_and_takes_first_code(world: ControllerInProcess) -> None:
     script = 'printf "$WHO\\nends"; [ "$WHO" = "task 0" ] || exit 4'
     done = world.iris("exec", JOB, "--all", "--", "sh", "-c", script, code=4, quotes=True)
-    hosts = [task.host or "" for task in world._ask("list_tasks", JOB)]
+    hosts = [f"{task.group} {task.host}" for task in world._ask("list_tasks", JOB)]
     expected = [f"{host}| {line}" for index, host in enumerate(hosts) for line in (f"task {index}", "ends")]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
 
@@ -191,6 +192,20 @@ def echo() -> Iterator[int]:
         serving.join(10)
 
 
+def then_ctrl_c(story: Callable[[], None]) -> Callable[[], None]:
+    """A story that presses Ctrl-C if it goes wrong, so that the command ends."""
+
+    def told() -> None:
+        try:
+            story()
+        except BaseException:
+            traceback.print_exc()
+            os.kill(os.getpid(), signal.SIGINT)
+            raise
+
+    return told
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -241,7 +256,7 @@ def test_port_forward_carries_connections_to_where_task_runs(
         wait_until(works_again)
         world.succeed(JOB)
 
-    with world.meanwhile(story):
+    with world.meanwhile(then_ctrl_c(story)):
         done = world.iris("port-forward", JOB, f"{port}:{echo}", code=OK)
     said = done.stderr
     assert said.count(f"http://localhost:{port} is port {echo} beside task 0 of {JOB}") == 2

@@ -119,7 +119,7 @@ class Channel:
         while True:
             is_done = self._is_done()  # asked before the sources are read: what comes before the end is not lost
             if any(data := [self._read(place) for place in range(len(self._sources))]):
-                return Piece(0, *data)
+                return Piece(0, data[0], b"".join(data[1:]))
             if is_done:
                 return self._last_piece()
             left_s = deadline - asyncio.get_running_loop().time()
