@@ -352,8 +352,9 @@ def _in_thread(work: Callable[[], Awaitable[T]]) -> T:
     thread.start()
     try:
         return done.result()
-    except BaseException:  # Ctrl-C above all
-        begun.result()()
+    except BaseException:
+        if not done.done():  # it is Ctrl-C, and no error of the work
+            begun.result()()
         raise
     finally:
         thread.join()

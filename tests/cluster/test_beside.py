@@ -40,9 +40,8 @@ def pid_in(file: Path) -> int:
 def job(cluster: SimulatedCluster, tmp_path: Path) -> Iterator[tuple[str, Trace]]:
     """A gang of two tasks that run, with one more attempt if one fails."""
     trace = Trace(tmp_path)
-    results = run_on_pod_ray.remote(
-        trace.gang(), "v4-16", max_retries_failure=3, keep_warm=0, env={"MINE": "of the user"}
-    )
+    gang = ray.remote(max_calls=1, runtime_env={"env_vars": {"MINE": "of the user"}})(trace.gang())
+    results = run_on_pod_ray.remote(gang, "v4-16", max_retries_failure=3, keep_warm=0)
     (first, _) = trace.wait_for_tasks(2)
     yield first["job"], trace
     trace.finish()

@@ -244,7 +244,7 @@ def test_port_forward_carries_connections_to_where_task_runs(
             tasks[0].kill()
             assert first.recv(1) == b"", "closed, as the task has moved"
         world.wait_for_attempt(JOB, 2)
-        begin(2)
+        again = begin(2)
 
         def works_again() -> bool:
             with connect(port) as third:
@@ -255,6 +255,7 @@ def test_port_forward_carries_connections_to_where_task_runs(
 
         wait_until(works_again)
         world.succeed(JOB)
+        again[0].kill()
 
     with world.meanwhile(then_ctrl_c(story)):
         done = world.iris("port-forward", JOB, f"{port}:{echo}", code=OK)
