@@ -34,6 +34,11 @@
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
     ├── PeerFilesError (OSError)              a host of the gang did not read, write, list or delete a file
     ├── InspectionFailedError (RuntimeError) the stacks or the profile of a task can't be had
+    ├── SessionError (RuntimeError)          a command, a terminal or a port beside a task was refused, or is lost
+    │   ├── TaskNotRunningError              the task waits, or has ended; the message says what for, or how
+    │   ├── TaskMovedError                   the attempt of the task ended meanwhile, and the session with it
+    │   ├── CommandNotFoundError             the task's host has no such program, or can't start it
+    │   └── TooManySessionsError             all places for sessions on the task's host are taken
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── ContainerEngineError (RuntimeError)  neither docker nor podman answers on a host
@@ -191,6 +196,26 @@ class PeerFilesError(IrisError, OSError):
 
 class InspectionFailedError(IrisError, RuntimeError):
     """The stacks or the profile of a task can't be had; the message says why, and what to do."""
+
+
+class SessionError(IrisError, RuntimeError):
+    """A command, a terminal or a port beside a task was refused, or is lost; the message says why, and what to do."""
+
+
+class TaskNotRunningError(SessionError):
+    """Nothing can run beside a task that does not run; the message says what it waits for, or how it ended."""
+
+
+class TaskMovedError(SessionError):
+    """The attempt of the task has ended, and what ran beside it has ended with it. The job may go on elsewhere."""
+
+
+class CommandNotFoundError(SessionError):
+    """The host of the task has no such program, or can't start it."""
+
+
+class TooManySessionsError(SessionError):
+    """So many sessions are open on the host of the task that it takes no more."""
 
 
 class EndpointNotFoundError(IrisError, LookupError):

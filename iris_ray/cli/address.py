@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import click
@@ -61,9 +62,13 @@ def address_for_ray_jobs() -> str:
     return given
 
 
+_is_within: ContextVar[bool] = ContextVar("_is_within", default=False)
+"""Whether a block of `cluster` runs."""
+
+
 @contextmanager
 def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
-    """Connect to the chosen cluster within the block.
+    """Connect to the chosen cluster within the block. A block within a block is connected already.
 
     Args:
         show_logs: whether the output of this process's tasks appears here.
@@ -73,13 +78,18 @@ def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
         NoClusterError: there is none, or it can't be reached from here.
         InvalidRequestError: the address makes no sense.
     """
+    if _is_within.get():
+        yield
+        return
     with live_line("iris-ray") as line:
         line.show(f"connecting to {'the cluster' if chosen_address() == AUTO else chosen_address()}")
         connect(chosen_address(), show_logs, **options)
     import ray
 
+    within = _is_within.set(True)
     try:
         yield
     finally:
+        _is_within.reset(within)
         if not show_logs:  # otherwise Ray disconnects when the process ends, and waits for the last lines before
             ray.shutdown()

@@ -4,6 +4,7 @@ import difflib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -86,6 +87,14 @@ def really_cancel(otherwise: str, default: bool) -> bool:
         return default
 
 
+def require_place(path: Path) -> None:
+    """Refuse a file for ``--output`` that can't be written, before anybody waits for it."""
+    if path.is_dir():
+        raise InvalidRequestError(f"--output {path} is a directory; give a file")
+    if not path.parent.is_dir():
+        raise InvalidRequestError(f"--output {path}: {path.parent} is no directory")
+
+
 # -- groups ------------------------------------------------------------------------------------------------------------
 # Groups of commands that suggest the right command for a wrong name.
 
@@ -96,7 +105,9 @@ OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("output", "tail"), "logs"),
     **dict.fromkeys(("delete", "end", "kill", "rm", "stop"), "cancel"),
     **dict.fromkeys(("hosts", "nodes", "slices", "workers"), "host ls"),
-    **dict.fromkeys(("exec", "start"), "run"),
+    **dict.fromkeys(("attach", "bash", "ssh"), "shell"),
+    "forward": "port-forward",
+    "start": "run",
     **dict.fromkeys(("cordon", "taint"), "drain"),
     **dict.fromkeys(("uncordon", "untaint"), "undrain"),
     **dict.fromkeys(("limit", "quota"), "limits"),

@@ -9,10 +9,9 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
-from iris_ray.cli.conventions import FAILED
+from iris_ray.cli.conventions import FAILED, require_place
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import counted, print_json
-from iris_ray.errors import InvalidRequestError
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
 
@@ -98,7 +97,7 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
     """
     path = Path(output or f"{job.replace('/', '-')}-{task}.{_ENDINGS[layout]}")
     if output != "-":
-        _require_place(path)
+        require_place(path)
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
@@ -113,11 +112,3 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
         return
     path.write_bytes(found)
     click.echo(f"{path}: {len(found)} bytes")
-
-
-def _require_place(path: Path) -> None:
-    """Refuse a file that can't be written, before anybody watches for it."""
-    if path.is_dir():
-        raise InvalidRequestError(f"--output {path} is a directory; give a file")
-    if not path.parent.is_dir():
-        raise InvalidRequestError(f"--output {path}: {path.parent} is no directory")

@@ -38,6 +38,10 @@ JOB: Final[Mapping[str, Entry]] = {
         "cli.goodput:goodput",
         "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",
     ),
+    "bug-report": Entry("cli.bug_report:bug_report", "One file about a job, to read and then to send."),
+    "exec": Entry("cli.beside:exec_", "Run a command beside a task, with its variables, on its host or all hosts."),
+    "shell": Entry("cli.beside:shell", "A terminal beside a task, on its host."),
+    "port-forward": Entry("cli.beside:port_forward", "Make a port on a task's host a port of this machine."),
     "cancel": Entry("cli.jobs:cancel", "End a job, whether it waits or runs."),
 }
 HOST: Final[Mapping[str, Entry]] = {
@@ -68,6 +72,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
         **{name: JOB[name] for name in ("run", "submit", "ls", "why", "logs", "cancel")},
         "doctor": CLUSTER["doctor"],
     },
+    "Inside a job": {name: JOB[name] for name in ("exec", "shell", "port-forward", "bug-report")},
     "By subject": {
         "job": Entry("cli.main:job", "All about jobs: also their status, tasks, events, stacks, profiles and goodput."),
         "host": Entry("cli.main:host", "Slices and hosts: list, drain, and tell them that they are about to end."),

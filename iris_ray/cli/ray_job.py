@@ -136,6 +136,22 @@ def _words_for_the_cluster(words: Sequence[str]) -> list[str]:
     return kept
 
 
+def run_through_dashboard(address: str, words: Sequence[str]) -> NoReturn:
+    """Have a command of ``iris-ray`` run on the cluster; print what it prints, and end with its exit code."""
+    from iris_ray.client.connection import current_user
+    from iris_ray.client.ray_jobs import RayJobConfig
+
+    jobs = _jobs(address)
+    command = ["env", f"{USER.name}={current_user()}", "python", "-m", "iris_ray", *words]
+    run_id = jobs.submit(RayJobConfig(command, working_dir=None))
+    try:
+        status = jobs.follow(run_id, lambda piece: print_output(piece.encode(errors="backslashreplace")))
+    except BaseException:  # Ctrl-C above all
+        jobs.stop(run_id)
+        raise
+    raise click.exceptions.Exit(FAILED if status.exit_code is None else status.exit_code)
+
+
 def follow_ray_job(jobs: "RayJobs", run_id: str) -> None:
     """Print what a job prints until its end. End the command if it did not succeed, or at Ctrl-C."""
     try:

@@ -1,7 +1,8 @@
 """`IrisClient`: submits jobs of any kind to a shared cluster, and answers questions about jobs, tasks and hosts."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -22,6 +23,7 @@ from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import takes
+from iris_ray.client.task_session import run_beside
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
 from iris_ray.history.reading import MOST_ROWS_EVER
 from iris_ray.model.checks import require_int
@@ -232,6 +234,30 @@ class IrisClient:
             require_int(what, number, 0)
         at = LogPosition(attempt, offset, tail_lines)
         return controller_of_a_job().ask(ControllerInterface.fetch_task_logs, job_id_of(job), task_index, at, max_bytes)
+
+    def exec(
+        self, job: JobHandle | str, command: Sequence[str], task_index: int = 0, input: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command beside a running task, on its host, with its variables and directory, and wait for its end.
+
+        It does not get the task's chips: JAX runs on the CPU there. Whatever it starts ends with it, with this process
+        and with the attempt of the task.
+
+        Args:
+            job, task_index: the task.
+            command: the program and its arguments, such as ``["tpu-info"]``. No shell reads them.
+            input: what it reads from stdin.
+
+        Raises:
+            InvalidRequestError: the command makes no sense, or ``task_index`` is not a number.
+            NotPermittedError: it is another user's job, and this user is no operator.
+            TaskNotRunningError: the task does not run; the message says what it waits for, or how it ended.
+            TaskMovedError: its attempt has ended meanwhile, and the command with it.
+            CommandNotFoundError: there is no such program there.
+            SessionError: the host does not answer, or takes no more sessions.
+        """
+        require_int("task_index", task_index, 0)
+        return run_beside(job_id_of(job), task_index, command, input)
 
     def explain(self, job: JobHandle | str) -> str:
         """Return why a job waits, or what it does instead, in a sentence."""

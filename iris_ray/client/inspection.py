@@ -8,7 +8,15 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from iris_ray.actors.host.inspector import DUMP_S, WRITING_S, InspectedTask, ask_host, profile_of, stacks_of
+from iris_ray.actors.host.inspector import (
+    DUMP_S,
+    WRITING_S,
+    InspectedTask,
+    ask_host,
+    profile_of,
+    stacks_of,
+    variables_of,
+)
 from iris_ray.actors.protocol.status import TaskStatus
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
 from iris_ray.model.lifecycle import TaskState, job_of
@@ -71,6 +79,12 @@ def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
     call = ask_host(profile_of, *place_of(task), _inspected(task), seconds, layout, idle)
     answer: bytes = _answer(call, seconds + WRITING_S + START_S)
     return answer
+
+
+def variables(task: TaskStatus) -> list[str]:
+    """Return the names of the environment variables with which a task began, sorted. Raise like `profile`."""
+    names: list[str] = _answer(ask_host(variables_of, *place_of(task), _inspected(task)), START_S)
+    return names
 
 
 def _all_stacks(tasks: list[TaskStatus]) -> Iterator[tuple[int, str, bool]]:

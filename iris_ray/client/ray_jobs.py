@@ -127,12 +127,14 @@ class RayJobStatus:
         state: pending, running, stopped, succeeded or failed.
         message: Ray's message about it.
         job_ids: the jobs that its script has submitted with the ``run_on_pod`` family so far.
+        exit_code: of its command, once that has ended; None if Ray does not know it.
     """
 
     run_id: str
     state: str
     message: str
     job_ids: tuple[str, ...]
+    exit_code: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -216,7 +218,8 @@ class RayJobs:
         with self._answers(run_id):
             details = self._client.get_job_info(_checked(run_id))
             ours = tuple(dict.fromkeys(OUR_JOB.findall(self._client.get_job_logs(run_id))))
-        return RayJobStatus(run_id, str(details.status).lower(), details.message or "", ours)
+        code: int | None = details.driver_exit_code
+        return RayJobStatus(run_id, str(details.status).lower(), details.message or "", ours, code)
 
     def logs(self, run_id: str) -> str:
         """Return what a job has printed. Raises like `status`."""

@@ -1,8 +1,8 @@
 """A cluster in this process: the real Controller, pools and slices, on made-up nodes and hosts.
 
-Real are the Controller, SlicePoolManager, SliceActor and LogReader with all that they use. Made up are Ray (see
-`ray_in_process`), its node table, reservations and key-value store, and on each host the processes: a `Host` stands
-for a TPUHostActor and a `Process` for a TaskProcess, whose tasks do what the test says.
+Real are the Controller, SlicePoolManager, SliceActor, LogReader and HostSession with all that they use. Made up are Ray
+(see `ray_in_process`), its node table, reservations and key-value store, and on each host the processes: a `Host`
+stands for a TPUHostActor and a `Process` for a TaskProcess, whose tasks do what the test says.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from iris_ray.actors.controller.metrics import Kind, Metric
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.output.log_reader import LogReader
+from iris_ray.actors.host.session.host_session import HostSession
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import others_waiting, reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
@@ -35,6 +36,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
 from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end
 from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess, Store
+from tests.support.sessions import SessionInProcess
 
 Series = tuple[str, str]
 """The name of a metric, and its labels as Prometheus writes them."""
@@ -241,8 +243,10 @@ class ClusterInProcess:
             if issubclass(actor_class, TPUHostActor):
                 self._hosts.append(Host(self.node(strategy.node_id), *args))
                 return self._hosts[-1]
-            assert issubclass(actor_class, LogReader), actor_class
             with mock.patch.dict(os.environ, IRIS_RAY_HOST_DIR=str(self.node(strategy.node_id).directory)):
+                if issubclass(actor_class, HostSession):
+                    return SessionInProcess(*args)
+                assert issubclass(actor_class, LogReader), actor_class
                 return LogReader()
         node = self.node(group.node_ids[strategy.placement_group_bundle_index])
         handle = ray.get_runtime_context().current_actor

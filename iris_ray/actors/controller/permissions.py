@@ -1,4 +1,4 @@
-"""Permissions: users may end their own jobs, operators also other users' jobs, and pools report about their own jobs.
+"""Permissions: users may end and enter their own jobs, operators also others', and pools report about their own jobs.
 
 They protect from mistakes, not from malice: a process names its user itself, see SECURITY.md.
 """

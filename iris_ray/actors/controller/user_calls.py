@@ -189,6 +189,11 @@ class UserCalls(ControllerProcess):
         await self._events.recorded([JobYieldsEvent(job_id, yielding[job_id]) for job_id in known])
 
     @checked
+    async def require_own(self, job_id: str, user: str, what: Words) -> None:
+        await self.ping()
+        self._permissions.require_own(user, self._job(job_id), what)
+
+    @checked
     async def require_operator(self, user: str, what: Words) -> None:
         await self.ping()
         self._permissions.require_operator(user, what)

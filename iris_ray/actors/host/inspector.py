@@ -16,7 +16,8 @@ import ray
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.redirect import started_tasks
-from iris_ray.errors import InspectionFailedError
+from iris_ray.actors.host.session.surroundings import Surroundings
+from iris_ray.errors import InspectionFailedError, SessionError
 
 DUMP_S = 20.0
 """py-spy may take so long to read the stacks of a large process."""
@@ -67,8 +68,20 @@ def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> by
         return path.read_bytes()
 
 
+def variables_of(task: InspectedTask) -> list[str]:
+    """Return the names of the environment variables with which a task on this host began, sorted.
+
+    Raises:
+        InspectionFailedError: the task does not run here, or has no copy of them.
+    """
+    try:
+        return sorted(Surroundings.of_process(_pid_of(task)).environ)
+    except SessionError as error:
+        raise InspectionFailedError(str(error)) from None
+
+
 def ask_host(function: object, node_id: str, address: str, *arguments: object) -> ray.ObjectRef:
-    """Call `stacks_of` or `profile_of` on a host. Return at once."""
+    """Call `stacks_of`, `profile_of` or `variables_of` on a host. Return at once."""
     return ray.remote(function).options(**on_host(node_id, address), max_retries=0).remote(*arguments)
 
 

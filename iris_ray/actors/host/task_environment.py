@@ -38,6 +38,9 @@ _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_H
 _NO_CHIPS = {"TPU_VISIBLE_CHIPS": "", "TPU_VISIBLE_DEVICES": ""}
 _ON_CPU = {"JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
 
+ON_CPU = _NO_CHIPS | _ON_CPU
+"""Keeps a program on a TPU host off the chips."""
+
 
 def split_by_start(user_env: Mapping[str, str], preload: Sequence[str] = ()) -> tuple[dict[str, str], dict[str, str]]:
     """Split a user's variables into those that act only when a process starts, and the rest.

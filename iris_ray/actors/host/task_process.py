@@ -20,6 +20,7 @@ from iris_ray.actors.host.directories import LocalDirectories, can_not_start, ho
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_tree import mark_forks, stat_of
+from iris_ray.actors.host.session.surroundings import Surroundings
 from iris_ray.actors.host.task_environment import (
     PORTS_HELD,
     bind_to_cpus,
@@ -132,3 +133,4 @@ class TaskProcess:
                 os.environ[name] = value
         os.environ[TOKEN_VARIABLE] = self._token
         os.environ[TaskFiles.VARIABLE] = files.prefix
+        Surroundings.keep()

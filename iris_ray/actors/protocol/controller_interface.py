@@ -181,6 +181,19 @@ class ForPeople(Protocol):
             NotPermittedError: one is another user's job, and the user is no operator.
         """
 
+    async def require_own(self, job_id: str, user: str, what: str) -> None:
+        """Refuse a user who is neither the job's nor an operator, before a command acts outside of the Controller.
+
+        Args:
+            job_id: the job.
+            user: who wants to act.
+            what: names the action, such as "run commands beside it".
+
+        Raises:
+            UnknownNameError: there is no such job.
+            NotPermittedError: it is another user's job, and the user is no operator.
+        """
+
     async def require_operator(self, user: str, what: str) -> None:
         """Refuse a user who is no operator, before a command acts outside of the Controller.
 

@@ -8,12 +8,14 @@ import pytest
 
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.host.session.host_session import HostSession
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, ForPeople
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import PAGES
 from iris_ray.actors.protocol.pool_interface import PoolInterface
+from iris_ray.actors.protocol.session import SessionInterface
 
 
 @pytest.mark.parametrize(
@@ -23,19 +25,23 @@ from iris_ray.actors.protocol.pool_interface import PoolInterface
         (PoolInterface, SlicePoolManager),
         (HostInterface, TPUHostActor),
         (TaskInterface, TaskProcess),
+        (SessionInterface, HostSession),
     ],
 )
 def test_actor_has_the_methods_of_its_interface_and_no_others(interface: type, actor: type) -> None:
     assert dict(signatures(actor)) == dict(signatures(interface))
 
 
-def types(controller: Controller, pool: SlicePoolManager, host: TPUHostActor, task: TaskProcess) -> tuple[object, ...]:
+def types(
+    controller: Controller, pool: SlicePoolManager, host: TPUHostActor, task: TaskProcess, session: HostSession
+) -> tuple[object, ...]:
     """The types of arguments and results. This is never called: mypy checks it."""
     asked: ControllerInterface = controller
     runs: PoolInterface = pool
     watches: HostInterface = host
     works: TaskInterface = task
-    return asked, runs, watches, works
+    carries: SessionInterface = session
+    return asked, runs, watches, works, carries
 
 
 @pytest.mark.parametrize("name", ["list_jobs", "list_goodput", "list_tasks", "list_workers"])

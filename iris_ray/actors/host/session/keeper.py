@@ -1,0 +1,192 @@
+"""The keeper of a command: the parent of its process tree, which ends the whole tree with the session.
+
+It is a program of its own, runs outside of Ray and imports nothing of iris_ray, so that it starts within milliseconds.
+The kernel gives it every process of the tree that loses its parent, so a daemon can't escape, whatever its variables
+and its process group are. The session's process holds the other end of a socket: when that closes, because the session
+is over or its process was killed, the keeper kills the tree.
+
+On the socket the keeper reads a JSON line with ``command``, ``environ``, ``directory`` and ``terminal``, and then
+numbers of signals. It answers with ``{"pid": …}`` or ``{"error": …, "errno": …}``, then ``{"exit_code": …}``, and
+closes the socket when no process of the tree is left. Its stdin, stdout and stderr are those of the command.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+import time
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+DEFAULTS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
+LOOK_S = 1.0
+"""Seconds between two looks for adopted processes that have ended."""
+AGAIN_S = 0.005
+SLOWLY_S = 0.5
+BRISK_S = 5.0
+"""After so long the keeper kills less often: what is left waits for a disk, or belongs to another user."""
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    if os.fork():
+        os._exit(0)  # Ray ends the children of its workers, so the keeper must not be a child
+    os.setsid()
+    for number in DEFAULTS:
+        signal.signal(number, signal.SIG_IGN)  # it ends after its tree, not before
+    lines = Lines(control)
+    if (wanted := lines.wait()) is None:
+        return
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        root = start(json.loads(wanted))
+    except OSError as error:
+        say(control, error=error.strerror or str(error), errno=error.errno or 0)
+        return
+    say(control, pid=root)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)  # only the command and what it starts hold its output open
+    os.chdir("/")
+    code = keep(root, control, lines)
+    end_all()
+    if code is not None:
+        say(control, exit_code=code)
+
+
+def start(wanted: dict[str, Any]) -> int:
+    """Start the command, and return its pid.
+
+    Raises:
+        OSError: there is no such program or directory, or it can't be run.
+    """
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # should somebody kill the keeper
+            if wanted["terminal"]:
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            for number in (*DEFAULTS, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+                file.write("1000")  # if the host's memory is used up, this goes before the task
+            os.chdir(wanted["directory"])
+            os.execvpe(wanted["command"][0], wanted["command"], wanted["environ"])
+        except OSError as error:
+            os.write(tell, f"{error.errno or 0}".encode())
+        finally:
+            os._exit(127)
+    os.close(tell)
+    with open(told, "rb") as answer:
+        failed = answer.read()
+    if failed:
+        os.waitpid(pid, 0)
+        raise OSError(int(failed), os.strerror(int(failed)))
+    return pid
+
+
+def keep(root: int, control: socket.socket, lines: "Lines") -> int | None:
+    """Wait until the command or the session ends, and pass signals on. Return the exit code; None: the session ended.
+
+    For a command that a signal killed the code is 128 plus the signal's number, as shells say.
+    """
+    pidfd = os.pidfd_open(root)
+    poll = select.poll()
+    for descriptor in (control.fileno(), pidfd):
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        ready = [descriptor for descriptor, _ in poll.poll(LOOK_S * 1000)]
+        if control.fileno() in ready:
+            if (numbers := lines.read()) is None:
+                return None
+            for number in numbers:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(root, int(number))
+        with contextlib.suppress(ChildProcessError):
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                if reaped[0] == root:
+                    code = os.waitstatus_to_exitcode(reaped[1])
+                    return 128 - code if code < 0 else code
+
+
+def end_all() -> None:
+    """Kill every process below this one until there is none."""
+    began = time.monotonic()
+    while True:
+        for pid in below():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:  # each has been given to this process before it ended
+            return
+        time.sleep(AGAIN_S if time.monotonic() - began < BRISK_S else SLOWLY_S)
+
+
+def below() -> set[int]:
+    """Return the pids of all processes below this one."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
+                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    found: set[int] = set()
+    mine = {os.getpid()}
+    while mine := {pid for pid, parent in parents.items() if parent in mine} - found:
+        found |= mine
+    return found
+
+
+def say(control: socket.socket, **facts: object) -> None:
+    with contextlib.suppress(OSError):  # nobody is left to hear it
+        control.sendall(json.dumps(facts).encode() + b"\n")
+
+
+class Lines:
+    """The lines that come over a socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._begun = b""
+        self._closed = False
+
+    def read(self) -> list[bytes] | None:
+        """Return the lines that are complete now; None if the other side has closed, and there are none."""
+        self._receive()
+        *lines, self._begun = self._begun.split(b"\n")
+        return lines if lines or not self._closed else None
+
+    def wait(self) -> bytes | None:
+        """Wait for one line; None if the other side closes before."""
+        while b"\n" not in self._begun and not self._closed:
+            self._receive()
+        line, end, self._begun = self._begun.partition(b"\n")
+        return line if end else None
+
+    def _receive(self) -> None:
+        try:
+            data = self._control.recv(65536)
+            self._begun += data
+            self._closed = not data
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._closed = True
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Processes that stand for running tasks, for people to look inside."""
+
+import textwrap
+from pathlib import Path
+
+import psutil
+
+from iris_ray.actors.host.session.host_session import HostSession
+from iris_ray.actors.protocol.task_log import LogId
+from tests.support.processes import TOKEN, Nursery
+
+DAEMON = "env -i setsid sh -c 'echo $$ > daemon; exec sleep 60' &"
+"""Starts a program that leaves its parent, its session and its variables, and tells its pid in a file."""
+
+_TASK = """
+    import os, sys, time
+    from pathlib import Path
+    from iris_ray.actors.host.output.redirect import StartedTask
+    from iris_ray.actors.host.session.surroundings import Surroundings
+    from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+    directory, work, token, job, index, attempt = sys.argv[1:]
+    (Path(directory) / "tasks").mkdir(exist_ok=True)
+    os.environ |= {"WHO": f"task {index}", "MEGASCALE_NUM_SLICES": "2", "JAX_PLATFORMS": "tpu,cpu"}
+    os.environ |= {TOKEN_VARIABLE: token, "IRIS_COORDINATOR_ADDRESS": "10.0.0.1:1234", "PATH": "/usr/bin:/bin"}
+    os.environ[TaskFiles.VARIABLE] = "files"
+    os.chdir(work)
+    Surroundings.keep()
+    StartedTask(job, int(index), int(attempt), 4, "").write(TaskFiles.of_process(Path(directory), os.getpid()))
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def task_process(nursery: Nursery, directory: Path, work: Path, task: LogId) -> psutil.Process:
+    """Return the process of a task.
+
+    Args:
+        nursery: ends it.
+        directory: of its host.
+        work: where it works.
+        task: what it is taken for.
+    """
+    return nursery.script(textwrap.dedent(_TASK), str(directory), str(work), TOKEN, *map(str, task))
+
+
+class SessionInProcess(HostSession):
+    """A session in this process. What it has started ends as if its process had ended."""
+
+    def on_death(self) -> None:
+        for channel in self._channels.values():
+            if not channel.over:
+                channel._close()
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
