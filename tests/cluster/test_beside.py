@@ -24,7 +24,7 @@ from tests.support.command_line import command_line, environment, iris
 from tests.support.gangs import Trace, actor_pid, alive, all_jobs
 from tests.support.waiting import wait_until
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def daemon(file: Path) -> str:
