@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -377,9 +378,13 @@ def test_job_page_shows_curves(
 ) -> None:
     monkeypatch.setattr(history_service, "SAMPLE_S", 1.0)
     monkeypatch.setattr(progress_watch, "LOOK_S", 0.2)
-    for step in range(4):
-        world.says("train-llama", 100 * step, f"loss={3 - step / 2:g}")
-        wait_until(lambda step=step: world.status("train-llama").step == 100 * step)
+
+    def is_at(step: int) -> bool:
+        return world.status("train-llama").step == step
+
+    for step in (0, 100, 200, 300):
+        world.says("train-llama", step, f"loss={3 - step / 200:g}")
+        wait_until(partial(is_at, step))
         time.sleep(1.1)  # the history has seconds
         world.json("history")
 
