@@ -192,8 +192,8 @@ def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
     """
     rows: dict[str, Row] = {}
     for number, team in enumerate(teams):
-        kinds = [kind for kind, chips in team.chips.items() if chips.quota or chips.used] or [None]
-        for kind in kinds:
+        kinds: list[str | None] = [kind for kind, chips in team.chips.items() if chips.quota or chips.used]
+        for kind in kinds or [None]:
             chips = team.chips[kind] if kind else TeamChips(0, 0, 0, 0, {})
             if team.name or chips.used:
                 rows[f"{team.name}:{kind or ''}"] = {
