@@ -192,7 +192,7 @@ def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
     """
     rows: dict[str, Row] = {}
     for number, team in enumerate(teams):
-        kinds: list[str | None] = [kind for kind, chips in team.chips.items() if chips.quota or chips.used]
+        kinds: list[str] = [kind for kind, chips in team.chips.items() if chips.quota or chips.used]
         for kind in kinds or [None]:
             chips = team.chips[kind] if kind else TeamChips(0, 0, 0, 0, {})
             if team.name or chips.used:

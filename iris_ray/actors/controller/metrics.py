@@ -436,7 +436,8 @@ class Measurements:
         held: dict[Values, float] = {}
         for kind in teams.types:
             for team in teams:
-                quota, used = teams.chips(team.name, kind), usage.get(team.name, {}).get(kind, 0.0)
+                of_team: Mapping[str, float] = usage.get(team.name, {})
+                quota, used = teams.chips(team.name, kind), of_team.get(kind, 0.0)
                 if quota or used:
                     values = self._named("team", team.name), self._named("tpu_type", kind)
                     quotas[values] = quotas.get(values, 0.0) + quota

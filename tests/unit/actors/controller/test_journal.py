@@ -438,7 +438,7 @@ def test_successor_reads_teams_and_their_past_usage(monkeypatch: pytest.MonkeyPa
     asyncio.run(first.write(world.state))
     assert Journal().begin()[1] == [
         TeamsSetEvent(teams),
-        PastUsageEvent({}, world.now, {"ads": {"TPU": pytest.approx(3.0)}}),
+        PastUsageEvent({}, world.now, {"ads": {"TPU": 3.0}}),
     ]
 
 
