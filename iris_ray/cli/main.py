@@ -209,7 +209,7 @@ def team() -> None:
 
     \b
       iris-ray team show
-      iris-ray team show --toml > teams.toml
+      iris-ray team show --toml | tee teams.toml
       iris-ray team apply teams.toml
     """
 

@@ -35,7 +35,7 @@ def show(team: str | None, as_toml: bool, as_json: bool) -> None:
     \b
       iris-ray team show
       iris-ray team show research                 research and its parts
-      iris-ray team show --toml > teams.toml
+      iris-ray team show --toml | tee teams.toml
 
     QUOTA of a team includes its parts'. BORROWED is what it uses beyond it, and LENT what it leaves unused and others
     use. RUNNING and WAITING count its own jobs, not those of its parts. SHARE is the largest share of any resource of
@@ -117,7 +117,7 @@ def apply(file: Path, dry_run: bool, yes: bool) -> None:
     """Replace the whole tree of teams by that of a file. An empty file removes all teams.
 
     \b
-      iris-ray team show --toml > teams.toml      what is set now
+      iris-ray team show --toml | tee teams.toml  what is set now
       iris-ray team apply teams.toml --dry-run    what would change
       iris-ray team apply teams.toml
 
