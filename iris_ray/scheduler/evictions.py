@@ -101,7 +101,8 @@ class Evictor:
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
         for attempt, taker in self._leaving.items() if allowances.teams.exist else ():
-            allowances.teams.leaves(attempt, running.jobs[attempt.job_id], self._chips_of(attempt), taker)
+            jobs = running.jobs
+            allowances.teams.leaves(attempt, jobs[attempt.job_id], self._chips_of(attempt), jobs[taker])
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
@@ -203,7 +204,7 @@ class Evictor:
         self._costs.leave(victims, job.spec.job_id)
         for attempt in victims if self._allowances.teams.exist else ():
             victim = self._running.jobs[attempt.job_id]
-            self._allowances.teams.leaves(attempt, victim, self._chips_of(attempt), job.spec.job_id)
+            self._allowances.teams.leaves(attempt, victim, self._chips_of(attempt), job)
         for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)

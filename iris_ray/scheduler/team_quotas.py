@@ -59,8 +59,9 @@ class _Account:
         keeps: the part of the quota that it does not lend.
         most: its quota and what it may borrow.
         by_band: the parts of the quota that jobs of a band may use.
-        used: what its jobs have, and what is promised to them; the plan's own gifts count, and what leaves does not.
+        used: what its jobs have, what the plan gives them, and what is promised to them; without what leaves for that.
         promised: what is promised to its jobs.
+        leaving: what its jobs leave to others.
         kept: what its parts keep for themselves and do not use.
         in_bands: how many of the used chips jobs of each band have, for the bands in ``by_band``.
     """
@@ -72,6 +73,7 @@ class _Account:
     used: float
     kept: float
     promised: float = 0.0
+    leaving: float = 0.0
     in_bands: dict[PriorityBand, float] = field(default_factory=dict)
 
     @property
@@ -81,7 +83,7 @@ class _Account:
 
     def over(self, band: PriorityBand) -> float:
         """Return how many chips its jobs, or those of a band, have beyond its quota."""
-        over = self.used - self.promised - self.chips
+        over = self.used - self.promised - self.leaving - self.chips
         if (part := self.by_band.get(band)) is not None:
             over = max(over, self.in_bands[band] - part)
         return rounded(over)
@@ -106,7 +108,7 @@ class TeamQuotas:
         self._accounts: dict[tuple[str, str], _Account] = {}  # by name and type
         self._kept: dict[str, dict[str, float]] = {}  # type → team → what its parts keep and do not use
         self._promised: dict[str, float] = {}  # job id → chips
-        self._leaving: dict[AttemptId, tuple[str, JobSpec, float]] = {}  # id of the job that gets its chips, its job
+        self._leaving: dict[AttemptId, tuple[JobSpec, JobSpec, float]] = {}  # its job, the job that gets its chips
         self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its parts, who borrowed most first
         self.exist = bool(self._use.teams.types)
 
@@ -118,12 +120,12 @@ class TeamQuotas:
 
     def standing_if_all_stay(self, job: Job, chips: float) -> Standing | NoneLeft:
         """Return the same as `standing` if those stayed that leave their hosts to the job."""
-        stay = [(spec, left) for taker, spec, left in self._leaving.values() if taker == job.spec.job_id]
-        for spec, left in stay:
-            self._count(spec, left)
+        stay = [leaving for leaving in self._leaving.values() if leaving[1].job_id == job.spec.job_id]
+        for leaving in stay:
+            self._count_leaving(*leaving, sign=-1)
         found = self.standing(job, chips)
-        for spec, left in stay:
-            self._count(spec, -left)
+        for leaving in stay:
+            self._count_leaving(*leaving, sign=1)
         return found
 
     def standing(self, job: Job, chips: float) -> Standing | NoneLeft:
@@ -154,16 +156,17 @@ class TeamQuotas:
             if chips:
                 self._promised[job.spec.job_id] = chips
             else:
-                stay = [a for a, (taker, _, _) in self._leaving.items() if taker == job.spec.job_id]
-                for _, spec, left in map(self._leaving.pop, stay):
-                    self._count(spec, left)
+                for attempt in [a for a, (_, taker, _) in self._leaving.items() if taker.job_id == job.spec.job_id]:
+                    self._count_leaving(*self._leaving.pop(attempt), sign=-1)
             self._count(job.spec, chips - before, promised=True)
 
-    def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: str) -> None:
-        """Count chips no more that an attempt of a job leaves to another job."""
-        if attempt not in self._leaving:
-            self._count(job.spec, -chips)
-        self._leaving[attempt] = taker, job.spec, chips
+    def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: Job) -> None:
+        """Count that an attempt of a job leaves its chips to another job, so that both jobs' teams have them once."""
+        if attempt in self._leaving:
+            self._count_leaving(*self._leaving.pop(attempt), sign=-1)
+        if self.kind(job.spec) is not None:
+            self._leaving[attempt] = job.spec, taker.spec, chips
+            self._count_leaving(job.spec, taker.spec, chips, sign=1)
 
     # -- for evictions -------------------------------------------------------------------------------------------------
 
@@ -228,6 +231,16 @@ class TeamQuotas:
             account.promised = rounded(account.promised + chips * promised)
             if spec.priority in account.in_bands:
                 account.in_bands[spec.priority] += chips
+
+    def _count_leaving(self, spec: JobSpec, taker: JobSpec, chips: float, sign: int) -> None:
+        kind = self.kind(spec)
+        assert kind is not None
+        path, of_taker = self._use.path(spec.team), self._use.path(taker.team)
+        common = next(i for i, name in enumerate(path) if name in of_taker)
+        for _, account, used, kept in self._after(path[common:], kind, -sign * chips):
+            account.used, account.kept = rounded(used), rounded(kept)
+        for name in path[:common]:
+            self._account(name, kind).leaving += sign * chips
 
     def _account(self, name: str, kind: str) -> _Account:
         account = self._accounts.get((name, kind))

@@ -147,8 +147,8 @@ class TeamWorld(World):
         taken: dict[str, list[float]] = {}
         for attempt in event.leave:
             victim = self.state.jobs[attempt.job_id]
-            if victim.spec.spare_for is not None:
-                continue
+            if victim.spec.spare_for is not None or attempt in self.state.evicted:
+                continue  # it leaves anyway
             theirs = self.state.teams.path(victim.spec.team)
             if theirs[0] == path[0]:
                 assert victim.spec.priority > taker.spec.priority, f"{victim.spec.job_id} is of no lower band"
