@@ -63,7 +63,7 @@ bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state c
 bench-marin: $(MARIN)/.ready  ## a scheduling cycle beside that of marin-iris; two minutes
 	$(MARIN)/bin/python benchmarks/scheduling.py --marin
 
-bench-kueue: $(READY)  ## the loads of Kueue's performance tests on the scheduling core, beside its figures; about XX minutes
+bench-kueue: $(READY)  ## the loads of Kueue's performance tests on the scheduling core, beside its figures; some minutes
 	$(BIN)/python benchmarks/kueue.py
 
 bench-controller: $(READY)  ## a storm of tasks through the real Controller, and its recovery; about two minutes

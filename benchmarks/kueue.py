@@ -3,6 +3,7 @@
     python benchmarks/kueue.py                  # all three loads, beside Kueue's figures: make bench-kueue
     python benchmarks/kueue.py baseline tas     # only these
     python benchmarks/kueue.py --part 0.1       # a tenth of the queues
+    python benchmarks/kueue.py --crowd          # a plan in which 50,000 jobs of 2,000 teams wait
     python benchmarks/kueue.py --no-teams       # without quotas: the queues are users who share the fleet
 
 `kueue.toml` has the loads and Kueue's figures. A cohort becomes a team that lends and borrows nothing, a ClusterQueue a
@@ -26,6 +27,7 @@ import heapq
 import itertools
 import logging
 import math
+import statistics
 import time
 import tomllib
 from collections import defaultdict
@@ -275,10 +277,7 @@ class Replay:
 
     def run(self) -> Result:
         """Replay the whole load."""
-        if self._teams:
-            self.state.handle_event(TeamsSetEvent(tuple(teams_of(self._load))))
-        for host in hosts_of(self._load):
-            self.state.handle_event(host)
+        self._begin()
         coming = arrivals(self._load, self._teams)
         following = next(coming, None)
         while following or self._due or self._waiting:
@@ -300,6 +299,32 @@ class Replay:
         self.result.wall_s = self._now
         self.result.evicted = self._planner.counts["evicted"]
         return self.result
+
+    def seconds_of_plans(self) -> list[float]:
+        """Return the CPU time of a plan from nothing once no more job can run, and of those after the end of a job."""
+        self._begin()
+        for _, _, spec in arrivals(self._load, self._teams):
+            self.state.handle_event(JobSubmittedEvent(spec, 0.0))
+        self._planner = Planner(self.state, LOOK_AGAIN_S)
+        running = self._planner.plan(self._now, Instructions())
+        self._planner, seconds = Planner(self.state, LOOK_AGAIN_S), []
+        for number in range(6):
+            began = self._cpu_clock()
+            started = self._planner.plan(self._now, Instructions())
+            seconds.append(self._cpu_clock() - began)
+            assert len(started) == (number > 0)
+            job, gang = running[number].job, running[number].gang
+            attempt, tasks = job.current_attempt(gang), [task.index for task in gang.tasks]
+            released = [SliceReleasedEvent(name, job.spec.owner) for name in gang.groups]
+            for event in (*all_reached(attempt, tasks, TaskState.SUCCEEDED), *attempt_over(attempt, (), released)):
+                self.state.handle_event(event)
+        return seconds
+
+    def _begin(self) -> None:
+        if self._teams:
+            self.state.handle_event(TeamsSetEvent(tuple(teams_of(self._load))))
+        for host in hosts_of(self._load):
+            self.state.handle_event(host)
 
     def _next_at(self, arrives_at: float) -> float:
         """Return when the next turn begins if nothing is left to do now."""
@@ -360,15 +385,33 @@ def print_result(result: Result) -> None:
         print(f"| {one.name} | {average_s:.2f} | {longest_s:.1f} | {one.kueues_s:.1f} | {one.limit_s:g} |", flush=True)
 
 
+def print_crowd(teams: int, jobs: int) -> None:
+    """Print what a plan costs in which so many jobs of so many teams wait: from nothing, and after one job's end."""
+    small, medium = (
+        replace(one, count=jobs // teams // 2, request=1) for one in read_loads()["baseline"].workloads[1:]
+    )
+    load = replace(read_loads()["baseline"], cohorts=teams // 10, queues=10, quota=1, workloads=(small, medium))
+    replay = Replay(load)
+    seconds = replay.seconds_of_plans()
+    print(
+        f"\n{teams:,} teams, {jobs:,} jobs, {1000 * seconds[0]:,.0f} ms of CPU time for the first plan in which no job"
+    )
+    print(f"can run, {1000 * statistics.median(seconds[1:]):,.0f} ms after the end of one that ran.")
+
+
 def main() -> None:
     loads = read_loads()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("loads", nargs="*", default=list(loads), help=f"of {', '.join(loads)} (default: all)")
     parser.add_argument("--part", type=float, default=1.0, help="which part of the queues (default: 1, all)")
+    parser.add_argument("--crowd", action="store_true", help="only a plan in which 50,000 jobs of 2,000 teams wait")
     parser.add_argument("--no-teams", action="store_true", help="without quotas")
     options = parser.parse_args()
     gc.disable()
     logging.disable(logging.WARNING)
+    if options.crowd:
+        print_crowd(2000, 50_000)
+        return
     for name in options.loads:
         gc.collect()
         print_result(Replay(loads[name].part(options.part), teams=not options.no_teams).run())
