@@ -519,6 +519,8 @@ class Rules:
         if job.promise is None and self._has_enough_elsewhere(job, promised, promised.node_ids):
             return "other room"
         is_limited = self._is_over_the_limit(job, _least_chips(job))
+        if promised.is_firm and job.promise is not None and not job.spec.coscheduling:  # it has lost some of its hosts
+            is_limited = self._is_over_the_limit(job, _least_chips(job) + self._chips_of(job.promise.node_ids))
         if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
         if not promised.is_firm and self._pauses(job):
