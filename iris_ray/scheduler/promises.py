@@ -107,7 +107,8 @@ class Promises:
             if promise.reason:
                 self._allowances.teams.promised(job, 0.0)
             else:
-                self._keep(promise, job.promise.node_ids)
+                most = self._within_limit(job, job.promise.node_ids, len(job.pending))
+                self._keep(promise, most or job.promise.node_ids)  # else its turn tells which limit it has reached
 
     @property
     def any_kept(self) -> bool:
@@ -191,8 +192,8 @@ class Promises:
             promise.reason = reason
         elif job.spec.coscheduling is None and (promise.is_firm or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
-            most = self._allowances.most_groups(job, waiting)  # its tasks that run elsewhere count
-            promise.node_ids = tuple(node_id for node_id in room if node_id not in node_ids)[:most]
+            left = tuple(node_id for node_id in room if node_id not in node_ids)
+            promise.node_ids = self._within_limit(job, left, waiting)
         self._reserve(promise)
 
     def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
@@ -293,6 +294,19 @@ class Promises:
 
     def _own(self, job: Job) -> Lifted:
         return [(self._fleet.workers[node_id], job.spec.job_id) for node_id in self._hosts(job.spec.job_id)]
+
+    def _within_limit(self, job: Job, node_ids: tuple[str, ...], waiting: int) -> tuple[str, ...]:
+        """Return as many of these hosts as tasks wait and may run, those first that others have left.
+
+        Its tasks that run elsewhere count, and the limit of its user may be new.
+        """
+        if job.spec.coscheduling is not None:
+            return node_ids
+        if (most := self._allowances.most_groups(job, min(waiting, len(node_ids)))) == len(node_ids):
+            return node_ids
+        workers = {node_id: self._fleet.workers[node_id] for node_id in node_ids}
+        in_use = {node_id for node_id, one in workers.items() if not one.occupants.keys() <= one.ending.keys()}
+        return tuple(sorted(node_ids, key=lambda node_id: node_id in in_use)[:most])
 
     def _may_have_one(self, job: Job, gang: Gang) -> bool:
         # If a job has lost its promise in this plan, jobs before this one may be next: the next plan gives them one.

@@ -453,10 +453,23 @@ class Rules:
         return limits.chips if is_limit else math.inf, limits.running_jobs
 
     def _is_over_the_limit(
-        self, job: Job, more: float, leave: Collection[AttemptId] = (), besides: Collection[str] = ()
+        self,
+        job: Job,
+        more: float,
+        leave: Collection[AttemptId] = (),
+        besides: Collection[str] = (),
+        now: bool = False,
     ) -> bool:
-        """Return whether a limit keeps a job from so many more chips, beside what its user has and was promised."""
-        chips, jobs = self._held(job, leave, besides)
+        """Return whether a limit keeps a job from so many more chips, beside what its user has and was promised.
+
+        Args:
+            job: the job.
+            more: how many chips.
+            leave: attempts that do not count, beside those that were asked to leave.
+            besides: ids of jobs whose promises do not count.
+            now: whether those count, too, that were asked to leave and have not left yet.
+        """
+        chips, jobs = self._held(job, leave, besides, now)
         most_chips, most_jobs = self._limits(job)
         return chips + more > most_chips or (self._is_new(job, jobs) and len(jobs) >= most_jobs)
 
@@ -465,7 +478,7 @@ class Rules:
         return job.spec.spare_for is None and job.spec.job_id not in running
 
     def _held(
-        self, job: Job, leave: Collection[AttemptId] = (), besides: Collection[str] = ()
+        self, job: Job, leave: Collection[AttemptId] = (), besides: Collection[str] = (), now: bool = False
     ) -> tuple[float, set[str]]:
         """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
 
@@ -475,7 +488,7 @@ class Rules:
         for worker in self._state.workers.values():
             for (_, attempt), held in worker.occupants.items():
                 other = self._state.jobs[attempt.job_id]
-                if _account(other) != account or attempt in leave or attempt in self.ledger.asked:
+                if _account(other) != account or attempt in leave or (attempt in self.ledger.asked and not now):
                     continue
                 if other is job and job.spec.coscheduling and attempt in self.ledger.ended:
                     continue
@@ -519,10 +532,13 @@ class Rules:
         if job.promise is None and self._has_enough_elsewhere(job, promised, promised.node_ids):
             return "other room"
         is_limited = self._is_over_the_limit(job, _least_chips(job))
+        if promised.is_firm and job.promise is not None and not job.spec.coscheduling:  # it has lost some of its hosts
+            is_limited = self._is_over_the_limit(job, _least_chips(job) + self._chips_of(job.promise.node_ids))
         if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
         if not promised.is_firm and self._pauses(job):
             return "pauses"
+        is_limited = self._is_over_the_limit(job, _least_chips(job), now=True)
         if not promised.is_firm and (is_limited or self._is_kept_for_another(job)):
             return "limit reached"
         there = [worker for i in promised.node_ids if (worker := self._state.workers.get(i)) is not None]

@@ -144,6 +144,19 @@ def test_nobody_leaves_for_tasks_that_others_of_their_job_keep_from_running(worl
     assert len(promised(tasks)) == 1
 
 
+def test_nobody_leaves_for_tasks_that_a_lower_limit_keeps_from_running(world: Played) -> None:
+    """What the first victim has left is enough for all tasks that may run."""
+    first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
+    tasks = world.submit_tasks("tasks", 4, user="ann", priority=PRODUCTION)
+    world.turn()
+    assert len(promised(tasks)) == 4
+    world.leave(second)
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
+    world.turn()
+    assert promised(tasks) == ("b-0", "b-1")
+    assert not is_told_to_leave(first)
+
+
 def test_promise_to_a_task_lasts_when_another_task_runs_again_elsewhere(world: Played) -> None:
     """What is left of the limit was kept for an older job, as if the task had used up what is reserved for it."""
     world.run("batch", priority=BATCH, **on("a"))

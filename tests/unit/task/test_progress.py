@@ -44,7 +44,7 @@ def test_status_is_latest_single_bounded_line(files: TaskFiles) -> None:
 def test_numbers_of_status_follow_its_text(files: TaskFiles) -> None:
     report_status(loss=2.3125)
     assert files.read_status() == "loss=2.3125"
-    report_status("ETA 3 h", loss=np.float32(0.5), lr=1e-5)
+    report_status("ETA 3 h", loss=float(np.float32(0.5)), lr=1e-5)
     assert files.read_status() == "ETA 3 h loss=0.5 lr=1e-05"
     report_status("x" * 1000, loss=2)
     assert files.read_status() == "x" * (STATUS_CHARACTERS - 7) + " loss=2"
