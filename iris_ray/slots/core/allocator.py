@@ -40,8 +40,8 @@ class SlotRequirement(NamedTuple):
         prefer: ids of runners to use before others if they have room, because they have loaded the model before.
         starving: whether every slot may be evicted that is not claimed: those that serve requests take no new ones and
             end after the last one, and those that load serve for a while first.
-        asked_at: when the oldest request arrived that waits for the slot. A slot that is only planned, for a younger
-            one, may be evicted, too.
+        asked_at: since when its model waits: since its oldest request arrived, or since one was served. A slot that is
+            only planned, for a model that waits since later, may be evicted, too.
     """
 
     spec: ModelSpec

@@ -27,7 +27,7 @@ NOTHING: Final[Key] = (AT_ONCE, 0, 0, AT_ONCE)
 NEVER: Final[Key] = (math.inf, 0, 0, math.inf)
 """The key of a place where nothing can be evicted."""
 LOAD_S: Final = 30.0
-"""A slot that is planned, or loads, is expected to hold up another one like a request that has run for so much longer."""
+"""A slot that is planned, or loads, counts like a request that has run for so many seconds more."""
 MOST_OPTIONS = 64
 """How many evictions of a device are compared, beside the eviction of all its slots."""
 MOST_SPANNING = 6

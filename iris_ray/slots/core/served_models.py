@@ -1,5 +1,6 @@
 """The record of each served model: its demand, its load times, and how its loads and slots ended."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class ServedModel:
         load_s: how long the last load took; or how long a late load had lasted when another one was begun.
         demand: the average number of requests in an interval of `ACTIVITY_S`; the last interval weighs a tenth.
         arrivals: requests in the present interval.
+        served_at: when a request of it last began on a slot.
         failures: loads that failed in a row, since a slot was last ready.
         crashes: ready slots in a row that ended by themselves, since a request was last served.
         last_failure: why the last load failed, or the last slot crashed.
@@ -38,6 +40,7 @@ class ServedModel:
     code: bytes = b""
     demand: float = 0.0
     arrivals: int = 0
+    served_at: float = -math.inf
     failures: int = 0
     crashes: int = 0
     last_failure: str = ""

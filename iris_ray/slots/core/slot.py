@@ -83,7 +83,7 @@ class Slot:
         leaving: whether its memory is promised to another slot, though it still loads, or serves for a last while.
         stuck: whether it ends, and others have waited for its end for so long that nobody counts on it.
         moves: how often it was planned elsewhere before, because its place did not become free.
-        asked_at: when the oldest request arrived for which it was planned; infinity if there was none.
+        asked_at: since when its model waited when it was planned; infinity if no request waited.
         most_together: how many requests it may serve at a time: fewer than usual while it serves a request that was on
             a slot that crashed.
     """

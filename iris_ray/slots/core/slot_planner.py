@@ -328,7 +328,7 @@ class SlotPlanner:
 
     def _serve(self, identities: list[SlotIdentity], now: float) -> Iterator[Instruction]:
         """Take these models through all steps. A model with which a defect shows takes no further step."""
-        for step in (self.active.dispatch, self._serve_queue, self._keep_slots, self._prewarm):
+        for step in (self._dispatch, self._serve_queue, self._keep_slots, self._prewarm):
             in_turn, identities = self.queue.in_turn(identities), []
             if step == self._prewarm:
                 in_turn = sorted(filter(self._prewarms, in_turn), key=self._prewarm_turn)
@@ -344,6 +344,12 @@ class SlotPlanner:
         return min((time for time in times if time > now), default=inf)
 
     # -- requests ---------------------------------------------------------------------------------
+
+    def _dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        for start in self.active.dispatch(identity, now):
+            if model := self.models.get(identity):
+                model.served_at = now
+            yield start
 
     def _serve_queue(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         """Plan slots for the requests that wait although all seats have been given away."""
@@ -378,7 +384,7 @@ class SlotPlanner:
             yield from self.sessions.call_back(identity, now)
 
     def _requirement(self, model: ServedModel, avoid: frozenset[str], starving: bool) -> SlotRequirement:
-        asked_at = self.queue.oldest(model.spec.identity)
+        asked_at = max(self.queue.oldest(model.spec.identity), model.served_at)
         return SlotRequirement(model.spec, avoid, starving, asked_at, model.loaded_on)
 
     def _call_off_plans(self, model: ServedModel, coming: list[Slot], now: float) -> list[Slot]:
