@@ -141,7 +141,8 @@ class Allocator:
             runners = [each for each in gained if each in views.by_runner and _suits(self.fleet.runners[each], spec)]
         else:
             views.refresh(now)
-            runners = [each for each in self._pool(spec).runners if each not in requirement.avoid]
+            runners, avoid = self._pool(spec).runners, requirement.avoid
+            runners = [each for each in runners if each not in avoid] if avoid else runners
         degrees = list(spec.memory)
         for some in [degrees] if self.policy.spread_before_evicting else [[degree] for degree in degrees]:
             place = _free_place(views, requirement, some, runners)
@@ -198,17 +199,17 @@ class Allocator:
         spec, best, best_on = requirement.spec, None, ""
         for degree in degrees:
             need, room, by_runner = spec.memory[degree], views.room.get(degree, {}), views.by_runner
-            there = [each for each in runners if room.get(each, 0) >= need]
-            bounds = [by_runner[each].least(degree, need) for each in there]
+            size, there = (degree, need), [by_runner[each] for each in runners if room.get(each, 0) >= need]
+            bounds = [view.keys.get(size, view.bound) for view in there]
             for _ in range(min(MOST_PLANS, len(there))):
                 bound = min(bounds)
                 if bound == NEVER or (best is not None and bound >= best.key):
                     break
                 place = bounds.index(bound)
                 bounds[place] = NEVER
-                plan = self._plan_on(by_runner[there[place]], requirement, degree)
+                plan = self._plan_on(there[place], requirement, degree)
                 if plan is not None and (best is None or plan.key < best.key):
-                    best, best_on = plan, there[place]
+                    best, best_on = plan, there[place].runner.runner_id
         if best is None:
             return None
         allocation = _allocation(self.fleet.runners[best_on], best.devices, spec)
@@ -276,16 +277,17 @@ class Allocator:
 
 
 def _free_place(
-    views: Views, requirement: SlotRequirement, degrees: Iterable[int], runners: Iterable[str]
+    views: Views, requirement: SlotRequirement, degrees: Iterable[int], runners: Sequence[str]
 ) -> Place | None:
     spec, prefer = requirement.spec, requirement.prefer
     for degree in degrees:
         free, need = views.free.get(degree, {}), spec.memory[degree]
         if max(free.values(), default=0) >= need:
-            known = [each for each in runners if each in prefer and free.get(each, 0) >= need]
-            runner_id = max(known or runners, key=lambda each: free.get(each, 0), default="")
-            if free.get(runner_id, 0) >= need:
-                view = views.by_runner[runner_id]
+            known = [each for each in prefer if free.get(each, 0) >= need and each in runners]
+            amounts = [free.get(each, 0) for each in known or runners]
+            most = max(amounts, default=0)
+            if most >= need:
+                view = views.by_runner[(known or runners)[amounts.index(most)]]
                 return Place(_allocation(view.runner, freest(view.runner, view.free, degree), spec))
     return None
 

@@ -104,8 +104,8 @@ class RunnerView:
         unpromised: bytes of each device that are promised to no slot, without those of slots that do not end.
         slots: the slots that could be evicted, with their prices.
         planned: those of them that are only planned.
-        bound: what an eviction costs here at least.
-        plans: the plans that were computed, by number of devices and bytes.
+        bound: what an eviction costs here at least: the cheapest slot.
+        keys: what those plans cost that were computed, by number of devices and bytes.
     """
 
     runner: Runner
@@ -114,14 +114,14 @@ class RunnerView:
     slots: dict[Slot, int]
     planned: list[Slot] = field(init=False)
     bound: Key = field(init=False)
-    plans: dict[tuple[int, int], EvictionPlan | None] = field(init=False, default_factory=dict)
+    keys: dict[tuple[int, int], Key] = field(init=False, default_factory=dict)
+    _plans: dict[tuple[int, int], EvictionPlan | None] = field(init=False, default_factory=dict)
     _options: dict[tuple[int, bool], list[Option]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.planned = [slot for slot in self.slots if slot.state is SlotState.PLANNED]
         soon_free = any(later > now for later, now in zip(self.unpromised, self.free, strict=True))
-        parts = () if soon_free else (self._cost(slot, 0).key for slot in self.slots)
-        self.bound = min(parts, default=NOTHING)
+        self.bound = NOTHING if soon_free else min([self._cost(slot).key for slot in self.slots], default=NOTHING)
 
     def room(self) -> list[int]:
         """Return the bytes of each device that would be free if everything that can be evicted were gone."""
@@ -138,19 +138,11 @@ class RunnerView:
 
     def plan(self, degree: int, need: int) -> EvictionPlan | None:
         """Return the cheapest plan for ``need`` bytes on each of ``degree`` devices; None: there is no room."""
-        try:
-            return self.plans[degree, need]
-        except KeyError:
-            found = self.plans[degree, need] = self._search(degree, need)
-            return found
-
-    def least(self, degree: int, need: int) -> Key:
-        """Return what such a plan costs at least: its price, if `plan` has computed it."""
-        try:
-            plan = self.plans[degree, need]
-        except KeyError:
-            return self.bound
-        return NEVER if plan is None else plan.key
+        size = degree, need
+        if size not in self._plans:
+            found = self._plans[size] = self._search(degree, need)
+            self.keys[size] = NEVER if found is None else found.key
+        return self._plans[size]
 
     def _search(self, degree: int, need: int) -> EvictionPlan | None:
         bounds: dict[int, Key] = {}
@@ -165,6 +157,8 @@ class RunnerView:
             for plan in self._plans_on(devices, need):
                 if best is None or plan.key < best.key:
                     best = plan
+            if best is not None and best.key == bound:
+                break  # nearly always the first set; the others are not even made then
         return best
 
     def _sets(self, bounds: dict[int, Key], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
@@ -177,7 +171,7 @@ class RunnerView:
             yield from bounded(each for each in self.runner.sets(degree) if bounds.keys() >= set(each))
         elif len(bounds) >= degree:
             order = sorted(bounds, key=bounds.__getitem__)
-            yield from bounded([tuple(sorted(order[:degree]))])  # nearly always nothing more is asked for
+            yield from bounded([tuple(sorted(order[:degree]))])
             some = order if math.comb(len(order), degree) <= MOST_SETS else order[: degree + 2]
             yield from bounded(tuple(sorted(each)) for each in combinations(some, degree))
 
@@ -297,11 +291,12 @@ class Views:
             heapq.heappush(self._times, (when, runner_id))
 
     def _look_at(self, runner_id: str, now: float) -> None:
-        before = self.by_runner.pop(runner_id, None)
-        for by_runner in chain(self.free.values(), self.room.values()):
-            by_runner.pop(runner_id, None)
-        runner = self._fleet.runners.get(runner_id)
-        if runner is None or runner_id in self._fleet.closed:
+        before, runner = self.by_runner.pop(runner_id, None), self._fleet.runners.get(runner_id)
+        is_open = runner is not None and runner_id not in self._fleet.closed
+        if before is not None and (not is_open or before.runner is not runner):
+            for by_runner in chain(self.free.values(), self.room.values()):
+                by_runner.pop(runner_id, None)
+        if runner is None or not is_open:
             return
         view = self.by_runner[runner_id] = self._view_of(runner, now)
         for sums, amounts in ((self.free, view.free), (self.room, view.room())):

@@ -296,14 +296,34 @@ class SlotFleet:
         self._touch(slot.allocation.runner_id)
 
     def start(self, slot_id: str, now: float) -> bool:
-        """Start a planned slot if its place is really free; return whether it is."""
+        """Start a planned slot if its place is really free, and no older plan waits for it; return whether it is."""
         slot = self.slots[slot_id]
-        if not self.ledger.can_start(slot.allocation):
+        if not self.ledger.can_start(slot.allocation) or self._delays_others(slot):
             return False
         self._move(slot, SlotState.STARTING)
         self.ledger.use(slot.allocation)
         slot.started_at = now
         return True
+
+    def _delays_others(self, slot: Slot) -> bool:
+        """Return whether an older plan would wait for longer if a planned slot started now.
+
+        The older one waits for what goes already. It must not wait for what has begun to go since, to make room for
+        younger ones that start before it: they could take turns for ever.
+        """
+        beside = [other for other in self.on_runner(slot.allocation.runner_id) if other is not slot]
+        planned = [other for other in beside if other.state is SlotState.PLANNED]
+        older = [other for other in planned if (other.created_at, other.asked_at) < (slot.created_at, slot.asked_at)]
+        memory = self.runners[slot.allocation.runner_id].devices
+        for device, need in slot.allocation.needs:
+            since = min([other.created_at for other in older if other.allocation.on(device)], default=math.inf)
+            for other in beside:
+                stays = other.wanted and other.state is not SlotState.PLANNED
+                if stays or other in older or (not other.wanted and other.going_since > since):
+                    need += other.allocation.on(device)
+            if since < math.inf and need > memory[device].memory:
+                return True
+        return False
 
     def set_ready(self, slot_id: str, now: float) -> None:
         """Note that a slot can serve."""
@@ -312,9 +332,10 @@ class SlotFleet:
         self._move(slot, SlotState.READY, slot.leaving)
         self.changed[slot.identity] = None
 
-    def leave(self, slot_id: str) -> None:
+    def leave(self, slot_id: str, now: float) -> None:
         """Free a slot's place for promises, though it goes on until `retire`."""
         slot = self.slots[slot_id]
+        slot.going_since = now
         self._move(slot, slot.state, leaving=True)
 
     def stay(self, slot_id: str) -> None:
@@ -328,7 +349,7 @@ class SlotFleet:
         self._move(slot, SlotState.READY if slot.state is SlotState.DRAINING else slot.state)
         self.changed[slot.identity] = None
 
-    def retire(self, slot_id: str, state: SlotState) -> None:
+    def retire(self, slot_id: str, state: SlotState, now: float = -math.inf) -> None:
         """Have a slot end: DRAINING or FAILED. Its place is free for promises, and in use until `end`.
 
         A slot that is only planned has no process: it is gone at once.
@@ -337,6 +358,7 @@ class SlotFleet:
         if slot.state is SlotState.PLANNED:
             self.end(slot_id)
         else:
+            slot.going_since = now if slot.wanted else slot.going_since
             self._move(slot, state)
             self.changed[slot.identity] = None
 

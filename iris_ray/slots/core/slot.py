@@ -82,6 +82,7 @@ class Slot:
         claimed: whether it counts for a model's replicas, and is never evicted.
         leaving: whether its memory is promised to another slot, though it still loads, or serves for a last while.
         stuck: whether it ends, and others have waited for its end for so long that nobody counts on it.
+        going_since: since when it has been leaving or ending.
         moves: how often it was planned elsewhere before, because its place did not become free.
         asked_at: since when its model waited when it was planned; infinity if no request waited.
         most_together: how many requests it may serve at a time: fewer than usual while it serves a request that was on
@@ -100,6 +101,7 @@ class Slot:
     claimed: bool = False
     leaving: bool = False
     stuck: bool = False
+    going_since: float = -math.inf
     moves: int = 0
     asked_at: float = math.inf
     most_together: int = field(init=False)

@@ -150,7 +150,7 @@ class Endings:
     def drain(self, slot: Slot, now: float, reason: str = "it is wanted no more", cuts_off: bool = True) -> None:
         """Let a slot end after its last request. A slot that is only planned is gone at once."""
         if not slot.ends:
-            self.fleet.retire(slot.slot_id, SlotState.DRAINING)
+            self.fleet.retire(slot.slot_id, SlotState.DRAINING, now)
             self._note_end(slot, Ending(now, reason, cuts_off))
         elif cuts_off and not self._ending[slot.slot_id].cuts_off:
             self._note_end(slot, Ending(now, reason, cuts_off))
@@ -162,7 +162,7 @@ class Endings:
         """
         loads = slot.state is SlotState.STARTING and self.active.queue.waiting(slot.identity) > 0
         if loads or (slot.state is SlotState.READY and now < self.staleness.resident_until(slot)):
-            self.fleet.leave(slot.slot_id)
+            self.fleet.leave(slot.slot_id, now)
             self._note_end(slot, Ending(now, reason, cuts_off=False))
         else:
             self.drain(slot, now, reason, cuts_off=False)
@@ -176,7 +176,7 @@ class Endings:
                 model.note_failed_load(runner_id, reason, self.policy, now)
             else:
                 model.note_crash(runner_id, slot.ready_at, reason, self.policy, now)
-        self.fleet.retire(slot.slot_id, SlotState.FAILED)
+        self.fleet.retire(slot.slot_id, SlotState.FAILED, now)
         self._note_end(slot, Ending(now, reason, cuts_off=True))
 
     def end_idle_slots(self, now: float) -> Iterator[Instruction]:

@@ -184,7 +184,7 @@ def test_watchers_hear_of_every_changed_runner() -> None:
 def test_slot_that_was_to_leave_or_end_stays() -> None:
     fleet = fleet_of(gpus(count=1))
     ready(fleet, "s", model(gigabytes=50), 0)
-    fleet.leave("s")
+    fleet.leave("s", now=2.0)
     assert fleet.ledger.unpromised("a") == [80 * GB]
     fleet.stay("s")
     fleet.retire("s", SlotState.DRAINING)
@@ -192,7 +192,7 @@ def test_slot_that_was_to_leave_or_end_stays() -> None:
     assert fleet.slots["s"].state is SlotState.READY
     assert fleet.ledger.unpromised("a") == [30 * GB]
     fleet.check()
-    fleet.leave("s")
+    fleet.leave("s", now=2.0)
     fleet.plan("t", model("n", 60), Allocation("a", (0,), (60 * GB,)), now=2.0)
     with pytest.raises(IllegalTransitionError, match="can't be booked"):
         fleet.stay("s")
