@@ -66,10 +66,10 @@ FREE: Final = Option(0, NOTHING, ())
 _gain, _key = attrgetter("gain"), attrgetter("key")
 
 
-def options_of(items: Iterable[Option]) -> list[Option]:
+def options_of(items: Sequence[Option]) -> list[Option]:
     """Return all combinations of evictions, the fewest bytes first, without those that cost as much as a larger one."""
-    options = [FREE]
-    for item in items:
+    options = [FREE, *items[:1]]
+    for item in items[1:]:
         more = [Option(o.gain + item.gain, plus(o.key, item.key), o.slots + item.slots) for o in options]
         found: list[Option] = []
         for option in sorted(options + more, key=lambda each: (each.key, -each.gain)):
@@ -117,6 +117,7 @@ class RunnerView:
     keys: dict[tuple[int, int], Key] = field(init=False, default_factory=dict)
     _plans: dict[tuple[int, int], EvictionPlan | None] = field(init=False, default_factory=dict)
     _options: dict[tuple[int, bool], list[Option]] = field(init=False, default_factory=dict)
+    _by_device: dict[int, list[Slot]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.planned = [slot for slot in self.slots if slot.state is SlotState.PLANNED]
@@ -200,13 +201,23 @@ class RunnerView:
         """
         known = self._options.get((device, shared))
         if known is None:
-            here = [slot for slot in self.slots if device in slot.allocation.devices]
-            if shared:
-                items = [self._cost(slot, slot.allocation.devices.index(device)) for slot in here]
+            here = self._slots_on().get(device, [])
+            alone = [slot for slot in here if len(slot.allocation.devices) == 1]
+            if not shared:
+                known = options_of([self._cost(slot, 0) for slot in alone])
+            elif len(alone) == len(here):
+                known = self._options_on(device, shared=False)
             else:
-                items = [self._cost(slot, 0) for slot in here if len(slot.allocation.devices) == 1]
-            known = self._options[device, shared] = options_of(items)
+                known = options_of([self._cost(slot, slot.allocation.devices.index(device)) for slot in here])
+            self._options[device, shared] = known
         return known
+
+    def _slots_on(self) -> dict[int, list[Slot]]:
+        if not self._by_device:
+            for slot in self.slots:
+                for device in slot.allocation.devices:
+                    self._by_device.setdefault(device, []).append(slot)
+        return self._by_device
 
     def _cost(self, slot: Slot, part: int | None = None) -> Option:
         """Return what it costs to evict a slot, or the share of one of its devices."""

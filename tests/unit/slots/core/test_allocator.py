@@ -200,9 +200,9 @@ def test_model_is_split_over_many_devices_of_a_host() -> None:
     assert isinstance(decide(snapshot, SlotRequirement(model(memory={16: 90 * GB})), DEFAULT, NOW), Never)
 
 
-def test_models_sharing_indexes_get_unchanged_plans() -> None:
+def test_kept_views_give_the_plans_of_new_ones() -> None:
     chance = random.Random(5)
-    runners = tuple(gpus(f"r{number}") for number in range(40))
+    runners = tuple(gpus(f"r{number}") for number in range(MOST_PLANS))
     slots = [
         slot(f"{runner.runner_id}-{device}-{part}", chance.choice([10, 20, 30, 40]), device, runner=runner.runner_id)
         for runner in runners
