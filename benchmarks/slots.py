@@ -14,6 +14,10 @@ have to follow. A *naive* allocator looks at every device of every runner for ea
 *Events* are requests that come and end on warm slots, one for each of 100 GPUs, or for each model if there are fewer.
 *Waiting* models have one request each, and no room. *All models* is what an event costs that has all models looked at,
 as one in five seconds has. *Prewarm* is the event that gives each runner a slot of a model.
+
+*Slots* are warm slots of one model, and a request is its arrival and its end. *All busy* are the same events when each
+slot serves a request and a hundred more have waited for a minute. *Runners* are 1,000 with eight full GPUs, and 1,000
+models of 20 sizes wait for room: one runner is lost, and one joins and reports.
 """
 
 import argparse
@@ -21,6 +25,7 @@ import gc
 import random
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -29,11 +34,11 @@ from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator, Place, SlotRequirement
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner
 from iris_ray.slots.core.fleet import SlotFleet
-from iris_ray.slots.core.instructions import CreateSlot
+from iris_ray.slots.core.instructions import CreateSlot, StartRequest
 from iris_ray.slots.core.models import ModelSpec, Request
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
-from iris_ray.slots.core.slot import Allocation, SlotState
+from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 
 GB = 10**9
 DEVICES, MEMORY = 8, 80 * GB
@@ -231,8 +236,68 @@ def seconds_of_prewarm(runners: int) -> float:
     return time.thread_time() - started
 
 
+def full_reconciler(slots: int, model: ModelSpec) -> Reconciler:
+    """A reconciler of runners whose GPUs have a warm slot each."""
+    runners = -(-slots // DEVICES)
+    core = empty_reconciler(runners, DEVICES)
+    core.handle(ev.ModelRegistered(model), 0.0)
+    for number in range(slots):
+        place = Allocation(f"runner-{number // DEVICES}", (number % DEVICES,), (MEMORY,))
+        core.fleet.adopt(Slot(f"warm-{number}", model, place, 0.0, SlotState.READY, 0.0, 0.0))
+    return core
+
+
+def seconds_of_requests(slots: int, all_busy: bool, requests: int = 200) -> tuple[float, float]:
+    """The median and the 99th percentile of the CPU time of a request's arrival and its end."""
+    model, names = ModelSpec("m", {1: MEMORY}), count()
+    core, taken, now, running = full_reconciler(slots, model), [], 1.0, deque[tuple[str, str]]()
+
+    def arrive() -> None:
+        done = core.handle(ev.RequestArrived(Request(f"r{next(names)}", model.identity, now)), now)
+        running.extend((each.request.request_id, each.slot_id) for each in done if isinstance(each, StartRequest))
+
+    for _ in range(slots + 100 if all_busy else 0):
+        arrive()
+    now += 60.0
+    core.handle(ev.Tick(), now)
+    for _ in range(requests):
+        now += 0.0001
+        started = time.thread_time()
+        arrive()
+        done = core.handle(ev.RequestEnded(*running.popleft()), now)
+        taken.append(time.thread_time() - started)
+        running.extend((each.request.request_id, each.slot_id) for each in done if isinstance(each, StartRequest))
+    return statistics.median(taken), sorted(taken)[len(taken) * 99 // 100]
+
+
+def seconds_of_runners(runners: int, waiting: int) -> tuple[float, float]:
+    """The CPU time of the loss of a runner, and of one that joins, while models wait for room."""
+    core = full_reconciler(runners * DEVICES, ModelSpec("old", {1: MEMORY}))
+    for number in range(waiting):
+        model = ModelSpec(f"m{number}", {1: (61 + number % SIZES) * GB - GB})
+        core.handle(ev.ModelRegistered(model), 1.0)
+        core.handle(ev.RequestArrived(Request(f"r{number}", model.identity, 1.0)), 1.0)
+    taken = []
+    joins = ev.RunnerJoined(Runner("new", (Device(DeviceKind.GPU, MEMORY),) * DEVICES))
+    happens: list[list[ev.Event]] = [[ev.RunnerLost("runner-0")], [joins, ev.RunnerReported("new", 1.0, {})]]
+    for events in happens:
+        started = time.thread_time()
+        for event in events:
+            core.handle(event, 1.0)
+        taken.append(time.thread_time() - started)
+    assert len(core.fleet.in_state(SlotState.STARTING)) == DEVICES
+    return taken[0], taken[1]
+
+
 def print_events() -> None:
-    """Print the second table, and the third."""
+    """Print the tables of events."""
+    print("   slots  request p50 µs   p99 µs  all busy p50 µs   p99 µs")
+    for slots in (100, 2_400, 8_000):
+        each = [time * 1e6 for all_busy in (False, True) for time in seconds_of_requests(slots, all_busy)]
+        print(f"{slots:>8} {each[0]:>15.0f} {each[1]:>8.0f} {each[2]:>16.0f} {each[3]:>8.0f}", flush=True)
+    print(" runners  waiting  ms lost  ms joined")
+    lost, joined = seconds_of_runners(1_000, 1_000)
+    print(f"{1_000:>8} {1_000:>8} {lost * 1e3:>8.1f} {joined * 1e3:>10.1f}", flush=True)
     print("  models  waiting  µs each event  µs, all models")
     for models, waiting in ((20, 0), (500, 0), (500, 400)):
         changed, all_models = (seconds_of_event(models, waiting, look_at_all) for look_at_all in (False, True))

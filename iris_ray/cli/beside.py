@@ -269,7 +269,7 @@ async def _stdin() -> AsyncIterator[bytes]:
     while True:
         there = loop.create_future()
         with contextlib.suppress(PermissionError):  # of a file, which has its bytes at once
-            loop.add_reader(0, lambda there=there: there.done() or there.set_result(None))
+            loop.add_reader(0, _is_ready, there)
             try:
                 await there
             finally:

@@ -5,7 +5,9 @@ which device processes use, whatever the reconciler believes.
 """
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
@@ -281,3 +283,81 @@ def serving_world(
 
 
 A, B, C = model("a", 50), model("b", 60), model("c", 70)
+
+
+# -- in time ----------------------------------------------------------------------------------------------------------
+
+
+class TimedWorld(SlotWorld):
+    """A world in which loads, answers and ends of processes take time. Seconds, by the name of a model."""
+
+    def __init__(
+        self, policy: ServingPolicy, load_s: Mapping[str, float], answer_s: Mapping[str, float], end_s: float = 0.5
+    ) -> None:
+        super().__init__(policy)
+        self.load_s, self.answer_s, self.end_s = load_s, answer_s, end_s
+        self.waits: dict[str, list[float]] = {}
+        """Seconds from each arrival to its start on a slot, by the name of the model."""
+        self._coming: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        heappush(self._coming, (self.now + seconds, next(self._numbers), what))
+
+    def ask_every(self, seconds: float, name: str, spec: ModelSpec, first: float = 0.0) -> None:
+        """Ask for a model again and again."""
+
+        def ask() -> None:
+            self.ask(f"{name}{next(self._numbers)}", spec.identity)
+            self.later(seconds, ask)
+
+        self.later(first, ask)
+
+    def run_until(self, end: float) -> None:
+        """Let everything happen up to a time."""
+        while True:
+            wakeup = self.reconciler.wakeup()
+            if self._coming and self._coming[0][0] <= min(wakeup, end):
+                self.now, _, what = heappop(self._coming)
+                what()
+            elif wakeup <= end:
+                self.now = wakeup
+                self.hear(ev.Tick())
+            else:
+                self.now = end
+                return
+
+    def longest_wait(self, name: str) -> float:
+        """The longest wait for a model, that of requests which still wait included."""
+        waiting = [self.now - each.arrived_at for each in self.reconciler.queue if each.identity.model == name]
+        return max([*self.waits.get(name, []), *waiting], default=0.0)
+
+    def _order(self, runner_id: str, order: Order) -> None:
+        match order:
+            case CreateSlot(slot_id, spec, place):
+                self.processes[slot_id] = Process(slot_id, spec.identity, place, spec.requests_at_a_time)
+                self.created.append(slot_id)
+                self.later(self.load_s[spec.name], lambda: self._loaded(slot_id))
+            case DeleteSlot(slot_id, _, reason):
+                self.later(self.end_s, lambda: self._gone(slot_id, reason))
+            case StartRequest(request, slot_id):
+                self.waits.setdefault(request.identity.model, []).append(self.now - request.arrived_at)
+                self.processes[slot_id].requests.add(request.request_id)
+                self.later(self.answer_s[request.identity.model], lambda: self.end_request(request.request_id, slot_id))
+            case EndRequest(request_id, slot_id, _):
+                self.later(0.0, lambda: self.end_request(request_id, slot_id, answered=False))
+            case (AskRunner(), as_of):
+                self.later(0.0, lambda: self._report(runner_id, as_of))
+
+    def _loaded(self, slot_id: str) -> None:
+        if slot_id in self.processes:
+            self.load(slot_id)
+
+    def _gone(self, slot_id: str, reason: str) -> None:
+        if self.processes.pop(slot_id, None):
+            self.deleted.append((slot_id, reason))
+        self.hear(ev.SlotEnded(slot_id))
+
+    def _report(self, runner_id: str, as_of: float) -> None:
+        here = {n: each.identity for n, each in self.processes.items() if each.allocation.runner_id == runner_id}
+        self.hear(ev.RunnerReported(runner_id, as_of, here))

@@ -1,5 +1,6 @@
 """The messages between clients, a SlotManager and slots, and the rows that show the state of slots to people."""
 
+import hashlib
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner, runner_of_slice
+from iris_ray.slots.core.events import ModelRegistered
 from iris_ray.slots.core.models import ModelSpec, WorkloadKind
 
 
@@ -106,6 +108,12 @@ class ModelOrder:
 
     def __post_init__(self) -> None:
         require_plain_int(f"model {self.spec.name}: replicas", self.replicas, 0, InvalidSlotError)
+
+    @property
+    def event(self) -> ModelRegistered:
+        """What the reconciler hears of it."""
+        code = hashlib.sha256(self.pickled).digest()
+        return ModelRegistered(self.spec, self.replicas, self.prewarm, code=code)
 
 
 @dataclass(frozen=True, slots=True)

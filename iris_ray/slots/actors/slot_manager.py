@@ -5,6 +5,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ray.exceptions import RayError
 
@@ -93,7 +94,7 @@ class SlotManager:
             self._forget(before)
         self._orders[identity] = order
         self._by_name[order.spec.name] = identity
-        self._hear(ev.ModelRegistered(order.spec, order.replicas, order.prewarm))
+        self._hear(order.event)
 
     async def remove(self, model: str) -> None:
         """Stop serving a model."""
@@ -150,7 +151,7 @@ class SlotManager:
     async def prewarm(self, model: str) -> None:
         """Give each runner a slot of a model, if there is room without evicting."""
         order = self._orders[self._identity(model)]
-        self._hear(ev.ModelRegistered(order.spec, order.replicas, prewarm=True))
+        self._hear(replace(order.event, prewarm=True))
 
     async def status(self) -> SlotStatus:
         """Return the status of runners, slots and models."""
@@ -359,6 +360,8 @@ class SlotManager:
         """Return the bytes in use by device; nothing if they were measured less than `MEMORY_LOOK_S` ago."""
         if self._now() < self._memory_looks.get(runner_id, float("-inf")) + MEMORY_LOOK_S:
             return {}
+        here = self._runners.by_id
+        self._memory_looks = {each: when for each, when in self._memory_looks.items() if each in here}
         self._memory_looks[runner_id] = self._now()
         return await self._processes.memory_on(runner)
 

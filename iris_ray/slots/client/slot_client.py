@@ -100,8 +100,8 @@ class SlotClient:
     ) -> ModelSpec:
         """Serve a model. Returns at once; the model is loaded when a request, ``replicas`` or ``prewarm`` needs it.
 
-        A name may be registered again. Slots of another spec than the new one end. Slots of an equal spec stay, with
-        the class and the arguments that they have loaded; evict them if these have changed.
+        A name may be registered again. If its spec, class or arguments have changed, new requests go to new slots, and
+        the old ones end after the requests that they have.
 
         Args:
             model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either

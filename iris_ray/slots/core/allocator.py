@@ -2,7 +2,8 @@
 
 The order of preference:
 
-1. free devices: the one with the most bytes free; else 2, 3, … devices of one runner, as the model can be split;
+1. free devices: the one with the most bytes free, on a runner that has loaded the model before if there is one; else 2,
+   3, … devices of one runner, as the model can be split;
 2. the cheapest eviction, on any runner, for any number of devices. An eviction costs the time to load the evicted
    models again, times the demand for them.
 
@@ -10,17 +11,25 @@ If `PlacementPolicy.spread_before_evicting` is off, evicting for one device come
 Slots are evicted only if the new slot has a place afterwards.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import Enum
+from math import inf
+from typing import Final, NamedTuple
 
-from iris_ray.slots.core.devices import DeviceSet, Runner
-from iris_ray.slots.core.eviction import EvictableSlots, EvictionPlan
-from iris_ray.slots.core.eviction_indexes import EvictionIndexes
-from iris_ray.slots.core.fleet import DevicePool, FreeIndex, SlotFleet
-from iris_ray.slots.core.models import ModelSpec, SlotIdentity
+from iris_ray.model.constraints import Constraint
+from iris_ray.slots.core.devices import DeviceKind, DeviceSet, Runner
+from iris_ray.slots.core.eviction import NEVER, EvictionPlan, RunnerView, Views, freest
+from iris_ray.slots.core.fleet import SlotFleet
+from iris_ray.slots.core.models import ModelSpec, Shape, SlotIdentity
 from iris_ray.slots.core.policy import PlacementPolicy, Staleness
 from iris_ray.slots.core.slot import Allocation, SlotState
+
+MOST_PLANS: Final = 32
+"""On how many runners one decision computes the cheapest plan. The others are judged by what an eviction costs there at
+least."""
+MOST_GAINS: Final = 10_000
+"""How many runners that have gained room are remembered."""
 
 
 class SlotRequirement(NamedTuple):
@@ -28,13 +37,18 @@ class SlotRequirement(NamedTuple):
 
     Attributes:
         avoid: ids of runners not to use now, for instance because the model failed to load there.
-        starving: whether slots that serve requests may be evicted too: they take no new request, and end after the
-            last one.
+        prefer: ids of runners to use before others if they have room, because they have loaded the model before.
+        starving: whether every slot may be evicted that is not claimed: those that serve requests take no new ones and
+            end after the last one, and those that load serve for a while first.
+        asked_at: since when its model waits: since its oldest request arrived, or since one was served. A slot that is
+            only planned, for a model that waits since later, may be evicted, too.
     """
 
     spec: ModelSpec
     avoid: frozenset[str] = frozenset()
     starving: bool = False
+    asked_at: float = inf
+    prefer: Collection[str] = ()
 
 
 class Place(NamedTuple):
@@ -64,35 +78,101 @@ class Never:
 Decision = Place | Full | Never
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The runners of a kind that satisfy some constraints; ``alike`` holds one of each hardware."""
+
+    runners: list[str]
+    alike: list[Runner]
+
+
+class _Lack(Enum):
+    """Why there is no place for a model."""
+
+    UNSUITABLE = "no runner suits it"
+    TOO_SMALL = "it fits on no empty runner"
+    HOSTLESS = "it fits only on runners that have no host now"
+    FULL = "all is full"
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """There was no place for a model when the runners had gained room so many times."""
+
+    asked_at: float
+    gains: int
+
+
 class Allocator:
-    """Decides on a fleet that others change. It keeps indexes of the fleet, and updates them by the fleet's changes."""
+    """Decides on a fleet that others change. It looks anew only at runners that have changed.
+
+    There is no index by size: a decision compares all runners by what an eviction costs there at least, and computes
+    the cheapest plan for the first few. After an answer "no place" it looks only at runners that have gained room.
+    """
 
     def __init__(self, fleet: SlotFleet, policy: PlacementPolicy) -> None:
         self.fleet = fleet
         self.policy = policy
         self.staleness = Staleness(policy)
-        self.evictable = EvictableSlots(fleet, self.staleness)
-        self._busy_too = EvictableSlots(fleet, self.staleness, busy_too=True)
-        self._no_places: dict[SlotIdentity, tuple[int, ModelSpec, Full | Never]] = {}
-        self._pools: dict[DevicePool, _Indexes] = {}
-        self._runner_changes = 0
+        self._views = {starving: Views(fleet, self.staleness, starving) for starving in (False, True)}
+        self._refused: dict[tuple[bool, Shape, SlotIdentity | None], _Refused] = {}
+        self._seen = {False: 0}
+        """How many gains were seen, by whether for models that starve: only after one of them was refused."""
+        self._pools: dict[tuple[DeviceKind, tuple[Constraint, ...]], _Pool] = {}
+        self._lacks: dict[Shape, _Lack] = {}
+        self._runner_changes = -1
 
     def decide(self, requirement: SlotRequirement, now: float) -> Decision:
         """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
-        self.evictable.refresh(now)
-        if requirement.starving:
-            self._busy_too.refresh(now)
-        by_degree = [self._indexes(requirement.spec, degree) for degree in requirement.spec.memory]
-        for indexes in [by_degree] if self.policy.spread_before_evicting else [[each] for each in by_degree]:
-            if place := _free_place(requirement, indexes) or _evicting_place(requirement, indexes):
+        spec, starving = requirement.spec, requirement.starving
+        views = self._views[starving]
+        views.find_gains(now)
+        if len(views.gains) > MOST_GAINS:
+            views.gains.clear()
+            self._refused.clear()
+            self._seen[starving] = 0
+        own = spec.identity if self.fleet.of_model(spec.identity).all else None  # its own slots are never evicted
+        refused = self._refused.get((starving, spec.shape, own))
+        if refused is not None and refused.asked_at <= requirement.asked_at and not requirement.avoid:
+            gained = dict.fromkeys(views.gains[refused.gains :])
+            if not gained:
+                return self._no_place(spec)
+            views.refresh(now)
+            runners = [each for each in gained if each in views.by_runner and _suits(self.fleet.runners[each], spec)]
+        else:
+            views.refresh(now)
+            runners, avoid = self._pool(spec).runners, requirement.avoid
+            runners = [each for each in runners if each not in avoid] if avoid else runners
+        degrees = list(spec.memory)
+        for some in [degrees] if self.policy.spread_before_evicting else [[degree] for degree in degrees]:
+            place = _free_place(views, requirement, some, runners)
+            if place := place or self._evicting_place(views, requirement, some, runners):
                 return place
-        return self._no_place(requirement.spec)
+        if not requirement.avoid:
+            self._seen.setdefault(starving, len(views.gains))
+            self._refused[starving, spec.shape, own] = _Refused(requirement.asked_at, len(views.gains))
+        return self._no_place(spec)
 
     def has_gained(self, now: float) -> bool:
         """Return whether a decision "no place" may have become another one since the last call."""
-        runner_changes, self._runner_changes = self._runner_changes, self.fleet.changes.runner_changes
-        gained = [each.has_gained(now) for each in (self.evictable, self._busy_too)]
-        return any(gained) or runner_changes != self._runner_changes
+        gained = False
+        for starving, seen in self._seen.items():
+            views = self._views[starving]
+            views.find_gains(now)
+            gained |= len(views.gains) != seen
+            self._seen[starving] = len(views.gains)
+        return gained
+
+    def next_change(self) -> float:
+        """Return when the next slot may become evictable without an event; infinity: none is known to."""
+        return self._views[False].next_change()
+
+    def forget(self, spec: ModelSpec) -> None:
+        """Forget a model that is served no more, and the answers of its shape."""
+        left = (key for key in self._refused if spec.shape != key[1] and spec.identity != key[2])
+        self._refused = {key: self._refused[key] for key in left}
+        self._lacks.pop(spec.shape, None)
+        self._pools.pop((spec.kind, spec.constraints), None)
 
     def commit(self, slot_id: str, spec: ModelSpec, place: Place, now: float) -> None:
         """Carry a decision out in the books: drain the evicted slots, plan the new one, and start it if it can."""
@@ -103,76 +183,113 @@ class Allocator:
 
     def free_place_on(self, runner_id: str, spec: ModelSpec) -> Place | None:
         """Return free devices of one runner for a slot of the model, or None."""
-        for degree, need in spec.memory.items():
-            if devices := self._indexes(spec, degree).free.find_on(runner_id, need):
-                return Place(_allocation(self.fleet.runners[runner_id], devices, spec))
+        runner = self.fleet.runners[runner_id]
+        free = self.fleet.ledger.free_now(runner_id)
+        if runner_id not in self.fleet.closed and _suits(runner, spec):
+            for degree, need in spec.memory.items():
+                if degree <= len(free) and next(iter(runner.sets(degree)), None):
+                    devices = freest(runner, free, degree)
+                    if min(free[device] for device in devices) >= need:
+                        return Place(_allocation(runner, devices, spec))
         return None
 
-    def _indexes(self, spec: ModelSpec, degree: int) -> "_Indexes":
-        pool = DevicePool(spec.kind, spec.constraints, degree)
-        found = self._pools.get(pool)
-        if found is None:
-            found = self._pools[pool] = _Indexes(
-                degree,
-                FreeIndex(self.fleet, pool),
-                EvictionIndexes(self.fleet, pool, self.evictable),
-                EvictionIndexes(self.fleet, pool, self._busy_too),
-            )
-        return found
+    def _evicting_place(
+        self, views: Views, requirement: SlotRequirement, degrees: Iterable[int], runners: Sequence[str]
+    ) -> Place | None:
+        spec, best, best_on = requirement.spec, None, ""
+        for degree in degrees:
+            need, room, by_runner = spec.memory[degree], views.room.get(degree, {}), views.by_runner
+            size, there = (degree, need), [by_runner[each] for each in runners if room.get(each, 0) >= need]
+            bounds = [view.keys.get(size, view.bound) for view in there]
+            for _ in range(min(MOST_PLANS, len(there))):
+                bound = min(bounds)
+                if bound == NEVER or (best is not None and bound >= best.key):
+                    break
+                place = bounds.index(bound)
+                bounds[place] = NEVER
+                plan = self._plan_on(there[place], requirement, degree)
+                if plan is not None and (best is None or plan.key < best.key):
+                    best, best_on = plan, there[place].runner.runner_id
+        if best is None:
+            return None
+        allocation = _allocation(self.fleet.runners[best_on], best.devices, spec)
+        return Place(allocation, tuple([slot.slot_id for slot in best.evict]))
+
+    def _plan_on(self, view: RunnerView, requirement: SlotRequirement, degree: int) -> EvictionPlan | None:
+        """Return the cheapest plan on a runner that evicts no slot of the same identity, and no older plan."""
+        spec = requirement.spec
+        kept = [slot for slot in view.planned if slot.asked_at <= requirement.asked_at]
+        if self.fleet.of_model(spec.identity).all:
+            kept += [slot for slot in view.slots if slot.identity == spec.identity]
+        return (view.without(kept) if kept else view).plan(degree, spec.memory[degree])
+
+    # -- no places --------------------------------------------------------------------------------
 
     def fits_nowhere(self, spec: ModelSpec) -> Never | None:
         """Return why not even an empty runner could hold the model; None: one could, or one may come."""
-        answer = self._no_place(spec)
-        return answer if isinstance(answer, Never) else None
+        return Never(self._why_never(spec)) if self._lack(spec) is _Lack.TOO_SMALL else None
 
     def _no_place(self, spec: ModelSpec) -> Full | Never:
-        """Return why there is no place. Look at all runners only if some have come, gone, opened or closed."""
-        changes = self.fleet.changes.runner_changes
-        known = self._no_places.get(spec.identity)
-        if known is None or known[:2] != (changes, spec):
-            known = self._no_places[spec.identity] = (changes, spec, self._why_no_place(spec))
-        return known[2]
+        who = spec.identity
+        match self._lack(spec):
+            case _Lack.UNSUITABLE:
+                return Full(f"no runner with {spec.kind.value} devices satisfies the constraints of {who}")
+            case _Lack.TOO_SMALL:
+                return Never(self._why_never(spec))
+            case _Lack.HOSTLESS:
+                return Full(f"no runner that could hold {who} has its host; `iris-ray ls` shows their jobs")
+            case _Lack.FULL:
+                return Full(f"all devices that could hold {who} are full, and nothing there may be evicted now")
 
-    def _why_no_place(self, spec: ModelSpec) -> Full | Never:
-        alike = [runner for runner in self.fleet.runners.values() if _suits(runner, spec)]
-        to_come = [runner for runner in self.fleet.expected if runner.kind is spec.kind]
+    def _lack(self, spec: ModelSpec) -> _Lack:
+        """Return why there is no place, the same for all models of a shape until a runner comes, goes or opens."""
+        pool = self._pool(spec)
+        if (known := self._lacks.get(spec.shape)) is None:
+            known = self._lacks[spec.shape] = self._look_for_lack(spec, pool.alike)
+        return known
+
+    def _look_for_lack(self, spec: ModelSpec, alike: Sequence[Runner]) -> _Lack:
+        to_come = self._to_come(spec)
         if not alike and not to_come:
-            return Full(f"no runner with {spec.kind.value} devices satisfies the constraints of {spec.identity}")
-        if not any(fits_when_empty(runner, spec) for runner in (*alike, *to_come)):
-            return Never(why_never(alike or to_come, spec))
-        if not any(fits_when_empty(runner, spec) for runner in alike):
-            return Full(f"no runner that could hold {spec.identity} has its host; `iris-ray ls` shows their jobs")
-        return Full(f"all devices that could hold {spec.identity} are full, and nothing there may be evicted now")
+            return _Lack.UNSUITABLE
+        if any(fits_when_empty(runner, spec) for runner in alike):
+            return _Lack.FULL
+        return _Lack.HOSTLESS if any(fits_when_empty(runner, spec) for runner in to_come) else _Lack.TOO_SMALL
+
+    def _why_never(self, spec: ModelSpec) -> str:
+        return why_never(self._pool(spec).alike or self._to_come(spec), spec)
+
+    def _to_come(self, spec: ModelSpec) -> list[Runner]:
+        return [runner for runner in self.fleet.expected if runner.kind is spec.kind]
+
+    def _pool(self, spec: ModelSpec) -> _Pool:
+        """Return the runners that suit a model. All are forgotten when a runner comes, goes, opens or closes."""
+        if self._runner_changes != self.fleet.runner_changes:
+            self._runner_changes = self.fleet.runner_changes
+            self._pools.clear()
+            self._lacks.clear()
+        key = spec.kind, spec.constraints
+        if (known := self._pools.get(key)) is None:
+            suitable = [runner for runner in self.fleet.runners.values() if _suits(runner, spec)]
+            alike = {runner.hardware: runner for runner in suitable}
+            known = self._pools[key] = _Pool([runner.runner_id for runner in suitable], list(alike.values()))
+        return known
 
 
-@dataclass(frozen=True, slots=True)
-class _Indexes:
-    degree: int
-    free: FreeIndex
-    evictable: EvictionIndexes
-    busy_too: EvictionIndexes
-
-
-def _free_place(requirement: SlotRequirement, by_degree: Iterable[_Indexes]) -> Place | None:
-    spec = requirement.spec
-    for indexes in by_degree:
-        if found := indexes.free.find(spec.memory[indexes.degree], requirement.avoid):
-            return Place(_allocation(*found, spec))
+def _free_place(
+    views: Views, requirement: SlotRequirement, degrees: Iterable[int], runners: Sequence[str]
+) -> Place | None:
+    spec, prefer = requirement.spec, requirement.prefer
+    for degree in degrees:
+        free, need = views.free.get(degree, {}), spec.memory[degree]
+        if max(free.values(), default=0) >= need:
+            known = [each for each in prefer if free.get(each, 0) >= need and each in runners]
+            amounts = [free.get(each, 0) for each in known or runners]
+            most = max(amounts, default=0)
+            if most >= need:
+                view = views.by_runner[(known or runners)[amounts.index(most)]]
+                return Place(_allocation(view.runner, freest(view.runner, view.free, degree), spec))
     return None
-
-
-def _evicting_place(requirement: SlotRequirement, by_degree: Iterable[_Indexes]) -> Place | None:
-    spec = requirement.spec
-    best: tuple[Runner, EvictionPlan] | None = None
-    for indexes in by_degree:
-        evictions = indexes.busy_too if requirement.starving else indexes.evictable
-        found = evictions.find(spec, requirement.avoid)
-        if found and (best is None or found[1].key < best[1].key):
-            best = found
-    if best is None:
-        return None
-    runner, plan = best
-    return Place(_allocation(runner, plan.devices, spec), tuple([slot.slot_id for slot in plan.evict]))
 
 
 def fits_when_empty(runner: Runner, spec: ModelSpec) -> bool:

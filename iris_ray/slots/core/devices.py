@@ -13,9 +13,6 @@ from iris_ray.model.constraints import Attributes, Constraint
 DeviceSet = tuple[int, ...]
 """Numbers of devices of one runner, ascending."""
 
-DeviceKey = tuple[str, int]
-"""A runner's id, and the number of one of its devices."""
-
 MOST_DEVICES = 64
 """The limit for a runner whose legal sets of devices are not listed."""
 
@@ -73,6 +70,8 @@ class Runner:
     devices: tuple[Device, ...]
     attributes: Attributes = field(default_factory=dict, hash=False)
     legal_sets: tuple[DeviceSet, ...] | None = None
+    hardware: tuple[object, ...] = field(init=False, repr=False, compare=False)
+    """What decides which slots fit on it while it is empty."""
 
     def __post_init__(self) -> None:
         count = len(self.devices)
@@ -84,6 +83,8 @@ class Runner:
         for devices in self.legal_sets or ():
             if not devices or list(devices) != sorted(set(devices) & set(range(count))):
                 raise InvalidSlotError(f"runner {self.runner_id}: {devices} are not devices below {count}, ascending")
+        hardware = self.kind, tuple([device.memory for device in self.devices]), self.legal_sets
+        object.__setattr__(self, "hardware", hardware)
 
     @property
     def kind(self) -> DeviceKind:

@@ -49,7 +49,10 @@ class RunnerClosed:
 class ModelRegistered:
     """Requests for this model may come. It replaces a model of the same identity.
 
+    Slots of another spec or code end after their last requests; new requests go to new slots.
+
     Attributes:
+        code: what tells its class and arguments from others.
         replicas: how many slots to keep even without requests. They are never evicted.
         prewarm: whether each new runner gets a slot, if there is room without evicting.
         load_s: how long loading takes, as far as known.
@@ -59,6 +62,7 @@ class ModelRegistered:
     replicas: int = 0
     prewarm: bool = False
     load_s: float = 1.0
+    code: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

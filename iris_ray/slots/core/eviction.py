@@ -1,188 +1,90 @@
-"""Finds the cheapest slots to evict so that devices have room; exact unless a search exceeds `MOST_STEPS`.
+"""The cheapest eviction that makes room for a slot on one runner, and the views of runners from which it is computed.
 
-Plans are compared by price, then by the bytes of the evicted slots on all devices, then by the last use of any of them:
-the longer ago, the better.
+Plans are compared by how long the evicted slots may hold the new one up, then by price, then by the bytes of the
+evicted slots on all devices, then by the last use of any of them: the longer ago, the better.
 """
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import chain, combinations
+from operator import attrgetter
+from typing import Final, NamedTuple
 
-from iris_ray.slots.core.bounds import FREE, NOTHING, Key, Staircase, StairItem, Step, sum_of
-from iris_ray.slots.core.devices import Device, DeviceKey, DeviceSet
-from iris_ray.slots.core.fleet import SlotFleet
-from iris_ray.slots.core.models import SlotIdentity
+from iris_ray.slots.core.devices import DeviceSet, Runner
+from iris_ray.slots.core.fleet import Changes, SlotFleet
 from iris_ray.slots.core.policy import Staleness
 from iris_ray.slots.core.slot import Slot, SlotState
 
-AGAIN_S = 30.0
-"""How soon a slot that is not stale is looked at again: `Policy.stale_at` may have failed, or may change its answer."""
+Key = tuple[float, int, int, float]
+"""The rank of an eviction, smaller first: how long it may hold up, its price, its bytes, and the last use of a slot."""
+
+AT_ONCE: Final = -math.inf
+NOTHING: Final[Key] = (AT_ONCE, 0, 0, AT_ONCE)
+"""The key of evicting nothing."""
+NEVER: Final[Key] = (math.inf, 0, 0, math.inf)
+"""The key of a place where nothing can be evicted."""
+LOAD_S: Final = 30.0
+"""A slot that is planned, or loads, counts like a request that has run for so many seconds more."""
+MOST_OPTIONS = 64
+"""How many evictions of a device are compared, beside the eviction of all its slots."""
+MOST_SPANNING = 6
+"""Of how many slots with several devices all combinations are compared."""
+MOST_SETS = 100
+"""Up to so many sets of devices are all considered. Of more, those of the cheapest devices are."""
 
 
-@dataclass(slots=True, eq=False)
-class DeviceView:
-    """One device as evictions see it.
+def hold_up(slot: Slot) -> float:
+    """Return how long a slot may hold up one that takes its place, compared with others: the smaller, the sooner.
 
-    Attributes:
-        free: bytes that are promised to no slot.
-        slots: the slots that could be evicted.
-        prices: the price of evicting one slot, by identity.
-        device: the device's number.
+    An idle slot ends at once. Of others nobody knows how long they need. What has begun lately is mostly over soon, and
+    what runs for long may run for long, so it is the time, with a minus, at which the oldest request began.
     """
-
-    hardware: Device
-    free: int
-    slots: Sequence[Slot]
-    prices: Mapping[SlotIdentity, int]
-    device: int
-    _alone: Staircase | None = field(init=False, default=None)
-    _shared: Staircase | None = field(init=False, default=None)
-
-    def least(self, need: int, degree: int) -> Step | None:
-        """Return a lower bound of all plans for ``need`` bytes on this device, one of ``degree``; None: no room.
-
-        A plan for this device alone pays the whole price of a slot, even if the slot has other devices as well. A plan
-        for several devices pays a share on each, and the shares add up to the price.
-        """
-        if need > self.hardware.memory:
-            return None
-        missing = self.missing(need)
-        if missing <= 0:
-            return FREE
-        stairs = (self._alone if degree == 1 else self._shared) or self._climb(degree)
-        return stairs.least(missing)
-
-    def _climb(self, degree: int) -> Staircase:
-        if degree == 1:
-            self._alone = stairs = Staircase([self._whole(slot) for slot in self.slots])
-        else:
-            self._shared = stairs = Staircase([self._share(slot) for slot in self.slots])
-        return stairs
-
-    def missing(self, need: int) -> int:
-        """Return how many bytes have to be evicted for a slot that needs ``need`` bytes here."""
-        return self.hardware.charge(need) - self.free
-
-    def _whole(self, slot: Slot) -> StairItem:
-        place, price = slot.allocation, self.prices.get(slot.identity, 0)
-        return place.bytes_each[place.devices.index(self.device)], (price, place.total, slot.last_activity), slot
-
-    def _share(self, slot: Slot) -> StairItem:
-        place, price = slot.allocation, self.prices.get(slot.identity, 0)
-        part, parts = place.devices.index(self.device), len(place.devices)
-        share, size = price * (part + 1) // parts - price * part // parts, place.bytes_each[part]
-        return size, (share, size, slot.last_activity), slot
+    if slot.active:
+        return -next(iter(slot.active.values()))
+    if slot.state in (SlotState.PLANNED, SlotState.STARTING):
+        return LOAD_S - slot.created_at
+    return AT_ONCE
 
 
-class EvictableSlots:
-    """Keeps a view of each device for which `view` was called. Time must not go backwards.
-
-    With ``busy_too``, slots that serve requests, or are not stale yet, count as evictable, too.
-    """
-
-    def __init__(self, fleet: SlotFleet, staleness: Staleness, busy_too: bool = False) -> None:
-        self._busy_too = busy_too
-        self._fleet = fleet
-        self._staleness = staleness
-        self._now = float("-inf")
-        self._read = 0
-        self._views: dict[DeviceKey, DeviceView] = {}
-        self._before: dict[DeviceKey, DeviceView] = {}
-        """Views that are out of date, of devices whose view has not been asked for since."""
-        self._gained = False
-        self._views_for: dict[DeviceKey, dict[SlotIdentity, DeviceView]] = {}
-        self._times: list[tuple[float, DeviceKey]] = []
-        """When a slot on a device may become evictable without an event: the earliest time of each device."""
-        self._next: dict[DeviceKey, float] = {}
-
-    def refresh(self, now: float) -> None:
-        """Forget the views of devices that have changed, or where a slot's time has come."""
-        self._now = max(now, self._now)
-        changes = self._fleet.changes
-        while self._times and self._times[0][0] <= self._now:
-            when, key = heapq.heappop(self._times)
-            if self._next.get(key) == when:
-                del self._next[key]
-            if key in self._fleet.devices():
-                changes.add([key])
-        changed = changes.since(self._read)
-        self._read = changes.end
-        for key in list(self._views) if changed is None else changed:
-            if view := self._views.pop(key, None):
-                self._before[key] = view
-                self._views_for.pop(key, None)
-
-    def has_gained(self, now: float) -> bool:
-        """Return whether a device with a view has gained free bytes or evictable slots since the last call."""
-        self.refresh(now)
-        for key in list(self._before):
-            if key in self._fleet.devices():
-                self.view(key)
-        self._before.clear()
-        gained, self._gained = self._gained, False
-        return gained
-
-    def next_change(self) -> float:
-        """Return when the next slot may become evictable without an event; infinity: none is known to."""
-        return self._times[0][0] if self._times else float("inf")
-
-    def view(self, key: DeviceKey) -> DeviceView:
-        """Return the view of a device with all its evictable slots."""
-        view = self._views.get(key)
-        if view is None:
-            view = self._views[key] = self._view_of(key, self._evictable(key))
-            before = self._before.pop(key, None)
-            if before is not None and not self._gained:
-                self._gained = view.free > before.free or any(slot not in before.slots for slot in view.slots)
-        return view
-
-    def view_for(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
-        """Return the view of a device for a new slot of ``keep``: slots of the same identity are not evicted."""
-        view = self._views.get(key) or self.view(key)
-        for slot in view.slots:
-            if slot.identity == keep:
-                return self._view_without(keep, key, view)
-        return view
-
-    def _view_without(self, keep: SlotIdentity, key: DeviceKey, view: DeviceView) -> DeviceView:
-        views = self._views_for.setdefault(key, {})
-        if keep not in views:
-            views[keep] = self._view_of(key, [slot for slot in view.slots if slot.identity != keep])
-        return views[keep]
-
-    def _view_of(self, key: DeviceKey, slots: Sequence[Slot]) -> DeviceView:
-        runner_id, device = key
-        hardware = self._fleet.runners[runner_id].devices[device]
-        return DeviceView(hardware, self._fleet.ledger.unpromised_on(*key), slots, self._fleet.prices, device)
-
-    def _evictable(self, key: DeviceKey) -> list[Slot]:
-        busy_too, now = self._busy_too, self._now
-        found = []
-        for slot in self._fleet.on_device(key):
-            if slot.state is SlotState.READY and not slot.claimed and (busy_too or not slot.active):
-                when = self.evictable_at(slot)
-                if when <= now:
-                    found.append(slot)
-                else:
-                    self._look_again(key, min(when, now + AGAIN_S))
-        return found
-
-    def _look_again(self, key: DeviceKey, when: float) -> None:
-        if when < self._next.get(key, math.inf):
-            self._next[key] = when
-            heapq.heappush(self._times, (when, key))
-
-    def evictable_at(self, slot: Slot) -> float:
-        """Return from when on a ready slot may be evicted if nothing happens to it."""
-        return self._staleness.resident_until(slot) if self._busy_too else self._staleness.evictable_at(slot)
+def plus(one: Key, other: Key) -> Key:
+    """Return the key of two evictions together."""
+    return max(one[0], other[0]), one[1] + other[1], one[2] + other[2], max(one[3], other[3])
 
 
-# -- search ------------------------------------------------------------------------------------------------------------
+class Option(NamedTuple):
+    """Slots whose eviction frees so many bytes of a device."""
 
-MOST_STEPS = 5_000
-"""The limit of one search. After that the best plan so far is taken: it works, but there may be a cheaper one."""
+    gain: int
+    key: Key
+    slots: tuple[Slot, ...]
+
+
+FREE: Final = Option(0, NOTHING, ())
+_gain, _key = attrgetter("gain"), attrgetter("key")
+
+
+def options_of(items: Sequence[Option]) -> list[Option]:
+    """Return all combinations of evictions, the fewest bytes first, without those that cost as much as a larger one."""
+    options = [FREE, *items[:1]]
+    for item in items[1:]:
+        more = [Option(o.gain + item.gain, plus(o.key, item.key), o.slots + item.slots) for o in options]
+        found: list[Option] = []
+        for option in sorted(options + more, key=lambda each: (each.key, -each.gain)):
+            if not found or option.gain > found[-1].gain:
+                found.append(option)
+        options = found if len(found) <= MOST_OPTIONS else [*found[:MOST_OPTIONS], found[-1]]
+    return options
+
+
+def least(options: Sequence[Option], missing: int) -> Option | None:
+    """Return the cheapest eviction that frees so many bytes, or None."""
+    if missing <= 0:
+        return FREE
+    place = bisect_left(options, missing, key=_gain)
+    return options[place] if place < len(options) else None
 
 
 class EvictionPlan(NamedTuple):
@@ -193,94 +95,268 @@ class EvictionPlan(NamedTuple):
     evict: tuple[Slot, ...]
 
 
-@dataclass(slots=True)
-class EvictionSearch:
-    """Looks for the cheapest plan on some devices of a runner: depth first, with bounds. ``prices`` are by identity."""
+@dataclass(slots=True, eq=False)
+class RunnerView:
+    """A runner as a new slot sees it, until something changes there.
 
-    prices: Mapping[SlotIdentity, int]
-    best: EvictionPlan | None = None
-    steps: int = 0
-    _devices: DeviceSet = ()
-    _slots: Sequence[Slot] = ()
+    Attributes:
+        free: bytes of each device that are free now.
+        unpromised: bytes of each device that are promised to no slot, without those of slots that do not end.
+        slots: the slots that could be evicted, with their prices.
+        planned: those of them that are only planned.
+        bound: what an eviction costs here at least: the cheapest slot.
+        keys: what those plans cost that were computed, by number of devices and bytes.
+    """
 
-    def may_improve(self, bound: Key) -> bool:
-        """Return whether plans with this lower bound may be better than the best so far, within `MOST_STEPS`."""
-        return self.best is None or (bound < self.best.key and self.steps <= MOST_STEPS)
+    runner: Runner
+    free: list[int]
+    unpromised: list[int]
+    slots: dict[Slot, int]
+    planned: list[Slot] = field(init=False)
+    bound: Key = field(init=False)
+    keys: dict[tuple[int, int], Key] = field(init=False, default_factory=dict)
+    _plans: dict[tuple[int, int], EvictionPlan | None] = field(init=False, default_factory=dict)
+    _options: dict[tuple[int, bool], list[Option]] = field(init=False, default_factory=dict)
+    _by_device: dict[int, list[Slot]] = field(init=False, default_factory=dict)
 
-    def try_devices(self, devices: DeviceSet, views: Sequence[DeviceView], need: int) -> None:
-        """Look for a plan with ``need`` bytes on each of these devices that is better than the best so far."""
-        self.steps += 1
-        steps = [step for view in views if (step := view.least(need, len(devices)))]
-        if len(steps) < len(devices):
-            return
-        self._devices = devices
-        if self._cheapest_of_each(steps):
-            return
-        unique = dict.fromkeys(slot for view in views for slot in view.slots)
-        self._slots = sorted(unique, key=lambda slot: (self._price(slot) / slot.allocation.total, slot.last_activity))
-        self._search(0, [view.missing(need) for view in views], NOTHING, ())
+    def __post_init__(self) -> None:
+        self.planned = [slot for slot in self.slots if slot.state is SlotState.PLANNED]
+        soon_free = any(later > now for later, now in zip(self.unpromised, self.free, strict=True))
+        self.bound = NOTHING if soon_free else min([self._cost(slot).key for slot in self.slots], default=NOTHING)
 
-    def _cheapest_of_each(self, steps: Sequence[Step]) -> bool:
-        """Combine the cheapest eviction of each device into a plan. Return whether no plan can be cheaper."""
-        unique: dict[Slot, None] = {}
-        for step in steps:
-            if step.slots is None:
-                return False
-            for slot in step.slots:
-                unique[slot] = None
-        key = NOTHING
-        for slot in unique:
-            key = self._with(key, slot)
-        self._keep(EvictionPlan(key, self._devices, tuple(unique)))
-        return key == sum_of([step.key for step in steps])
+    def room(self) -> list[int]:
+        """Return the bytes of each device that would be free if everything that can be evicted were gone."""
+        room = list(self.unpromised)
+        for slot in self.slots:
+            for device, need in slot.allocation.needs:
+                room[device] += need
+        return room
 
-    def _with(self, key: Key, slot: Slot) -> Key:
-        return key[0] + self._price(slot), key[1] + slot.allocation.total, max(key[2], slot.last_activity)
+    def without(self, kept: Iterable[Slot]) -> "RunnerView":
+        """Return a view in which these slots can't be evicted."""
+        left = {slot: price for slot, price in self.slots.items() if slot not in kept}
+        return RunnerView(self.runner, self.free, self.unpromised, left)
 
-    def _keep(self, plan: EvictionPlan) -> None:
-        if self.best is None or plan.key < self.best.key:
-            self.best = plan
+    def plan(self, degree: int, need: int) -> EvictionPlan | None:
+        """Return the cheapest plan for ``need`` bytes on each of ``degree`` devices; None: there is no room."""
+        size = degree, need
+        if size not in self._plans:
+            found = self._plans[size] = self._search(degree, need)
+            self.keys[size] = NEVER if found is None else found.key
+        return self._plans[size]
 
-    def _price(self, slot: Slot) -> int:
-        return self.prices.get(slot.identity, 0)
+    def _search(self, degree: int, need: int) -> EvictionPlan | None:
+        bounds: dict[int, Key] = {}
+        for device, hardware in enumerate(self.runner.devices):
+            option = least(self._options_on(device, shared=True), hardware.charge(need) - self.unpromised[device])
+            if option is not None and need <= hardware.memory:
+                bounds[device] = option.key
+        best: EvictionPlan | None = None
+        for bound, devices in self._sets(bounds, degree):
+            if best is not None and bound >= best.key:
+                break
+            for plan in self._plans_on(devices, need):
+                if best is None or plan.key < best.key:
+                    best = plan
+            if best is not None and best.key == bound:
+                break  # nearly always the first set; the others are not even made then
+        return best
 
-    def _search(self, index: int, missing: list[int], key: Key, chosen: tuple[Slot, ...]) -> None:
-        self.steps += 1
-        if max(missing) <= 0:
-            self._keep(EvictionPlan(key, self._devices, chosen))
-            return
-        if self.steps > MOST_STEPS or not self._promising(index, missing, key):
-            return
-        slot = self._slots[index]
-        gains = [slot.allocation.on(device) for device in self._devices]
-        if any(gain and lacks > 0 for gain, lacks in zip(gains, missing, strict=True)):
-            left = [lacks - gain for lacks, gain in zip(missing, gains, strict=True)]
-            self._search(index + 1, left, self._with(key, slot), (*chosen, slot))
-        self._search(index + 1, missing, key, chosen)
+    def _sets(self, bounds: dict[int, Key], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
+        """Yield sets of devices, each with the least that an eviction there costs, the lowest bound first."""
 
-    def _promising(self, index: int, missing: Sequence[int], key: Key) -> bool:
-        """Return whether the slots from ``index`` on can make room for less than the best plan so far."""
-        price, size = key[0], key[1]
-        for device, lacks in zip(self._devices, missing, strict=True):
-            if lacks > 0:
-                least = self._least(index, device, lacks)
-                if least is None:
-                    return False
-                price, size = price + least[0], size + least[1]
-        return self.best is None or (price, size, key[2]) < self.best.key
+        def bounded(sets: Iterable[DeviceSet]) -> list[tuple[Key, DeviceSet]]:
+            return sorted((sum_of([bounds[device] for device in devices]), devices) for devices in sets)
 
-    def _least(self, index: int, device: int, lacks: int) -> tuple[int, int] | None:
-        """Return lower bounds of the price of ``lacks`` bytes on a device, and of the bytes that are evicted for them.
+        if self.runner.legal_sets is not None:
+            yield from bounded(each for each in self.runner.sets(degree) if bounds.keys() >= set(each))
+        elif len(bounds) >= degree:
+            order = sorted(bounds, key=bounds.__getitem__)
+            yield from bounded([tuple(sorted(order[:degree]))])
+            some = order if math.comb(len(order), degree) <= MOST_SETS else order[: degree + 2]
+            yield from bounded(tuple(sorted(each)) for each in combinations(some, degree))
 
-        The price counts parts of slots as evictable. The bytes count as few slots as possible, at the smallest size.
+    def _plans_on(self, devices: DeviceSet, need: int) -> Iterator[EvictionPlan]:
+        """Yield the cheapest plan on these devices for each combination of slots that have several devices."""
+        missing = {device: self.runner.devices[device].charge(need) - self.unpromised[device] for device in devices}
+        several = (slot for slot in self.slots if len(slot.allocation.devices) > 1)
+        spanning = [slot for slot in several if not missing.keys().isdisjoint(slot.allocation.devices)]
+        spanning = sorted(spanning, key=lambda slot: self._cost(slot).key)[:MOST_SPANNING]
+        for evicted in chain.from_iterable(combinations(spanning, count) for count in range(len(spanning) + 1)):
+            key, chosen = sum_of([self._cost(slot).key for slot in evicted]), evicted
+            for device, lacks in missing.items():
+                gained = sum([slot.allocation.on(device) for slot in evicted])
+                option = least(self._options_on(device, shared=False), lacks - gained)
+                if option is None:
+                    break
+                key, chosen = plus(key, option.key), chosen + option.slots
+            else:
+                yield EvictionPlan(key, devices, chosen)
+
+    def _options_on(self, device: int, shared: bool) -> list[Option]:
+        """Return the evictions on one device.
+
+        ``shared``: slots with several devices are among them, each with its share of the price, which adds up on all
+        devices. Else only slots that have this device alone.
         """
-        slots = [slot for slot in self._slots[index:] if slot.allocation.on(device)]
-        price, left = 0, lacks
-        for slot in slots:
-            gain = slot.allocation.on(device)
-            share = self._price(slot) // len(slot.allocation.devices)
-            if gain >= left:
-                gains = [slot.allocation.on(device) for slot in slots]
-                return price + share * left // gain, max(lacks, -(-lacks // max(gains)) * min(gains))
-            price, left = price + share, left - gain
-        return None
+        known = self._options.get((device, shared))
+        if known is None:
+            here = self._slots_on().get(device, [])
+            alone = [slot for slot in here if len(slot.allocation.devices) == 1]
+            if not shared:
+                known = options_of([self._cost(slot, 0) for slot in alone])
+            elif len(alone) == len(here):
+                known = self._options_on(device, shared=False)
+            else:
+                known = options_of([self._cost(slot, slot.allocation.devices.index(device)) for slot in here])
+            self._options[device, shared] = known
+        return known
+
+    def _slots_on(self) -> dict[int, list[Slot]]:
+        if not self._by_device:
+            for slot in self.slots:
+                for device in slot.allocation.devices:
+                    self._by_device.setdefault(device, []).append(slot)
+        return self._by_device
+
+    def _cost(self, slot: Slot, part: int | None = None) -> Option:
+        """Return what it costs to evict a slot, or the share of one of its devices."""
+        place, price = slot.allocation, self.slots[slot]
+        if part is None:
+            return Option(place.total, (hold_up(slot), price, place.total, slot.last_activity), (slot,))
+        parts, size = len(place.devices), place.bytes_each[part]
+        share = price * (part + 1) // parts - price * part // parts
+        return Option(size, (hold_up(slot), share, size, slot.last_activity), (slot,))
+
+
+def sum_of(keys: Iterable[Key]) -> Key:
+    """Return the key of several evictions together."""
+    total = NOTHING
+    for key in keys:
+        total = plus(total, key)
+    return total
+
+
+# -- views -------------------------------------------------------------------------------------------------------------
+
+AGAIN_S = 30.0
+"""How soon a slot that is not stale is looked at again: `Policy.stale_at` may have failed, or may change its answer."""
+
+
+class Views:
+    """The views of all open runners, and which of them have gained room. Time must not go backwards.
+
+    With ``starving``, slots that load, serve requests or are not stale yet can be evicted, too, and slots that are only
+    planned.
+
+    Attributes:
+        by_runner: the views, once `refresh` was called.
+        free: for each number of devices, the most bytes that each runner has free on each of so many devices.
+        room: the same, if everything that can be evicted were gone.
+        gains: the runners that have gained room, in order.
+    """
+
+    def __init__(self, fleet: SlotFleet, staleness: Staleness, starving: bool) -> None:
+        self.by_runner: dict[str, RunnerView] = {}
+        self.free: dict[int, dict[str, int]] = {}
+        self.room: dict[int, dict[str, int]] = {}
+        self.gains: list[str] = []
+        self._fleet, self._staleness, self._starving = fleet, staleness, starving
+        self._changes = Changes(dict.fromkeys(fleet.runners))
+        fleet.watchers.append(self._changes)
+        self._times: list[tuple[float, str]] = []
+        """When a slot may become evictable without an event: the earliest time of each runner."""
+        self._next: dict[str, float] = {}
+
+    def next_change(self) -> float:
+        """Return when the next slot may become evictable without an event; infinity: none is known to."""
+        return self._times[0][0] if self._times else math.inf
+
+    def refresh(self, now: float) -> None:
+        """Look anew at all runners where something has changed, or a slot's time has come."""
+        for slot in self._changes.used.values():
+            self._changes.runners[slot.allocation.runner_id] = None
+        self._changes.used.clear()
+        self.find_gains(now)
+
+    def find_gains(self, now: float) -> None:
+        """Look anew at the runners that may have gained room. Requests that begin and end only set times for looks."""
+        changed = self._changes.runners
+        for slot in self._changes.idle.values():
+            if slot.state is SlotState.READY and not slot.active and not self._starving:
+                self._look_again(slot.allocation.runner_id, self._staleness.evictable_at(slot), now)
+        self._changes.idle.clear()
+        while self._times and self._times[0][0] <= now:
+            when, runner_id = heapq.heappop(self._times)
+            if self._next.get(runner_id) == when:
+                del self._next[runner_id]
+                changed[runner_id] = None
+        for runner_id in changed:
+            self._look_at(runner_id, now)
+        changed.clear()
+
+    def _look_again(self, runner_id: str, when: float, now: float) -> None:
+        when = min(when, now + AGAIN_S)
+        if when < self._next.get(runner_id, math.inf):
+            self._next[runner_id] = when
+            heapq.heappush(self._times, (when, runner_id))
+
+    def _look_at(self, runner_id: str, now: float) -> None:
+        before, runner = self.by_runner.pop(runner_id, None), self._fleet.runners.get(runner_id)
+        is_open = runner is not None and runner_id not in self._fleet.closed
+        if before is not None and (not is_open or before.runner is not runner):
+            for by_runner in chain(self.free.values(), self.room.values()):
+                by_runner.pop(runner_id, None)
+        if runner is None or not is_open:
+            return
+        view = self.by_runner[runner_id] = self._view_of(runner, now)
+        for sums, amounts in ((self.free, view.free), (self.room, view.room())):
+            for degree, amount in most_on_each(runner, amounts):
+                sums.setdefault(degree, {})[runner_id] = amount
+        if before is None or before.runner is not runner or _has_gained(before, view):
+            self.gains.append(runner_id)
+
+    def _view_of(self, runner: Runner, now: float) -> RunnerView:
+        fleet, runner_id = self._fleet, runner.runner_id
+        unpromised, slots = fleet.ledger.unpromised(runner_id), dict[Slot, int]()
+        for slot in fleet.on_runner(runner_id):
+            if slot.stuck:
+                for device, need in slot.allocation.needs:
+                    unpromised[device] -= need
+            elif slot.wanted and not slot.claimed:
+                when = self._evictable_at(slot)
+                if when <= now:
+                    slots[slot] = fleet.prices.get(slot.identity, 0)
+                elif slot.state is SlotState.READY and not slot.active:
+                    self._look_again(runner_id, when, now)
+        return RunnerView(runner, fleet.ledger.free_now(runner_id), unpromised, slots)
+
+    def _evictable_at(self, slot: Slot) -> float:
+        if self._starving:
+            return AT_ONCE
+        return self._staleness.evictable_at(slot) if slot.state is SlotState.READY and not slot.active else math.inf
+
+
+def _has_gained(before: RunnerView, view: RunnerView) -> bool:
+    """Return whether a slot may find a place that it did not find before. A plan can give way once it loads."""
+    more = any(now > then for now, then in zip(view.unpromised, before.unpromised, strict=True))
+    started = any(slot in view.slots and slot.state is not SlotState.PLANNED for slot in before.planned)
+    return more or started or any(slot not in before.slots for slot in view.slots)
+
+
+def most_on_each(runner: Runner, amounts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield for each number of devices that a slot can have, how many bytes each of them has at most."""
+    if runner.legal_sets is None:
+        yield from enumerate(sorted(amounts, reverse=True), start=1)
+    else:
+        most: dict[int, int] = {}
+        for devices in runner.legal_sets:
+            most[len(devices)] = max(most.get(len(devices), 0), min(amounts[device] for device in devices))
+        yield from most.items()
+
+
+def freest(runner: Runner, free: Sequence[int], degree: int) -> DeviceSet:
+    """Return the set of devices whose fullest one has the most free."""
+    if runner.legal_sets is None:
+        return tuple(sorted(sorted(range(len(free)), key=free.__getitem__, reverse=True)[:degree]))
+    return max(runner.sets(degree), key=lambda devices: min([free[device] for device in devices]))

@@ -1,16 +1,14 @@
-"""All runners and slots, the ledger of their memory, and indexes of free devices. Only `SlotFleet` changes slots."""
+"""All runners and slots, and the ledger of their memory. Only `SlotFleet` changes slots."""
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter, sub
-from typing import NamedTuple
+from itertools import islice
+from operator import sub
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.constraints import Constraint
-from iris_ray.slots.core.bounds import Ranking
-from iris_ray.slots.core.devices import DeviceKey, DeviceKind, DeviceSet, Runner
-from iris_ray.slots.core.instructions import DeviceChangeLog
+from iris_ray.slots.core.devices import Runner
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 from iris_ray.slots.core.slot import USES_MEMORY, Allocation, Slot, SlotState
 
@@ -65,20 +63,15 @@ class Ledger:
                 return False
         return True
 
+    def can_promise(self, place: Allocation) -> bool:
+        """Return whether the place's bytes are promised to no slot."""
+        books = self._books[place.runner_id]
+        return all(books.promised[device] + need <= books.memory[device] for device, need in place.needs)
+
     def unpromised(self, runner_id: str) -> list[int]:
         """Return the bytes of each device that are promised to no slot. Slots that end may still use some of them."""
         books = self._books[runner_id]
-        return [memory - promised for memory, promised in zip(books.memory, books.promised, strict=True)]
-
-    def unpromised_on(self, runner_id: str, device: int) -> int:
-        """Return the bytes of one device that are promised to no slot."""
-        books = self._books[runner_id]
-        return books.memory[device] - books.promised[device]
-
-    def free_now_on(self, runner_id: str, device: int) -> int:
-        """Return the bytes of one device that are neither promised nor in use."""
-        books = self._books[runner_id]
-        return books.memory[device] - max(books.promised[device], books.used[device])
+        return list(map(sub, books.memory, books.promised))
 
     def free_now(self, runner_id: str) -> list[int]:
         """Return the bytes of each device that are neither promised nor in use."""
@@ -109,6 +102,90 @@ def _add(place: Allocation, sums: list[int], memory: Sequence[int], sign: int) -
 
 # -- fleet -------------------------------------------------------------------------------------------------------------
 
+MOST_COMPARED = 8
+"""How many slots with the fewest requests are compared when one is chosen for a request."""
+
+
+@dataclass(slots=True, eq=False)
+class ModelSlots:
+    """The slots of one model, kept so that a request costs the same however many there are.
+
+    Attributes:
+        all: the slots by id, oldest first.
+        coming: those that are planned or load.
+        ready: those that serve, by the number of their requests; the one that was used last comes last.
+        wanted: how many are to stay.
+        claimed: how many of these are claimed as replicas.
+    """
+
+    all: dict[str, Slot] = field(default_factory=dict)
+    coming: dict[str, Slot] = field(default_factory=dict)
+    ready: dict[int, dict[str, Slot]] = field(default_factory=dict)
+    wanted: int = 0
+    claimed: int = 0
+
+    def add(self, slot: Slot) -> None:
+        """Take in a slot in its present state."""
+        self.wanted += slot.wanted
+        self.claimed += slot.claimed and slot.wanted
+        if slot.state is SlotState.READY:
+            self.ready.setdefault(len(slot.active), {})[slot.slot_id] = slot
+        elif slot.state in (SlotState.PLANNED, SlotState.STARTING):
+            self.coming[slot.slot_id] = slot
+
+    def drop(self, slot: Slot) -> None:
+        """Undo `add`, before the slot changes."""
+        self.wanted -= slot.wanted
+        self.claimed -= slot.claimed and slot.wanted
+        if slot.state is SlotState.READY:
+            alike = self.ready[len(slot.active)]
+            del alike[slot.slot_id]
+            if not alike:
+                del self.ready[len(slot.active)]
+        else:
+            self.coming.pop(slot.slot_id, None)
+
+    def best_seat(self, most: int, requests_on: Mapping[str, int]) -> Slot | None:
+        """Return the slot to which a request should go, or None if no slot has a seat.
+
+        It is the slot with the fewest requests. Of those that were used last, so that others become stale, it is one
+        on the runner with the fewest requests.
+
+        Args:
+            most: how many requests may run on the slot, including this one.
+            requests_on: how many requests run on each runner.
+        """
+        for number in sorted(self.ready):
+            if number >= most:
+                break
+            free = (slot for slot in reversed(self.ready[number].values()) if slot.seats_for(most) > 0)
+            first = list(islice(free, MOST_COMPARED))
+            if first:
+                return min(first, key=lambda slot: (requests_on[slot.allocation.runner_id], -slot.last_activity))
+        return None
+
+    def has_seat(self, seats: int) -> bool:
+        """Return whether a slot serves fewer requests than it has seats, though those there may have to run alone."""
+        return any(number < seats for number in self.ready)
+
+
+_NO_SLOTS = ModelSlots()
+
+
+@dataclass(slots=True, eq=False)
+class Changes:
+    """What has changed since somebody looked, in order. The reader clears it.
+
+    Attributes:
+        runners: ids of runners that have come, gone, opened or closed, or whose slots or promises have changed.
+        used: slots on which requests have begun or ended, by id.
+        idle: the same, for a second reader: some of them may be idle now.
+    """
+
+    runners: dict[str, None] = field(default_factory=dict)
+    used: dict[str, Slot] = field(default_factory=dict)
+    idle: dict[str, Slot] = field(default_factory=dict)
+
 
 @dataclass(slots=True, eq=False)
 class SlotFleet:
@@ -120,8 +197,11 @@ class SlotFleet:
         closed: ids of runners that take no new slots.
         prices: the price of evicting one slot, by identity: milliseconds of loading × demand; 0 if missing.
         expected: runners that come and go, including those that are there.
-        changes: the devices on which something has changed.
+        runner_changes: how often a runner has come, gone, opened or closed.
+        requests_on: how many requests run on each runner.
         changed: identities of slots that have become ready, ended, or have a seat again; the reader clears it.
+        to_look: slots that may have to start, to end, or to stay after all; the reader clears it.
+        watchers: those who hear of every change.
     """
 
     runners: dict[str, Runner] = field(default_factory=dict)
@@ -130,35 +210,28 @@ class SlotFleet:
     closed: set[str] = field(default_factory=set)
     prices: dict[SlotIdentity, int] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
-    changes: DeviceChangeLog = field(default_factory=DeviceChangeLog)
+    runner_changes: int = 0
+    requests_on: Counter[str] = field(default_factory=Counter)
     changed: dict[SlotIdentity, None] = field(default_factory=dict)
-    _requests_on: Counter[str] = field(default_factory=Counter)
-    _on_device: dict[DeviceKey, dict[str, Slot]] = field(default_factory=dict)
-    _of_identity: dict[SlotIdentity, dict[str, Slot]] = field(default_factory=dict)
+    to_look: dict[str, None] = field(default_factory=dict)
+    watchers: list["Changes"] = field(default_factory=list)
+    _on_runner: dict[str, dict[str, Slot]] = field(default_factory=dict)
+    _of_model: dict[SlotIdentity, ModelSlots] = field(default_factory=dict)
     _in_state: dict[SlotState, dict[str, Slot]] = field(default_factory=lambda: {state: {} for state in SlotState})
 
     # -- looking ----------------------------------------------------------------------------------
 
-    def devices(self) -> Collection[DeviceKey]:
-        """Return the keys of all devices."""
-        return self._on_device.keys()
-
-    def on_device(self, key: DeviceKey) -> Iterable[Slot]:
-        """Return the slots on a device."""
-        return self._on_device[key].values()
-
     def on_runner(self, runner_id: str) -> list[Slot]:
         """Return the slots of a runner, oldest first."""
-        keys = [(runner_id, device) for device in range(len(self.runners[runner_id].devices))]
-        return list({slot.slot_id: slot for key in keys for slot in self._on_device[key].values()}.values())
+        return list(self._on_runner[runner_id].values())
 
-    def requests_on(self, runner_id: str) -> int:
-        """Return how many requests run on a runner."""
-        return self._requests_on[runner_id]
+    def of_model(self, identity: SlotIdentity) -> ModelSlots:
+        """Return the slots of this identity. Only look at them."""
+        return self._of_model.get(identity, _NO_SLOTS)
 
     def of_identity(self, identity: SlotIdentity) -> list[Slot]:
         """Return the slots of this identity, oldest first."""
-        return list(self._of_identity.get(identity, {}).values())
+        return list(self.of_model(identity).all.values())
 
     def in_state(self, state: SlotState) -> list[Slot]:
         """Return the slots in a state, in the order in which they entered it."""
@@ -176,26 +249,23 @@ class SlotFleet:
             raise IllegalTransitionError(f"there is a runner {runner.runner_id} already")
         self.runners[runner.runner_id] = runner
         self.ledger.open(runner)
-        for device in range(len(runner.devices)):
-            self._on_device[runner.runner_id, device] = {}
+        self._on_runner[runner.runner_id] = {}
         self._touch_runner(runner.runner_id)
 
     def expect(self, runners: Iterable[Runner]) -> None:
         """Set which runners may come."""
         self.expected = tuple(runners)
-        self.changes.runner_changes += 1
+        self.runner_changes += 1
 
     def remove_runner(self, runner_id: str) -> list[Slot]:
         """Remove a runner that is gone, and return its slots, which are gone with it."""
         lost = self.on_runner(runner_id)
         for slot in lost:
             self.end(slot.slot_id)
-        self._touch_runner(runner_id)
-        for device in range(len(self.runners.pop(runner_id).devices)):
-            del self._on_device[runner_id, device]
-        del self._requests_on[runner_id]
+        del self.runners[runner_id], self._on_runner[runner_id], self.requests_on[runner_id]
         self.ledger.close(runner_id)
         self.closed.discard(runner_id)
+        self._touch_runner(runner_id)
         return lost
 
     def set_open(self, runner_id: str, is_open: bool) -> None:
@@ -205,9 +275,9 @@ class SlotFleet:
 
     # -- slots ------------------------------------------------------------------------------------
 
-    def plan(self, slot_id: str, spec: ModelSpec, place: Allocation, now: float) -> Slot:
+    def plan(self, slot_id: str, spec: ModelSpec, place: Allocation, now: float, asked_at: float = math.inf) -> Slot:
         """Promise a place to a new slot. `start` starts it when no process uses the place any more."""
-        slot = Slot(slot_id, spec, place, now, last_activity=now)
+        slot = Slot(slot_id, spec, place, now, last_activity=now, asked_at=asked_at)
         self.adopt(slot)
         return slot
 
@@ -217,33 +287,69 @@ class SlotFleet:
             self.ledger.promise(slot.allocation)
         if slot.state in USES_MEMORY:
             self.ledger.use(slot.allocation)
-        self.slots[slot.slot_id] = self._in_state[slot.state][slot.slot_id] = slot
-        for key in slot.allocation.keys:
-            self._on_device[key][slot.slot_id] = slot
-        self._of_identity.setdefault(slot.identity, {})[slot.slot_id] = slot
-        if slot.active:
-            self._requests_on[slot.allocation.runner_id] += len(slot.active)
-        self.changes.add(slot.allocation.keys)
+        self.slots[slot.slot_id] = self._on_runner[slot.allocation.runner_id][slot.slot_id] = slot
+        of_model = self._of_model.setdefault(slot.identity, ModelSlots())
+        of_model.all[slot.slot_id] = self._in_state[slot.state][slot.slot_id] = slot
+        of_model.add(slot)
+        self.requests_on[slot.allocation.runner_id] += len(slot.active)
+        self.to_look[slot.slot_id] = None
+        self._touch(slot.allocation.runner_id)
 
     def start(self, slot_id: str, now: float) -> bool:
-        """Start a planned slot if its place is really free; return whether it is."""
+        """Start a planned slot if its place is really free, and no older plan waits for it; return whether it is."""
         slot = self.slots[slot_id]
-        if not self.ledger.can_start(slot.allocation):
+        if not self.ledger.can_start(slot.allocation) or self._delays_others(slot):
             return False
         self._move(slot, SlotState.STARTING)
         self.ledger.use(slot.allocation)
         slot.started_at = now
-        self.changes.add(slot.allocation.keys)
         return True
+
+    def _delays_others(self, slot: Slot) -> bool:
+        """Return whether an older plan would wait for longer if a planned slot started now.
+
+        The older one waits for what goes already. It must not wait for what has begun to go since, to make room for
+        younger ones that start before it: they could take turns for ever.
+        """
+        beside = [other for other in self.on_runner(slot.allocation.runner_id) if other is not slot]
+        planned = [other for other in beside if other.state is SlotState.PLANNED]
+        older = [other for other in planned if (other.created_at, other.asked_at) < (slot.created_at, slot.asked_at)]
+        memory = self.runners[slot.allocation.runner_id].devices
+        for device, need in slot.allocation.needs:
+            since = min([other.created_at for other in older if other.allocation.on(device)], default=math.inf)
+            for other in beside:
+                stays = other.wanted and other.state is not SlotState.PLANNED
+                if stays or other in older or (not other.wanted and other.going_since > since):
+                    need += other.allocation.on(device)
+            if since < math.inf and need > memory[device].memory:
+                return True
+        return False
 
     def set_ready(self, slot_id: str, now: float) -> None:
         """Note that a slot can serve."""
         slot = self.slots[slot_id]
-        self._move(slot, SlotState.READY)
         slot.ready_at = slot.last_activity = now
-        self._note(slot)
+        self._move(slot, SlotState.READY, slot.leaving)
+        self.changed[slot.identity] = None
 
-    def retire(self, slot_id: str, state: SlotState) -> None:
+    def leave(self, slot_id: str, now: float) -> None:
+        """Free a slot's place for promises, though it goes on until `retire`."""
+        slot = self.slots[slot_id]
+        slot.going_since = now
+        self._move(slot, slot.state, leaving=True)
+
+    def stay(self, slot_id: str) -> None:
+        """Let a slot stay that was to leave or to end, and promise its place to it again. It has seats if it is ready.
+
+        Raises:
+            IllegalTransitionError: the place is promised to another slot.
+        """
+        slot = self.slots[slot_id]
+        slot.stuck = False
+        self._move(slot, SlotState.READY if slot.state is SlotState.DRAINING else slot.state)
+        self.changed[slot.identity] = None
+
+    def retire(self, slot_id: str, state: SlotState, now: float = -math.inf) -> None:
         """Have a slot end: DRAINING or FAILED. Its place is free for promises, and in use until `end`.
 
         A slot that is only planned has no process: it is gone at once.
@@ -251,29 +357,25 @@ class SlotFleet:
         slot = self.slots[slot_id]
         if slot.state is SlotState.PLANNED:
             self.end(slot_id)
-            return
-        self._move(slot, state)
-        self.ledger.promise(slot.allocation, -1)
-        self._note(slot)
+        else:
+            slot.going_since = now if slot.wanted else slot.going_since
+            self._move(slot, state)
+            self.changed[slot.identity] = None
 
     def end(self, slot_id: str) -> Slot:
         """Free a slot's bytes: its process is gone, or was never created."""
-        slot = self.slots.pop(slot_id)
-        if slot.wanted:
-            self.ledger.promise(slot.allocation, -1)
+        slot, runner_id = self.slots[slot_id], self.slots[slot_id].allocation.runner_id
         if slot.state in USES_MEMORY:
             self.ledger.use(slot.allocation, -1)
-        del self._in_state[slot.state][slot_id]
-        slot.move_to(SlotState.GONE)
-        for key in slot.allocation.keys:
-            del self._on_device[key][slot_id]
-        if slot.active:
-            self._requests_on[slot.allocation.runner_id] -= len(slot.active)
-        of_identity = self._of_identity[slot.identity]
-        del of_identity[slot_id]
-        if not of_identity:
-            del self._of_identity[slot.identity]
-        self._note(slot)
+        del self.slots[slot_id], self._on_runner[runner_id][slot_id]
+        self._move(slot, SlotState.GONE)
+        del self._in_state[SlotState.GONE][slot_id]
+        self.requests_on[runner_id] -= len(slot.active)
+        of_model = self._of_model[slot.identity]
+        del of_model.all[slot_id]
+        if not of_model.all:
+            del self._of_model[slot.identity]
+        self.changed[slot.identity] = None
         return slot
 
     def begin_request(self, slot_id: str, request_id: str, now: float) -> None:
@@ -285,23 +387,33 @@ class SlotFleet:
         slot = self.slots[slot_id]
         if slot.free_seats < 1:
             raise IllegalTransitionError(f"slot {slot_id} has no seat for request {request_id}")
-        slot.active.add(request_id)
-        self._requests_on[slot.allocation.runner_id] += 1
-        slot.last_activity = now
-        self.changes.add(slot.allocation.keys)
+        of_model = self._of_model[slot.identity]
+        of_model.drop(slot)
+        slot.active[request_id] = slot.last_activity = now
+        of_model.add(slot)
+        self.requests_on[slot.allocation.runner_id] += 1
+        self._note_use(slot)
 
     def end_request(self, slot_id: str, request_id: str, now: float) -> None:
         """Note that a request no longer runs on a slot."""
         slot = self.slots[slot_id]
-        self.remove_request(slot, request_id)
         slot.last_activity = now
-        self._note(slot)
+        self.remove_request(slot, request_id)
+        self.changed[slot.identity] = None
 
     def remove_request(self, slot: Slot, request_id: str) -> None:
         """Remove a request from a slot, which may be gone already."""
-        slot.active.remove(request_id)
-        if slot.slot_id in self.slots:
-            self._requests_on[slot.allocation.runner_id] -= 1
+        if slot.slot_id not in self.slots:
+            del slot.active[request_id]
+            return
+        of_model = self._of_model[slot.identity]
+        of_model.drop(slot)
+        del slot.active[request_id]
+        of_model.add(slot)
+        self.requests_on[slot.allocation.runner_id] -= 1
+        if slot.leaving or slot.ends:
+            self.to_look[slot.slot_id] = None
+        self._note_use(slot)
 
     def limit(self, slot: Slot, most_together: int) -> None:
         """Set how many requests a slot may serve at a time for now."""
@@ -311,29 +423,55 @@ class SlotFleet:
         """Set whether a slot is kept for a target of replicas."""
         slot = self.slots[slot_id]
         if slot.claimed is not claimed:
+            of_model = self._of_model[slot.identity]
+            of_model.drop(slot)
             slot.claimed = claimed
-            self.changes.add(slot.allocation.keys)
+            of_model.add(slot)
+            self._touch(slot.allocation.runner_id)
+
+    def give_up(self, slot_id: str) -> None:
+        """Note that nobody counts on the end of a slot any more."""
+        self.slots[slot_id].stuck = True
+        self._touch(self.slots[slot_id].allocation.runner_id)
 
     def set_prices(self, prices: Mapping[SlotIdentity, int]) -> None:
         """Set the prices of evicting one slot of these identities."""
         for identity, price in prices.items():
             if self.prices.get(identity, 0) != price:
                 self.prices[identity] = price
-                for slot in self.of_identity(identity):
-                    self.changes.add(slot.allocation.keys)
+                for slot in self.of_model(identity).all.values():
+                    self._touch(slot.allocation.runner_id)
 
-    def _note(self, slot: Slot) -> None:
-        self.changes.add(slot.allocation.keys)
-        self.changed[slot.identity] = None
+    def _move(self, slot: Slot, state: SlotState, leaving: bool = False) -> None:
+        """Change a slot's state, and book or free its promise. Slots beside it may start, or stay, after that."""
+        of_model, wanted = self._of_model[slot.identity], slot.wanted
+        of_model.drop(slot)
+        if state is not slot.state:
+            del self._in_state[slot.state][slot.slot_id]
+            slot.move_to(state)
+            self._in_state[state][slot.slot_id] = slot
+        slot.leaving = leaving
+        of_model.add(slot)
+        if slot.wanted is not wanted:
+            self.ledger.promise(slot.allocation, 1 if slot.wanted else -1)
+        runner_id = slot.allocation.runner_id
+        for other in self._on_runner[runner_id].values():
+            if other.state is not SlotState.READY or other.leaving:
+                self.to_look[other.slot_id] = None
+        self._touch(runner_id)
 
-    def _move(self, slot: Slot, state: SlotState) -> None:
-        del self._in_state[slot.state][slot.slot_id]
-        slot.move_to(state)
-        self._in_state[state][slot.slot_id] = slot
+    def _touch(self, runner_id: str) -> None:
+        for watcher in self.watchers:
+            watcher.runners[runner_id] = None
+
+    def _note_use(self, slot: Slot) -> None:
+        for watcher in self.watchers:
+            watcher.used[slot.slot_id] = slot
+            watcher.idle[slot.slot_id] = slot
 
     def _touch_runner(self, runner_id: str) -> None:
-        self.changes.runner_changes += 1
-        self.changes.add([(runner_id, device) for device in range(len(self.runners[runner_id].devices))])
+        self.runner_changes += 1
+        self._touch(runner_id)
 
     def check(self) -> None:
         """Assert that no device is over-committed, and that the books agree with the slots."""
@@ -346,7 +484,7 @@ class SlotFleet:
             for number, hardware in enumerate(runner.devices):
                 assert max(promised[number], used[number]) <= hardware.memory, f"{runner_id}: {number} over-committed"
             served = sum(len(slot.active) for slot in self.on_runner(runner_id))
-            assert self.requests_on(runner_id) == served, f"{runner_id}: the count of its requests is wrong"
+            assert self.requests_on[runner_id] == served, f"{runner_id}: the count of its requests is wrong"
             left = [hardware.memory - amount for hardware, amount in zip(runner.devices, promised, strict=True)]
             assert self.ledger.unpromised(runner_id) == left, f"{runner_id}: the promises are not those of its slots"
             assert list(self.ledger.used(runner_id)) == used, f"{runner_id}: the books are not those of its slots"
@@ -354,138 +492,9 @@ class SlotFleet:
             most = min(slot.most_together, slot.spec.requests_at_a_time)
             assert len(slot.active) <= most, f"{slot.slot_id}: too many requests"
             assert not slot.active or slot.state is not SlotState.PLANNED, f"{slot.slot_id}: nothing can run on it"
-
-
-# -- indexes -----------------------------------------------------------------------------------------------------------
-
-RunnerOrDevice = str | DeviceKey
-"""An item of an index: a single device if a slot needs one, else a runner."""
-
-
-class DevicePool(NamedTuple):
-    """Which runners count, and how many of their devices a slot has (``degree``)."""
-
-    kind: DeviceKind
-    constraints: tuple[Constraint, ...]
-    degree: int
-
-
-@dataclass(slots=True, eq=False)
-class Index:
-    """Ranks items by room, so that a decision does not look at every runner.
-
-    An index reads the fleet's changes when it is asked, and only then. `eviction_indexes.py` ranks by price.
-    """
-
-    fleet: SlotFleet
-    pool: DevicePool
-    ranking: Ranking[RunnerOrDevice] = field(init=False)
-    _read: int = field(init=False, default=0)
-    _runner_changes: int = field(init=False, default=-1)
-    _usable: dict[RunnerOrDevice, Runner | None] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.ranking = Ranking()
-
-    def changed_devices(self) -> set[DeviceKey]:
-        """Return the devices that have changed since the last call."""
-        changes = self.fleet.changes
-        changed = changes.since(self._read)
-        self._read = changes.end
-        if changed is None:
-            self.ranking.clear()
-            changed = set(self.fleet.devices())
-        if self._runner_changes != changes.runner_changes:
-            self._runner_changes = changes.runner_changes
-            self.forget_runners()
-            self._drop_lost(changed)
-        return changed
-
-    def _drop_lost(self, changed: set[DeviceKey]) -> None:
-        """Drop devices whose runner is gone, or is back with fewer devices."""
-        for key in changed.difference(self.fleet.devices()):
-            self.ranking.put(key if self.pool.degree == 1 else key[0], None)
-            changed.discard(key)
-
-    def forget_runners(self) -> None:
-        """Forget which runners are usable: one has come, gone, opened or closed."""
-        self._usable.clear()
-
-    def usable(self, item: RunnerOrDevice) -> Runner | None:
-        """Return an item's runner if slots can go there now."""
-        try:
-            return self._usable[item]
-        except KeyError:
-            return self._usable.setdefault(item, self._look_at(item))
-
-    def _look_at(self, item: RunnerOrDevice) -> Runner | None:
-        if not isinstance(item, str):
-            runner = self.usable(item[0])
-            return runner if runner and _allows_alone(runner, item[1]) else None
-        runner, pool = self.fleet.runners.get(item), self.pool
-        if runner is None or item in self.fleet.closed:
-            return None
-        return runner if runner.kind is pool.kind and runner.satisfies(pool.constraints) else None
-
-
-@dataclass(slots=True, eq=False)
-class FreeIndex(Index):
-    """Finds the devices with the most bytes that are free now and promised to no slot."""
-
-    def find(self, need: int, avoid: frozenset[str]) -> tuple[Runner, DeviceSet] | None:
-        """Return devices with at least ``need`` bytes free each: the set whose fullest device has the most free."""
-        self._catch_up()
-        if avoid:
-            found = self.ranking.best(lambda item, bound: None if runner_of(item) in avoid else bound)
-        else:
-            found = self.ranking.first()
-        if found is None or -found[0][0] < need:
-            return None
-        return self.fleet.runners[runner_of(found[1])], self._freest(found[1])
-
-    def find_on(self, runner_id: str, need: int) -> DeviceSet | None:
-        """Return the best free devices of one runner, or None."""
-        self._catch_up()
-        count = len(self.fleet.runners[runner_id].devices)
-        items: list[RunnerOrDevice] = (
-            [(runner_id, device) for device in range(count)] if self.pool.degree == 1 else [runner_id]
-        )
-        room, item = max(((self._room(item) or 0, item) for item in items), key=itemgetter(0))
-        return self._freest(item) if room >= need else None
-
-    def _catch_up(self) -> None:
-        changed = self.changed_devices()
-        items: set[DeviceKey] | set[str] = changed if self.pool.degree == 1 else {key[0] for key in changed}
-        for item in items:
-            room = self._room(item)
-            self.ranking.put(item, None if room is None else (-room, 0, 0.0))
-
-    def _room(self, item: RunnerOrDevice) -> int | None:
-        """Return the free bytes of the fullest device of the best set; None: there is no set."""
-        runner = self.usable(item)
-        if runner is None:
-            return None
-        if not isinstance(item, str):
-            return self.fleet.ledger.free_now_on(*item)
-        free, degree = self.fleet.ledger.free_now(item), self.pool.degree
-        if runner.legal_sets is None:
-            return sorted(free)[-degree] if len(free) >= degree else None
-        return max((min([free[device] for device in devices]) for devices in runner.sets(degree)), default=None)
-
-    def _freest(self, item: RunnerOrDevice) -> DeviceSet:
-        """Return the set of devices whose fullest one has the most free."""
-        if not isinstance(item, str):
-            return (item[1],)
-        runner, free, degree = self.fleet.runners[item], self.fleet.ledger.free_now(item), self.pool.degree
-        if runner.legal_sets is None:
-            return tuple(sorted(sorted(range(len(free)), key=free.__getitem__, reverse=True)[:degree]))
-        return max(runner.sets(degree), key=lambda devices: min([free[device] for device in devices]))
-
-
-def runner_of(item: RunnerOrDevice) -> str:
-    """Return the id of the runner of an item."""
-    return item if isinstance(item, str) else item[0]
-
-
-def _allows_alone(runner: Runner, device: int) -> bool:
-    return runner.legal_sets is None or (device,) in runner.legal_sets
+        for identity, of_model in self._of_model.items():
+            anew = ModelSlots(of_model.all)
+            for slot in of_model.all.values():
+                anew.add(slot)
+            counted = [(each.coming, each.ready, each.wanted, each.claimed) for each in (anew, of_model)]
+            assert counted[0] == counted[1], f"{identity}: its slots are not counted well"

@@ -1,10 +1,8 @@
 """The instructions that the reconciler returns. Carrying out an instruction twice does no harm."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from iris_ray.slots.core.devices import DeviceKey
 from iris_ray.slots.core.models import ModelSpec, Request
 from iris_ray.slots.core.slot import Allocation
 
@@ -93,44 +91,3 @@ class RaiseAlarm:
 Instruction = (
     CreateSlot | DeleteSlot | StartRequest | EndRequest | RequeueRequest | RefuseRequest | AskRunner | RaiseAlarm
 )
-
-
-# -- changes -----------------------------------------------------------------------------------------------------------
-
-KEPT, MOST = 20_000, 40_000
-"""Numbers of changes. Above ``MOST``, the oldest are forgotten. A reader that missed some looks at all devices."""
-
-
-@dataclass(slots=True)
-class DeviceChangeLog:
-    """The devices that have changed lately, in order. Readers remember how far they have read.
-
-    Attributes:
-        runner_changes: how often a runner has come, gone, opened or closed.
-    """
-
-    runner_changes: int = 0
-    _keys: list[DeviceKey] = field(default_factory=list)
-    _forgotten: int = 0
-    _last: Sequence[DeviceKey] = ()
-    """The keys that `add` got last; empty once a reader has read them."""
-
-    @property
-    def end(self) -> int:
-        """The position after the last change."""
-        return self._forgotten + len(self._keys)
-
-    def add(self, keys: Sequence[DeviceKey]) -> None:
-        """Note that something changed on these devices."""
-        if keys == self._last:  # a slot changes several times in one decision
-            return
-        known, self._last = self._keys, keys
-        known.extend(keys)
-        if len(known) > MOST:
-            self._forgotten += len(known) - KEPT
-            del known[:-KEPT]
-
-    def since(self, position: int) -> set[DeviceKey] | None:
-        """Return the devices that have changed since a position; None: too long ago to know, so look at all."""
-        self._last = ()
-        return None if position < self._forgotten else set(self._keys[position - self._forgotten :])

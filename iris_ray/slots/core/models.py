@@ -25,6 +25,14 @@ class SlotIdentity(NamedTuple):
         return f"{self.model} with {self.lora}" if self.lora else self.model
 
 
+class Shape(NamedTuple):
+    """What decides where slots of a model may go. Models of the same shape get the same answers."""
+
+    kind: DeviceKind
+    constraints: tuple[Constraint, ...]
+    memory: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model that can be loaded into slots.
@@ -51,6 +59,7 @@ class ModelSpec:
     concurrency: int | None = None
     constraints: tuple[Constraint, ...] = ()
     identity: SlotIdentity = field(init=False)
+    shape: "Shape" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require(is_name(self.name), "a model's name", self.name, "a str that is not empty", InvalidSlotError)
@@ -68,6 +77,7 @@ class ModelSpec:
         object.__setattr__(self, "constraints", tuple(constraints))
         object.__setattr__(self, "memory", dict(sorted(self.memory.items())))
         object.__setattr__(self, "identity", SlotIdentity(self.name, self.runtime, self.lora))
+        object.__setattr__(self, "shape", Shape(self.kind, self.constraints, tuple(self.memory.items())))
 
     def _require(self, holds: bool, name: str, wanted: str) -> None:
         require(holds, f"model {self.name}: {name}", getattr(self, name), wanted, InvalidSlotError)

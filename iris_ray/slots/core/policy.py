@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import require_amount
+from iris_ray.model.checks import is_seconds_or_forever, require, require_amount, require_int
 from iris_ray.slots.core.slot import Slot
 
 StalenessFunction = Callable[[str, float], float]
@@ -39,6 +39,10 @@ class PlacementPolicy:
 
     def __post_init__(self) -> None:
         require_amount("min_residency_s", self.min_residency_s, InvalidSlotError)
+        wanted = "a function of a runner's id and the time of a slot's last activity"
+        require(callable(self.stale_at), "stale_at", self.stale_at, wanted, InvalidSlotError)
+        is_bool = isinstance(self.spread_before_evicting, bool)
+        require(is_bool, "spread_before_evicting", self.spread_before_evicting, "True or False", InvalidSlotError)
 
 
 # -- serving policy ----------------------------------------------------------------------------------------------------
@@ -46,7 +50,7 @@ class PlacementPolicy:
 REPORT_S: Final = 5.0
 """How often runners are asked for their slots."""
 RECHECK_S: Final = 5.0
-"""How often all models are looked at and unconfirmed deletions ordered again, even without events: a safety net."""
+"""How often all models are looked at, and unconfirmed deletions ordered again, even without events: a safety net."""
 ACTIVITY_S: Final = 30.0
 """How often idle slots are ended, and demand is averaged."""
 
@@ -59,8 +63,9 @@ class ServingPolicy:
         placement: where slots go, and which may be evicted.
         most_waiting: requests that may wait at once.
         most_waiting_bytes: bytes of their payloads together. One request may always wait, whatever its size.
-        ageing_s: how long a request waits before a busy slot of another model drains for it, or before a session of its
-            model that has had its seat for as long has to give it back.
+        ageing_s: how long a request waits before it starves. Then any slot but a replica gives way to it, and its room
+            is kept until its slot is ready. A session of its model that has had its seat for as long has to give it
+            back.
         drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again. A slot that
             ends for another model finishes its requests however long they take. A request or session that was told to
             stop may go on for as long; then its slot may be ended for requests that wait.
@@ -74,6 +79,9 @@ class ServingPolicy:
         longest_pause_s: the longest pause after failed loads.
         avoid_runner_s: how long a runner gets no slot of a model that failed to load there.
         silence_s: how long a client may be silent before its requests and sessions end.
+
+    Raises:
+        InvalidSlotError: a value can't work; the message names it.
     """
 
     placement: PlacementPolicy = field(default_factory=PlacementPolicy)
@@ -90,6 +98,16 @@ class ServingPolicy:
     longest_pause_s: float = 60.0
     avoid_runner_s: float = 120.0
     silence_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        holds = isinstance(self.placement, PlacementPolicy)
+        require(holds, "placement", self.placement, "a PlacementPolicy", InvalidSlotError)
+        for name in ("most_waiting", "most_waiting_bytes", "most_load_failures", "most_attempts"):
+            require_int(name, getattr(self, name), 1, InvalidSlotError)
+        for name in (each.name for each in fields(self) if each.name.endswith("_s")):
+            value = getattr(self, name)
+            require(is_seconds_or_forever(value), name, value, "seconds, or infinity", InvalidSlotError)
+        require_amount("late_factor", self.late_factor, InvalidSlotError)
 
     def pause_after(self, failures: int) -> float:
         """Return how long to wait after so many failed loads: 1, 2, 4, … seconds."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from iris_ray.errors import SlotQueueFullError
@@ -43,10 +44,11 @@ class Reconciler:
     _drained: set[str] = field(default_factory=set)
     _unknown: set[str] = field(default_factory=set)
     """Runners that get no slots, because they have not reported yet, or have reported unknown processes."""
-    _asked_at: float = float("-inf")
-    _aged_at: float = float("-inf")
-    _handled_at: float = float("-inf")
-    _complained_at: float = float("-inf")
+    _joined_at: dict[str, float] = field(default_factory=dict)
+    _asked_at: float = -inf
+    _aged_at: float = -inf
+    _handled_at: float = -inf
+    _complained_at: float = -inf
 
     def __post_init__(self) -> None:
         self.queue = RequestQueue(self.policy.most_waiting, self.policy.most_waiting_bytes)
@@ -54,7 +56,8 @@ class Reconciler:
         self.allocator = Allocator(self.fleet, self.policy.placement)
         self.sessions = Sessions(self.active, self.policy)
         self._defects = Defects(self.models)
-        self._endings = Endings(self.policy, self.models, self.sessions, self.fleet, self._defects)
+        staleness = self.allocator.staleness
+        self._endings = Endings(self.policy, self.models, self.sessions, self.fleet, staleness, self._defects)
         self._planner = SlotPlanner(
             self.policy, self.new_id, self.models, self.sessions, self.allocator, self._endings, self._defects
         )
@@ -67,11 +70,11 @@ class Reconciler:
 
     def wakeup(self) -> float:
         """Return when a `Tick` is due if no event comes before."""
-        times = [self._handled_at + RECHECK_S, self._planner.agenda.next_time()]
+        times = [self._handled_at + RECHECK_S, self._planner.next_time()]
         if (deadline := self.queue.next_deadline()) is not None:
             times.append(deadline)
         if len(self.queue):
-            times.append(self.allocator.evictable.next_change())
+            times.append(self.allocator.next_change())
         return min(time for time in times if time > self._handled_at)
 
     def check(self) -> None:
@@ -90,6 +93,7 @@ class Reconciler:
         if runner_id in self.fleet.runners:
             yield from self._runner_lost(ev.RunnerLost(runner_id), now)
         self.fleet.add_runner(event.runner)
+        self._joined_at[runner_id] = now
         self._unknown.add(runner_id)
         self._set_open(runner_id)
         for model in self.models.values():
@@ -106,6 +110,9 @@ class Reconciler:
         if event.runner_id in self.fleet.runners:
             self._drained.discard(event.runner_id)
             self._unknown.discard(event.runner_id)
+            del self._joined_at[event.runner_id]
+            for model in self.models.values():
+                model.loaded_on.pop(event.runner_id, None)
             for slot in self.fleet.remove_runner(event.runner_id):
                 lost = self.active.lose(slot, f"runner {event.runner_id} is lost", now)
                 yield from self._defects.contained(slot.identity, lost)
@@ -120,8 +127,8 @@ class Reconciler:
         yield from ()
 
     def _runner_reported(self, event: ev.RunnerReported, now: float) -> Iterator[Instruction]:
-        if event.runner_id not in self.fleet.runners:
-            return
+        if event.as_of < self._joined_at.get(event.runner_id, inf):
+            return  # the runner is lost, or was asked before it was, and has come back
         found = list(strangers(self.fleet, event))
         (self._unknown.add if found else self._unknown.discard)(event.runner_id)
         self._set_open(event.runner_id)
@@ -143,24 +150,29 @@ class Reconciler:
 
     def _model_registered(self, event: ev.ModelRegistered, now: float) -> Iterator[Instruction]:
         identity = event.spec.identity
+        before = self.models.get(identity)
         for slot in self.fleet.of_identity(identity):
-            if slot.spec != event.spec:
-                self._endings.drain(slot, now)
-        model = ServedModel(event.spec, event.replicas, event.prewarm, event.load_s)
-        if identity in self.models:
-            model.load_s, model.demand = self.models[identity].load_s, self.models[identity].demand
+            has_other_code = before is not None and before.code != event.code and slot.state is not SlotState.PLANNED
+            if slot.spec != event.spec or has_other_code:
+                self._endings.drain(slot, now, "its model was registered anew")
+        model = ServedModel(event.spec, event.replicas, event.prewarm, event.load_s, event.code)
+        if before is not None:
+            model.load_s, model.demand, model.loaded_on = before.load_s, before.demand, before.loaded_on
         model.to_prewarm = set(self.fleet.runners) if event.prewarm else set()
         self.models[identity] = model
         self._planner.agenda.note([identity])
         yield from ()
 
     def _model_removed(self, event: ev.ModelRemoved, now: float) -> Iterator[Instruction]:
-        if self.models.pop(event.identity, None):
+        if model := self.models.pop(event.identity, None):
             for request in self.queue.of_identity(event.identity):
                 self.queue.remove(request.request_id)
                 yield RefuseRequest(request.request_id, Refusal.UNKNOWN_MODEL, f"{event.identity} is served no more")
             for slot in self.fleet.of_identity(event.identity):
                 self._endings.drain(slot, now)
+            self.fleet.prices.pop(event.identity, None)
+            self.allocator.forget(model.spec)
+            self._defects.forget(event.identity)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -216,7 +228,7 @@ class Reconciler:
             assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
             self.fleet.set_ready(slot.slot_id, now)
             if model := self.models.get(slot.identity):
-                model.note_ready(now - slot.started_at)
+                model.note_ready(slot.allocation.runner_id, now - slot.started_at)
                 self.fleet.set_prices({slot.identity: model.price})
         yield from ()
 
@@ -299,10 +311,7 @@ def needs_room(core: Reconciler) -> bool:
     """Return whether requests wait for a slot, or a model has fewer slots than its replicas."""
     if len(core.queue):
         return True
-    return any(
-        sum(slot.wanted for slot in core.fleet.of_identity(identity)) < model.replicas
-        for identity, model in core.models.items()
-    )
+    return any(core.fleet.of_model(identity).wanted < model.replicas for identity, model in core.models.items())
 
 
 def idle_runners(core: Reconciler, now: float) -> set[str]:

@@ -3,7 +3,7 @@
 import math
 import sys
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -20,7 +20,7 @@ from iris_ray.slots.core.instructions import (
 )
 from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity
 from iris_ray.slots.core.policy import ServingPolicy
-from iris_ray.slots.core.slot import Slot, SlotState
+from iris_ray.slots.core.slot import Slot
 
 Turn = tuple[bool, int, str]
 """A request's place in the queue, smaller first: whether it lacks priority, the number of its arrival, and its id."""
@@ -36,7 +36,7 @@ class RequestQueue:
         most_bytes: how many bytes these may have. One request may always wait.
 
     Attributes:
-        changed: identities for which requests have begun to wait; the reader clears it.
+        changed: identities for which requests have begun to wait, or wait no more; the reader clears it.
     """
 
     most: int = 10_000
@@ -81,14 +81,18 @@ class RequestQueue:
     def take(self, identity: SlotIdentity) -> tuple[Request, Turn]:
         """Remove the first request for this identity, and return it with its turn, for `put_back`."""
         turn = self._waiting[identity][0]
-        return self.remove(turn[2]), turn
+        return self._take(turn[2]), turn
 
     def put_back(self, request: Request, turn: Turn) -> None:
         """Let a request wait again in its old turn, because its slot is lost. The limit does not apply."""
         self._insert(request, turn)
 
     def remove(self, request_id: str) -> Request:
-        """Remove a request that waits."""
+        """Remove a request that waits. A slot may be superfluous now."""
+        self.changed[self._requests[request_id].identity] = None
+        return self._take(request_id)
+
+    def _take(self, request_id: str) -> Request:
         turn = self._turns.pop(request_id)
         request = self._requests.pop(request_id)
         self._bytes -= request.size
@@ -152,43 +156,6 @@ class RequestQueue:
                 heapify(self._deadlines)
 
 
-# -- warm slots --------------------------------------------------------------------------------------------------------
-
-
-def choose_warm_slot(slots: Iterable[Slot], most: int, requests_on: Callable[[str], int]) -> Slot | None:
-    """Return the slot to which a request should go, or None if no slot has a seat.
-
-    It is the slot with the fewest requests; of these a slot on the runner with the fewest requests; of these the one
-    that was used last, so that others become stale.
-
-    Args:
-        slots: the slots that serve the request's model.
-        most: how many requests may run on the slot, including this one.
-        requests_on: returns how many requests run on a runner.
-    """
-    warm = (slot for slot in slots if slot.seats_for(most) > 0)
-    return min(
-        warm,
-        key=lambda slot: (len(slot.active), requests_on(slot.allocation.runner_id), -slot.last_activity, slot.slot_id),
-        default=None,
-    )
-
-
-def seats(slots: Iterable[Slot], most: int, late: Callable[[Slot], bool]) -> int:
-    """Return how many requests the slots of a model can take, now or once they have started.
-
-    Args:
-        slots: the slots that serve the model.
-        most: how many requests may run on a slot together with the next one that waits.
-        late: returns whether a slot takes so long to start that it does not count.
-    """
-    return sum(
-        max(0, slot.seats_for(most)) if slot.state is SlotState.READY else slot.spec.requests_at_a_time
-        for slot in slots
-        if slot.wanted and not (slot.state is SlotState.STARTING and late(slot))
-    )
-
-
 def slots_wanted(waiting: int, free_seats: int, spec: ModelSpec) -> int:
     """Return how many more slots give every waiting request a seat. ``free_seats`` includes those of starting slots."""
     return max(0, -(-(waiting - free_seats) // spec.requests_at_a_time))
@@ -233,27 +200,36 @@ class Active:
 
 @dataclass(slots=True)
 class ActiveRequests:
-    """The requests that slots serve now (``by_id``). Each is given to a slot at most ``most_attempts`` times."""
+    """The requests that slots serve now (``by_id``). Each is given to a slot at most ``most_attempts`` times.
+
+    Attributes:
+        stopped: those that were told to stop, by id.
+        sessions: those that are sessions, by identity and id.
+    """
 
     fleet: SlotFleet
     queue: RequestQueue
     most_attempts: int
     by_id: dict[str, Active] = field(default_factory=dict)
+    stopped: dict[str, Active] = field(default_factory=dict)
+    sessions: dict[SlotIdentity, dict[str, Active]] = field(default_factory=dict)
 
     def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         """Give waiting requests for this identity to slots, until there are no more requests or no more seats."""
-        slots = self.fleet.of_identity(identity)
-        while slots and self.queue.waiting(identity):
-            spec = slots[-1].spec  # older ones may end because they have another one
+        slots = self.fleet.of_model(identity)
+        while slots.ready and self.queue.waiting(identity):
+            spec = next(reversed(slots.all.values())).spec  # older ones may end because they have another one
             most = self.most_together(self.queue.first(identity), spec)
-            slot = choose_warm_slot(slots, most, self.fleet.requests_on)
+            slot = slots.best_seat(most, self.fleet.requests_on)
             if slot is None:
                 return
             request, turn = self.queue.take(identity)
             request = replace(request, attempt=request.attempt + 1)
             self.fleet.begin_request(slot.slot_id, request.request_id, now)
             self.fleet.limit(slot, min(most, slot.most_together))
-            self.by_id[request.request_id] = Active(request, turn, slot.slot_id, most, now, now, now)
+            made = self.by_id[request.request_id] = Active(request, turn, slot.slot_id, most, now, now, now)
+            if request.is_session:
+                self.sessions.setdefault(identity, {})[request.request_id] = made
             yield StartRequest(request, slot.slot_id)
 
     def most_together(self, request: Request, spec: ModelSpec) -> int:
@@ -273,22 +249,34 @@ class ActiveRequests:
         """Have a slot stop serving a request. The request keeps its seat until it has ended."""
         if not active.stopped:
             active.stopped, active.stopped_at = reason, now
+            self.stopped[active.request.request_id] = active
+            self.fleet.to_look[active.slot_id] = None
         return EndRequest(active.request.request_id, active.slot_id, active.stopped)
 
-    def all_stopped(self, slot: Slot, before: float) -> bool:
-        """Return whether a slot serves requests, and all of them were told to stop before that time."""
+    def stopped_at(self, slot: Slot) -> float:
+        """Return when the last request of a slot was told to stop; infinity if one was not, or none runs there."""
         served = [self.by_id[request_id] for request_id in slot.active]
-        return bool(served) and all(each.stopped and each.stopped_at <= before for each in served)
+        return max([each.stopped_at if each.stopped else math.inf for each in served], default=math.inf)
 
     def end(self, request_id: str, slot_id: str, now: float) -> bool:
         """Note that a request is over; return False if it was over, or on another slot, already."""
         active = self.by_id.get(request_id)
         if active is None or active.slot_id != slot_id:
             return False
-        del self.by_id[request_id]
+        self._forget(active)
         self.fleet.end_request(slot_id, request_id, now)
         self._lift_limit(self.fleet.slots[slot_id])
         return True
+
+    def _forget(self, active: Active) -> None:
+        request = active.request
+        del self.by_id[request.request_id]
+        self.stopped.pop(request.request_id, None)
+        if request.is_session:
+            of_model = self.sessions[request.identity]
+            del of_model[request.request_id]
+            if not of_model:
+                del self.sessions[request.identity]
 
     def _lift_limit(self, slot: Slot) -> None:
         """Let a slot serve as many requests as its remaining ones allow."""
@@ -302,7 +290,8 @@ class ActiveRequests:
         ``crashed``: whether one of the requests may be the cause.
         """
         for request_id in sorted(slot.active):
-            active = self.by_id.pop(request_id)
+            active = self.by_id[request_id]
+            self._forget(active)
             self.fleet.remove_request(slot, request_id)
             if crashed:
                 active.request = replace(active.request, crashes=active.request.crashes + 1)
@@ -354,8 +343,8 @@ class Sessions:
 
     def stop_unused(self, now: float) -> Iterator[Instruction]:
         """Stop the sessions that are unused for too long, or whose client is silent."""
-        for each in list(self.active.by_id.values()):
-            if each.request.is_session and not each.stopped and (reason := self._unused(each, now)):
+        for each in [each for of_model in self.active.sessions.values() for each in of_model.values()]:
+            if not each.stopped and (reason := self._unused(each, now)):
                 yield self.active.stop(each, reason, now)
 
     def stop_on(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
@@ -370,7 +359,7 @@ class Sessions:
         Only a session that has had its seat for `ServingPolicy.ageing_s` is stopped, and only after the last one that
         was stopped has ended or has used up `ServingPolicy.drain_s`.
         """
-        sessions = [each for slot in self.active.fleet.of_identity(identity) for each in self.on(slot)]
+        sessions = self.active.sessions.get(identity, {}).values()
         long = [each for each in sessions if not each.stopped and each.begun_at + self.policy.ageing_s <= now]
         if long and not any(each.stopped and now - each.stopped_at < self.policy.drain_s for each in sessions):
             oldest = min(long, key=lambda each: (each.begun_at, each.turn))

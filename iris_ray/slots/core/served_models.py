@@ -1,5 +1,6 @@
 """The record of each served model: its demand, its load times, and how its loads and slots ended."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -17,15 +18,17 @@ class ServedModel:
     Attributes:
         replicas: how many slots to keep.
         prewarm: whether each new runner gets a slot if there is room.
+        code: what tells its class and arguments from others.
         load_s: how long the last load took; or how long a late load had lasted when another one was begun.
         demand: the average number of requests in an interval of `ACTIVITY_S`; the last interval weighs a tenth.
         arrivals: requests in the present interval.
+        served_at: when a request of it last began on a slot.
         failures: loads that failed in a row, since a slot was last ready.
         crashes: ready slots in a row that ended by themselves, since a request was last served.
         last_failure: why the last load failed, or the last slot crashed.
         not_before: when the next load may be tried.
+        loaded_on: the runners that have loaded it and are there, the latest last.
         avoided: runners where a load failed, and until when they get no slot of the model.
-        stuck: runners where a slot's place did not become free, and until when no waiting slot is moved there.
         to_prewarm: new runners that may still get a slot.
         waits_for: why there is no further slot now, or "".
     """
@@ -34,16 +37,23 @@ class ServedModel:
     replicas: int = 0
     prewarm: bool = False
     load_s: float = 1.0
+    code: bytes = b""
     demand: float = 0.0
     arrivals: int = 0
+    served_at: float = -math.inf
     failures: int = 0
     crashes: int = 0
     last_failure: str = ""
     not_before: float = 0.0
+    loaded_on: dict[str, None] = field(default_factory=dict)
     avoided: dict[str, float] = field(default_factory=dict)
-    stuck: dict[str, float] = field(default_factory=dict)
     to_prewarm: set[str] = field(default_factory=set)
     waits_for: str = ""
+
+    @property
+    def prewarm_turn(self) -> tuple[int, str]:
+        """The order in which models that have as many slots are prewarmed: the smallest first."""
+        return min(degree * need for degree, need in self.spec.memory.items()), self.spec.name
 
     @property
     def price(self) -> int:
@@ -75,9 +85,10 @@ class ServedModel:
             self.not_before = max(self.not_before, now + pause)
             self.avoided[runner_id] = now + policy.avoid_runner_s
 
-    def note_ready(self, load_s: float) -> None:
-        """Note that a load has succeeded after so many seconds."""
+    def note_ready(self, runner_id: str, load_s: float) -> None:
+        """Note that a load has succeeded after so many seconds. Its host may still have the files for the next one."""
         self.load_s = load_s
+        self.loaded_on[runner_id] = None
         self.failures = 0
 
     def note_long_loads(self, lasted: Iterable[float]) -> None:
@@ -94,19 +105,13 @@ class ServedModel:
 
     def avoids(self, now: float) -> frozenset[str]:
         """Return the runners that get no slot of the model now."""
-        return _still(self.avoided, now)
-
-    def stuck_on(self, now: float) -> frozenset[str]:
-        """Return the runners to which no waiting slot is moved now."""
-        return _still(self.stuck, now)
+        if self.avoided:
+            self.avoided = {runner_id: until for runner_id, until in self.avoided.items() if until > now}
+        return frozenset(self.avoided)
 
     def has_given_up(self, policy: ServingPolicy, now: float) -> bool:
         """Return whether waiting requests should be refused: too many loads have failed, and none may be tried now."""
         return self.failures >= policy.most_load_failures and self.not_before > now
-
-
-def _still(until: dict[str, float], now: float) -> frozenset[str]:
-    return frozenset(runner_id for runner_id, end in until.items() if end > now)
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------

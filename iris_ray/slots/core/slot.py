@@ -1,11 +1,12 @@
 """One slot: a model on some devices of a runner, from the plan to the confirmed end."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.slots.core.devices import DeviceKey, DeviceSet
+from iris_ray.slots.core.devices import DeviceSet
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 
 
@@ -17,7 +18,7 @@ class SlotState(Enum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
-    """It takes no new requests and was told to end."""
+    """It takes no new requests and was told to end. It is READY again if nobody needs its memory any more."""
     FAILED = "failed"
     """Its model could not be loaded, or its process broke; its end is not confirmed yet."""
     GONE = "gone"
@@ -31,7 +32,7 @@ SLOT_TRANSITIONS: Mapping[SlotState, frozenset[SlotState]] = {
     _S.PLANNED: frozenset({_S.STARTING, _S.GONE}),
     _S.STARTING: frozenset({_S.READY, _S.DRAINING, _S.FAILED, _S.GONE}),
     _S.READY: frozenset({_S.DRAINING, _S.FAILED, _S.GONE}),
-    _S.DRAINING: frozenset({_S.GONE}),
+    _S.DRAINING: frozenset({_S.READY, _S.GONE}),
     _S.FAILED: frozenset({_S.GONE}),
     _S.GONE: frozenset(),
 }
@@ -55,13 +56,11 @@ class Allocation:
     runner_id: str
     devices: DeviceSet
     bytes_each: tuple[int, ...]
-    keys: tuple[DeviceKey, ...] = field(init=False, repr=False, compare=False)
     needs: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
     total: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", tuple(zip(self.devices, self.bytes_each, strict=True)))
-        object.__setattr__(self, "keys", tuple([(self.runner_id, device) for device in self.devices]))
         object.__setattr__(self, "total", sum(self.bytes_each))
 
     def on(self, device: int) -> int:
@@ -79,8 +78,13 @@ class Slot:
         started_at: when its creation was ordered, or None.
         ready_at: when it became ready, or None.
         last_activity: when a request last began or ended on it, or it became ready.
-        active: ids of the requests that run on it now.
+        active: the requests that run on it now, by id, and when each began; the oldest first.
         claimed: whether it counts for a model's replicas, and is never evicted.
+        leaving: whether its memory is promised to another slot, though it still loads, or serves for a last while.
+        stuck: whether it ends, and others have waited for its end for so long that nobody counts on it.
+        going_since: since when it has been leaving or ending.
+        moves: how often it was planned elsewhere before, because its place did not become free.
+        asked_at: since when its model waited when it was planned; infinity if no request waited.
         most_together: how many requests it may serve at a time: fewer than usual while it serves a request that was on
             a slot that crashed.
     """
@@ -93,8 +97,13 @@ class Slot:
     started_at: float | None = None
     ready_at: float | None = None
     last_activity: float = 0.0
-    active: set[str] = field(default_factory=set)
+    active: dict[str, float] = field(default_factory=dict)
     claimed: bool = False
+    leaving: bool = False
+    stuck: bool = False
+    going_since: float = -math.inf
+    moves: int = 0
+    asked_at: float = math.inf
     most_together: int = field(init=False)
     identity: SlotIdentity = field(init=False)
 
@@ -104,8 +113,8 @@ class Slot:
 
     @property
     def wanted(self) -> bool:
-        """Whether the slot is to stay."""
-        return self.state in WANTED
+        """Whether the slot is to stay. Only then its memory is promised to it."""
+        return self.state in WANTED and not self.leaving
 
     @property
     def free_seats(self) -> int:
@@ -113,9 +122,9 @@ class Slot:
         return self.most_together - len(self.active) if self.state is SlotState.READY else 0
 
     @property
-    def has_seat(self) -> bool:
-        """Whether it can take another request, now or after requests that have to run alone have ended."""
-        return self.state is SlotState.READY and len(self.active) < self.spec.requests_at_a_time
+    def ends(self) -> bool:
+        """Whether it was told to end, or has failed, and may still have a process."""
+        return self.state in (SlotState.DRAINING, SlotState.FAILED)
 
     def seats_for(self, most: int) -> int:
         """Return how many more requests it can take if at most ``most`` may run together; 0 or less: none."""

@@ -1,67 +1,77 @@
-"""The work after every event: give requests to slots, places to slots, and end the slots that are over.
+"""The work after every event: give requests to slots, places to slots, and start, end or keep the slots.
 
-It looks only at models for which something may have changed (`ModelAgenda`). A defect that shows with one model holds
-up no other one (`Defects`).
+It looks only at models and slots for which something may have changed (`Agenda`). A defect that shows with one model
+holds up no other one (`Defects`).
 """
 
 import heapq
 import traceback
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
+from typing import Final, Generic, TypeVar
 
 from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.slots.core.allocator import Allocator, Place, SlotRequirement
+from iris_ray.slots.core.eviction import AT_ONCE, hold_up
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import CreateSlot, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
 from iris_ray.slots.core.models import Request, SlotIdentity
-from iris_ray.slots.core.policy import RECHECK_S, ServingPolicy
-from iris_ray.slots.core.request_queue import ActiveRequests, RequestQueue, Sessions, seats, slots_wanted
+from iris_ray.slots.core.policy import RECHECK_S, ServingPolicy, Staleness
+from iris_ray.slots.core.request_queue import ActiveRequests, RequestQueue, Sessions, slots_wanted
 from iris_ray.slots.core.served_models import ServedModel
 from iris_ray.slots.core.slot import Slot, SlotState
 
+Item = TypeVar("Item", bound=Hashable)
+
 
 @dataclass(slots=True, eq=False)
-class ModelAgenda:
-    """The models to look at, in the order in which they were noted: something has changed, or their time has come.
+class Agenda(Generic[Item]):
+    """Models or slots to look at, in the order in which they were noted: something changed, or their time has come.
 
     Attributes:
         waits_for_room: the models for which there was no place; to look at when a device has more room.
     """
 
-    waits_for_room: dict[SlotIdentity, None] = field(default_factory=dict)
-    _noted: dict[SlotIdentity, None] = field(default_factory=dict)
-    _times: list[tuple[float, SlotIdentity]] = field(default_factory=list)
-    _next: dict[SlotIdentity, float] = field(default_factory=dict)
+    waits_for_room: dict[Item, None] = field(default_factory=dict)
+    _noted: dict[Item, None] = field(default_factory=dict)
+    _times: list[tuple[float, Item]] = field(default_factory=list)
+    _next: dict[Item, float] = field(default_factory=dict)
 
-    def note(self, identities: Iterable[SlotIdentity]) -> None:
-        """Look at these models after this event."""
-        self._noted.update(dict.fromkeys(identities))
+    def note(self, items: Iterable[Item]) -> None:
+        """Look at these after this event."""
+        self._noted.update(dict.fromkeys(items))
 
-    def wait_for_room(self, identity: SlotIdentity) -> None:
+    def take_over(self, noted: dict[Item, None]) -> None:
+        """Look at these after this event, and clear the dict that held them."""
+        self._noted.update(noted)
+        noted.clear()
+
+    def wait_for_room(self, item: Item) -> None:
         """Look at this model when a device has more room."""
-        self.waits_for_room[identity] = None
+        self.waits_for_room[item] = None
 
-    def look_again(self, identity: SlotIdentity, when: float) -> None:
-        """Look at this model at a time, or before."""
-        if when < self._next.get(identity, float("inf")):
-            self._next[identity] = when
-            heapq.heappush(self._times, (when, identity))
+    def look_again(self, item: Item, when: float) -> None:
+        """Look at this one at a time, or before."""
+        if when < self._next.get(item, inf):
+            self._next[item] = when
+            heapq.heappush(self._times, (when, item))
 
     def next_time(self) -> float:
         """Return when the next look is due without an event; by then it may be superfluous."""
-        return self._times[0][0] if self._times else float("inf")
+        return self._times[0][0] if self._times else inf
 
-    def take(self, now: float) -> list[SlotIdentity]:
-        """Return the models to look at now, and forget that they were noted."""
+    def take(self, now: float) -> list[Item]:
+        """Return what to look at now, and forget that it was noted."""
         while self._times and self._times[0][0] <= now:
-            when, identity = heapq.heappop(self._times)
-            if self._next.get(identity) == when:
-                del self._next[identity]
-                self._noted[identity] = None
+            when, item = heapq.heappop(self._times)
+            if self._next.get(item) == when:
+                del self._next[item]
+                self._noted[item] = None
         taken = list(self._noted)
         self._noted.clear()
-        for identity in taken:
-            self.waits_for_room.pop(identity, None)
+        for item in taken:
+            self.waits_for_room.pop(item, None)
         return taken
 
 
@@ -71,6 +81,10 @@ class Defects:
 
     models: Mapping[SlotIdentity, ServedModel]
     _told: dict[SlotIdentity, SetAside] = field(default_factory=dict)
+
+    def forget(self, identity: SlotIdentity) -> None:
+        """Forget what was told about a model that is served no more."""
+        self._told.pop(identity, None)
 
     def contained(self, identity: SlotIdentity, work: Iterator[Instruction]) -> Generator[Instruction, None, bool]:
         """Yield the instructions for a model, up to an exception. Return whether there was none."""
@@ -92,12 +106,14 @@ class Defects:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A slot that has been told to end.
+    """A slot that has been told to end, or to leave.
 
     Attributes:
         since: when it was told.
         reason: why.
-        cuts_off: whether it ends after `ServingPolicy.drain_s` even if requests still run there.
+        cuts_off: whether it ends after `ServingPolicy.drain_s` even if requests still run there. A slot that gives way
+            to another model finishes its requests first, and stays if its memory is needed no more: otherwise a request
+            that takes longer than `ServingPolicy.drain_s` would never finish beside models in demand.
     """
 
     since: float
@@ -107,7 +123,7 @@ class Ending:
 
 @dataclass(slots=True, eq=False)
 class Endings:
-    """How slots end: a slot finishes its requests, is cut off if that takes long, and is deleted.
+    """Starts planned slots, and ends slots: one finishes its requests, is cut off if that takes long, and is deleted.
 
     The fields are parts of `Reconciler`.
     """
@@ -116,7 +132,9 @@ class Endings:
     models: Mapping[SlotIdentity, ServedModel]
     sessions: Sessions
     fleet: SlotFleet
+    staleness: Staleness
     defects: Defects
+    agenda: Agenda[str] = field(default_factory=Agenda)
     _ending: dict[str, Ending] = field(default_factory=dict)
     """By slot id."""
     _ordered: dict[str, float] = field(default_factory=dict)
@@ -127,14 +145,27 @@ class Endings:
         """The requests and sessions that slots serve."""
         return self.sessions.active
 
+    # -- why they end -----------------------------------------------------------------------------
+
     def drain(self, slot: Slot, now: float, reason: str = "it is wanted no more", cuts_off: bool = True) -> None:
         """Let a slot end after its last request. A slot that is only planned is gone at once."""
-        before = self._ending.get(slot.slot_id)
-        if slot.wanted:
-            self.fleet.retire(slot.slot_id, SlotState.DRAINING)
+        if not slot.ends:
+            self.fleet.retire(slot.slot_id, SlotState.DRAINING, now)
             self._note_end(slot, Ending(now, reason, cuts_off))
-        elif before is not None and cuts_off and not before.cuts_off:
+        elif cuts_off and not self._ending[slot.slot_id].cuts_off:
             self._note_end(slot, Ending(now, reason, cuts_off))
+
+    def give_way(self, slot: Slot, reason: str, now: float) -> None:
+        """Let a slot make room for another model: at once, but not before it has been ready for its residency.
+
+        A slot that still loads goes on if requests wait for it.
+        """
+        loads = slot.state is SlotState.STARTING and self.active.queue.waiting(slot.identity) > 0
+        if loads or (slot.state is SlotState.READY and now < self.staleness.resident_until(slot)):
+            self.fleet.leave(slot.slot_id, now)
+            self._note_end(slot, Ending(now, reason, cuts_off=False))
+        else:
+            self.drain(slot, now, reason, cuts_off=False)
 
     def fail(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
         """End a slot that has failed to load or has crashed. Its requests wait again."""
@@ -145,7 +176,7 @@ class Endings:
                 model.note_failed_load(runner_id, reason, self.policy, now)
             else:
                 model.note_crash(runner_id, slot.ready_at, reason, self.policy, now)
-        self.fleet.retire(slot.slot_id, SlotState.FAILED)
+        self.fleet.retire(slot.slot_id, SlotState.FAILED, now)
         self._note_end(slot, Ending(now, reason, cuts_off=True))
 
     def end_idle_slots(self, now: float) -> Iterator[Instruction]:
@@ -162,57 +193,78 @@ class Endings:
     def end_hung_slots(self, model: ServedModel, now: float) -> None:
         """End a model's slots whose requests were all told to stop, and run on for longer than a new slot loads."""
         patience_s = max(self.policy.drain_s, model.load_s)
-        for slot in self.fleet.of_identity(model.spec.identity):
-            if self.active.all_stopped(slot, now - patience_s):
+        for slot_id in dict.fromkeys(each.slot_id for each in self.active.stopped.values()):
+            slot = self.fleet.slots[slot_id]
+            if slot.identity == model.spec.identity and self.active.stopped_at(slot) + patience_s <= now:
                 self.drain(slot, now, f"others wait, and all that runs there was told to stop {patience_s:.0f} s ago")
 
     def _note_end(self, slot: Slot, ending: Ending) -> None:
         if slot.slot_id in self.fleet.slots:
             self._ending[slot.slot_id] = ending
+            self.agenda.note([slot.slot_id])
 
-    def end_long_loads(self, now: float) -> Iterator[Instruction]:
-        """Fail the slots that have not loaded within `ServingPolicy.load_s`."""
-        for slot in self.fleet.in_state(SlotState.STARTING):
-            assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
-            if now - slot.started_at <= self.policy.load_s:
-                break  # the others have started later
-            why = f"it did not load within {self.policy.load_s:g} s"
-            yield from self.defects.contained(slot.identity, self.fail(slot, why, now))
+    # -- what they do -----------------------------------------------------------------------------
 
-    def cut_off(self, now: float) -> Iterator[Instruction]:
-        """Take the requests of slots whose time to end is up: they wait again, and may get another slot at once."""
-        for slot_id, ending in self._ending.items():
-            slot = self.fleet.slots.get(slot_id)
-            if slot is not None and slot.active and self._may_cut_off(slot, ending, now):
-                lost = self.active.lose(slot, f"slot {slot_id} had to end: {ending.reason}", now)
-                yield from self.defects.contained(slot.identity, lost)
-
-    def _may_cut_off(self, slot: Slot, ending: Ending, now: float) -> bool:
-        """Return whether a slot's time to end is up. A slot that ends for another model finishes its requests first.
-
-        Otherwise a request that takes longer than `ServingPolicy.drain_s` would never finish beside models in demand.
-        """
-        long_ago = now - self.policy.drain_s
-        return (ending.cuts_off and ending.since <= long_ago) or self.active.all_stopped(slot, long_ago)
-
-    def delete(self, now: float) -> Iterator[Instruction]:
-        """Order the end of slots that have no requests left; repeat the order until the end is confirmed."""
-        for slot_id, ending in list(self._ending.items()):
-            slot = self.fleet.slots.get(slot_id)
-            if slot is None:
-                del self._ending[slot_id]
+    def look_at(self, slot_ids: Iterable[str], now: float) -> Iterator[Instruction]:
+        """Start, keep or end these slots, as far as they can be now."""
+        for slot_id in slot_ids:
+            if slot := self.fleet.slots.get(slot_id):
+                if not (yield from self.defects.contained(slot.identity, self._look_at(slot, now))):
+                    self.agenda.look_again(slot_id, now + RECHECK_S)
+            else:
+                self._ending.pop(slot_id, None)
                 self._ordered.pop(slot_id, None)
-                continue
-            yield from self.defects.contained(slot.identity, self._end(slot, ending, now))
+
+    def _look_at(self, slot: Slot, now: float) -> Iterator[Instruction]:
+        if self._may_stay(slot):
+            self.fleet.stay(slot.slot_id)
+            del self._ending[slot.slot_id]
+        match slot.state:
+            case SlotState.PLANNED:
+                if self.fleet.start(slot.slot_id, now):
+                    self.agenda.look_again(slot.slot_id, now + self.policy.load_s)
+                    yield CreateSlot(slot.slot_id, slot.spec, slot.allocation)
+            case SlotState.STARTING:
+                assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
+                if slot.started_at + self.policy.load_s <= now:
+                    yield from self.fail(slot, f"it did not load within {self.policy.load_s:g} s", now)
+            case SlotState.READY if slot.leaving:
+                when = self.staleness.resident_until(slot)
+                self.agenda.look_again(slot.slot_id, when)
+                if when <= now:
+                    self.drain(slot, now, self._ending[slot.slot_id].reason, cuts_off=False)
+            case SlotState.DRAINING | SlotState.FAILED:
+                yield from self._end(slot, self._ending[slot.slot_id], now)
+
+    def _may_stay(self, slot: Slot) -> bool:
+        """Return whether a slot that gives way to another model stays: nobody needs its memory any more."""
+        ending = self._ending.get(slot.slot_id)
+        if ending is None or ending.cuts_off or slot.slot_id in self._ordered:
+            return False
+        model, place = self.models.get(slot.identity), slot.allocation
+        served = model is not None and model.spec == slot.spec and place.runner_id not in self.fleet.closed
+        return served and self.fleet.ledger.can_promise(place)
 
     def _end(self, slot: Slot, ending: Ending, now: float) -> Iterator[Instruction]:
         yield from self.sessions.stop_on(slot, ending.reason, now)
-        if not slot.active and now - self._ordered.get(slot.slot_id, float("-inf")) >= RECHECK_S:
+        if slot.active:
+            since = min(ending.since if ending.cuts_off else inf, self.active.stopped_at(slot))
+            if since + self.policy.drain_s > now:
+                self.agenda.look_again(slot.slot_id, since + self.policy.drain_s)
+                return
+            yield from self.active.lose(slot, f"slot {slot.slot_id} had to end: {ending.reason}", now)
+        if now >= self._ordered.get(slot.slot_id, -inf) + RECHECK_S:
             self._ordered[slot.slot_id] = now
             yield DeleteSlot(slot.slot_id, slot.allocation.runner_id, ending.reason)
+        self.agenda.look_again(slot.slot_id, self._ordered[slot.slot_id] + RECHECK_S)
 
 
 # -- slot planner ------------------------------------------------------------------------------------------------------
+
+MOST_ROUNDS: Final = 20
+"""How often one event may have models and slots looked at again, because a look has changed something."""
+MOVES_AFTER: Final = 4
+"""A slot that waits for a request to end waits so many times as long as for an idle slot's end before it moves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -226,8 +278,8 @@ class SlotPlanner:
     allocator: Allocator
     endings: Endings
     defects: Defects
-    agenda: ModelAgenda = field(default_factory=ModelAgenda)
-    _looked_at_all: float = float("-inf")
+    agenda: Agenda[SlotIdentity] = field(default_factory=Agenda)
+    _looked_at_all: float = -inf
 
     @property
     def fleet(self) -> SlotFleet:
@@ -247,33 +299,39 @@ class SlotPlanner:
     def due_instructions(self, now: float) -> Iterator[Instruction]:
         """Yield the instructions for all that is due now."""
         yield from self._refuse(self.queue.expired(now), Refusal.EXPIRED, "it did not begin before its deadline")
-        yield from self.endings.end_long_loads(now)
-        yield from self.endings.cut_off(now)
-        yield from self._serve(self._to_look_at(now), now)
-        yield from self.endings.delete(now)
-        yield from self._start_planned(now)
-
-    def look_at_all(self) -> None:
-        """Look at all models after the next event."""
-        self.agenda.note(self.models)
-        self.agenda.note(self.queue.identities())
-
-    def _to_look_at(self, now: float) -> list[SlotIdentity]:
-        agenda = self.agenda
-        for changed in (self.queue.changed, self.fleet.changed):
-            agenda.note(changed)
-            changed.clear()
-        if agenda.waits_for_room and self.allocator.has_gained(now):
-            agenda.note(agenda.waits_for_room)
         if now >= self._looked_at_all + RECHECK_S:
             self._looked_at_all = now
             self.look_at_all()
-        return agenda.take(now)
+        for _ in range(MOST_ROUNDS):
+            self.endings.agenda.take_over(self.fleet.to_look)
+            yield from self.endings.look_at(self.endings.agenda.take(now), now)
+            models = self._to_look_at(now)
+            if not models and not self.fleet.to_look:
+                break
+            yield from self._serve(models, now)
 
-    def _serve(self, identities: Collection[SlotIdentity], now: float) -> Iterator[Instruction]:
+    def look_at_all(self) -> None:
+        """Look at all models that may need a slot after the next event."""
+        self.agenda.note(identity for identity, model in self.models.items() if model.replicas or model.to_prewarm)
+        self.agenda.note(self.queue.identities())
+
+    def next_time(self) -> float:
+        """Return when the next look is due without an event; by then it may be superfluous."""
+        return min(self.agenda.next_time(), self.endings.agenda.next_time())
+
+    def _to_look_at(self, now: float) -> list[SlotIdentity]:
+        self.agenda.take_over(self.queue.changed)
+        self.agenda.take_over(self.fleet.changed)
+        if self.agenda.waits_for_room and self.allocator.has_gained(now):
+            self.agenda.note(self.agenda.waits_for_room)
+        return self.agenda.take(now)
+
+    def _serve(self, identities: list[SlotIdentity], now: float) -> Iterator[Instruction]:
         """Take these models through all steps. A model with which a defect shows takes no further step."""
-        for step in (self.active.dispatch, self._move_late_plans, self._serve_queue, self._keep_slots):
+        for step in (self._dispatch, self._serve_queue, self._keep_slots, self._prewarm):
             in_turn, identities = self.queue.in_turn(identities), []
+            if step == self._prewarm:
+                in_turn = sorted(filter(self._prewarms, in_turn), key=self._prewarm_turn)
             for identity in in_turn:
                 if (yield from self.defects.contained(identity, step(identity, now))):
                     identities.append(identity)
@@ -282,99 +340,130 @@ class SlotPlanner:
         """Return when a model has to be looked at again without an event; infinity: never."""
         identity = model.spec.identity
         times = [model.not_before, self.queue.oldest(identity) + self.policy.ageing_s]
-        times += [self._late_at(slot, model) for slot in self.fleet.of_identity(identity)]
-        return min((time for time in times if time > now), default=float("inf"))
+        times += [self._late_at(slot, model) for slot in self.fleet.of_model(identity).coming.values()]
+        return min((time for time in times if time > now), default=inf)
 
-    # -- more slots -------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
+
+    def _dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        for start in self.active.dispatch(identity, now):
+            if model := self.models.get(identity):
+                model.served_at = now
+            yield start
 
     def _serve_queue(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        if not self.queue.waiting(identity):
+        """Plan slots for the requests that wait although all seats have been given away."""
+        coming = list(self.fleet.of_model(identity).coming.values())
+        waiting = self.queue.waiting(identity)
+        if not waiting and not coming:
             return
         if (model := self.models.get(identity)) is None:
             why = f"{identity} is served no more"
             yield from self._refuse(self.queue.of_identity(identity), Refusal.UNKNOWN_MODEL, why)
             return
+        coming = self._call_off_plans(model, coming, now)
+        if not waiting:
+            return
         if why := self.why_not_loaded(model, now):
             yield from self._refuse(self.queue.of_identity(identity), Refusal.LOAD_FAILED, why)
             return
-        slots = self.fleet.of_identity(identity)
-        most = self.active.most_together(self.queue.first(identity), model.spec)
-        free = seats(slots, most, lambda slot: self._is_late(slot, model, now))
-        late = [slot for slot in slots if self._is_late(slot, model, now)]
-        avoid = model.avoids(now).union(slot.allocation.runner_id for slot in late)
-        wanted = slots_wanted(self.queue.waiting(identity), free, model.spec)
-        starving = free == 0 and self._has_waited_long(identity, now)
-        evict_busy = starving and not any(slot.has_seat for slot in slots)
-        for _ in range(wanted):
-            if not self._add_slot(model, SlotRequirement(model.spec, avoid, evict_busy), now):
+        late = [slot for slot in coming if self._is_late(slot, model, now)]
+        moved = [slot for slot in late if slot.state is SlotState.PLANNED and self._move(slot, model, now)]
+        loads_late = [slot for slot in late if slot.state is SlotState.STARTING]
+        seats = _seats(coming) - _seats(loads_late)
+        starving = len(late) == len(coming) and not moved and self._has_waited_long(identity, now)
+        evict_busy = starving and not self.fleet.of_model(identity).has_seat(model.spec.requests_at_a_time)
+        avoid = model.avoids(now).union(slot.allocation.runner_id for slot in loads_late)
+        for _ in range(slots_wanted(waiting, seats, model.spec)):
+            if not self._add_slot(model, self._requirement(model, avoid, evict_busy), now):
                 break
             starving = evict_busy = False
-            model.note_long_loads(now - slot.started_at for slot in late if slot.started_at is not None)
+            model.note_long_loads(now - slot.started_at for slot in loads_late if slot.started_at is not None)
         if starving:
             self.endings.end_hung_slots(model, now)
             yield from self.sessions.call_back(identity, now)
+
+    def _requirement(self, model: ServedModel, avoid: frozenset[str], starving: bool) -> SlotRequirement:
+        asked_at = max(self.queue.oldest(model.spec.identity), model.served_at)
+        return SlotRequirement(model.spec, avoid, starving, asked_at, model.loaded_on)
+
+    def _call_off_plans(self, model: ServedModel, coming: list[Slot], now: float) -> list[Slot]:
+        """Drop planned slots that no request and no replica needs. Return the slots that are still to come."""
+        identity, seats = model.spec.identity, _seats(coming)
+        for slot in reversed(coming):
+            left = seats - slot.spec.requests_at_a_time
+            is_spare = self.fleet.of_model(identity).wanted > model.replicas and self.queue.waiting(identity) <= left
+            if slot.state is SlotState.PLANNED and is_spare:
+                self.endings.drain(slot, now)
+                seats = left
+        return list(self.fleet.of_model(identity).coming.values())
 
     def _has_waited_long(self, identity: SlotIdentity, now: float) -> bool:
         """Return whether the oldest request has waited so long that busy slots of other models give way."""
         return self.queue.oldest(identity) + self.policy.ageing_s <= now
 
-    def _move_late_plans(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        """Plan a slot elsewhere if it could not start for long, because a slot in its place does not end."""
-        yield from ()
-        if (model := self.models.get(identity)) is None:
-            return
-        for slot in self.fleet.of_identity(identity):
-            late = slot.state is SlotState.PLANNED and self._is_late(slot, model, now)
-            if not late:
-                continue
-            if (place := self._better_place(slot, model, now)) is None:
-                self.agenda.wait_for_room(identity)
-            else:
-                model.stuck[slot.allocation.runner_id] = now + self.policy.avoid_runner_s
-                self.endings.drain(slot, now)
-                self._plan(model, place, now)
+    def _move(self, slot: Slot, model: ServedModel, now: float) -> bool:
+        """Plan a slot elsewhere that could not start for long, because slots in its place do not end.
 
-    def _better_place(self, slot: Slot, model: ServedModel, now: float) -> Place | None:
-        """Return where a planned slot could start at once, else a place on another runner, or None."""
-        free = self.allocator.decide(SlotRequirement(model.spec, model.avoids(now)), now)
-        if isinstance(free, Place) and not free.evict and self.fleet.ledger.can_start(free.allocation):
-            return free
+        It moves to a place that is free at once; or to any if a process here does not end. If a request here runs on
+        and on, it moves to a place where another one began later, but each time only after twice the time: otherwise it
+        might leave every place shortly before it is free. Return whether it moves.
+        """
+        used, late_s = set(slot.allocation.devices), self._late_at(slot, model) - slot.created_at
+        beside = self.fleet.on_runner(slot.allocation.runner_id)
+        goes = [other for other in beside if not other.wanted and used.intersection(other.allocation.devices)]
+        dead = [other for other in goes if other.ends and not other.active and other.last_activity + late_s <= now]
+        for other in dead:
+            self.fleet.give_up(other.slot_id)
         starving = self._has_waited_long(slot.identity, now)
-        avoid = model.avoids(now) | model.stuck_on(now) | {slot.allocation.runner_id}
-        decision = self.allocator.decide(SlotRequirement(model.spec, avoid, starving), now)
-        return decision if isinstance(decision, Place) else None
+        decision = self.allocator.decide(self._requirement(model, model.avoids(now), starving), now)
+        if isinstance(decision, Place):
+            here = max([hold_up(other) for other in goes], default=AT_ONCE)
+            there = max([hold_up(self.fleet.slots[each]) for each in decision.evict], default=AT_ONCE)
+            waited = now - slot.created_at >= MOVES_AFTER * 2**slot.moves * late_s
+            if dead or (there < here and (there == AT_ONCE or waited)):
+                self.endings.drain(slot, now)
+                self._plan(model, decision, now, slot.asked_at).moves = slot.moves + 1
+                return True
+        self.agenda.wait_for_room(slot.identity)
+        return False
 
     def why_not_loaded(self, model: ServedModel, now: float) -> str:
         """Return why requests for a model are refused: no slot of it is ready, and loads fail; "": they are not."""
         identity = model.spec.identity
-        if not model.has_given_up(self.policy, now):
-            return ""
-        if any(slot.state is SlotState.READY for slot in self.fleet.of_identity(identity)):
+        if not model.has_given_up(self.policy, now) or self.fleet.of_model(identity).ready:
             return ""
         return f"{identity} could not be loaded: {model.last_failure}"
+
+    # -- slots without requests -------------------------------------------------------------------
 
     def _keep_slots(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         yield from ()
         if model := self.models.get(identity):
             self._keep_replicas(model, now)
-            self._prewarm(model, now)
             self.agenda.look_again(identity, self._next_look(model, now))
 
     def _keep_replicas(self, model: ServedModel, now: float) -> None:
-        slots = [slot for slot in self.fleet.of_identity(model.spec.identity) if slot.wanted]
-        while len(slots) < model.replicas:
-            made = self._add_slot(model, SlotRequirement(model.spec, model.avoids(now)), now)
-            if made is None:
+        identity = model.spec.identity
+        while self.fleet.of_model(identity).wanted < model.replicas:
+            if not self._add_slot(model, self._requirement(model, model.avoids(now), starving=False), now):
                 break
-            slots.append(made)
-        for number, slot in enumerate(slots):
-            self.fleet.claim(slot.slot_id, number < model.replicas)
+        here = self.fleet.of_model(identity)
+        if here.claimed != min(here.wanted, model.replicas):
+            for number, slot in enumerate([slot for slot in here.all.values() if slot.wanted]):
+                self.fleet.claim(slot.slot_id, number < model.replicas)
 
-    def _prewarm(self, model: ServedModel, now: float) -> None:
-        """Give new runners a slot of the model, if they have room without evicting."""
-        if not model.to_prewarm:
-            return
-        slots = self.fleet.of_identity(model.spec.identity)
+    def _prewarms(self, identity: SlotIdentity) -> bool:
+        return identity in self.models and bool(self.models[identity].to_prewarm)
+
+    def _prewarm_turn(self, identity: SlotIdentity) -> tuple[int, int, str]:
+        """Return the order of models that don't all fit: the fewest slots first, then the fewest bytes."""
+        return self.fleet.of_model(identity).wanted, *self.models[identity].prewarm_turn
+
+    def _prewarm(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        """Give new runners a slot of a model, if they have room without evicting."""
+        yield from ()
+        model, slots = self.models[identity], self.fleet.of_identity(identity)
         served = {slot.allocation.runner_id for slot in slots if slot.wanted}
         ends = {slot.allocation.runner_id for slot in slots if not slot.wanted}  # their room may be what is needed
         model.to_prewarm = {runner_id for runner_id in model.to_prewarm if runner_id in self.fleet.runners}
@@ -384,7 +473,9 @@ class SlotPlanner:
                 self._plan(model, place, now)
         model.to_prewarm.difference_update(open_now)
         if model.to_prewarm:
-            self.agenda.wait_for_room(model.spec.identity)
+            self.agenda.wait_for_room(identity)
+
+    # -- more slots -------------------------------------------------------------------------------
 
     def _add_slot(self, model: ServedModel, requirement: SlotRequirement, now: float) -> Slot | None:
         """Plan one more slot, unless there is no place or loads of the model pause."""
@@ -400,29 +491,18 @@ class SlotPlanner:
             self.agenda.wait_for_room(model.spec.identity)
             return None
         model.waits_for = ""
-        return self._plan(model, decision, now)
+        return self._plan(model, decision, now, requirement.asked_at)
 
-    def _plan(self, model: ServedModel, place: Place, now: float) -> Slot:
+    def _plan(self, model: ServedModel, place: Place, now: float, asked_at: float = inf) -> Slot:
         for slot_id in place.evict:
-            why = f"its memory is needed for {model.spec.identity}"
-            self.endings.drain(self.fleet.slots[slot_id], now, why, cuts_off=False)
-        return self.fleet.plan(self.new_id(), model.spec, place.allocation, now)
-
-    def _start_planned(self, now: float) -> Iterator[Instruction]:
-        for slot in self.fleet.in_state(SlotState.PLANNED):
-            yield from self.defects.contained(slot.identity, self._start_if_free(slot, now))
-
-    def _start_if_free(self, slot: Slot, now: float) -> Iterator[Instruction]:
-        if self.fleet.start(slot.slot_id, now):
-            yield CreateSlot(slot.slot_id, slot.spec, slot.allocation)
+            self.endings.give_way(self.fleet.slots[slot_id], f"its memory is needed for {model.spec.identity}", now)
+        return self.fleet.plan(self.new_id(), model.spec, place.allocation, now, asked_at)
 
     def _is_late(self, slot: Slot, model: ServedModel, now: float) -> bool:
         """Return whether a slot waits for its place, or loads, for so long that one should be tried elsewhere."""
         return now >= self._late_at(slot, model)
 
     def _late_at(self, slot: Slot, model: ServedModel) -> float:
-        if slot.state not in (SlotState.PLANNED, SlotState.STARTING):
-            return float("inf")
         since = slot.created_at if slot.started_at is None else slot.started_at
         return since + max(self.policy.late_s, self.policy.late_factor * model.load_s)
 
@@ -431,3 +511,8 @@ class SlotPlanner:
             if request.request_id in self.queue:
                 self.queue.remove(request.request_id)
             yield RefuseRequest(request.request_id, refusal, f"request {request.request_id}: {why}")
+
+
+def _seats(slots: Iterable[Slot]) -> int:
+    """Return how many requests slots can take once they are ready."""
+    return sum(slot.spec.requests_at_a_time for slot in slots)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from iris_ray.actors.host.session import channels, host_session
+from iris_ray.actors.host.session import channels, host_session, keeper
 from iris_ray.actors.host.session.channels import Command, Connection
 from iris_ray.actors.host.session.host_session import MOST_CHANNELS, HostSession
 from iris_ray.actors.host.session.surroundings import Surroundings
@@ -221,10 +221,10 @@ async def test_host_finds_commands_of_an_attempt(work: Path, nursery: Nursery) -
 
 async def test_keeper_that_is_killed_takes_its_command_along(work: Path) -> None:
     command = run("exec sleep 60", work)
-    (keeper,) = [
+    (process,) = [
         one for one in psutil.process_iter(["cmdline"]) if keeper.__file__ in (one.info["cmdline"] or ())
     ]
-    keeper.kill()
+    process.kill()
     _, _, last = await asyncio.wait_for(all_of(command), 10)
     assert last.exit_code is None
 

@@ -7,8 +7,7 @@ import pytest
 from iris_ray.errors import IllegalTransitionError, InvalidSlotError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner, tpu_sets
-from iris_ray.slots.core.fleet import SlotFleet
-from iris_ray.slots.core.instructions import KEPT
+from iris_ray.slots.core.fleet import Changes, SlotFleet
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.slot import SLOT_TRANSITIONS, Allocation, Slot, SlotState
 from tests.support.slots import GB, chips, gpus, model
@@ -159,31 +158,44 @@ def test_request_needs_a_seat() -> None:
     fleet.begin_request("s", "q", now=4.0)
 
 
-def test_readers_hear_of_every_changed_device() -> None:
+def test_watchers_hear_of_every_changed_runner() -> None:
     fleet = fleet_of(gpus("a"), gpus("b"))
-    assert fleet.changes.since(0) == set(fleet.devices())
-    before = fleet.changes.end
+    heard = Changes()
+    fleet.watchers.append(heard)
     ready(fleet, "s", model(), 1)
-    assert fleet.changes.since(before) == {("a", 1)}
-    assert fleet.changes.since(fleet.changes.end) == set()
+    assert list(heard.runners) == ["a"]
+    fleet.begin_request("s", "r", now=2.0)
+    assert list(heard.used) == ["s"]
+    heard.idle.clear()
+    fleet.end_request("s", "r", now=3.0)
+    assert list(heard.idle) == ["s"]
+    for change in (
+        lambda: fleet.claim("s", True),
+        lambda: fleet.set_prices({model().identity: 7}),
+        lambda: fleet.retire("s", SlotState.DRAINING),
+        lambda: fleet.end("s"),
+        lambda: fleet.remove_runner("a"),
+    ):
+        heard.runners.clear()
+        change()
+        assert list(heard.runners) == ["a"]
 
 
-def test_reader_away_for_long_looks_at_everything() -> None:
-    fleet = fleet_of(gpus("a"), gpus("b"))
-    for number in range(2 * KEPT):
-        fleet.set_open("ab"[number % 2], False)
-    assert fleet.changes.since(0) is None
-    assert fleet.changes.since(fleet.changes.end - 2) == {("b", 0), ("b", 1)}
-
-
-def test_changing_device_is_noted_again_only_after_reading() -> None:
-    fleet = fleet_of(gpus("a"))
-    end = fleet.changes.end
-    ready(fleet, "s", model(), 1)
-    assert fleet.changes.end == end + 1
-    assert fleet.changes.since(end) == {("a", 1)}
-    fleet.claim("s", True)
-    assert fleet.changes.since(end + 1) == {("a", 1)}
+def test_slot_that_was_to_leave_or_end_stays() -> None:
+    fleet = fleet_of(gpus(count=1))
+    ready(fleet, "s", model(gigabytes=50), 0)
+    fleet.leave("s", now=2.0)
+    assert fleet.ledger.unpromised("a") == [80 * GB]
+    fleet.stay("s")
+    fleet.retire("s", SlotState.DRAINING)
+    fleet.stay("s")
+    assert fleet.slots["s"].state is SlotState.READY
+    assert fleet.ledger.unpromised("a") == [30 * GB]
+    fleet.check()
+    fleet.leave("s", now=2.0)
+    fleet.plan("t", model("n", 60), Allocation("a", (0,), (60 * GB,)), now=2.0)
+    with pytest.raises(IllegalTransitionError, match="can't be booked"):
+        fleet.stay("s")
 
 
 def test_observed_memory_raises_alarms_and_frees_nothing() -> None:

@@ -84,7 +84,7 @@ def test_cut_off_request_goes_to_warm_slot_at_once() -> None:
     w.now += 1.5
     w.hear(ev.Tick())
     (free,) = {first, second} - {busy}
-    assert w.reconciler.fleet.slots[free].active == {"r"}
+    assert list(w.reconciler.fleet.slots[free].active) == ["r"]
 
 
 def test_cancelled_running_request_does_not_keep_only_seat() -> None:

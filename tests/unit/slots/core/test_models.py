@@ -1,4 +1,4 @@
-"""A model with a value that can't work is refused where it is made, before anybody looks for room for it."""
+"""A model or policy with a value that can't work is refused where it is made, before anybody looks for room."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from iris_ray.errors import InvalidSlotError
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.slots.actors.messages import ModelOrder
 from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.policy import PlacementPolicy, ServingPolicy
 
 HERE = Constraint("zone", ConstraintOp.EQ, "z")
 
@@ -42,3 +43,30 @@ def test_constraints_may_be_a_list(constraints: Any) -> None:
 def test_invalid_replicas_are_refused(replicas: Any) -> None:
     with pytest.raises(InvalidSlotError, match=r"replicas is .*; give an int of 0 or more"):
         ModelOrder(ModelSpec("m", {1: 1}), b"", replicas)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"drain_s": "60"}, "drain_s is '60'; give seconds, or infinity"),
+        ({"ageing_s": -1.0}, r"ageing_s is -1\.0"),
+        ({"idle_s": float("nan")}, "idle_s is nan"),
+        ({"late_factor": None}, "late_factor is None; give a number of 0 or more"),
+        ({"most_attempts": 0}, "most_attempts is 0; give an int of 1 or more"),
+        ({"most_waiting": 1.5}, r"most_waiting is 1\.5"),
+        ({"placement": None}, "placement is None; give a PlacementPolicy"),
+    ],
+)
+def test_impossible_policy_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSlotError, match=said):
+        ServingPolicy(**wrong)
+    assert ServingPolicy(idle_s=float("inf"), drain_s=0).idle_s == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"stale_at": 10.0}, r"stale_at is 10\.0; give a function"), ({"spread_before_evicting": "no"}, "True or False")],
+)
+def test_impossible_placement_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSlotError, match=said):
+        PlacementPolicy(**wrong)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.devices import Runner
 from iris_ray.slots.core.instructions import AskRunner, DeleteSlot, RaiseAlarm, Refusal, StartRequest
@@ -203,6 +204,66 @@ def test_new_runner_is_prewarmed_without_evictions() -> None:
     w.join(gpus("c", 2))
     w.settle()
     assert (len(w.ready("a")), len(w.ready("b"))) == (3, 1)
+
+
+def test_models_that_do_not_all_fit_are_prewarmed_in_turn() -> None:
+    """The fewest slots first, and of these the smallest model."""
+    large, middle, small = model("l", 40), model("m", 30), model("s", 20)
+    w = serving_world(large, middle, small, prewarm=True, runners=0)
+    counts = []
+    for number in range(3):
+        w.join(gpus(f"r{number}", 1))
+        w.settle()
+        counts.append([len(w.ready(name)) for name in "lms"])
+    assert counts == [[0, 1, 1], [1, 1, 2], [2, 2, 2]]
+
+
+def test_other_code_replaces_slots_gracefully() -> None:
+    w = serving_world(A, gpus_each=2, code=b"old")
+    w.ask("old", A.identity)
+    w.settle(serve=False)
+    w.hear(ev.ModelRegistered(A, code=b"old"))
+    assert w.reconciler.fleet.slots["slot-1"].state is SlotState.READY
+    w.hear(ev.ModelRegistered(A, code=b"new"))
+    w.ask("new", A.identity)
+    w.settle(serve=False)
+    assert {name: each.requests for name, each in w.processes.items()} == {"slot-1": {"old"}, "slot-2": {"new"}}
+    w.settle()
+    assert w.deleted == [("slot-1", "its model was registered anew")]
+
+
+def test_report_from_before_runner_rejoined_does_not_open_it() -> None:
+    w = serving_world(A)
+    w.now = 10.0
+    w.lose("a")
+    w.now = 12.0
+    w.join(gpus("a", 1))
+    w.hear(ev.RunnerReported("a", 11.0, {}))
+    w.ask("r", A.identity)
+    assert not w.reconciler.fleet.slots
+    w.hear(ev.RunnerReported("a", 12.0, {}))
+    assert w.reconciler.fleet.slots
+
+
+def test_removed_models_leave_no_trace() -> None:
+    w = serving_world(C, runners=1)
+
+    def sizes() -> list[int]:
+        core = w.reconciler
+        tables = (core.allocator._pools, core.allocator._lacks, core.allocator._refused, core.fleet.prices)
+        return [len(table) for table in tables]
+
+    w.ask("c", C.identity)
+    w.settle(serve=False)
+    for number in range(30):
+        made = model(f"m{number}", 60 + number % 2, constraints=(Constraint("zone", ConstraintOp.EQ, f"z{number}"),))
+        w.hear(ev.ModelRegistered(made))
+        w.ask(f"r{number}", made.identity)
+        w.hear(ev.ModelRemoved(made.identity))
+        w.lose("a")
+        w.join(gpus("a", 1))
+        w.settle(serve=False)
+    assert max(sizes()) <= 3
 
 
 @pytest.mark.parametrize("gpus_each", [1, 2])

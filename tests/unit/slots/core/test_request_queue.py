@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris_ray.errors import InvalidSlotError, SlotQueueFullError
+from iris_ray.slots.core.fleet import ModelSlots
 from iris_ray.slots.core.models import Request, SlotIdentity
-from iris_ray.slots.core.request_queue import RequestQueue, choose_warm_slot, seats, slots_wanted
+from iris_ray.slots.core.request_queue import RequestQueue, slots_wanted
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 from tests.support.proofs import examples
 from tests.support.slots import model
@@ -128,7 +129,7 @@ def test_queue_agrees_with_sorted_list(steps: list[tuple[str, int]]) -> None:
 
 def slot(name: str, runner: str = "a", active: int = 0, used: float = 0.0, **kw) -> Slot:
     place = Allocation(runner, (0,), (1,))
-    asked = {f"{name}{number}" for number in range(active)}
+    asked = {f"{name}{number}": 0.0 for number in range(active)}
     kw = {"state": SlotState.READY, "ready_at": 0.0, **kw}
     return Slot(name, model(concurrency=4), place, 0.0, last_activity=used, active=asked, **kw)
 
@@ -145,7 +146,10 @@ def slot(name: str, runner: str = "a", active: int = 0, used: float = 0.0, **kw)
     ids=["fewest own requests", "the less busy runner", "used most recently", "none has a seat", "one that drains"],
 )
 def test_request_goes_to_serving_slot(slots: list[Slot], chosen: str | None) -> None:
-    found = choose_warm_slot(slots, 8, {"a": 0, "busy": 5, "idle": 1}.__getitem__)
+    here = ModelSlots()
+    for each in slots:
+        here.add(each)
+    found = here.best_seat(4, {"a": 0, "busy": 5, "idle": 1})
     assert (found and found.slot_id) == chosen
 
 
@@ -154,9 +158,3 @@ def test_request_goes_to_serving_slot(slots: list[Slot], chosen: str | None) -> 
 )
 def test_wanted_slots_are_those_waiting_requests_fill(waiting: int, free: int, wanted: int) -> None:
     assert slots_wanted(waiting, free, model(concurrency=4)) == wanted
-
-
-def test_starting_slots_count_unless_late() -> None:
-    slots = [slot("s", active=3), slot("t", state=SlotState.STARTING), slot("u", state=SlotState.DRAINING)]
-    assert seats(slots, 8, late=lambda each: False) == 5
-    assert seats(slots, 8, late=lambda each: True) == 1

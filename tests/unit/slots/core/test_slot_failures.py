@@ -237,20 +237,21 @@ def test_slot_whose_place_stays_taken_moves_within_runner() -> None:
     assert w.answered["r"] == 1
 
 
-def test_moved_slot_takes_first_place_when_free() -> None:
+def test_late_slot_moves_only_to_place_that_is_free_sooner() -> None:
     w = serving_world(A, B, runners=2, policy=ServingPolicy())
     w.ask("a0", A.identity)
     w.ask("a1", A.identity)
     w.settle(serve=False)
     w.ask("b", B.identity)
-    w.run(75, serve=False)  # starving after 30 s; its first place is late 30 s after that
-    assert len(w.reconciler.fleet.in_state(SlotState.DRAINING)) == 2
+    w.run(75, serve=False)  # starving after 30 s; its place is late 30 s after that
+    (first,) = w.reconciler.fleet.in_state(SlotState.DRAINING)
     (planned,) = w.reconciler.fleet.in_state(SlotState.PLANNED)
     (other,) = (p for p in w.processes.values() if p.allocation.runner_id != planned.allocation.runner_id)
     (request_id,) = other.requests
     w.end_request(request_id, other.slot_id)
-    w.run(40, serve=False)
+    w.run(10, serve=False)
     assert w.ready("b")
+    assert first.state is SlotState.READY
 
 
 def test_waiting_slot_stays_if_there_is_no_other_place() -> None:

@@ -1,0 +1,76 @@
+"""What an event costs, counted in calls: nothing grows with the slots of a model, or with models that wait."""
+
+from functools import partial
+
+import pytest
+
+from iris_ray.slots.core import events as ev
+from iris_ray.slots.core.models import Request
+from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.reconciler import Reconciler
+from iris_ray.slots.core.slot import Allocation, Slot, SlotState
+from tests.support.costs import calls
+from tests.support.slots import GB, gpus, model
+
+M = model("m", 80)
+
+
+def warm(slots: int, running: int = 0, waiting: int = 0) -> Reconciler:
+    """A reconciler of GPUs that have a slot of the same model each, and requests that run or have waited long."""
+    core = Reconciler(ServingPolicy(), iter(map(str, range(10**6))).__next__)
+    for number in range(-(-slots // 4)):
+        core.handle(ev.RunnerJoined(gpus(f"r{number}", 4)), 0.0)
+        core.handle(ev.RunnerReported(f"r{number}", 0.0, {}), 0.0)
+    core.handle(ev.ModelRegistered(M), 0.0)
+    for number in range(slots):
+        place = Allocation(f"r{number // 4}", (number % 4,), (80 * GB,))
+        core.fleet.adopt(Slot(f"warm {number}", M, place, 0.0, SlotState.READY, 0.0, 0.0))
+    for number in range(running + waiting):
+        core.handle(ev.RequestArrived(Request(f"before {number}", M.identity, 0.0)), 0.0)
+    core.handle(ev.Tick(), 60.0)
+    request_calls(core, "first", "before 0" if running else "first")
+    return core
+
+
+def request_calls(core: Reconciler, new: str, ended: str) -> int:
+    """The calls of a request's arrival, and of the end of one."""
+
+    def come_and_end() -> None:
+        core.handle(ev.RequestArrived(Request(new, M.identity, 60.0)), 60.0)
+        core.handle(ev.RequestEnded(ended, core.active.by_id[ended].slot_id), 60.0)
+
+    return calls(come_and_end)
+
+
+def test_request_costs_the_same_with_more_slots() -> None:
+    few, many = (request_calls(warm(slots), "new", "new") for slots in (20, 400))
+    assert many <= 1.05 * few
+
+
+def test_request_beside_long_waiting_ones_costs_the_same_with_more_slots() -> None:
+    few, many = (request_calls(warm(slots, slots, waiting=9), "new", "before 1") for slots in (20, 400))
+    assert many <= 1.05 * few
+
+
+def waiting_core(models: int) -> Reconciler:
+    """Many models wait for room, and there is none: of few different sizes."""
+    core = warm(40, running=40)
+    core.handle(ev.RequestCancelled("first"), 60.0)
+    for number in range(models):
+        spec = model(f"w{number}", 50 + number % 5)
+        core.handle(ev.ModelRegistered(spec), 60.0)
+        core.handle(ev.RequestArrived(Request(f"w{number}", spec.identity, 60.0)), 60.0)
+    return core
+
+
+def test_lost_runner_costs_the_same_however_many_models_wait() -> None:
+    few, many = (calls(partial(waiting_core(models).handle, ev.RunnerLost("r0"), 60.0)) for models in (1, 200))
+    assert many <= 1.2 * few
+
+
+@pytest.mark.parametrize("models", [200])
+def test_runner_that_joins_costs_few_calls_for_each_waiting_model(models: int) -> None:
+    core = waiting_core(models)
+    core.handle(ev.RunnerJoined(gpus("new", 4)), 60.0)
+    assert calls(lambda: core.handle(ev.RunnerReported("new", 60.0, {}), 60.0)) <= 100 * models
+    assert len(core.fleet.in_state(SlotState.STARTING)) == 4
