@@ -279,6 +279,11 @@ async def _stdin() -> AsyncIterator[bytes]:
         yield data
 
 
+def _is_ready(there: "asyncio.Future[None]") -> None:
+    if not there.done():
+        there.set_result(None)
+
+
 # -- shell -------------------------------------------------------------------------------------------------------------
 
 _FULL_SCREEN, _NO_FULL_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"

@@ -221,9 +221,7 @@ async def test_host_finds_commands_of_an_attempt(work: Path, nursery: Nursery) -
 
 async def test_keeper_that_is_killed_takes_its_command_along(work: Path) -> None:
     command = run("exec sleep 60", work)
-    (process,) = [
-        one for one in psutil.process_iter(["cmdline"]) if keeper.__file__ in (one.info["cmdline"] or ())
-    ]
+    (process,) = [one for one in psutil.process_iter(["cmdline"]) if keeper.__file__ in (one.info["cmdline"] or ())]
     process.kill()
     _, _, last = await asyncio.wait_for(all_of(command), 10)
     assert last.exit_code is None
