@@ -181,7 +181,7 @@ class TaskSession:
     async def ask_again(self, method: Callable[..., Awaitable[T]], /, *args: object) -> T:
         """Ask a question that may be repeated. Raise like `_ask`."""
         for tries in range(TRIES):
-            answer = await self._actor.ask_once(method, *args)  # type: ignore[arg-type]
+            answer = await self._actor.ask_once(method, *args)
             if not isinstance(answer, Unreachable):
                 return answer
             loss = await asyncio.to_thread(self._loss, answer)
@@ -201,7 +201,7 @@ class TaskSession:
             SessionError: there is none, or the host refuses; the message says why.
             TaskMovedError: there is none, because the attempt has ended.
         """
-        answer = await self._actor.ask_within(deadline_s, method, *args)  # type: ignore[arg-type]
+        answer = await self._actor.ask_within(deadline_s, method, *args)
         if not isinstance(answer, Unreachable):
             return answer
         raise await asyncio.to_thread(self._loss, answer)
