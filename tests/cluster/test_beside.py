@@ -163,7 +163,7 @@ def test_shell_is_a_terminal_like_any_other(
 ) -> None:
     name, trace = job
     person = at_terminal("shell", name, "--", "bash", "--norc", "-i")
-    person.waits_for("$ ")
+    person.waits_for("bash-")
     person.type("echo $MINE, $TERM, $((40 + 2)); tty; stty size\n")
     person.waits_for("of the user, xterm-256color, 42")
     person.waits_for("/dev/pts/")
@@ -187,7 +187,7 @@ def test_shell_is_a_terminal_like_any_other(
 def test_terminal_is_restored_when_task_moves(job: tuple[str, Trace], at_terminal: Callable[..., Person]) -> None:
     name, trace = job
     person = at_terminal("shell", name, "--", "bash", "--norc", "-i")
-    person.waits_for("$ ")
+    person.waits_for("bash-")
     os.kill(trace.starts(1)[0]["pid"], signal.SIGKILL)
     person.waits_for("what ran beside it has ended with it")
     assert person.process.wait(WAIT_S) == FAILED
