@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
@@ -47,7 +47,7 @@ def heartbeat(step: int | None = None) -> None:
         _replace(files.heartbeat, "" if number is None else str(number))
 
 
-def report_status(text: str = "", **numbers: float) -> None:
+def report_status(text: str = "", **numbers: SupportsFloat) -> None:
     """Report the job's status in a few words; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
 
     The job's status is that of its first task that reports one; each call replaces the last report. Call it as often as
