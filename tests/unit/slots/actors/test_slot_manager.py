@@ -63,7 +63,7 @@ async def test_name_registered_for_another_adapter_drops_the_first(slots: Slots)
     assert manager._orders == {}
 
 
-async def test_model_of_equal_spec_with_other_arguments_replaces_the_first(slots: Slots) -> None:
+async def test_equal_spec_with_other_arguments_replaces_the_first(slots: Slots) -> None:
     manager = await manager_of("a", "b")
     await manager.register(order())
     old = asyncio.ensure_future(manager.submit(ask("old")))
