@@ -483,9 +483,10 @@ class SlotPlanner:
             what = "the load failed" if model.failures else f"{model.crashes} slots in a row have crashed"
             model.waits_for = f"{what}: {model.last_failure}; the next load is tried in a moment"
             return None
-        decision = self.allocator.decide(requirement, now)
-        if requirement.avoid and not isinstance(decision, Place):
-            decision = self.allocator.decide(requirement._replace(avoid=frozenset()), now)
+        decision = self.allocator.decide(requirement._replace(avoid=frozenset()), now)
+        if isinstance(decision, Place) and decision.allocation.runner_id in requirement.avoid:
+            elsewhere = self.allocator.decide(requirement, now)
+            decision = elsewhere if isinstance(elsewhere, Place) else decision
         if not isinstance(decision, Place):
             model.waits_for = decision.reason
             self.agenda.wait_for_room(model.spec.identity)

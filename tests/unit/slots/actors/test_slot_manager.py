@@ -63,6 +63,22 @@ async def test_name_registered_for_another_adapter_drops_the_first(slots: Slots)
     assert manager._orders == {}
 
 
+async def test_equal_spec_with_other_arguments_replaces_the_first(slots: Slots) -> None:
+    manager = await manager_of("a", "b")
+    await manager.register(order())
+    old = asyncio.ensure_future(manager.submit(ask("old")))
+    await until(lambda: slots.made and slots.made[0].requests)
+    await manager.register(order())  # nothing has changed
+    await manager.register(replace(order(), pickled=b"other"))
+    new = asyncio.ensure_future(manager.submit(ask("new")))
+    await until(lambda: len(slots.made) == 2 and slots.made[1].requests)
+    for slot in slots.made:
+        slot.may_answer.set()
+    assert ((await old).open(), (await new).open()) == (0, 1)
+    await until(slots.made[0].killed.is_set)
+    assert not slots.made[1].killed.is_set()
+
+
 async def test_refused_request_leaves_nothing_behind(slots: Slots) -> None:
     manager = await manager_of("a")
     await manager.register(order())

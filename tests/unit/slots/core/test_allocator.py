@@ -58,7 +58,7 @@ def test_device_with_most_free_memory_is_taken() -> None:
     assert place(world(runners=two), model()) == ("b", (0,), set())
 
 
-def test_runner_that_loaded_the_model_before_comes_first_if_it_has_room() -> None:
+def test_runner_that_loaded_the_model_before_comes_first() -> None:
     snapshot = world(slot("s", 30, 0, runner="b"), runners=(gpus("a", 1), gpus("b", 1)))
     for size, runner in ((40, "b"), (60, "a")):
         decision = decide(snapshot, SlotRequirement(model(gigabytes=size), prefer={"b"}), DEFAULT, NOW)

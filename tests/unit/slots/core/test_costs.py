@@ -47,7 +47,7 @@ def test_request_costs_the_same_with_more_slots() -> None:
     assert many <= 1.05 * few
 
 
-def test_request_beside_long_waiting_ones_costs_the_same_with_more_slots() -> None:
+def test_request_beside_waiting_ones_costs_the_same() -> None:
     few, many = (request_calls(warm(slots, slots, waiting=9), "new", "before 1") for slots in (20, 400))
     assert many <= 1.05 * few
 
@@ -69,7 +69,7 @@ def test_lost_runner_costs_the_same_however_many_models_wait() -> None:
 
 
 @pytest.mark.parametrize("models", [200])
-def test_runner_that_joins_costs_few_calls_for_each_waiting_model(models: int) -> None:
+def test_joining_runner_costs_few_calls_per_waiting_model(models: int) -> None:
     core = waiting_core(models)
     core.handle(ev.RunnerJoined(gpus("new", 4)), 60.0)
     assert calls(lambda: core.handle(ev.RunnerReported("new", 60.0, {}), 60.0)) <= 100 * models

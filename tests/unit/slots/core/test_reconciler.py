@@ -206,7 +206,7 @@ def test_new_runner_is_prewarmed_without_evictions() -> None:
     assert (len(w.ready("a")), len(w.ready("b"))) == (3, 1)
 
 
-def test_models_that_do_not_all_fit_are_prewarmed_in_turn() -> None:
+def test_models_that_do_not_fit_are_prewarmed_in_turn() -> None:
     """The fewest slots first, and of these the smallest model."""
     large, middle, small = model("l", 40), model("m", 30), model("s", 20)
     w = serving_world(large, middle, small, prewarm=True, runners=0)

@@ -237,7 +237,7 @@ def test_slot_whose_place_stays_taken_moves_within_runner() -> None:
     assert w.answered["r"] == 1
 
 
-def test_late_slot_moves_only_to_place_that_is_free_sooner() -> None:
+def test_late_slot_moves_only_where_it_starts_sooner() -> None:
     w = serving_world(A, B, runners=2, policy=ServingPolicy())
     w.ask("a0", A.identity)
     w.ask("a1", A.identity)

@@ -39,7 +39,7 @@ def timed_world(
 
 
 @pytest.mark.parametrize(("narrow", "gpus_each", "load_s"), [(3, 2, 20.0), (8, 2, 5.0), (6, 4, 20.0)])
-def test_wide_model_among_busy_narrow_ones_is_served(narrow: int, gpus_each: int, load_s: float) -> None:
+def test_wide_model_among_narrow_ones_is_served(narrow: int, gpus_each: int, load_s: float) -> None:
     wide = model("wide", memory={gpus_each: 60 * GB})
     others = [model(f"m{number}", 60) for number in range(narrow)]
     w = timed_world(wide, *others, gpus_each=gpus_each, load_s=load_s)
@@ -65,16 +65,16 @@ def mixes(draw) -> tuple[int, int, list[ModelSpec]]:
     )
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(mixes(), st.sampled_from([0.5, 5.0, 20.0]), st.sampled_from([0.1, 3.0, 40.0]), st.randoms(use_true_random=False))
-def test_model_starving_alone_is_served_within_its_bound(mix, load_s: float, answer_s: float, chance) -> None:
+def test_starving_model_is_served_within_its_bound(mix, load_s: float, answer_s: float, chance) -> None:
     """All others have all they want, until one more model is asked for."""
     runners, devices, specs = mix
     w = timed_world(*specs, load_s=load_s, answer_s=answer_s, runners=runners, gpus_each=devices)
     first, *others = specs
     for spec in others:
         w.ask_every(chance.choice([0.3, 2.0, 5.0]), spec.name, spec, first=chance.random())
-    w.run_until(200.0)
+    w.run_until(120.0)
     w.ask("late", first.identity)
     # a load that has begun there ends, and its slot serves for a while
     most = BOUND_S + (load_s + RESIDENCY_S) + answer_s + w.end_s + load_s
@@ -89,7 +89,7 @@ def test_model_starving_alone_is_served_within_its_bound(mix, load_s: float, ans
 
 
 @pytest.mark.parametrize(("runners", "gpus_each"), [(1, 2), (2, 1)])
-def test_idle_slot_gives_way_before_one_that_is_busy_for_long(runners: int, gpus_each: int) -> None:
+def test_idle_slot_gives_way_before_a_busy_one(runners: int, gpus_each: int) -> None:
     w = timed_world(A, B, C, runners=runners, gpus_each=gpus_each, a=FOREVER)
     w.ask("endless", A.identity)
     w.ask_every(8.0, "b", B)
@@ -103,7 +103,7 @@ def test_idle_slot_gives_way_before_one_that_is_busy_for_long(runners: int, gpus
     assert w.reconciler.fleet.slots["slot-1"].state is SlotState.READY
 
 
-def test_drain_ends_when_the_slot_it_makes_room_for_goes_elsewhere() -> None:
+def test_drain_is_called_off_when_its_reason_moves() -> None:
     w = timed_world(A, B, C, runners=2, answer_s=60.0, b=FOREVER, a=FOREVER)
     w.ask("endless", A.identity)
     w.run_until(5.0)
@@ -121,7 +121,7 @@ def test_drain_ends_when_the_slot_it_makes_room_for_goes_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("answer_s", [40.0, 100.0])
-def test_late_slot_leaves_no_place_that_is_about_to_be_free(answer_s: float) -> None:
+def test_late_slot_leaves_no_place_about_to_be_free(answer_s: float) -> None:
     """There is always another slot whose request began later."""
     others = [model(f"m{number}", 60) for number in range(4)]
     w = timed_world(A, *others, gpus_each=4, answer_s=answer_s, load_s=0.5)
@@ -133,7 +133,7 @@ def test_late_slot_leaves_no_place_that_is_about_to_be_free(answer_s: float) -> 
     assert w.waits["a"]
 
 
-def test_slot_behind_endless_request_moves_to_slot_that_is_never_idle() -> None:
+def test_slot_behind_endless_request_moves_to_another_busy_one() -> None:
     w = serving_world(A, B, C, gpus_each=2, policy=POLICY)
     w.ask("b0", B.identity)
     w.settle(serve=False)
