@@ -198,7 +198,8 @@ class FairQueue:
             for job in in_turn:
                 if standing < Standing.BORROWS and self._standing(job) > standing:
                     self._later.append(deque((job,)))
-                    self._kinds_later.add(job.kind)
+                    if job.is_plain:
+                        self._kinds_later.add(job.kind)
                 else:
                     yield job
 

@@ -318,9 +318,10 @@ class Reasons(Mapping[str, PendingReason]):
 
     def __getitem__(self, job_id: str) -> PendingReason:
         found = self._made[job_id]
-        if isinstance(found, _Alike):
-            found = self._made[job_id] = found.reason(job_id)
-        return found
+        if not isinstance(found, _Alike):
+            return found
+        reason = self._made[job_id] = found.reason(job_id)
+        return reason
 
     def __setitem__(self, job_id: str, reason: PendingReason) -> None:
         self._made[job_id] = reason
@@ -336,7 +337,10 @@ class Reasons(Mapping[str, PendingReason]):
 
     def update(self, reasons: Mapping[str, PendingReason]) -> None:
         """Add reasons, in the place of those that there are for the same jobs."""
-        self._made.update(reasons._made if isinstance(reasons, Reasons) else reasons)
+        if isinstance(reasons, Reasons):
+            self._made.update(reasons._made)
+        else:
+            self._made.update(reasons)
 
     def keep(self, reasons: "Reasons", job_ids: Iterable[str]) -> None:
         """Add those of other reasons that are of these jobs."""
