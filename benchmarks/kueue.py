@@ -307,12 +307,8 @@ class Replay:
             self.state.handle_event(JobSubmittedEvent(spec, 0.0))
         self._planner = Planner(self.state, LOOK_AGAIN_S)
         running = self._planner.plan(self._now, Instructions())
-<<<<<<< ours
-        self._planner, seconds = Planner(self.state, LOOK_AGAIN_S), []
-=======
         self._planner = Planner(self.state, LOOK_AGAIN_S)
         seconds: list[float] = []
->>>>>>> theirs
         for number in range(6):
             began = self._cpu_clock()
             started = self._planner.plan(self._now, Instructions())
