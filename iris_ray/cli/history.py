@@ -74,7 +74,7 @@ def _first(day: datetime) -> datetime:
 
 def file_option(command: Command) -> Command:
     return click.option(
-        "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PATH",
+        "--file", "path", type=click.Path(path_type=Path), metavar="PATH",
         help="Read this history.sqlite, without a cluster.",
     )(command)  # fmt: skip
 

@@ -16,6 +16,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.views import with_latest
@@ -100,6 +101,7 @@ class HistoryService:
         self._said_at = -math.inf
         self._sampled_at = self._refreshed_at = -math.inf
         self._looking = asyncio.Lock()
+        self._background = BackgroundTasks()
         self._next: asyncio.Task[None] | None = None  # the look for which questions wait, until it begins
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="reading the history")
@@ -267,7 +269,7 @@ class HistoryService:
             raise HistoryUnavailableError(
                 "this cluster keeps no history; an operator switches it on: iris-ray cluster settings set history=on"
             )
-        self._next = self._next or asyncio.ensure_future(self.look())
+        self._next = self._next or self._background.start(self.look(), "looking for what the history lacks")
         await asyncio.wait([self._next], timeout=FRESH_S)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, read_history, self._file.path, sql, parameters, most_rows)

@@ -1,5 +1,6 @@
 """``iris-ray exec``, ``shell`` and ``port-forward``: the Controller and the sessions are real, with real commands."""
 
+import contextlib
 import os
 import pty
 import signal
@@ -224,7 +225,11 @@ def connect(port: int) -> socket.socket:
 
 
 def comes_back(connection: socket.socket, data: bytes) -> bool:
-    threading.Thread(target=connection.sendall, args=(data,)).start()
+    def send() -> None:
+        with contextlib.suppress(OSError):  # the connection may be closed meanwhile
+            connection.sendall(data)
+
+    threading.Thread(target=send).start()
     found = b""
     while len(found) < len(data) and (some := connection.recv(65536)):
         found += some

@@ -109,6 +109,7 @@ DEFAULTS = {
     "preferences": (),
     "tolerations": (),
     "priority": PriorityBand.INTERACTIVE,
+    "team": None,
     "scheduling_timeout": None,
     "keep_warm": 60,
     "spares": 0,

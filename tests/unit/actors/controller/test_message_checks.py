@@ -125,13 +125,13 @@ def test_job_submitted_again_keeps_the_team_that_it_got(world: ControllerInProce
     """Its pool has not heard the first answer, and its user has left the team since."""
     before, after = Teams([Team("ads", users=("ann",))]), Teams([Team("ads")])
     ask(world, "set_teams", list(before), Teams().version, "ann")
-    spec = tasks_spec("mine", user="ann")
+    spec = tasks_spec("of-ads", user="ann")
     ask(world, "submit", spec, a_pool(world), 1)
     ask(world, "set_teams", list(after), before.version, "ann")
     for again in (spec, replace(spec, team="ads")):
         ask(world, "submit", again, a_pool(world), 1)
-    assert world.spec("mine").team == "ads"
-    world.iris("cancel", "mine")
+    assert world.spec("of-ads").team == "ads"
+    world.iris("cancel", "of-ads")
 
 
 def test_refused_job_does_not_end_job_of_same_id(world: ControllerInProcess) -> None:

@@ -231,7 +231,7 @@ async def test_keeper_that_is_killed_takes_its_command_along(work: Path) -> None
 
 
 async def test_terminal_has_size_and_follows_it(work: Path) -> None:
-    command = run("tty; stty size; trap 'stty size; exit' WINCH; while :; do sleep 0.05; done", work, SIZE)
+    command = run("trap 'stty size; exit' WINCH; tty; stty size; while :; do sleep 0.05; done", work, SIZE)
     seen = await until(command, b"24 80")
     assert seen.out.startswith(b"/dev/pts/")
     command.resize(Size(50, 120))
