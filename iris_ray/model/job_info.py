@@ -90,6 +90,8 @@ class JobInfo:
 
 
 _VARIABLES = {name: f"IRIS_{name.upper()}" for name in JobInfo.__dataclass_fields__}
+COORDINATOR_VARIABLE = _VARIABLES["coordinator_address"]
+"""The variable by which `iris_ray.jax.initialize` finds the other processes of the gang."""
 _FILE_SERVICES = _VARIABLES["file_services"]
 
 

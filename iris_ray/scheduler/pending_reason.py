@@ -88,7 +88,7 @@ class ReachedLimit:
 
     def __str__(self) -> str:
         if self.team is not None:
-            return f"waiting for {self._of_team}, and it needs {self.needed:,g}; iris-ray team shows all"
+            return f"waiting for {self._of_team}, and it needs {self.needed:,g}; iris-ray team show has all"
         rest = f"; the rest is kept for {self.before or 'it'}" if self.before or self.kept else ""
         return (
             f"waiting for the limit of {self.user} in band {self.band.name.lower()}: {self.limit:,g} {self.what}, of"

@@ -16,6 +16,7 @@ from pathlib import Path
 from iris_ray.actors.host.task_environment import ON_CPU
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import SessionError
+from iris_ray.model.job_info import COORDINATOR_VARIABLE
 from iris_ray.model.multislice import MEGASCALE_PREFIX
 
 NAME = "iris-ray-surroundings"
@@ -77,7 +78,7 @@ class Surroundings:
         """
         left_out = {TaskFiles.VARIABLE}  # heartbeats and status are the task's own
         environ = {n: v for n, v in self.environ.items() if not n.startswith(MEGASCALE_PREFIX) and n not in left_out}
-        environ |= ON_CPU | {"IRIS_COORDINATOR_ADDRESS": "", "TERM": term}
+        environ |= ON_CPU | {COORDINATOR_VARIABLE: "", "TERM": term}
         path = environ.get("PATH", os.defpath)
         if os.path.dirname(shutil.which("python", path=path) or "") != os.path.dirname(self.python):
             environ["PATH"] = os.pathsep.join((os.path.dirname(self.python), path))
