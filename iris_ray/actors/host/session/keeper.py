@@ -77,6 +77,7 @@ def start(wanted: dict[str, Any]) -> int:
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
             for number in (*DEFAULTS, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's worker blocks some, and children inherit that
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
                 file.write("1000")  # if the host's memory is used up, this goes before the task
             os.chdir(wanted["directory"])
