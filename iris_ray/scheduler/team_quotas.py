@@ -324,13 +324,6 @@ class Reclaim:
             self._known[key] = self._rank(victim)
         return self._known[key]
 
-    def has_right_to(self, victim: JobSpec) -> bool:
-        """Return whether a job that leaves anyway may leave for this one: this one's side stays within its quota."""
-        if not self._rights or self._quotas.kind(victim) != self._kind:
-            return False
-        side, path = self._side(victim), self._quotas.path(victim)
-        return bool(side) and path[len(side)] in self._rights
-
     def beyond(self, victims: Iterable[tuple[AttemptId, JobSpec, float]]) -> set[AttemptId]:
         """Return the attempts that may stay since the others bring their teams back to their quotas.
 

@@ -123,8 +123,7 @@ class EvictionCosts:
         if attempt in self.leaving:
             job = self._running.jobs[attempt.job_id]
             by_band = taker is not None and job.spec.priority > taker and reclaim.by_band(job.spec)
-            by_quota = taker is not None and reclaim.has_right_to(job.spec)
-            return NO_COST if is_idle(job) or by_band or by_quota else None
+            return NO_COST if is_idle(job) or by_band else None
         known = self._costs.get(attempt)
         if known is None:
             known = self._costs[attempt] = self._cost(attempt)
