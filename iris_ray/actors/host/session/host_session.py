@@ -33,9 +33,10 @@ MOST_CHANNELS = 64
 """A session has so many commands and connections at a time. A browser opens six to each server."""
 STARTING_S, STARTING_POLL_S = 2.0, 0.1
 """A task that is said to run has its process within so long."""
-TOGETHER_S = 1.0
-"""The end of a task's process is seen within so long of that of the commands beside it; the host ends all at once."""
-_BY_SIGKILL = (None, 137)
+TOGETHER_S = 10.0
+"""The end of a task's process is seen within so long of that of the commands beside it, which get no grace."""
+_AS_HOSTS_END_IT = (None, 143, 137)
+"""The exit codes of a command that got SIGTERM or SIGKILL; None: it is not known."""
 
 
 class HostSession:
@@ -103,7 +104,7 @@ class HostSession:
         self._asked()
         found = self._channels[channel]
         piece = await found.read(after)
-        if piece.over and piece.exit_code in _BY_SIGKILL and isinstance(found, Command) and not piece.task_ended:
+        if piece.over and piece.exit_code in _AS_HOSTS_END_IT and isinstance(found, Command) and not piece.task_ended:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._task_ended.wait(), TOGETHER_S)
             return piece._replace(task_ended=self._task_ended.is_set())
