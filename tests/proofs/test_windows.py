@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 
 from iris_ray.model import workers
-from iris_ray.scheduler import promises as scheduler_promises
 from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.promises import Promises
 from iris_ray.state import promises
@@ -40,7 +39,7 @@ def test_a_world_is_the_same_each_time() -> None:
     [
         (workers, "UNCONFIRMED_S", 1e9),
         (Promises, "_problem", lambda *_: "no reason"),
-        (scheduler_promises, "_gives_way", lambda one, job: one.job.spec.priority >= job.spec.priority),
+        (Promises, "_gives_way", lambda _, one, job: one.job.spec.priority >= job.spec.priority),
         (Allowances, "promised", lambda *_: None),
         (promises.Promises, "restored", lambda _, job, workers: setattr(job, "promise", None)),
     ],
