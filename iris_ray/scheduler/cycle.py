@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.requirement import Requirement
@@ -342,9 +342,9 @@ class Cycle:
             if not kept and self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
-        reason = self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
-        if job.is_plain and not (kept or lifted or reached.kept):
-            self._over[job.kind] = reason
+        self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+        if job.is_plain and not (kept or lifted):
+            self._over[job.kind] = limited(job, replace(reached, kept=False), kept=())
 
     def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
         """Return whether a job is within a limit once those have left that leave its promised hosts to it."""

@@ -9,9 +9,10 @@ The search is bounded. It looks at what costs nothing first, then at the attempt
 that heed notices, then at those that have saved or begun last.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 
 from iris_ray.model.jobs import Job
@@ -190,15 +191,21 @@ class Evictor:
         return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
 
     def _of_team(self, job: Job) -> list[AttemptId]:
-        """Return the spares of a job's team, and what runs in its lower bands."""
-        jobs, reclaim = self._running.jobs, self._reclaim(job)
-        attempts = chain(self._idle, *map(self._in_turn, self._bands(job)))
-        found = (a for a in attempts if self._looks_at(a) and reclaim.is_same_team(jobs[a.job_id].spec))
+        """Return the spares of a job's team, and what may leave in its lower bands."""
+        teams, reclaim = self._allowances.teams, self._reclaim(job)
+        taker = job.spec.priority if may_evict(job) else None
+        attempts = self._by_account.get(teams.account(job.spec), ())
+        found = (attempt for attempt in attempts if self._costs.of(attempt, taker, reclaim, patient=False))
         return list(islice(found, GROUPS_COMPARED))
 
-    def _looks_at(self, attempt: AttemptId) -> bool:
-        self._looks -= 1
-        return self._looks > 0
+    @cached_property
+    def _by_account(self) -> Mapping[tuple[str, str | None], list[AttemptId]]:
+        """The attempts by the quotas that they use; first the spares, then those of the lowest bands."""
+        jobs, account = self._running.jobs, self._allowances.teams.account
+        found = defaultdict[tuple[str, str | None], list[AttemptId]](list)
+        for attempt in chain(self._idle, *map(self._in_turn, reversed(PriorityBand))):
+            found[account(jobs[attempt.job_id].spec)].append(attempt)
+        return found
 
     def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
         names = tuple(sorted(found))

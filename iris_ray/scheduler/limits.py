@@ -205,8 +205,7 @@ class Allowances:
         """Keep the rest of its user's chips for a job, if the limit lets it run at all and no other job has them."""
         mine = self._allowance(job)
         if reached.team is not None and reached.needed <= reached.limit:
-            self.teams.promised(job, reached.needed)
-            return replace(reached, kept=True)
+            return replace(reached, kept=self.teams.keep_for(job, reached.needed))
         if mine is None or mine.kept_for or reached.what != "chips" or reached.needed > mine.most_chips:
             return reached
         mine.kept_for = job.spec.job_id

@@ -251,15 +251,12 @@ class VictimSearch:
         plan: the hosts that the plan has given away.
         available: the groups that the job's requirement finds.
         reclaim: says which jobs of other teams have to leave for it.
-        reclaim: says which jobs of other teams have to leave for it.
         patient: whether attempts may be taken that have not yet run for the minimum time.
         only: the attempts that may be taken; None: any.
 
     Attributes:
         job: the job that needs room.
         spared: users whose gangs are left alone.
-        left_out: attempts that are left alone.
-        reclaim: see above.
         left_out: attempts that are left alone.
         reclaim: see above.
         patient: see above.
