@@ -77,6 +77,13 @@ class Allowances:
         found = self.teams.standing(job, num_groups(job)[0] * chips_per_group(job))
         return found if isinstance(found, Standing) else Standing.BORROWS
 
+    def keep_quota_for(self, job: Job, standing: int) -> None:
+        """Keep quota for a job that could run with it, at a standing, if lower bands of its own team had less."""
+        needed = num_groups(job)[0] * chips_per_group(job)
+        found = self.teams.standing_in_team(job, needed)
+        if isinstance(found, Standing) and found <= standing:
+            self.teams.keep_for(job, needed)
+
     def _reached_by_team(self, job: Job) -> ReachedLimit | None:
         if not self.teams.exist:
             return None

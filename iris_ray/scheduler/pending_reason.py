@@ -116,7 +116,7 @@ class ReachedLimit:
     @property
     def _of_team(self) -> str:
         whose = f"what team {self.team} may have" if self.team else "what the teams lend"
-        return f"{whose}: {self.limit:,g} {self.what}, of which {self.held:,g} are taken"
+        return f"{whose}: {self.limit:,g} {self.what}, of which {self.held:,g} are taken or kept"
 
 
 @dataclass(frozen=True, slots=True)

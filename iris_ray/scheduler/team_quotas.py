@@ -147,8 +147,20 @@ class TeamQuotas:
                 return NoneLeft(name.rstrip("/"), kind, account.most, rounded(used + kept - more))
         return Standing.BORROWS
 
+    def standing_in_team(self, job: Job, chips: float) -> Standing | NoneLeft:
+        """Return the same as `standing` if lower bands of the job's own team had nothing: the team's order decides."""
+        if not self.exist:
+            return Standing.OWN
+        team, kind = self.account(job.spec)
+        usage: Mapping[str, float] = self._use.usage.get(team, {})
+        lower = (usage.get(in_band(kind, band), 0.0) for band in PriorityBand if kind and band > job.spec.priority)
+        return self.standing(job, chips - sum(lower))
+
     def took(self, job: Job, chips: float) -> None:
         """Count chips that the plan gives to a job, or takes from it if they are less than 0."""
+        if self._kept_for and self._kept_for.get(self.account(job.spec)) == job.spec.job_id:
+            del self._kept_for[self.account(job.spec)]
+            self.promised(job, 0.0)
         self._count(job.spec, chips)
 
     def promised(self, job: Job, chips: float) -> None:

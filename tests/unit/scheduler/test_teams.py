@@ -85,6 +85,17 @@ def test_between_teams_that_borrow_the_smaller_share_by_weight_goes_first(world:
     assert set(world.schedule()) == {"ads-0", "ads-1", "ads-2", "vision-0"}
 
 
+def test_lower_bands_of_its_team_leave_a_large_job_the_quota(world: World) -> None:
+    two_teams(world)
+    (young,) = start(world, "young", team="ads", priority=BATCH)
+    start(world, "one", "two", team="vision")
+    submit(world, "large", "ads", slices=(2,), priority=PRODUCTION)
+    submit(world, "small", "ads", priority=BATCH)
+    assert world.schedule() == {}
+    world.finish(young)
+    assert set(world.schedule()) == {"large"}
+
+
 def test_inside_a_team_users_share_as_without_teams(world: World) -> None:
     two_teams(world, ads="32", vision="0")
     for number in range(4):
@@ -131,7 +142,7 @@ def test_a_team_borrows_no_more_than_it_may(world: World) -> None:
         submit(world, f"ads-{number}", "ads")
     assert set(world.schedule()) == {"ads-0", "ads-1"}
     assert world.why("ads-2") == (
-        "waiting for what team ads may have: 16 v4-16 chips, of which 16 are taken, and it needs 8;"
+        "waiting for what team ads may have: 16 v4-16 chips, of which 16 are taken or kept, and it needs 8;"
         " iris-ray team show has all"
     )
 
@@ -142,7 +153,7 @@ def test_what_a_team_does_not_lend_stays_free_for_it(world: World) -> None:
         submit(world, f"ads-{number}", "ads", priority=PRODUCTION)
     assert set(world.schedule()) == {"ads-0", "ads-1"}
     assert world.why("ads-2") == (
-        "waiting for what the teams lend: 32 v4-16 chips, of which 32 are taken, and it needs 8;"
+        "waiting for what the teams lend: 32 v4-16 chips, of which 32 are taken or kept, and it needs 8;"
         " iris-ray team show has all"
     )
     submit(world, "vision", "vision", slices=(2,))
