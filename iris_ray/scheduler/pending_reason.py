@@ -126,7 +126,7 @@ class Protected:
     Attributes:
         job_ids: ids of the jobs that hold the hosts.
         seconds: how long until the job may take them.
-        at_budget: those among them, or users of theirs, that have been evicted as often as is allowed in an hour.
+        at_budget: those among them, or their users and teams, that have been evicted as often as is allowed in an hour.
     """
 
     job_ids: tuple[str, ...]

@@ -16,6 +16,7 @@ from iris_ray.scheduler.evictions import GROUPS_COMPARED, SEARCHES_AMONG_GANGS
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
 from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
+from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.events import (
     AttemptSavesEvent,
     Event,
@@ -380,7 +381,7 @@ def test_users_budget_bounds_how_many_of_their_gangs_leave(world: World, needed:
     world.now = 10_000.0
     for number, user in enumerate(("ann", "ann", "carl", "carl")):
         run(world, f"{user}-{number}", ran_s=1000.0 - 100.0 * number, user=user)
-    world.state.evicted_at["carl"] = [world.now - 600.0]  # type: ignore[index]
+    world.state.evicted_at[Owner("carl")] = [world.now - 600.0]  # type: ignore[index]
     world.submit("prod", slices=(needed,), priority=PRODUCTION)
     leave = evicted(world)
     if needed == 3:  # it does not look for a mixture

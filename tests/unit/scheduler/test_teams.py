@@ -8,6 +8,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Teams
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state.events import TeamsSetEvent
 from tests.support.worlds import S, World, add_slices, promised
 
@@ -241,6 +242,18 @@ def test_what_was_taken_back_is_left_alone_for_the_minimum_time(world: World) ->
     assert "may take the hosts of ads-" in world.why("vision")
     world.now += 121.0
     assert len(leaving(world)) == 1
+
+
+def test_a_teams_budget_bounds_how_many_gangs_of_it_and_its_parts_leave(world: World) -> None:
+    world.scheduler.evictions = EvictionRules(per_team=1)
+    set_teams(world, "[teams.ads]\nquota.v4-16 = 32\n[teams.vision]\n[teams.'vision/night']")
+    start(world, "one", "two", "three", "four", team="vision/night")
+    world.now += 3600.0
+    submit(world, "first", "ads")
+    assert len(leaving(world)) == 1
+    submit(world, "second", "ads")
+    assert len(leaving(world)) == 1
+    assert "since jobs of team vision, jobs of team vision/night had enough evictions" in world.why("second")
 
 
 def test_a_part_of_the_quota_by_band_is_all_that_the_band_may_take_back(world: World) -> None:
