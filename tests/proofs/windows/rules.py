@@ -308,6 +308,11 @@ class Rules:
             waiting = (job.gangs[position] for position in job.pending)
             yield from (gang for gang in waiting if self.now < gang.returning_until)
 
+    def _is_too_late(self, job: Job) -> bool:
+        """Return whether the plan gives a job up: it has not run in time."""
+        timeout = job.spec.scheduling_timeout
+        return timeout is not None and not job.started and self.now - job.submitted_at > timeout
+
     def _pauses(self, job: Job) -> bool:
         return all(job.gangs[position].not_before > self.now for position in job.pending)
 
@@ -331,7 +336,10 @@ class Rules:
         self._is_enough(taker, event.node_ids, event.leave, who)
         assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
         chips = self._chips_of(event.node_ids)
-        lose = [job_id for job_id, one in self.ledger.promised.items() if {*one.node_ids} & {*event.node_ids}]
+        promised = self.ledger.promised.items()
+        lose = [
+            i for i, one in promised if {*one.node_ids} & {*event.node_ids} or self._is_too_late(self._state.jobs[i])
+        ]
         is_over = self._is_over_the_limit(taker, chips, event.leave, besides=lose)
         assert not is_over, f"{who} would be over the limit of its user"
         if stay:
