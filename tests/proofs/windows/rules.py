@@ -336,10 +336,7 @@ class Rules:
         self._is_enough(taker, event.node_ids, event.leave, who)
         assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
         chips = self._chips_of(event.node_ids)
-        promised = self.ledger.promised.items()
-        lose = [
-            i for i, one in promised if {*one.node_ids} & {*event.node_ids} or self._is_too_late(self._state.jobs[i])
-        ]
+        lose = [job_id for job_id, one in self.ledger.promised.items() if {*one.node_ids} & {*event.node_ids}]
         is_over = self._is_over_the_limit(taker, chips, event.leave, besides=lose)
         assert not is_over, f"{who} would be over the limit of its user"
         if stay:
@@ -508,7 +505,8 @@ class Rules:
                     running.add(attempt.job_id)
         for job_id, promised in self.ledger.promised.items():
             other = self._state.jobs[job_id]
-            if other is not job and job_id not in besides and promised.is_firm and _account(other) == account:
+            is_other = other is not job and job_id not in besides and not self._is_too_late(other)
+            if is_other and promised.is_firm and _account(other) == account:
                 chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
