@@ -33,7 +33,7 @@ from iris_ray.state.user_limits import PastUsage
 Usage = Mapping[str, Mapping[str, float]]
 """What each user's gangs hold, by Ray's resource names."""
 
-PRODUCTION_BOUND_S = 10.0
+PRODUCTION_BOUND_S = 0.0
 """For so many seconds other jobs may pass a waiting gang of PRODUCTION: else small jobs of lower bands keep it out."""
 HOPES_FOR_MORE_S = 30.0
 """For so many seconds in the queue, a gang that can use more groups waits for groups that are about to be free."""
@@ -76,7 +76,7 @@ class Deadlines:
 
     def is_starving(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang of the job has waited longer than the bound of its band."""
-        return self.now - gang.waiting_since > self.bound_s(job.spec.priority)
+        return self.now - gang.waiting_since >= self.bound_s(job.spec.priority)
 
     def hopes_for_more(self, gang: Gang) -> bool:
         """Return whether the gang has come into the queue, or its pause has ended, only a moment ago."""
@@ -137,6 +137,8 @@ class FairQueue:
         deadlines: tells which jobs are urgent.
         teams: what each team holds and has held; None: there are no teams.
         standing: tells with whose quota a job could run.
+        passed_over: is told of each job that goes later, since it has to look further for quota, and of the standing of
+            those that go now.
         fare_alike: whether plain jobs of a kind fare like one before them, which found nothing. They get no turn then.
 
     Attributes:
@@ -154,6 +156,7 @@ class FairQueue:
         deadlines: Deadlines,
         teams: TeamUse | None = None,
         standing: Callable[[Job], int] = lambda job: Standing.OWN,
+        passed_over: Callable[[Job, int], None] = lambda job, standing: None,
         fare_alike: Callable[[Run], bool] = lambda run: False,
     ) -> None:
         self._pending = sorted(pending, key=_number)
@@ -162,6 +165,7 @@ class FairQueue:
         self._teams = teams if teams is not None and teams.teams else None
         self._of_teams = _Shares(self._teams.usage, self._teams.past, totals, deadlines.now) if self._teams else None
         self._standing = standing
+        self._passed_over = passed_over
         self._fare_alike = fare_alike
         self._later: list[Run] = []  # jobs that have to look further for quota
         self._kinds_later: set[Kind] = set()  # theirs
@@ -197,6 +201,7 @@ class FairQueue:
             in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)
             for job in in_turn:
                 if standing < Standing.BORROWS and self._standing(job) > standing:
+                    self._passed_over(job, standing)
                     self._later.append(deque((job,)))
                     if job.is_plain:
                         self._kinds_later.add(job.kind)
