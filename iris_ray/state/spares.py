@@ -260,6 +260,8 @@ def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
         max_retries_failure=NO_LIMIT,
         max_task_failures=None,
         scheduling_timeout=None,
+        max_runtime=None,
+        stop_without_progress=None,
     )
 
 
