@@ -1,6 +1,5 @@
 """``iris-ray history`` and ``iris-ray report``: what was, from the history that outlives the Controller."""
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import Command, address_option, cluster
-from iris_ray.cli.options import json_option
+from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import duration, one_line, print_facts, print_json, print_table
 from iris_ray.history.questions import (
     GROUPS,
@@ -38,25 +37,9 @@ Row = Mapping[str, Any]
 Ask = Callable[[Question, int], HistoryRows]
 """Returns the answer to a question, with at most so many rows."""
 
-_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_DATES = "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"
 _STEPS = 48
 """``--utilisation`` prints about so many lines."""
 _BAR = 20
-
-
-def _time(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
-    """Return a time such as ``7d`` ago, or ``2026-11-01`` in this machine's time zone, as seconds since the epoch."""
-    if value is None:
-        return None
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip()):
-        return time.time() - float(found[1]) * _UNITS[found[2]]
-    for form in _DATES:
-        try:
-            return time.mktime(time.strptime(value.strip(), form))
-        except (ValueError, OverflowError):
-            continue
-    raise click.BadParameter(f"{value!r} is no time; give 12h or 7d for so long ago, or a date such as 2026-11-01.")
 
 
 def _month(_: click.Context, __: click.Parameter, value: str | None) -> datetime:
@@ -105,8 +88,10 @@ _FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisati
 @click.command()
 @click.argument("job", required=False)
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
-@click.option("--since", callback=_time, metavar="TIME", help="Only what was there since then: 12h, 7d or 2026-11-01.")
-@click.option("--until", callback=_time, metavar="TIME", help="Only what was there before: 12h, 7d or 2026-11-01.")
+@click.option(
+    "--since", callback=past_time, metavar="TIME", help="Only what was there since then: 12h, 7d or 2026-11-01."
+)
+@click.option("--until", callback=past_time, metavar="TIME", help="Only what was there before: 12h, 7d or 2026-11-01.")
 @click.option("--state", type=click.Choice([*(state.value for state in JobState), "lost"]), help="Only in this state.")
 @click.option(
     "--cause",

@@ -13,10 +13,13 @@ from ray.actor import ActorHandle
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.log_files import AttemptLog, LogPiece, logs_directory
-from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
+from iris_ray.actors.host.output.log_search import FoundLines, LogSearch, search
+from iris_ray.actors.protocol.task_log import LogId, LogPosition, TaskLog
 
 READ_TIMEOUT_S = 20.0
 """A reader may take so long to start and to answer."""
+SEARCH_TIMEOUT_S = 120.0
+"""So long it may take to start and to search all logs of a job on its host, some 100 MB a second or more."""
 IDLE_S = 60.0
 """A reader that was not asked for so long is ended."""
 
@@ -41,6 +44,14 @@ class LogReader:
     def read(self, questions: Sequence[LogQuestion]) -> list[LogPiece | None]:
         """Return a piece of each attempt's output; None for an attempt without files here."""
         return [self._piece(question) for question in questions]
+
+    def search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
+        """Return the lines that match of each attempt's output; None for an attempt without files here."""
+        found, left = list[FoundLines | None](), wanted.most_bytes
+        for one in ids:
+            found.append(search(AttemptLog(self._root, *one), wanted, left))
+            left = max(0, left - (found[-1].size if found[-1] is not None else 0))
+        return found
 
     def _piece(self, asked: LogQuestion) -> LogPiece | None:
         log = AttemptLog(self._root, asked.job_id, asked.task_index, asked.attempt)
