@@ -12,7 +12,6 @@ shares and between jobs of one user. It never overrides a share.
 """
 
 import heapq
-import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ from iris_ray.state.user_limits import PastUsage
 Usage = Mapping[str, Mapping[str, float]]
 """What each user's gangs hold, by Ray's resource names."""
 
-PRODUCTION_BOUND_S = 0.0
-"""For so many seconds other jobs may pass a waiting gang of PRODUCTION: else small jobs of lower bands keep it out."""
 HOPES_FOR_MORE_S = 30.0
 """For so many seconds in the queue, a gang that can use more groups waits for groups that are about to be free."""
 AWAITS_ITS_OWN_S = 10.0
@@ -71,8 +68,11 @@ class Deadlines:
         return gang.not_before - self.now
 
     def bound_s(self, band: PriorityBand) -> float:
-        """Return for how many seconds others may pass a waiting gang of a band: of PRODUCTION, but a moment."""
-        return min(self.backfill_bound_s, PRODUCTION_BOUND_S if band is PriorityBand.PRODUCTION else math.inf)
+        """Return for how many seconds others may pass a waiting gang of a band.
+
+        None pass one of PRODUCTION: small jobs of lower bands would keep it out.
+        """
+        return 0.0 if band is PriorityBand.PRODUCTION else self.backfill_bound_s
 
     def is_starving(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang of the job has waited longer than the bound of its band."""
@@ -385,12 +385,12 @@ class SearchFairness:
 
 
 def _runs(jobs: Iterable[Job]) -> list[Run]:
-    """Return jobs, which come by age, in runs."""
+    """Return jobs, which come by age, in runs. In a run, nobody has waited longer than the first: clocks may jump."""
     alike: dict[Kind, Run] = {}
     runs: list[Run] = []
     for job in jobs:
         run = alike.get(job.kind) if job.is_plain else None
-        if run is not None:
+        if run is not None and run[-1].gangs[0].waiting_since <= job.gangs[0].waiting_since:
             run.append(job)
         else:
             runs.append(deque((job,)))
