@@ -34,6 +34,8 @@ PLACES_S = 1.0
 
 ATTEMPTS_SEARCHED = 10
 """Of each task so many attempts are searched, the latest ones."""
+LAST_BYTES, MOST_LINES = 1 << 20, 1 << 20
+"""So much is searched of an attempt whose host is gone."""
 
 Host = tuple[str, str]
 """Node id and address."""
@@ -136,12 +138,12 @@ class HostLogs:
         left = iter(wanted.items())
         while some := dict(islice(left, MOST_LOGS)):
             places |= self._controller.ask(ControllerInterface.locate_logs, job_id, some)
-        lost = iter([(index, wanted[index]) for index, place in places.items() if place.host is None])
-        while some := dict(islice(lost, MOST_LOGS)):  # this looks for their hosts
-            last = self._controller.ask(ControllerInterface.fetch_logs, job_id, some, 1)
-            again = {index: some[index] for index, log in last.items() if log.from_host}
-            places |= {index: LogPlace(log, None) for index, log in last.items() if not log.from_host}
-            places |= self._controller.ask(ControllerInterface.locate_logs, job_id, again) if again else {}
+        lost = [index for index, place in places.items() if place.host is None and place.log.attempt]
+        for index in lost:  # this looks for its host, and in the archive
+            at = LogPosition(places[index].log.attempt, tail_lines=MOST_LINES)
+            last = self.fetch_task_logs(job_id, index, at, LAST_BYTES)
+            (again,) = self._controller.ask(ControllerInterface.locate_logs, job_id, {index: at}).values()
+            places[index] = again if again.host is not None else LogPlace(last, None)
         return {place.log.log_id: place for place in places.values()}
 
     def close(self) -> None:

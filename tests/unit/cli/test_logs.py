@@ -1,9 +1,14 @@
 """``iris-ray logs``: which lines of which attempt it prints. The Controller reads real log files."""
 
+from pathlib import Path
+
 import pytest
 
+from iris_ray.actors.host.output.log_archive import copy
+from iris_ray.actors.host.output.log_files import AttemptLog, logs_directory
 from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.settings import LOG_ARCHIVE
 from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -148,6 +153,24 @@ def test_lost_hosts_log_is_replaced_by_a_notice(world: ControllerInProcess) -> N
     world.wait_for_no_host("v4-16-0", 1)
     done = world.iris("logs", job, "1", "--attempt", "1")
     assert (done.stdout, "its host is gone" in done.stderr) == ("", True)
+
+
+def test_lost_hosts_log_is_read_from_the_archive(
+    world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "archive").mkdir()
+    monkeypatch.setenv(LOG_ARCHIVE.name, str(tmp_path / "archive"))
+    job = world.start("train")
+    world.prints(job, 1, "first\nlast words\n")
+    (task,) = (task for task in world.tasks_of(job) if task.info.task_index == 1)
+    copy(AttemptLog(logs_directory(task.host.directory), job, 1, 1), tmp_path / "archive")
+    world.kill_host("v4-16-0", 1)
+    world.wait_for_no_host("v4-16-0", 1)
+    done = world.iris("logs", job, "1", "--attempt", "1", "--tail", "1")
+    assert done.stdout == "last words\n"
+    assert "its host is gone; this is from the archive" in done.stderr
+    found = world.iris("logs", job, "1", "--grep", "words").stdout
+    assert found == "task-1| last words\n"
 
 
 def test_anybody_may_read_logs(world: ControllerInProcess) -> None:

@@ -5,6 +5,7 @@ The job's own actors may be gone, so the process that asks starts a reader. That
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import ray
@@ -43,7 +44,7 @@ class LogReader:
 
     def read(self, questions: Sequence[LogQuestion]) -> list[LogPiece | None]:
         """Return a piece of each attempt's output; None for an attempt without files here."""
-        return [self._piece(question) for question in questions]
+        return [piece_in(self._root, question) for question in questions]
 
     def search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
         """Return the lines that match of each attempt's output; None for an attempt without files here."""
@@ -53,11 +54,13 @@ class LogReader:
             left = max(0, left - (found[-1].size if found[-1] is not None else 0))
         return found
 
-    def _piece(self, asked: LogQuestion) -> LogPiece | None:
-        log = AttemptLog(self._root, asked.job_id, asked.task_index, asked.attempt)
-        if asked.tail_lines is None:
-            return log.read(asked.offset, asked.limit)
-        return log.tail(asked.tail_lines, asked.limit)
+
+def piece_in(root: Path, asked: LogQuestion) -> LogPiece | None:
+    """Return a piece of an attempt's output; None if a directory of logs has no files of it."""
+    log = AttemptLog(root, asked.job_id, asked.task_index, asked.attempt)
+    if asked.tail_lines is None:
+        return log.read(asked.offset, asked.limit)
+    return log.tail(asked.tail_lines, asked.limit)
 
 
 _LogReader = ray.remote(LogReader)
