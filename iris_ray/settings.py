@@ -64,6 +64,12 @@ HOST_DIR = Variable(
     "where iris_ray keeps its files; default `iris_ray-<uid>` in Ray's directory, `/tmp/ray`",
     Path,
 )
+LOG_ARCHIVE = Variable(
+    "IRIS_RAY_LOG_ARCHIVE",
+    "hosts and head, before `ray start`",
+    "a directory that they share, such as a mounted bucket: [logs](logs.md#archive) outlive their hosts there",
+    Path,
+)
 CONTAINER_ENGINE = Variable(
     "IRIS_RAY_CONTAINER_ENGINE",
     "host, before `ray start`",
@@ -71,7 +77,16 @@ CONTAINER_ENGINE = Variable(
     str,
 )
 
-VARIABLES: tuple[Variable[Any], ...] = (USER, TEAM, MODE, DASHBOARD_TOKEN, DEBUG, HOST_DIR, CONTAINER_ENGINE)
+VARIABLES: tuple[Variable[Any], ...] = (
+    USER,
+    TEAM,
+    MODE,
+    DASHBOARD_TOKEN,
+    DEBUG,
+    HOST_DIR,
+    LOG_ARCHIVE,
+    CONTAINER_ENGINE,
+)
 
 TEST_METADATA_HOST = "IRIS_RAY_TEST_METADATA_HOST"
 """For tests and `SimulatedCluster` only: HOST:PORT of a metadata server that iris_ray asks in place of Google's. If

@@ -195,7 +195,8 @@ async def _run_everywhere(
                 say_error(f"{label}: {error}")
                 return NOT_FOUND if isinstance(error, CommandNotFoundError) else FAILED
             finally:
-                lines.print_rest()
+                with contextlib.suppress(BrokenPipeError):  # another task's output has met it, too
+                    lines.print_rest()
 
         return await asyncio.gather(*map(run, places, labels))
 
@@ -225,13 +226,16 @@ class _LabelledLines:
 
 
 class _CtrlC:
-    """Passes Ctrl-C on to commands, and ends them at a second one, or if they ignore it for `INTERRUPT_S`."""
+    """Passes Ctrl-C on to commands, and ends them at a second one, or if they ignore it for `INTERRUPT_S`.
+
+    One more ends the wait for hosts that don't answer.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.current_task()
         self._channels: list[RemoteChannel] = []
-        self._pressed = False
+        self._pressed = self._closes = False
 
     def __enter__(self) -> "_CtrlC":
         self._loop.add_signal_handler(signal.SIGINT, self._press)
@@ -242,13 +246,15 @@ class _CtrlC:
 
     def goes_to(self, channel: "RemoteChannel") -> None:
         self._channels.append(channel)
+        if self._pressed:
+            channel.close()
 
     def judge(self, code: int) -> int:
         """Return the exit code, given that of a command."""
         return INTERRUPTED if self._pressed and code == KILLED else code
 
     def _press(self) -> None:
-        if not self._channels and self._work is not None:
+        if self._work is not None and (self._closes or not self._channels):
             self._work.cancel()
         elif self._pressed:
             self._close()
@@ -259,6 +265,7 @@ class _CtrlC:
             self._loop.call_later(INTERRUPT_S, self._close)
 
     def _close(self) -> None:
+        self._closes = True
         for channel in self._channels:
             channel.close()
 
@@ -266,7 +273,7 @@ class _CtrlC:
 async def _stdin() -> AsyncIterator[bytes]:
     """Yield what comes on stdin, until its end."""
     loop = asyncio.get_running_loop()
-    while True:
+    while sys.stdin is not None:  # it may be closed
         there = loop.create_future()
         with contextlib.suppress(PermissionError):  # of a file, which has its bytes at once
             loop.add_reader(0, _is_ready, there)
@@ -274,7 +281,12 @@ async def _stdin() -> AsyncIterator[bytes]:
                 await there
             finally:
                 loop.remove_reader(0)
-        if not (data := os.read(0, INPUT_BYTES)):
+        try:
+            data = os.read(0, INPUT_BYTES)
+        except OSError as error:  # a directory, or a terminal that is gone
+            say_error(f"stdin can't be read: {error.strerror}")
+            return
+        if not data:
             return
         yield data
 

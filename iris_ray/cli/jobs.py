@@ -114,6 +114,7 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
         "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
         "evictions": found.evictions or None,
+        "ends": f"in {duration(found.ends_at - time.time())} at the latest (max_runtime)" if found.ends_at else None,
         "gives way": f"{found.gives_way[0]}, at the latest in {_left(found.gives_way[1])}" if found.gives_way else None,
         "last error": found.error,
         "waits because": found.waiting,

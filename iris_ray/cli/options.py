@@ -4,6 +4,7 @@ import functools
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -27,6 +28,24 @@ def yes_option(command: Command) -> Command:
 
 def reason_option(command: Command) -> Command:
     return click.option("--reason", help="Why, for those who ask.")(command)
+
+
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+_DATES = "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"
+
+
+def past_time(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
+    """Return a time such as ``7d`` ago, or ``2026-11-01`` in this machine's time zone, as seconds since the epoch."""
+    if value is None:
+        return None
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip()):
+        return time.time() - float(found[1]) * _UNITS[found[2]]
+    for form in _DATES:
+        try:
+            return time.mktime(time.strptime(value.strip(), form))
+        except (ValueError, OverflowError):
+            continue
+    raise click.BadParameter(f"{value!r} is no time; give 12h or 7d for so long ago, or a date such as 2026-11-01.")
 
 
 TARGET_HELP = (
