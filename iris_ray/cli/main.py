@@ -72,6 +72,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
         **{name: JOB[name] for name in ("run", "submit", "ls", "why", "logs", "cancel")},
         "doctor": CLUSTER["doctor"],
     },
+    "While you write": {"dev": Entry("cli.dev:dev", "Hold slices, and run what you have just edited on all hosts.")},
     "Inside a job": {name: JOB[name] for name in ("exec", "shell", "port-forward", "bug-report")},
     "By subject": {
         "job": Entry("cli.main:job", "All about jobs: also their status, tasks, events, stacks, profiles and goodput."),
