@@ -45,7 +45,7 @@ def dev() -> None:
     """Slices to work on: held by a job of the queue, with a process on every host that starts your code at once.
 
     \b
-      iris-ray dev v4-32 --name mine                   holds a v4-32, and says when it is there
+      iris-ray dev hold v4-32 --name mine              holds a v4-32, and says when it is there
       iris-ray dev run mine -- python train.py         what changed travels; runs on all hosts; prints what they print
       iris-ray dev stop mine                           gives it back; else it goes back after an hour without a run
     """
@@ -66,9 +66,9 @@ def hold(type_: str, flags: JobFlags, idle: float, at_most: float, preload: tupl
     """Hold slices, to run programs on with `iris-ray dev run`.
 
     \b
-      iris-ray dev v4-32 --name mine
-      iris-ray dev v4-32 --name two --num-slices 2 --idle 30 --at-most 4
-      iris-ray dev v5litepod-16 --preload jax --preload flax
+      iris-ray dev hold v4-32 --name mine
+      iris-ray dev hold v4-32 --name two --num-slices 2 --idle 30 --at-most 4
+      iris-ray dev hold v5litepod-16 --preload jax --preload flax
 
     It is a job of the queue, dev-NAME, for which fair share, limits and priorities hold as for any other; `iris-ray ls`
     shows it. This command ends when the slices are there. If one is lost, the job gets another one. You hold one job of

@@ -50,7 +50,7 @@ class HeldHosts:
     def begin(self, *words: str, sent: list[Sent] | None = None, **env: str) -> HeldRun:
         run = HeldRun(self.held)
         try:
-            run.start(CodeDirectory.look(self.here), words, env, [].append if sent is None else sent.append)
+            run.start(CodeDirectory.look(self.here), words, env, (lambda _: None) if sent is None else sent.append)
         except BaseException:
             run.__exit__(None, None, None)
             raise

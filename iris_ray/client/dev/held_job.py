@@ -259,7 +259,7 @@ def wait_for_hosts(name: str, cluster: str, job_id: str, line: "LiveLine", but: 
         count = sum(job.tasks.values()) * job.processes_per_host
         if len(hosts) == count and (but is None or hosts != but.hosts or time.monotonic() > until):
             held = Held(name, cluster, job_id, hosts)
-            _remember(held)
+            remember(held)
             return held
         line.show(job_in_words(job) if len(hosts) < count else "its hosts do not answer; it will have others")
         time.sleep(POLL_S)
@@ -281,7 +281,8 @@ def forget(name: str, cluster: str) -> None:
     _file(name, cluster).unlink(missing_ok=True)
 
 
-def _remember(held: Held) -> None:
+def remember(held: Held) -> None:
+    """Keep the way to a held job's hosts for the next run."""
     file = _file(held.name, held.cluster)
     with contextlib.suppress(OSError):  # the next run asks the cluster again
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ import fcntl
 import importlib
 import itertools
 import json
-import multiprocessing.process
 import os
 import random
 import runpy
@@ -22,6 +21,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import process
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -334,7 +334,7 @@ def _execute(text: bytes, file: str) -> None:
 
 def _as_main(arguments: list[str], folder: str, run: Callable[[], object]) -> NoReturn:
     """Run a program as the interpreter would: its arguments, its folder, its streams, and how its errors are told."""
-    multiprocessing.process.ORIGINAL_DIR = os.getcwd()  # where processes that it spawns look for its script
+    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where what it spawns looks for its script
     sys.argv = arguments
     sys.path.insert(0, folder)
     for stream in (sys.stdout, sys.stderr):

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.client.dev.held_run import HeldRun, Piece, Sent
+from iris_ray.client.dev.held_run import HeldRun, Sent
 from iris_ray.errors import SessionError, TaskMovedError
 from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.held_hosts import HeldHosts
@@ -81,9 +80,7 @@ def test_program_runs_on_every_host_with_arguments(hosts: HeldHosts) -> None:
         (("no-such-program",), 127, "", "iris-ray: 'no-such-program' can't be started on this host: No such file or"),
     ],
 )
-def test_program_ends_as_it_would_here(
-    hosts: HeldHosts, words: tuple[str, ...], code: int, out: str, err: str
-) -> None:
+def test_program_ends_as_it_would_here(hosts: HeldHosts, words: tuple[str, ...], code: int, out: str, err: str) -> None:
     found, outs, errs = hosts.run(*words, A="b")
     assert (found, outs) == (code, [out] * 2)
     assert all(one.startswith(err) and bool(one) == bool(err) for one in errs)
@@ -98,7 +95,8 @@ def test_error_is_told_from_users_first_frame(hosts: HeldHosts) -> None:
 
 
 def test_classes_threads_and_exit_handlers_of_program_work(hosts: HeldHosts) -> None:
-    hosts.write(train="""
+    hosts.write(
+        train="""
 import atexit, multiprocessing, pickle, random, threading, time
 
 class Mine: pass
@@ -111,7 +109,8 @@ if __name__ == "__main__":
     threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print(pool.map(square, [3]), random.random())
-""")
+"""
+    )
     first, second = (hosts.run("python", "train.py") for _ in range(2))
     assert first[1][0].splitlines()[-2:] == ["thread", "at exit"] or "thread" in first[1][0]
     assert first[1][0].splitlines()[-1] == "at exit"
@@ -134,7 +133,9 @@ def test_programs_read_what_is_given_as_input(hosts: HeldHosts) -> None:
 
 
 def test_ctrl_c_reaches_programs_on_all_hosts(hosts: HeldHosts) -> None:
-    hosts.write(train="import time\ntry:\n    print(1, flush=True)\n    time.sleep(60)\nfinally:\n    print('cleaned up')")
+    hosts.write(
+        train="import time\ntry:\n    print(1, flush=True)\n    time.sleep(60)\nfinally:\n    print('cleaned up')"
+    )
     with hosts.begin("python", "train.py") as run:
         said = b""
         for piece in run.pieces():
@@ -180,7 +181,8 @@ def test_host_that_goes_tells_program_and_person(tmp_path: Path, monkeypatch: py
     files = TaskFiles(str(tmp_path / "task"))
     monkeypatch.setenv(TaskFiles.VARIABLE, files.prefix)
     with HeldHosts.of(tmp_path, 1) as hosts:
-        hosts.write(train="""
+        hosts.write(
+            train="""
 import signal, time
 from iris_ray import preemption_notice
 signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
@@ -189,7 +191,8 @@ while preemption_notice() is None:
     time.sleep(0.1)
 time.sleep(1)
 print(preemption_notice().reason)
-""")
+"""
+        )
         with hosts.begin("python", "train.py") as run:
             pieces = []
             for piece in run.pieces():
