@@ -68,10 +68,6 @@ class JobFlags:
     working_dir: str | None
     options: dict[str, Any]
 
-    def for_ray(self) -> dict[str, Any]:
-        """Return the arguments of ``ray.init`` that send the working directory to the hosts."""
-        return {"runtime_env": {"working_dir": self.working_dir}} if self.working_dir else {}
-
 
 def parse_num_slices(_: click.Context, __: click.Parameter, value: str | None) -> int | list[int] | None:
     """Return 2 for ``"2"`` and [2, 4] for ``"2,4"``."""
