@@ -84,8 +84,10 @@ class TeamWorld(World):
         self._gone()
         plan = self.plan()
         for assignment in plan.assignments:
+            leave = {*self.state.evicted}
             self.do(assignment)
-            self._check_borrowing(self.state.jobs[assignment.job_id])
+            if leave <= {*self.state.evicted}:  # else somebody stays since the job that it left for has lost a host
+                self._check_borrowing(self.state.jobs[assignment.job_id])
         for event in plan.promises:
             if event.leave:
                 self._check_taking(event)
@@ -98,12 +100,19 @@ class TeamWorld(World):
         self.check()
 
     def own_quota(self, job: Job) -> bool:
-        """Whether a waiting job would be within the quota of its own team."""
+        """Whether a waiting job would be within the quota of its own team, which is kept for no job before it."""
         leaf = self.state.teams.path(job.spec.team)[0]
         others = [other for other in self.state.pending() if self.state.teams.path(other.spec.team)[0] == leaf]
+        if any(_may_precede(other, job) and self._comes_before_lower(leaf, other) for other in others):
+            return False
         kept = sum(CHIPS * len(promised(other)) for other in others)
         in_band = sum(CHIPS * len(promised(other)) for other in others if other.spec.priority is job.spec.priority)
         return self._is_within(leaf, kept + needs(job), job.spec.priority, in_band + needs(job))
+
+    def _comes_before_lower(self, team: str, job: Job) -> bool:
+        """Whether a waiting job would be within its team's quota if lower bands had nothing."""
+        lower = sum(self._held(team, band) for band in PriorityBand if band > job.spec.priority)
+        return self._is_within(team, needs(job) - lower, job.spec.priority, needs(job))
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -217,6 +226,12 @@ class TeamWorld(World):
 
 def needs(job: Job) -> float:
     return job.spec.groups_per_gang[0] * CHIPS
+
+
+def _may_precede(other: Job, job: Job) -> bool:
+    """Whether the quota that a job needs may be kept for another one of its team."""
+    same_band = other.spec.priority is job.spec.priority
+    return other.spec.priority < job.spec.priority or (same_band and needs(other) > needs(job))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
