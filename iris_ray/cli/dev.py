@@ -181,7 +181,7 @@ def _shown(held_run: "HeldRun") -> int:
         nonlocal pressed
         pressed += 1
         if pressed == 1:
-            held_run.signal(signal.SIGINT)
+            held_run.interrupt()
         else:
             held_run.end()
 

@@ -66,6 +66,9 @@ class HeldRun:
     Args:
         held: the job. All its hosts take part.
 
+    Attributes:
+        lost: which host was lost or is given back, in words; empty if none was.
+
     Raises:
         ConnectionError: a host can't be reached, or has become another job's.
     """
@@ -76,6 +79,7 @@ class HeldRun:
         self._said: queue.Queue[tuple[HeldHost, bytes, Any]] = queue.Queue(MOST_PIECES)
         self._end_at = float("inf")
         self._is_over = False
+        self.lost = ""
         self._wires: dict[HeldHost, Wire] = {}
         try:
             self._everywhere(self._connect, held.hosts)
@@ -141,7 +145,6 @@ class HeldRun:
         Raises:
             TaskMovedError: a host was lost, or is given back; the message says which, and what to do.
         """
-        lost = ""
         while len(self._codes) < len(self._wires):
             try:
                 host, kind, said = self._said.get(timeout=max(0.0, min(1.0, self._end_at - time.monotonic())))
@@ -153,18 +156,18 @@ class HeldRun:
             elif "notice" in said:
                 yield Piece(host, note=f"is to go: {said['notice']}")
             elif "over" in said:
-                lost = f"{host.label} is given back: {said['over']}"
+                self.lost = f"{host.label} is given back: {said['over']}"
             else:
                 self._codes[host] = said.get("exit_code")
                 if said.get("lost"):
-                    lost = lost or f"{host.label} is lost"
+                    self.lost = self.lost or f"{host.label} is lost"
                 if self._codes[host] != 0:
-                    self._end_at = min(self._end_at, time.monotonic() + (0.0 if lost else TOGETHER_S))
+                    self._end_at = min(self._end_at, time.monotonic() + (0.0 if self.lost else TOGETHER_S))
                 if self._codes[host] and len(self._codes) < len(self._wires):
                     yield Piece(host, note=f"has ended with code {self._codes[host]}; so do the others")
-        if lost:
+        if self.lost:
             raise TaskMovedError(
-                f"{lost}, and the run has ended with it on all hosts. What it wrote there is gone. Run it again:"
+                f"{self.lost}, and the run has ended with it on all hosts. What it wrote there is gone. Run it again:"
                 f" iris-ray dev run {self._held.name} -- …, which waits for other hosts and sends everything there"
             )
 
@@ -175,10 +178,13 @@ class HeldRun:
         return next((code for code in failed if code is not None), 137) if failed else 0
 
     def signal(self, number: int) -> None:
-        """Send a signal to the programs. After one that asks for the end they have `TOGETHER_S`."""
-        if number in (signal.SIGINT, signal.SIGTERM):
-            self._end_at = min(self._end_at, time.monotonic() + TOGETHER_S)
+        """Send a signal to the programs."""
         self._tell_all(lambda wire: wire.say(signal=int(number)))
+
+    def interrupt(self) -> None:
+        """Interrupt the programs, as Ctrl-C does, and have them killed after `TOGETHER_S`."""
+        self._end_at = min(self._end_at, time.monotonic() + TOGETHER_S)
+        self.signal(signal.SIGINT)
 
     def write(self, data: bytes) -> None:
         """Give bytes to the stdin of each program; no bytes mean its end."""

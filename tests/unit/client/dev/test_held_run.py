@@ -141,7 +141,7 @@ def test_ctrl_c_reaches_programs_on_all_hosts(hosts: HeldHosts) -> None:
         for piece in run.pieces():
             said += b"" if piece.is_err else piece.data
             if b"1" in piece.data and said.count(b"1") == 2:
-                run.signal(signal.SIGINT)
+                run.interrupt()
     assert said.count(b"cleaned up\n") == 2
     assert run.exit_code == 130
 
