@@ -10,6 +10,7 @@ from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import Done, command_line, environment
 from tests.support.gangs import all_jobs
+from tests.support.notebooks import Notebook
 from tests.support.waiting import wait_until
 
 JOINS_ALL = """
@@ -30,11 +31,11 @@ class Person:
     def __init__(self, cluster: SimulatedCluster, home: Path) -> None:
         self.here = home / "work"
         self.here.mkdir()
-        self._environ = environment(cluster, "ann") | {"XDG_CACHE_HOME": str(home), "JAX_PLATFORMS": "cpu"}
+        self.environ = environment(cluster, "ann") | {"XDG_CACHE_HOME": str(home), "JAX_PLATFORMS": "cpu"}
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            command_line("dev", *words), cwd=self.here, env=self._environ, text=True,
+            command_line("dev", *words), cwd=self.here, env=self.environ, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -89,3 +90,28 @@ def test_held_slice_that_nobody_uses_is_given_back(cluster: SimulatedCluster, tm
         _, err = run.communicate(timeout=120)
     assert run.returncode == FAILED
     assert "is given back: it was held for 0.01 hours, as long as it may be" in err
+
+
+@pytest.mark.proof
+@pytest.mark.filterwarnings("default")  # Jupyter's
+def test_notebook_goes_on_after_loss_of_slice(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'iris-ray[notebook]'")
+    person = Person(cluster, tmp_path)
+    held = person.types("v4-16", "--name", "mine", "--env", "JAX_PLATFORMS=cpu").stdout
+    (slice_name,) = set(SLICE_OF.findall(held))
+    for file in (tmp_path / "iris_ray/dev").iterdir():
+        file.unlink()  # so that the kernel has to ask the cluster
+    cell = "%%slice mine\nimport jax, iris_ray.jax\niris_ray.jax.initialize()\nprint(jax.process_count())"
+    with Notebook.opened(person.here, tmp_path, person.environ) as notebook:
+        is_well, out, err = notebook.run(cell)
+        assert is_well, err
+        assert sorted(out.splitlines()) == [f"{slice_name}/0| 2", f"{slice_name}/1| 2"]
+        cluster.preempt_slice(slice_name)
+        is_well, _, err = notebook.run("%%slice mine\nimport time\ntime.sleep(60)")
+        assert not is_well
+        assert "run again what you need of In [2], In [3]" in err
+        is_well, out, err = notebook.run(cell)
+        assert is_well, err
+        assert out.count("| 2\n") == 2
+        assert slice_name not in out
+    person.types("stop", "mine")

@@ -1,46 +1,19 @@
 """A notebook whose cells run on held hosts, with a real Jupyter kernel."""
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from iris_ray.client.dev.held_job import remember
 from tests.support.command_line import REPOSITORY
 from tests.support.held_hosts import HeldHosts
+from tests.support.notebooks import Notebook
 
 pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'iris-ray[notebook]'")
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("default")]  # Jupyter's are not ours
-
-WAIT_S = 60.0
-
-
-class Notebook:
-    """A notebook with a kernel of its own."""
-
-    def __init__(self, kernel: Any, client: Any) -> None:
-        self.kernel = kernel
-        self.client = client
-
-    def run(self, cell: str, during: Any = None) -> tuple[bool, str, str]:
-        """Run a cell. Return whether it went well, and what it has shown on stdout and stderr, and as its error."""
-        shown = {"stdout": "", "stderr": ""}
-
-        def show(message: Any) -> None:
-            content = message["content"]
-            if message["msg_type"] == "stream":
-                shown[content["name"]] += content["text"]
-                if during is not None:
-                    during(content["text"])
-            elif message["msg_type"] == "error":
-                shown["stderr"] += content["evalue"]
-
-        reply = self.client.execute_interactive(cell, timeout=WAIT_S, output_hook=show)
-        return reply["content"]["status"] == "ok", shown["stdout"], shown["stderr"]
 
 
 @pytest.fixture
@@ -52,27 +25,11 @@ def hosts(tmp_path: Path) -> Iterator[HeldHosts]:
 
 @pytest.fixture
 def notebook(hosts: HeldHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    from jupyter_client.manager import KernelManager
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     remember(hosts.held)
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "IPYTHONDIR": str(tmp_path / "ipython")}
-    kernel = KernelManager(connection_file=str(tmp_path / "kernel.json"))
-    assert kernel.kernel_spec is not None
-    kernel.kernel_spec.argv[0] = sys.executable
-    kernel.start_kernel(cwd=str(hosts.here), env=environ)
-    client = kernel.client()
-    client.start_channels()
-    try:
-        client.wait_for_ready(timeout=WAIT_S)
-        opened = Notebook(kernel, client)
-        assert opened.run("%load_ext iris_ray") == (True, "", "")
+    with Notebook.opened(hosts.here, tmp_path, {**os.environ, "PYTHONPATH": str(REPOSITORY)}) as opened:
         yield opened
-    finally:
-        client.stop_channels()
-        kernel.shutdown_kernel(now=True)
-        kernel.cleanup_resources()
 
 
 def lines(text: str) -> list[str]:
