@@ -70,6 +70,7 @@ CLUSTER: Final[Mapping[str, Entry]] = {
 SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
     "Every day": {
         **{name: JOB[name] for name in ("run", "submit", "ls", "why", "logs", "cancel")},
+        "dev": Entry("cli.dev:dev", "Hold slices, and run what you have just edited on all their hosts."),
         "doctor": CLUSTER["doctor"],
     },
     "Inside a job": {name: JOB[name] for name in ("exec", "shell", "port-forward", "bug-report")},
@@ -81,8 +82,6 @@ SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
         "cluster": Entry(
             "cli.main:cluster", "The whole cluster: dashboard, limits, Controller, provisioning, self-test."
         ),
-    },
-    "Looking back": {
         "history": Entry("cli.history:history", "Jobs that ended long ago, utilisation over time, and any SELECT."),
         "report": Entry("cli.history:report", "Chip-hours and goodput of a month by user, and what failures cost."),
     },
