@@ -6,9 +6,11 @@ from .core.devices import DeviceKind
 from .core.memory_estimates import GGUFModel, gguf_memory, vllm_memory
 from .core.models import ModelSpec
 from .core.policy import IdleFor, PlacementPolicy, ServingPolicy
+from .front.api_keys import ApiKey
 from .front.http_front import HttpFront
 
 __all__ = [
+    "ApiKey",
     "DeviceKind",
     "GGUFModel",
     "HttpFront",
