@@ -1,5 +1,6 @@
 from .actors.messages import ModelRow, SlotHosts, SlotRow, SlotStatus
 from .actors.model_call import SlotRequest, slot_request
+from .client.served_command import ProgramAnswer, ServedCommand
 from .client.session import Session
 from .client.slot_client import SlotClient
 from .core.devices import DeviceKind
@@ -18,6 +19,8 @@ __all__ = [
     "ModelRow",
     "ModelSpec",
     "PlacementPolicy",
+    "ProgramAnswer",
+    "ServedCommand",
     "ServingPolicy",
     "Session",
     "SlotClient",

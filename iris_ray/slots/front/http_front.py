@@ -21,6 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from iris_ray.errors import InvalidSlotError, ModelUnavailableError, NotPermittedError
 from iris_ray.http_server import LimitedServer
 from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forever, is_variables, require, unknown
+from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.api_keys import ApiKey, ApiKeys, may_use
 from iris_ray.slots.front.openai_words import (
@@ -246,6 +247,8 @@ class HttpFront:
             answer = await self._client.generate(
                 asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s
             )
+        if isinstance(answer, ProgramAnswer):
+            return web.Response(body=answer.body, status=answer.status, content_type=answer.content_type)
         return web.json_response(asked.answer(answer))
 
     async def _stream(self, request: web.Request, asked: Question) -> web.StreamResponse:
@@ -255,6 +258,9 @@ class HttpFront:
         try:
             async with aclosing(asking) as pieces, self._running.request():  # a caller who goes away cancels it
                 first = await anext(pieces, NOTHING)
+                if isinstance(first, ProgramAnswer):
+                    response.set_status(first.status)
+                    response.content_type = first.content_type
                 try:
                     await response.prepare(request)
                     async for data in asked.events(first, pieces):

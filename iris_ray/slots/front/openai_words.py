@@ -22,6 +22,7 @@ from iris_ray.errors import (
     UnknownNameError,
 )
 from iris_ray.model.checks import shown
+from iris_ray.slots.client.served_command import ProgramAnswer
 
 Json = dict[str, Any]
 
@@ -106,6 +107,11 @@ class Question:
         wants_usage = (self.body.get("stream_options") or {}).get("include_usage") is True
         missing = {"usage": None} if wants_usage else {}
         try:
+            if isinstance(first, ProgramAnswer):  # a program has made them already
+                yield first.body
+                async for piece in pieces:
+                    yield piece.body
+                return
             is_first = True
             if first is not NOTHING and (text := said.text_of(first)) is not None:
                 yield event({**self._piece(text, is_first), **missing})

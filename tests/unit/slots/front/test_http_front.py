@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError
 
 from iris_ray import http_server
 from iris_ray.errors import InvalidSlotError
+from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.front import ApiKey, HttpFront, http_front
 from tests.support.waiting import wait_until
 
@@ -464,3 +465,20 @@ def test_alias_asks_the_model_under_its_own_name(client: Client) -> None:
         assert json.loads(said)["model"] == "gpt"
         assert client.asked == ["real"]
         assert json.loads(status_for(front, "GET", "/v1/models/gpt", {})[1])["id"] == "gpt"
+
+
+@pytest.mark.parametrize(("stream", "kind"), [(False, "application/json"), (True, "text/event-stream")])
+@pytest.mark.parametrize("status", [200, 400])
+def test_answer_of_a_program_is_passed_on_as_it_is(stream: bool, kind: str, status: int) -> None:
+    class Program(Client):
+        async def generate(self, model: str, body: dict[str, Any], **_: Any) -> Any:
+            return ProgramAnswer(status, kind, b"abcd")
+
+        async def astream(self, model: str, body: dict[str, Any], **_: Any) -> AsyncGenerator[Any, None]:
+            yield ProgramAnswer(status, kind, b"ab")
+            yield ProgramAnswer(status, kind, b"cd")
+
+    made: Any = Program()
+    with HttpFront(made) as front:
+        found, headers, said = post(front, asked("a", stream=stream))
+        assert (found, headers["Content-Type"].split(";")[0], said) == (status, kind, "abcd")
