@@ -137,6 +137,13 @@ EVICTIONS_PER_USER = ClusterSetting(
     "How often in an hour gangs of one user may be evicted; one job may take more at once if none was.",
     _count,
 )
+EVICTIONS_PER_TEAM = ClusterSetting(
+    "evictions_per_team",
+    OFF,
+    f"a number, or {OFF}",
+    "The same for gangs of one team and its parts. What such a team borrows is taken back later, then.",
+    _count,
+)
 CLOUD_TPU = ClusterSetting(
     "cloud_tpu",
     OFF,
@@ -171,6 +178,7 @@ _ALL: tuple[ClusterSetting[Any], ...] = (
     EVICTION_GRACE_S,
     EVICTIONS_PER_JOB,
     EVICTIONS_PER_USER,
+    EVICTIONS_PER_TEAM,
     CLOUD_TPU,
     AUTOSCALER_DEMAND,
     HISTORY,

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.requirement import Requirement
@@ -139,7 +139,7 @@ class Cycle:
         def standing(job: Job) -> int:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
 
-        about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._fare_alike
+        about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._pass_over, self._fare_alike
         queue = self._queue = FairQueue(pending, *about_queue)
         place = None
         for job in queue:
@@ -339,12 +339,20 @@ class Cycle:
                 if taking is not None:
                     self._promises.take(job, taking)
                     kept = taking.names
-            if not kept and self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job):
+            if not kept and self._waits_too_long(job, gang):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
-        reason = self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
-        if job.is_plain and not (kept or lifted or reached.kept):
-            self._over[job.kind] = reason
+        self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+        if job.is_plain and not (kept or lifted):
+            self._over[job.kind] = limited(job, replace(reached, kept=False), kept=())
+
+    def _pass_over(self, job: Job, standing: int) -> None:
+        """Keep quota of its team for a job that waits too long, so that the team's lower bands don't take it first."""
+        if self._waits_too_long(job, job.gangs[next(iter(job.pending))]):
+            self._allowances.keep_quota_for(job, standing)
+
+    def _waits_too_long(self, job: Job, gang: Gang) -> bool:
+        return self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job)
 
     def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
         """Return whether a job is within a limit once those have left that leave its promised hosts to it."""

@@ -9,9 +9,10 @@ The search is bounded. It looks at what costs nothing first, then at the attempt
 that heed notices, then at those that have saved or begun last.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, islice
 
 from iris_ray.model.jobs import Job
@@ -26,6 +27,7 @@ from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.team_quotas import Reclaim
 from iris_ray.scheduler.victims import GRACE_S, EvictionCosts, EvictionRules, Room, Running, VictimSearch
+from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.fleet import Fleet
 
 SEARCHES = 64
@@ -37,8 +39,8 @@ ATTEMPTS_LOOKED_AT = 20_000
 GROUPS_COMPARED, MOST_COMPARED = 100, 500
 """A search compares ``GROUPS_COMPARED`` groups in use, or twice as many as the job needs, but at most
 ``MOST_COMPARED``."""
-USERS_SPARED = 3
-"""A search goes on without so many users at most whose budgets of evictions its victims would exceed."""
+OWNERS_SPARED = 3
+"""A search goes on without so many users and teams at most whose budgets of evictions its victims would exceed."""
 TASKS_AT_ONCE = 16
 """How many hosts one search takes for a job whose tasks are placed one by one."""
 
@@ -190,15 +192,21 @@ class Evictor:
         return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
 
     def _of_team(self, job: Job) -> list[AttemptId]:
-        """Return the spares of a job's team, and what runs in its lower bands."""
-        jobs, reclaim = self._running.jobs, self._reclaim(job)
-        attempts = chain(self._idle, *map(self._in_turn, self._bands(job)))
-        found = (a for a in attempts if self._looks_at(a) and reclaim.is_same_team(jobs[a.job_id].spec))
+        """Return the spares of a job's team, and what may leave in its lower bands."""
+        teams, reclaim = self._allowances.teams, self._reclaim(job)
+        taker = job.spec.priority if may_evict(job) else None
+        attempts = self._by_account.get(teams.account(job.spec), ())
+        found = (attempt for attempt in attempts if self._costs.of(attempt, taker, reclaim, patient=False))
         return list(islice(found, GROUPS_COMPARED))
 
-    def _looks_at(self, attempt: AttemptId) -> bool:
-        self._looks -= 1
-        return self._looks > 0
+    @cached_property
+    def _by_account(self) -> Mapping[tuple[str, str | None], list[AttemptId]]:
+        """The attempts by the quotas that they use; first the spares, then those of the lowest bands."""
+        jobs, account = self._running.jobs, self._allowances.teams.account
+        found = defaultdict[tuple[str, str | None], list[AttemptId]](list)
+        for attempt in chain(self._idle, *map(self._in_turn, reversed(PriorityBand))):
+            found[account(jobs[attempt.job_id].spec)].append(attempt)
+        return found
 
     def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
         names = tuple(sorted(found))
@@ -246,14 +254,14 @@ class Evictor:
         return self._allowances.most_groups(job, needed)
 
     def _complete(self, search: VictimSearch, room: Room) -> Room | None:
-        """Return enough groups, but no more victims of a user than the user's budget of evictions allows."""
+        """Return enough groups, but no more victims of a user or a team than its budget of evictions allows."""
         names = self._groups_in_use(search) if search.exist else ()
-        for _ in range(USERS_SPARED + 1):
+        for _ in range(OWNERS_SPARED + 1):
             found = search.complete(dict(room), names)
             if found is None:
                 return None
             beyond = self._beyond(search, found)
-            spared = {user for user, _ in self._at_budget(found)} if not search.patient else set()
+            spared = {owner for owner, _ in self._at_budget(found)} if not search.patient else set()
             if not spared and not beyond:
                 return found
             search.spared |= spared
@@ -271,12 +279,12 @@ class Evictor:
         in_turn = sorted(others, key=lambda attempt: (search.cost_of(attempt) or (), attempt))
         return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn))
 
-    def _at_budget(self, found: Room) -> list[tuple[str, float]]:
-        """Return the users whose budgets these evictions would exceed, each with the seconds until they would not."""
+    def _at_budget(self, found: Room) -> list[tuple[Owner, float]]:
+        """Return whose budgets these evictions would exceed, each with the seconds until they would not."""
         victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving
-        counts = Counter(map(self._costs.user_of, victims))
-        waits = [(user, self._costs.user_waits_s(user, count)) for user, count in sorted(counts.items())]
-        return [(user, wait_s) for user, wait_s in waits if wait_s]
+        counts = Counter(chain.from_iterable(map(self._costs.owners_of, victims)))
+        waits = [(owner, self._costs.owner_waits_s(owner, count)) for owner, count in sorted(counts.items())]
+        return [(owner, wait_s) for owner, wait_s in waits if wait_s]
 
     def _protected(self, search: VictimSearch, room: Room, available: Availability) -> Protected | None:
         """Return what a job could take once the victims have run for the minimum time of their band."""
@@ -289,9 +297,9 @@ class Evictor:
             return None
         victims = sorted(frozenset[AttemptId]().union(*found.values()))
         waits = [cost[0] for victim in victims if (cost := patient.cost_of(victim)) is not None]
-        users, jobs = self._at_budget(found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
-        at_budget = (*(job_id for job_id, wait_s in jobs if wait_s), *(f"jobs of {user}" for user, _ in users))
-        wait_s = max([*waits, *(wait_s for _, wait_s in users)])
+        some, jobs = self._at_budget(found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
+        at_budget = (*(job_id for job_id, wait_s in jobs if wait_s), *(f"jobs of {owner}" for owner, _ in some))
+        wait_s = max([*waits, *(wait_s for _, wait_s in some)])
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), wait_s, at_budget)
 
     def _bands(self, job: Job) -> list[PriorityBand]:

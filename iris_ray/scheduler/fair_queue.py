@@ -12,7 +12,6 @@ shares and between jobs of one user. It never overrides a share.
 """
 
 import heapq
-import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ from iris_ray.state.user_limits import PastUsage
 Usage = Mapping[str, Mapping[str, float]]
 """What each user's gangs hold, by Ray's resource names."""
 
-PRODUCTION_BOUND_S = 10.0
-"""For so many seconds other jobs may pass a waiting gang of PRODUCTION: else small jobs of lower bands keep it out."""
 HOPES_FOR_MORE_S = 30.0
 """For so many seconds in the queue, a gang that can use more groups waits for groups that are about to be free."""
 AWAITS_ITS_OWN_S = 10.0
@@ -71,12 +68,15 @@ class Deadlines:
         return gang.not_before - self.now
 
     def bound_s(self, band: PriorityBand) -> float:
-        """Return for how many seconds others may pass a waiting gang of a band: of PRODUCTION, but a moment."""
-        return min(self.backfill_bound_s, PRODUCTION_BOUND_S if band is PriorityBand.PRODUCTION else math.inf)
+        """Return for how many seconds others may pass a waiting gang of a band.
+
+        None pass one of PRODUCTION: small jobs of lower bands would keep it out.
+        """
+        return 0.0 if band is PriorityBand.PRODUCTION else self.backfill_bound_s
 
     def is_starving(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang of the job has waited longer than the bound of its band."""
-        return self.now - gang.waiting_since > self.bound_s(job.spec.priority)
+        return self.now - gang.waiting_since >= self.bound_s(job.spec.priority)
 
     def hopes_for_more(self, gang: Gang) -> bool:
         """Return whether the gang has come into the queue, or its pause has ended, only a moment ago."""
@@ -137,6 +137,8 @@ class FairQueue:
         deadlines: tells which jobs are urgent.
         teams: what each team holds and has held; None: there are no teams.
         standing: tells with whose quota a job could run.
+        passed_over: is told of each job that goes later, since it has to look further for quota, and of the standing of
+            those that go now.
         fare_alike: whether plain jobs of a kind fare like one before them, which found nothing. They get no turn then.
 
     Attributes:
@@ -154,6 +156,7 @@ class FairQueue:
         deadlines: Deadlines,
         teams: TeamUse | None = None,
         standing: Callable[[Job], int] = lambda job: Standing.OWN,
+        passed_over: Callable[[Job, int], None] = lambda job, standing: None,
         fare_alike: Callable[[Run], bool] = lambda run: False,
     ) -> None:
         self._pending = sorted(pending, key=_number)
@@ -162,6 +165,7 @@ class FairQueue:
         self._teams = teams if teams is not None and teams.teams else None
         self._of_teams = _Shares(self._teams.usage, self._teams.past, totals, deadlines.now) if self._teams else None
         self._standing = standing
+        self._passed_over = passed_over
         self._fare_alike = fare_alike
         self._later: list[Run] = []  # jobs that have to look further for quota
         self._kinds_later: set[Kind] = set()  # theirs
@@ -197,6 +201,7 @@ class FairQueue:
             in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)
             for job in in_turn:
                 if standing < Standing.BORROWS and self._standing(job) > standing:
+                    self._passed_over(job, standing)
                     self._later.append(deque((job,)))
                     if job.is_plain:
                         self._kinds_later.add(job.kind)
@@ -380,12 +385,12 @@ class SearchFairness:
 
 
 def _runs(jobs: Iterable[Job]) -> list[Run]:
-    """Return jobs, which come by age, in runs."""
+    """Return jobs, which come by age, in runs. In a run, nobody has waited longer than the first: clocks may jump."""
     alike: dict[Kind, Run] = {}
     runs: list[Run] = []
     for job in jobs:
         run = alike.get(job.kind) if job.is_plain else None
-        if run is not None:
+        if run is not None and run[-1].gangs[0].waiting_since <= job.gangs[0].waiting_since:
             run.append(job)
         else:
             runs.append(deque((job,)))

@@ -77,6 +77,13 @@ class Allowances:
         found = self.teams.standing(job, num_groups(job)[0] * chips_per_group(job))
         return found if isinstance(found, Standing) else Standing.BORROWS
 
+    def keep_quota_for(self, job: Job, standing: int) -> None:
+        """Keep quota for a job that could run with it, at a standing, if lower bands of its own team had less."""
+        needed = num_groups(job)[0] * chips_per_group(job)
+        found = self.teams.standing_in_team(job, needed)
+        if isinstance(found, Standing) and found <= standing:
+            self.teams.keep_for(job, needed)
+
     def _reached_by_team(self, job: Job) -> ReachedLimit | None:
         if not self.teams.exist:
             return None
@@ -205,8 +212,7 @@ class Allowances:
         """Keep the rest of its user's chips for a job, if the limit lets it run at all and no other job has them."""
         mine = self._allowance(job)
         if reached.team is not None and reached.needed <= reached.limit:
-            self.teams.promised(job, reached.needed)
-            return replace(reached, kept=True)
+            return replace(reached, kept=self.teams.keep_for(job, reached.needed))
         if mine is None or mine.kept_for or reached.what != "chips" or reached.needed > mine.most_chips:
             return reached
         mine.kept_for = job.spec.job_id

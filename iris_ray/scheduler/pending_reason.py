@@ -116,7 +116,7 @@ class ReachedLimit:
     @property
     def _of_team(self) -> str:
         whose = f"what team {self.team} may have" if self.team else "what the teams lend"
-        return f"{whose}: {self.limit:,g} {self.what}, of which {self.held:,g} are taken"
+        return f"{whose}: {self.limit:,g} {self.what}, of which {self.held:,g} are taken or kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Protected:
     Attributes:
         job_ids: ids of the jobs that hold the hosts.
         seconds: how long until the job may take them.
-        at_budget: those among them, or users of theirs, that have been evicted as often as is allowed in an hour.
+        at_budget: those among them, or their users and teams, that have been evicted as often as is allowed in an hour.
     """
 
     job_ids: tuple[str, ...]

@@ -45,8 +45,8 @@ class Scheduler:
     as long as the tasks on these hosts still run.
 
     Args:
-        backfill_bound_s: for how many seconds jobs that came later may pass a waiting job. They pass one of PRODUCTION
-            for no more than `PRODUCTION_BOUND_S`.
+        backfill_bound_s: for how many seconds jobs that came later may pass a waiting job. None pass one of
+            PRODUCTION.
         evictions: when jobs may take hosts from lower bands; None: never.
 
     Attributes:

@@ -108,6 +108,7 @@ class TeamQuotas:
         self._accounts: dict[tuple[str, str], _Account] = {}  # by name and type
         self._kept: dict[str, dict[str, float]] = {}  # type → team → what its parts keep and do not use
         self._promised: dict[str, float] = {}  # job id → chips
+        self._kept_for: dict[tuple[str, str | None], str] = {}  # team and type → id of the job that waits for the quota
         self._leaving: dict[AttemptId, tuple[JobSpec, JobSpec, float]] = {}  # its job, the job that gets its chips
         self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its parts, who borrowed most first
         self.exist = bool(self._use.teams.types)
@@ -117,6 +118,10 @@ class TeamQuotas:
     def kind(self, spec: JobSpec) -> str | None:
         """Return the type whose quota a job needs; None if it needs none."""
         return self._use.kind(spec) if self.exist else None
+
+    def account(self, spec: JobSpec) -> tuple[str, str | None]:
+        """Return the name of a job's team, and the type whose quota the job needs; None if it needs none."""
+        return self._use.path(spec.team)[0], self.kind(spec)
 
     def standing_if_all_stay(self, job: Job, chips: float) -> Standing | NoneLeft:
         """Return the same as `standing` if those stayed that leave their hosts to the job."""
@@ -142,8 +147,20 @@ class TeamQuotas:
                 return NoneLeft(name.rstrip("/"), kind, account.most, rounded(used + kept - more))
         return Standing.BORROWS
 
+    def standing_in_team(self, job: Job, chips: float) -> Standing | NoneLeft:
+        """Return the same as `standing` if lower bands of the job's own team had nothing: the team's order decides."""
+        if not self.exist:
+            return Standing.OWN
+        team, kind = self.account(job.spec)
+        usage: Mapping[str, float] = self._use.usage.get(team, {})
+        lower = (usage.get(in_band(kind, band), 0.0) for band in PriorityBand if kind and band > job.spec.priority)
+        return self.standing(job, chips - sum(lower))
+
     def took(self, job: Job, chips: float) -> None:
         """Count chips that the plan gives to a job, or takes from it if they are less than 0."""
+        if self._kept_for and self._kept_for.get(self.account(job.spec)) == job.spec.job_id:
+            del self._kept_for[self.account(job.spec)]
+            self.promised(job, 0.0)
         self._count(job.spec, chips)
 
     def promised(self, job: Job, chips: float) -> None:
@@ -159,6 +176,13 @@ class TeamQuotas:
                 for attempt in [a for a, (_, taker, _) in self._leaving.items() if taker.job_id == job.spec.job_id]:
                     self._count_leaving(*self._leaving.pop(attempt), sign=-1)
             self._count(job.spec, chips - before, promised=True)
+
+    def keep_for(self, job: Job, chips: float) -> bool:
+        """Keep quota for a job, which counts as promised, unless its team has a job already for which some is kept."""
+        if self._kept_for.setdefault(self.account(job.spec), job.spec.job_id) != job.spec.job_id:
+            return False
+        self.promised(job, chips)
+        return True
 
     def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: Job) -> None:
         """Count that an attempt of a job leaves its chips to another job, so that both jobs' teams have them once."""
@@ -310,10 +334,6 @@ class Reclaim:
         """Return whether bands decide if a job has to leave: it is of the same team, or no team has a quota for it."""
         kind = self._quotas.kind(victim)
         return kind is None or (self._kind is not None and self._quotas.path(victim)[0] == self._path[0])
-
-    def is_same_team(self, victim: JobSpec) -> bool:
-        """Return whether a job needs the same quota of the same team."""
-        return self._quotas.kind(victim) == self._kind and self._quotas.path(victim)[0] == self._path[0]
 
     def rank(self, victim: JobSpec) -> int | None:
         """Return the place of a job's side among those that have to give back, the first is 0; None if it need not."""

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from iris_ray.model.cluster_settings import EVICTIONS_PER_JOB, EVICTIONS_PER_USER
+from iris_ray.model.cluster_settings import EVICTIONS_PER_JOB, EVICTIONS_PER_TEAM, EVICTIONS_PER_USER
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
@@ -29,7 +29,7 @@ from iris_ray.scheduler.availability import Availability, best_free, buckets_for
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.team_quotas import Reclaim
-from iris_ray.state.attempt_ends import BUDGET_S
+from iris_ray.state.attempt_ends import BUDGET_S, Owner, owners
 from iris_ray.state.fleet import Fleet
 
 GRACE_S = 30.0
@@ -49,12 +49,14 @@ class EvictionRules:
         least_run_s: how many seconds an attempt of each band runs before it may be evicted.
         per_job: how often in an hour each gang may be evicted; None: without limit.
         per_user: the same for all gangs of a user together. One job may take more at once, if none was evicted.
+        per_team: the same for all gangs of a team and its parts.
     """
 
     grace_s: float = GRACE_S
     least_run_s: Mapping[PriorityBand, float] = field(default_factory=lambda: LEAST_RUN_S)
     per_job: int | None = EVICTIONS_PER_JOB.parse(EVICTIONS_PER_JOB.default)
     per_user: int | None = EVICTIONS_PER_USER.parse(EVICTIONS_PER_USER.default)
+    per_team: int | None = EVICTIONS_PER_TEAM.parse(EVICTIONS_PER_TEAM.default)
 
 
 DEFAULT_RULES = EvictionRules()
@@ -69,7 +71,7 @@ class Running:
         attempts: the attempts of each band that hold hosts, in the order in which they got them or told of a save.
         evicted: the attempts that are about to leave their hosts to other jobs.
         heeding: those attempts of each band that save their state when they are told to leave.
-        evicted_at: when gangs of each user gave their hosts to higher bands; ascending, seconds.
+        evicted_at: when gangs of each user and team gave their hosts to others; ascending, seconds.
     """
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -78,7 +80,7 @@ class Running:
     )
     evicted: Collection[AttemptId] = ()
     heeding: Mapping[PriorityBand, dict[AttemptId, None]] = field(default_factory=lambda: {b: {} for b in PriorityBand})
-    evicted_at: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    evicted_at: Mapping[Owner, Sequence[float]] = field(default_factory=dict)
 
 
 class EvictionCosts:
@@ -104,7 +106,7 @@ class EvictionCosts:
         self._deadline = now + (GRACE_S if rules is None else rules.grace_s)
         self._idle = idle
         self._rules = rules or EvictionRules()
-        self._budgets: dict[str, float] = {}  # user → until when no gang of the user may be evicted
+        self._budgets: dict[Owner, float] = {}  # for how long no gang of a user or a team may be evicted; seconds
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
         self.leaving = {a for a in running.evicted if running.jobs[a.job_id].gangs[a.gang].eviction is not None}
 
@@ -140,7 +142,7 @@ class EvictionCosts:
             rank = owes
             if not self._gang(attempt).evicted_at:
                 wait_s = 0.0  # it has borrowed its hosts
-        wait_s = max(wait_s, self.job_waits_s(attempt), self.user_waits_s(spec.user))
+        wait_s = max(wait_s, self.job_waits_s(attempt), *map(self.owner_waits_s, owners(spec)))
         return (wait_s, float(rank), *cost[2:]) if patient or not wait_s else None
 
     def leave(self, attempts: Iterable[AttemptId]) -> None:
@@ -148,25 +150,25 @@ class EvictionCosts:
         self.leaving.update(attempts)
         self._budgets.clear()
 
-    def user_of(self, attempt: AttemptId) -> str:
-        """Return the user of an attempt's job."""
-        return self._running.jobs[attempt.job_id].spec.user
+    def owners_of(self, attempt: AttemptId) -> tuple[Owner, ...]:
+        """Return whose budgets count the eviction of an attempt."""
+        return owners(self._running.jobs[attempt.job_id].spec)
 
-    def user_waits_s(self, user: str, count: int = 1) -> float:
-        """Return how long it takes until so many gangs of a user may be evicted at once; seconds."""
-        if (most := self._rules.per_user) is None:
+    def is_of(self, attempt: AttemptId, some: Collection[Owner]) -> bool:
+        """Return whether an attempt's job is of any of these users and teams."""
+        return any(owner in some for owner in self.owners_of(attempt))
+
+    def owner_waits_s(self, owner: Owner, count: int = 1) -> float:
+        """Return how long it takes until so many gangs of a user or a team may be evicted at once; seconds."""
+        if (most := self._rules.per_team if owner.is_team else self._rules.per_user) is None:
             return 0.0
-        if count > 1 or user not in self._budgets:
-            leaving = sum(self._is_evicted(attempt, user) for attempt in self.leaving)
-            wait_s = _budget_s(self._running.evicted_at.get(user, ()), leaving, count, most, self.now)
+        if count > 1 or owner not in self._budgets:
+            leaving = sum(self.is_of(a, (owner,)) and not is_idle(self._running.jobs[a.job_id]) for a in self.leaving)
+            wait_s = _budget_s(self._running.evicted_at.get(owner, ()), leaving, count, most, self.now)
             if count > 1:
                 return wait_s
-            self._budgets[user] = wait_s
-        return self._budgets[user]
-
-    def _is_evicted(self, attempt: AttemptId, user: str) -> bool:
-        job = self._running.jobs[attempt.job_id]
-        return job.spec.user == user and not is_idle(job)
+            self._budgets[owner] = wait_s
+        return self._budgets[owner]
 
     def hosts_of(self, attempt: AttemptId) -> Iterable[str | None]:
         """Return the node ids of an attempt's hosts."""
@@ -251,15 +253,12 @@ class VictimSearch:
         plan: the hosts that the plan has given away.
         available: the groups that the job's requirement finds.
         reclaim: says which jobs of other teams have to leave for it.
-        reclaim: says which jobs of other teams have to leave for it.
         patient: whether attempts may be taken that have not yet run for the minimum time.
         only: the attempts that may be taken; None: any.
 
     Attributes:
         job: the job that needs room.
-        spared: users whose gangs are left alone.
-        left_out: attempts that are left alone.
-        reclaim: see above.
+        spared: users and teams whose gangs are left alone.
         left_out: attempts that are left alone.
         reclaim: see above.
         patient: see above.
@@ -281,7 +280,7 @@ class VictimSearch:
     ) -> None:
         self.job = job
         self.reclaim = reclaim
-        self.spared: frozenset[str] = frozenset()
+        self.spared: frozenset[Owner] = frozenset()
         self.left_out: frozenset[AttemptId] = frozenset()
         self.needed = needed
         self._costs = costs
@@ -389,7 +388,7 @@ class VictimSearch:
             return None
         if attempt in self.left_out:
             return None
-        if self.spared and attempt not in self._costs.leaving and self._costs.user_of(attempt) in self.spared:
+        if self.spared and attempt not in self._costs.leaving and self._costs.is_of(attempt, self.spared):
             return None
         return self._costs.of(attempt, self._taker, self.reclaim, self.patient)
 

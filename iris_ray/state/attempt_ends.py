@@ -5,8 +5,12 @@
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import OUR_MOVES
@@ -29,15 +33,36 @@ BUDGET_S = 3600.0
 """The budgets of evictions count those of so many past seconds; the state remembers their times for that long."""
 
 
+class Owner(NamedTuple):
+    """A user or a team that has a budget of evictions."""
+
+    name: str
+    is_team: bool = False
+
+    def __str__(self) -> str:
+        return f"team {self.name}" if self.is_team else self.name
+
+
+def owners(spec: JobSpec) -> tuple[Owner, ...]:
+    """Return whose budgets count the evictions of a job: its user's, and those of its team and of the teams above."""
+    return _owners(spec.user, spec.team)
+
+
+@lru_cache(maxsize=10_000)
+def _owners(user: str, team: str) -> tuple[Owner, ...]:
+    teams = accumulate(team.split("/"), "{}/{}".format) if team else ()
+    return Owner(user), *(Owner(name, is_team=True) for name in teams)
+
+
 class AttemptEnds:
     """Ends attempts. When one task of a gang ends early, the gang's whole attempt ends.
 
     Attributes:
-        evicted_at: when gangs of each user gave their hosts to higher bands, in the past hour; ascending, seconds.
+        evicted_at: when gangs of each user and team gave their hosts to others, in the past hour; ascending, seconds.
     """
 
     def __init__(self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares) -> None:
-        self.evicted_at: dict[str, list[float]] = {}
+        self.evicted_at: dict[Owner, list[float]] = {}
         self._table = table
         self._fleet = fleet
         self._allocations = allocations
@@ -49,8 +74,9 @@ class AttemptEnds:
             self._note_evictions(job, times, now)
 
     def _note_evictions(self, job: Job, times: Iterable[float], now: float) -> None:
-        known = (at for at in self.evicted_at.get(job.spec.user, ()) if at > now - BUDGET_S)
-        self.evicted_at[job.spec.user] = sorted((*known, *times))
+        for owner in owners(job.spec):
+            known = (at for at in self.evicted_at.get(owner, ()) if at > now - BUDGET_S)
+            self.evicted_at[owner] = sorted((*known, *times))
 
     # -- events ----------------------------------------------------------------------------------------------------
 

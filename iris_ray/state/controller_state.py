@@ -18,7 +18,7 @@ from iris_ray.model.outcomes import Fault
 from iris_ray.model.teams import Teams
 from iris_ray.model.workers import Worker
 from iris_ray.state import job_table, quarantine
-from iris_ray.state.attempt_ends import AttemptEnds
+from iris_ray.state.attempt_ends import AttemptEnds, Owner
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
@@ -337,8 +337,8 @@ class ControllerState:
         return self._allocations.heeding
 
     @property
-    def evicted_at(self) -> Mapping[str, Sequence[float]]:
-        """When gangs of each user gave their hosts to higher bands in the past hour; ascending, seconds."""
+    def evicted_at(self) -> Mapping[Owner, Sequence[float]]:
+        """When gangs of each user and team gave their hosts to others in the past hour; ascending, seconds."""
         return self._ends.evicted_at
 
     @property

@@ -34,7 +34,8 @@ def random_teams(random: Random, slices: int) -> Teams:
             chips = mine * CHIPS
             lend = random.choice([None, None, random.randint(0, mine) * CHIPS])
             borrow = random.choice([None, None, random.randint(0, 3) * CHIPS])
-            quotas = {TYPE: Quota(chips, lend, borrow)}
+            bands = {random.choice(list(PriorityBand)): random.randint(0, mine) * CHIPS}
+            quotas = {TYPE: Quota(chips, lend, borrow, random.choice([{}, {}, bands]))}
             teams.append(Team(f"t{name}" if not parent else name, quotas, weight=random.choice([1.0, 1.0, 2.5])))
             if level < 2:
                 divide(teams[-1].name, mine, level + 1)
@@ -59,11 +60,17 @@ class TeamWorld(World):
         self.slices = self.random.randint(2, 10)
         for number in range(self.slices):
             self.add_slice(f"s{number}", TYPE)
+        self.set_teams()
+
+    def set_teams(self) -> None:
+        """Replace the tree by another one, whatever runs."""
         self.teams = random_teams(self.random, self.slices)
         self.do(TeamsSetEvent(tuple(self.teams)))
 
     def step(self) -> None:
         random = self.random
+        if random.random() < 0.02:
+            self.set_teams()
         for _ in range(random.choice([0, 0, 1, 1, 2, 5])):
             self._submit()
         running = [job for job in self.state.jobs.values() if job.gang.placed and job.spec.spare_for is None]
@@ -94,9 +101,9 @@ class TeamWorld(World):
         """Whether a waiting job would be within the quota of its own team."""
         leaf = self.state.teams.path(job.spec.team)[0]
         others = [other for other in self.state.pending() if self.state.teams.path(other.spec.team)[0] == leaf]
-        return self._held(leaf) + sum(CHIPS * len(promised(other)) for other in others) + needs(job) <= self._quota(
-            leaf
-        )
+        kept = sum(CHIPS * len(promised(other)) for other in others)
+        in_band = sum(CHIPS * len(promised(other)) for other in others if other.spec.priority is job.spec.priority)
+        return self._is_within(leaf, kept + needs(job), job.spec.priority, in_band + needs(job))
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -125,11 +132,19 @@ class TeamWorld(World):
         record = self.state.record(job.spec.job_id)
         return {} if record is None else record.allocations
 
-    def _held(self, name: str, without_leaving: bool = True) -> float:
-        """How many chips the attempts of a team hold, without those that leave."""
-        held, leaving = 0.0, {*self.state.evicted} if without_leaving else set()
+    def _is_within(self, name: str, more: float, band: PriorityBand, more_in_band: float) -> bool:
+        """Whether a team is within its quota, and that of a band, with so many more chips."""
+        team = self.teams.by_name.get(name)
+        part = team.quotas[TYPE].by_band.get(band) if team else None
+        if part is not None and self._held(name, band) + more_in_band > part:
+            return False
+        return self._held(name) + more <= self._quota(name)
+
+    def _held(self, name: str, band: PriorityBand | None = None) -> float:
+        """How many chips the attempts of a team, or those of a band, hold, without those that leave."""
+        held, leaving = 0.0, {*self.state.evicted}
         for job in self.state.jobs.values():
-            if name in self.state.teams.path(job.spec.team):
+            if name in self.state.teams.path(job.spec.team) and band in (None, job.spec.priority):
                 for attempt, allocation in self._allocations(job).items():
                     held += 0.0 if attempt in leaving else CHIPS * len(allocation)
         return held
@@ -144,7 +159,7 @@ class TeamWorld(World):
         """Between teams, only who stays within its quota takes, and only from who is over it."""
         taker = self.state.jobs[event.job_id]
         path = self.state.teams.path(taker.spec.team)
-        taken: dict[str, list[float]] = {}
+        taken: dict[tuple[str, PriorityBand], list[float]] = {}
         for attempt in event.leave:
             victim = self.state.jobs[attempt.job_id]
             if victim.spec.spare_for is not None or attempt in self.state.evicted:
@@ -156,16 +171,23 @@ class TeamWorld(World):
             self.evicted += 1
             above = next(name for name in theirs if name in path)
             mine = path[path.index(above) - 1]
-            freed = sum(self._chips_of(one.job_id) for one in event.leave if mine in self._path(one.job_id))
-            assert self._held(mine) - freed + needs(taker) <= self._quota(mine), f"{event.job_id} takes: {mine} is over"
+            band, own = taker.spec.priority, [one for one in event.leave if mine in self._path(one.job_id)]
+            freed = sum(self._chips_of(one.job_id) for one in own)
+            in_band = sum(self._chips_of(one.job_id) for one in own if self._band(one.job_id) is band)
+            within = self._is_within(mine, needs(taker) - freed, band, needs(taker) - in_band)
+            assert within, f"{event.job_id} takes: {mine} is over"
             for name in theirs[: theirs.index(above)]:
-                taken.setdefault(name, []).append(self._chips_of(attempt.job_id))
+                taken.setdefault((name, victim.spec.priority), []).append(self._chips_of(attempt.job_id))
             if victim.gang.evicted_at:
                 ran = self.now - victim.gang.running_since
                 assert ran >= LEAST_RUN_S[victim.spec.priority], f"{victim.spec.job_id} is evicted again after {ran} s"
-        for name, chips in taken.items():
-            left = self._held(name) - (sum(chips) - max(chips))
-            assert left > self._quota(name), f"{name} gives {chips} and is back at its quota before the last"
+        for (name, band), chips in taken.items():
+            gone = sum(sum(of_band) for (other, _), of_band in taken.items() if other == name) - max(chips)
+            over = not self._is_within(name, -gone, band, max(chips) - sum(chips))
+            assert over, f"{name} gives {chips} and is back at its quota before the last"
+
+    def _band(self, job_id: str) -> PriorityBand:
+        return self.state.jobs[job_id].spec.priority
 
     def _path(self, job_id: str) -> tuple[str, ...]:
         return self.state.teams.path(self.state.jobs[job_id].spec.team)

@@ -38,6 +38,7 @@ from iris_ray.model.cluster_settings import (
     EVICTION_GRACE_S,
     EVICTIONS,
     EVICTIONS_PER_JOB,
+    EVICTIONS_PER_TEAM,
     EVICTIONS_PER_USER,
 )
 from iris_ray.model.jobs import Gang, Job
@@ -176,7 +177,7 @@ class ControllerProcess:
     def _follow_settings(self) -> None:
         """Apply the cluster's settings. Permissions and the autoscaler's demand read their settings themselves."""
         settings = self._state.settings
-        budgets = settings.value(EVICTIONS_PER_JOB), settings.value(EVICTIONS_PER_USER)
+        budgets = (settings.value(each) for each in (EVICTIONS_PER_JOB, EVICTIONS_PER_USER, EVICTIONS_PER_TEAM))
         rules = EvictionRules(settings.value(EVICTION_GRACE_S), LEAST_RUN_S, *budgets)
         self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
         self._planner.look_again()

@@ -144,8 +144,8 @@ class ReferencePlan:
         return bool(job.spec.coscheduling) and not job.yields and any(self.now < g.returning_until for g in gangs)
 
     def waited_long(self, job: Job, gang: Gang) -> bool:
-        bound = min(self.bound, 10.0) if job.spec.priority is PriorityBand.PRODUCTION else self.bound
-        return self.now - gang.waiting_since > bound
+        bound = 0.0 if job.spec.priority is PriorityBand.PRODUCTION else self.bound
+        return self.now - gang.waiting_since >= bound
 
     def share(self, user: str) -> float:
         """The largest part that the user holds of any resource."""
@@ -218,6 +218,8 @@ class ReferencePlan:
             return False  # for a higher band
         if not is_firm(job) and all(job.gangs[position].not_before > self.now for position in job.pending):
             return False
+        if not (is_firm(job) or self.returns(job) or self.may_have(job, counts(job))):
+            return False  # its user has reached a limit
         names = [name for name, hosts in self.groups(job.spec) if any(w.node_id in promised(job) for w in hosts)]
         sound = self.options_anywhere(job, self.avoided(job), later=True)
         found = [o for o in sound if o.name in names and not any(w.foreign for w in o.hosts)]

@@ -9,7 +9,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_NAME, Worker, accelerators
-from iris_ray.scheduler.fair_queue import PRODUCTION_BOUND_S, comes_last
+from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.limits import chips_per_group
 from iris_ray.scheduler.victims import GRACE_S, EvictionRules
 from iris_ray.state import ControllerState
@@ -505,12 +505,12 @@ class Rules:
     def _is_kept_for_another(self, job: Job) -> bool:
         """Return whether what a user may have yet is kept for a job that has waited too long for the limit on chips."""
         is_urgent = job.spec.priority is PriorityBand.PRODUCTION
-        most, late = self._limits(job)[0], self.now - min(self._bound_s, PRODUCTION_BOUND_S if is_urgent else math.inf)
+        most, late = self._limits(job)[0], self.now - (0.0 if is_urgent else self._bound_s)
         return any(
             one is not job
             and _account(one) == _account(job)
             and not comes_last(one)
-            and any(one.gangs[position].waiting_since < late for position in one.pending)
+            and any(one.gangs[position].waiting_since <= late for position in one.pending)
             and self._held(one)[0] + _least_chips(one) > most >= _least_chips(one)
             for one in self._state.pending()
         )

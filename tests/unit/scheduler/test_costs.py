@@ -74,7 +74,7 @@ def test_first_plan_of_jobs_that_all_differ_in_size_costs_as_much_as_there_are(m
 @pytest.mark.parametrize("in_use", [0.0, 7.5])
 def test_sizes_of_tasks_share_the_memory_of_their_evaluations(in_use: float) -> None:
     same, different = hosts_and_sizes(300, 1, in_use), hosts_and_sizes(300, 100, in_use)
-    assert peak_bytes(different.plan) < 2 * peak_bytes(same.plan)
+    assert peak_bytes(different.plan) < 3 * peak_bytes(same.plan)
 
 
 def test_gangs_with_different_preferences_share_their_evaluations() -> None:

@@ -16,6 +16,7 @@ from iris_ray.scheduler.evictions import GROUPS_COMPARED, SEARCHES_AMONG_GANGS
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
 from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
+from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.events import (
     AttemptSavesEvent,
     Event,
@@ -380,7 +381,7 @@ def test_users_budget_bounds_how_many_of_their_gangs_leave(world: World, needed:
     world.now = 10_000.0
     for number, user in enumerate(("ann", "ann", "carl", "carl")):
         run(world, f"{user}-{number}", ran_s=1000.0 - 100.0 * number, user=user)
-    world.state.evicted_at["carl"] = [world.now - 600.0]  # type: ignore[index]
+    world.state.evicted_at[Owner("carl")] = [world.now - 600.0]  # type: ignore[index]
     world.submit("prod", slices=(needed,), priority=PRODUCTION)
     leave = evicted(world)
     if needed == 3:  # it does not look for a mixture
@@ -503,16 +504,15 @@ def test_job_says_when_it_may_take_hosts_of_a_gang_that_has_run_too_short(
     world.check()
 
 
-def test_job_that_may_evict_later_names_the_gangs_that_it_may_take_first_and_until_when_it_waits(world: World) -> None:
+@pytest.mark.parametrize(("count", "may_take"), [(2, "old, younger in 60 s"), (3, "old, younger, youngest in 2 min")])
+def test_job_that_may_evict_later_names_victims_and_wait(world: World, count: int, may_take: str) -> None:
     for name in "abc":
         world.add_slice(name)
     world.now = 10_000.0
     for job_id, ran_s in (("old", 5000.0), ("younger", 60.0), ("youngest", 30.0)):
         run(world, job_id, ran_s=ran_s)
-    world.submit("pair", slices=(2,), priority=PRODUCTION)
-    assert "may take the hosts of old, younger in 60 s" in world.why("pair")
-    world.submit("all", slices=(3,), priority=PRODUCTION)
-    assert "may take the hosts of old, younger, youngest in 2 min" in world.why("all")
+    world.submit("waits", slices=(count,), priority=PRODUCTION)
+    assert f"may take the hosts of {may_take}" in world.why("waits")
     world.check()
 
 

@@ -161,17 +161,17 @@ def test_promise_to_a_task_lasts_when_another_task_runs_again_elsewhere(world: P
     """What is left of the limit was kept for an older job, as if the task had used up what is reserved for it."""
     world.run("batch", priority=BATCH, **on("a"))
     world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
-    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
     add_slices(world, "c")
-    world.submit("large", user="ann", priority=PRODUCTION, **on("b"))
-    tasks = world.start_tasks("tasks", 2, user="ann", priority=PRODUCTION)
-    world.turn(5.0)  # sooner than PRODUCTION's bound
+    world.submit("large", user="ann", priority=INTERACTIVE, **on("b"))
+    tasks = world.start_tasks("tasks", 2, user="ann", priority=INTERACTIVE)
+    world.turn(5.0)  # sooner than the bound
     world.lose("c-0")
     world.turn()
     assert promised(tasks) == ("a-0",)
     world.report(tasks, S.WORKER_FAILED, 1)
     world.confirm(tasks, index=1)
-    world.turn(20.0)
+    world.turn(BACKFILL_BOUND_S)
     assert "the rest is kept for it" in str(world.planner.pending_reasons["large"])
     assert (hosts_of(tasks), promised(tasks)) == (("c-1",), ("a-0",))
 

@@ -9,13 +9,18 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.fair_queue import PRODUCTION_BOUND_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, PromiseEvent, WorkerDrainedEvent
+from iris_ray.state.events import (
+    JobCancelledEvent,
+    JobRestoredEvent,
+    JobSubmittedEvent,
+    PromiseEvent,
+    WorkerDrainedEvent,
+)
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, assigned_tasks, cpu_host, host, promised
+from tests.support.worlds import World, assigned_tasks, cpu_host, gang_spec, host, promised
 
 S = TaskState
 LATE = BACKFILL_BOUND_S + 1
@@ -42,7 +47,7 @@ def crowded(world: World) -> tuple[Job, Job, Job]:
 
 
 @pytest.mark.parametrize(
-    ("band", "bound_s"), [(PriorityBand.PRODUCTION, PRODUCTION_BOUND_S), (PriorityBand.INTERACTIVE, BACKFILL_BOUND_S)]
+    ("band", "bound_s"), [(PriorityBand.PRODUCTION, 0.0), (PriorityBand.INTERACTIVE, BACKFILL_BOUND_S)]
 )
 def test_large_gang_waits_behind_small_batch_jobs_for_bound_of_its_band(
     world: World, band: PriorityBand, bound_s: float
@@ -57,6 +62,17 @@ def test_large_gang_waits_behind_small_batch_jobs_for_bound_of_its_band(
         running += [world.state.jobs[job_id] for job_id in world.schedule()]
         world.now += 5.0
     assert bound_s < world.now - large.submitted_at <= bound_s + 20.0
+
+
+def test_job_starves_though_younger_ones_are_before_it_in_the_queue(world: World) -> None:
+    """The clock was set back between two submissions."""
+    world.start("busy-a", user="other")
+    world.start("busy-b", user="other")
+    for name in ("young", "younger"):
+        world.submit(name, user="me")
+    world.do(JobSubmittedEvent(gang_spec("old", user="me"), world.now - LATE))
+    world.schedule()
+    assert [job_id for job_id, job in world.state.jobs.items() if promised(job)] == ["old"]
 
 
 def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:

@@ -8,6 +8,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Teams
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state.events import TeamsSetEvent
 from tests.support.worlds import S, World, add_slices, promised
 
@@ -85,6 +86,17 @@ def test_between_teams_that_borrow_the_smaller_share_by_weight_goes_first(world:
     assert set(world.schedule()) == {"ads-0", "ads-1", "ads-2", "vision-0"}
 
 
+def test_lower_bands_of_its_team_leave_a_large_job_the_quota(world: World) -> None:
+    two_teams(world)
+    (young,) = start(world, "young", team="ads", priority=BATCH)
+    start(world, "one", "two", team="vision")
+    submit(world, "large", "ads", slices=(2,), priority=PRODUCTION)
+    submit(world, "small", "ads", priority=BATCH)
+    assert world.schedule() == {}
+    world.finish(young)
+    assert set(world.schedule()) == {"large"}
+
+
 def test_inside_a_team_users_share_as_without_teams(world: World) -> None:
     two_teams(world, ads="32", vision="0")
     for number in range(4):
@@ -131,7 +143,7 @@ def test_a_team_borrows_no_more_than_it_may(world: World) -> None:
         submit(world, f"ads-{number}", "ads")
     assert set(world.schedule()) == {"ads-0", "ads-1"}
     assert world.why("ads-2") == (
-        "waiting for what team ads may have: 16 v4-16 chips, of which 16 are taken, and it needs 8;"
+        "waiting for what team ads may have: 16 v4-16 chips, of which 16 are taken or kept, and it needs 8;"
         " iris-ray team show has all"
     )
 
@@ -142,7 +154,7 @@ def test_what_a_team_does_not_lend_stays_free_for_it(world: World) -> None:
         submit(world, f"ads-{number}", "ads", priority=PRODUCTION)
     assert set(world.schedule()) == {"ads-0", "ads-1"}
     assert world.why("ads-2") == (
-        "waiting for what the teams lend: 32 v4-16 chips, of which 32 are taken, and it needs 8;"
+        "waiting for what the teams lend: 32 v4-16 chips, of which 32 are taken or kept, and it needs 8;"
         " iris-ray team show has all"
     )
     submit(world, "vision", "vision", slices=(2,))
@@ -230,6 +242,18 @@ def test_what_was_taken_back_is_left_alone_for_the_minimum_time(world: World) ->
     assert "may take the hosts of ads-" in world.why("vision")
     world.now += 121.0
     assert len(leaving(world)) == 1
+
+
+def test_a_teams_budget_bounds_how_many_gangs_of_it_and_its_parts_leave(world: World) -> None:
+    world.scheduler.evictions = EvictionRules(per_team=1)
+    set_teams(world, "[teams.ads]\nquota.v4-16 = 32\n[teams.vision]\n[teams.'vision/night']")
+    start(world, "one", "two", "three", "four", team="vision/night")
+    world.now += 3600.0
+    submit(world, "first", "ads")
+    assert len(leaving(world)) == 1
+    submit(world, "second", "ads")
+    assert len(leaving(world)) == 1
+    assert "since jobs of team vision, jobs of team vision/night had enough evictions" in world.why("second")
 
 
 def test_a_part_of_the_quota_by_band_is_all_that_the_band_may_take_back(world: World) -> None:

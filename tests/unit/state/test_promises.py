@@ -9,6 +9,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
+from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.events import (
     AttemptSavesEvent,
     GangMovedEvent,
@@ -150,14 +151,14 @@ def test_save_of_the_future_or_of_before_or_of_another_attempt_changes_nothing(w
     assert (job.gang.saved_at, job.gang.saves_every_s) == (known, 300.0)
 
 
-def test_evictions_of_the_past_hour_are_known_by_gang_and_user(world: World) -> None:
+def test_evictions_of_the_past_hour_are_known_by_gang_and_owner(world: World) -> None:
     victim = batch(world, slices=(2,))
     production(world)
     world.schedule()
     pass_time(world, GRACE_S)
     at = world.now
     assert victim.gang.evicted_at == (at,)
-    assert world.state.evicted_at == {victim.spec.user: [at]}
+    assert world.state.evicted_at == {Owner(victim.spec.user): [at]}
     successor = World()
     successor.now = world.now
     for name in "ab":
@@ -165,7 +166,7 @@ def test_evictions_of_the_past_hour_are_known_by_gang_and_user(world: World) -> 
     record = world.state.record("batch")
     assert record is not None
     successor.do(JobRestoredEvent(record))
-    assert successor.state.evicted_at == {victim.spec.user: [at]}
+    assert successor.state.evicted_at == {Owner(victim.spec.user): [at]}
 
 
 # -- who is told -------------------------------------------------------------------------------------------------------

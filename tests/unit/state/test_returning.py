@@ -55,8 +55,8 @@ def test_returning_gang_does_not_precede_higher_band(world: World) -> None:
     rival(world, "rival")
     world.report(job, S.WORKER_FAILED)
     assert {i: why.kept for i, why in world.plan().pending_reasons.items()} == {
-        "urgent": (),
-        "job": ("a",),
+        "urgent": ("a",),
+        "job": ("b",),
         "rival": (),
     }
     world.confirm(job)
