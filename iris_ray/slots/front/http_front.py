@@ -24,6 +24,7 @@ from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forev
 from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.api_keys import ApiKey, ApiKeys, may_use
+from iris_ray.slots.front.front_metrics import FrontMetrics
 from iris_ray.slots.front.openai_words import (
     NOTHING,
     Question,
@@ -102,6 +103,7 @@ class HttpFront:
         self.set_access(keys, aliases)
         self._models = ListedModels(client)
         self._parser = Parser()
+        self._metrics = FrontMetrics()
         self._running = RunningRequests()
         self._loop: asyncio.AbstractEventLoop  # set by the thread
         self._thread = threading.Thread(target=self._run, name="http front", daemon=True)
@@ -175,6 +177,7 @@ class HttpFront:
         app.router.add_get("/v1/models/{model:.+}", self._retrieve)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._measured)
         return LimitedServer(app, shutdown_s=1.0, handler_cancellation=True)
 
     async def _serve(self) -> None:
@@ -212,6 +215,10 @@ class HttpFront:
         await self._models.names()
         return web.json_response({"ready": True})
 
+    async def _measured(self, request: web.Request) -> web.Response:
+        await self._models.names()
+        return web.Response(body=self._metrics.page(self._models.rows), content_type="text/plain")
+
     async def _list(self, request: web.Request) -> web.Response:
         listed = [model_words(name, self._models.began) for name in await self._names(request)]
         return web.json_response({"object": "list", "data": listed})
@@ -231,14 +238,21 @@ class HttpFront:
 
     def _answers(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
+            use = self._keys.use_of(request)
+            with self._metrics.request(route.path, use.key.name if use else "") as measured:
+                asked = await read(request)
+                measured.model = asked.model
+                if not may_use(use, asked.model):
+                    why = f"this key may not use the model {asked.said_model!r}; /v1/models lists those that it may use"
+                    raise NotPermittedError(why)
+                response = await (self._stream(request, asked) if asked.streams else self._whole(asked))
+                measured.status = response.status
+                return response
+
+        async def read(request: web.Request) -> Question:
             async with self._running.request():
                 body = await self._parser.parse(request)
-            asked = question(body, route, request_id=uuid.uuid4().hex, created=int(time.time()), aliases=self._aliases)
-            if not may_use(self._keys.use_of(request), asked.model):
-                raise NotPermittedError(
-                    f"this key may not use the model {asked.said_model!r}; /v1/models lists its own"
-                )
-            return await (self._stream(request, asked) if asked.streams else self._whole(asked))
+            return question(body, route, request_id=uuid.uuid4().hex, created=int(time.time()), aliases=self._aliases)
 
         return handle
 
@@ -278,13 +292,17 @@ class HttpFront:
 
 
 class ListedModels:
-    """The names of a client's models, which is asked at most once in `LISTED_S`."""
+    """The models of a client, which is asked at most once in `LISTED_S`.
+
+    Attributes:
+        rows: what is known of them.
+    """
 
     def __init__(self, client: SlotClient) -> None:
         self._client = client
         self._asking = asyncio.Lock()
-        self._names: list[str] = []
         self._at = float("-inf")
+        self.rows: list[Any] = []
         self.began = int(time.time())
 
     async def names(self) -> list[str]:
@@ -292,8 +310,8 @@ class ListedModels:
         async with self._asking:
             if time.monotonic() > self._at + LISTED_S:
                 status = await asyncio.to_thread(self._client.status)
-                self._names, self._at = [row.model for row in status.models], time.monotonic()
-            return self._names
+                self.rows, self._at = list(status.models), time.monotonic()
+            return [row.model for row in self.rows]
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Client:
 
     def status(self) -> Any:
         if self.models:
-            return SimpleNamespace(models=[SimpleNamespace(model=name) for name in self.models])
+            return SimpleNamespace(models=[SimpleNamespace(model=name, slots=1, waiting=3) for name in self.models])
         raise RayActorError(error_msg="The actor died.")
 
 
@@ -482,3 +482,18 @@ def test_answer_of_a_program_is_passed_on_as_it_is(stream: bool, kind: str, stat
     with HttpFront(made) as front:
         found, headers, said = post(front, asked("a", stream=stream))
         assert (found, headers["Content-Type"].split(";")[0], said) == (status, kind, "abcd")
+
+
+def test_metrics_count_requests_of_served_models(client: Client) -> None:
+    client.models = ["m"]
+    made: Any = client
+    with HttpFront(made, keys=[ALICE]) as front:
+        for body in (asked("a"), asked("a b", stream=True), asked("reset"), b"{}"):
+            status_for(front, "POST", "/v1/completions", bearer(ALICE.secret), body)
+        _, said = status_for(front, "GET", "/metrics", bearer(ALICE.secret))
+        counted = 'iris_front_requests_total{key="alice",model="%s",route="/v1/completions",status="%d"} %.1f'
+        assert counted % ("m", 200, 2) in said
+        assert counted % ("m", 500, 1) in said
+        assert counted % ("other", 400, 1) in said
+        assert 'iris_front_waiting_requests{model="m"} 3.0' in said
+        assert status_for(front, "GET", "/metrics", {})[0] == 401
