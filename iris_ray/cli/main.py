@@ -78,6 +78,7 @@ SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
         "job": Entry("cli.main:job", "All about jobs: also their status, tasks, events, stacks, profiles and goodput."),
         "host": Entry("cli.main:host", "Slices and hosts: list, drain, and tell them that they are about to end."),
         "team": Entry("cli.main:team", "Teams and their quotas: show them, or set them from a file."),
+        "serve": Entry("slots.cli:serve", "Serve the models of a file as OpenAI's API, until Ctrl-C."),
         "slots": Entry("slots.cli:slots", "Models that are served: their slots, what waits for them, and why."),
         "cluster": Entry(
             "cli.main:cluster", "The whole cluster: dashboard, limits, Controller, provisioning, self-test."
