@@ -308,6 +308,11 @@ class Rules:
             waiting = (job.gangs[position] for position in job.pending)
             yield from (gang for gang in waiting if self.now < gang.returning_until)
 
+    def _is_too_late(self, job: Job) -> bool:
+        """Return whether the plan gives a job up: it has not run in time."""
+        timeout = job.spec.scheduling_timeout
+        return timeout is not None and not job.started and self.now - job.submitted_at > timeout
+
     def _pauses(self, job: Job) -> bool:
         return all(job.gangs[position].not_before > self.now for position in job.pending)
 
@@ -500,7 +505,8 @@ class Rules:
                     running.add(attempt.job_id)
         for job_id, promised in self.ledger.promised.items():
             other = self._state.jobs[job_id]
-            if other is not job and job_id not in besides and promised.is_firm and _account(other) == account:
+            is_other = other is not job and job_id not in besides and not self._is_too_late(other)
+            if is_other and promised.is_firm and _account(other) == account:
                 chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
