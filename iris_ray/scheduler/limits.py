@@ -127,8 +127,9 @@ class Allowances:
             chips = mine.chips_beside(job) - ending
             wanted = tuple(count for count in wanted if rounded(chips + count * each) <= mine.most_chips)
         if self.teams.exist and len(wanted) > 1:  # more groups must not cost others their quota
-            least = self.teams.standing(job, wanted[0] * each - ending)
-            wanted = tuple(n for n in wanted if self.teams.standing(job, n * each - ending) == least)
+            standing = self.teams.standing_if_all_stay
+            least = standing(job, wanted[0] * each - ending)
+            wanted = tuple(n for n in wanted if standing(job, n * each - ending) == least)
         return wanted
 
     def within(self, job: Job, names: list[str], wanted: Sequence[int], available: Availability) -> list[str]:
