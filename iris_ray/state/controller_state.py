@@ -58,10 +58,10 @@ from iris_ray.state.gangs import Gangs, SliceHolders
 from iris_ray.state.instructions import Change, ChangeLog, FailedEvent, Instructions
 from iris_ray.state.invariants import check_state
 from iris_ray.state.job_table import JobTable
-from iris_ray.state.own_limits import RuntimeLimits
 from iris_ray.state.promises import Evictions, Promises
 from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
+from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs, Spares
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits

@@ -15,9 +15,9 @@ from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.growth import note_size
 from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
 from iris_ray.state.job_table import JobTable, move, new_gangs
-from iris_ray.state.own_limits import RuntimeLimits
 from iris_ray.state.promises import Promises
 from iris_ray.state.records import JobRecord
+from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs
 
 

@@ -40,8 +40,8 @@ from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.instructions import Instructions
-from iris_ray.state.own_limits import ends_at
 from iris_ray.state.quarantine import QUARANTINE
+from iris_ray.state.runtime_limits import ends_at
 
 
 def job_status(

@@ -13,7 +13,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state.events import AttemptMarkedEvent, GangMovedEvent, TimePassedEvent
 from iris_ray.state.instructions import Instructions
-from iris_ray.state.own_limits import RUNTIME_NOTICE_S
+from iris_ray.state.runtime_limits import RUNTIME_NOTICE_S
 from tests.support.worlds import S, World, attempt_id, tasks_spec
 
 

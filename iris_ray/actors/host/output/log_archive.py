@@ -6,6 +6,7 @@ it. The files have the names that they have on the host, so `AttemptLog` reads t
 
 import logging
 import threading
+import time
 from pathlib import Path
 
 from iris_ray.actors.host.output.log_files import AttemptLog
@@ -14,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 COPY_S = 15.0
 """New output is copied so often."""
+LAST_TRIES = 20
+"""If the directory is away at the end of an attempt, the rest is tried so often."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -37,16 +40,23 @@ class LogCopier:
         self._closing.set()
 
     def _run(self) -> None:
-        is_last = False
-        while not is_last:
-            is_last = self._closing.wait(COPY_S)
-            try:
-                copy(self._log, self._archive)
-                self._problem = None
-            except OSError as error:
-                if str(error) != self._problem:
-                    self._problem = str(error)
-                    logger.warning("output is not kept in %s for now: %s", self._archive, error)
+        while not self._closing.wait(COPY_S):
+            self._copy()
+        for _ in range(LAST_TRIES):
+            if self._copy():
+                return
+            time.sleep(COPY_S)
+
+    def _copy(self) -> bool:
+        """Copy what is new; return whether that worked."""
+        try:
+            copy(self._log, self._archive)
+            self._problem = None
+        except OSError as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                logger.warning("output is not kept in %s for now: %s", self._archive, error)
+        return self._problem is None
 
 
 def copy(log: AttemptLog, archive: Path) -> None:

@@ -5,15 +5,16 @@ Python's regular expressions run over the mapped files, so that only what is fou
 
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from iris_ray.actors.host.output.log_files import AttemptLog
 
 LINE_BYTES = 10_000
 """Longer lines are cut in an answer."""
 MOST_FOUND_BYTES = 4 << 20
-"""An answer of one host has so many bytes of lines; what matches beyond them is only counted out."""
+"""An answer of one host has so many bytes of lines; what matches beyond them is left out."""
 
 Buffer = bytes | mmap.mmap
 
@@ -58,7 +59,7 @@ def search(log: AttemptLog, wanted: LogSearch, most_bytes: int) -> FoundLines | 
     if not files:
         return None
     found, pattern = FoundLines([]), _compiled(wanted)
-    for buffer, start, stop in _parts(log, wanted.since):
+    for buffer, start, stop in _parts(files, wanted.since):
         _search_part(buffer, start, stop, pattern, wanted.context, found, most_bytes)
         if found.cut:
             break
@@ -76,12 +77,12 @@ def _compiled(wanted: LogSearch) -> "re.Pattern[bytes]":
     return re.compile(wanted.pattern.encode(), re.MULTILINE)
 
 
-def _parts(log: AttemptLog, since: float | None) -> Iterator[tuple[Buffer, int, int]]:
+def _parts(files: Sequence[tuple[int, Path]], since: float | None) -> Iterator[tuple[Buffer, int, int]]:
     """Yield whole lines: a buffer, where they begin, and where the last one ends.
 
     A line that two files share comes by itself.
     """
-    files, begun = log.files(), b""
+    begun = b""
     for _, path in files:
         try:
             with path.open("rb") as file:

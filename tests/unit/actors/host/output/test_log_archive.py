@@ -64,9 +64,8 @@ def test_archive_that_is_away_is_said_once_and_filled_later(
     writer = LogWriter(log)
     writer.write(b"kept")
     writer.close()
-    copier = LogCopier(log, archive)
+    LogCopier(log, archive).close()
     wait_until(lambda: caplog.records)
     archive.mkdir()
     wait_until(lambda: contents(log, archive) == b"kept")
-    copier.close()
     assert [record.getMessage().count("mount it") for record in caplog.records] == [1]

@@ -1,4 +1,4 @@
-"""The limits that a job sets itself: how long it may run, and how many attempts in a row may make no progress."""
+"""How long a job may run by its own limit, ``max_runtime``."""
 
 import heapq
 import math
