@@ -474,7 +474,7 @@ class Rules:
             more: how many chips.
             leave: attempts that do not count, beside those that were asked to leave.
             besides: ids of jobs whose promises do not count.
-            now: whether those count, too, that were asked to leave and have not left yet.
+            now: whether those count, too, that were asked to leave, or have ended, and have not left yet.
         """
         chips, jobs = self._held(job, leave, besides, now)
         most_chips, most_jobs = self._limits(job)
@@ -498,7 +498,7 @@ class Rules:
                 if _account(other) != account or attempt in leave or (attempt in self.ledger.asked and not now):
                     continue
                 is_own = other is job and job.spec.coscheduling and attempt.gang in job.pending
-                if is_own and attempt in self.ledger.ended:
+                if is_own and attempt in self.ledger.ended and not now:
                     continue
                 chips += accelerators(held)
                 if other.spec.spare_for is None and not other.state.finished:
@@ -520,7 +520,7 @@ class Rules:
             and _account(one) == _account(job)
             and not comes_last(one)
             and any(one.gangs[position].waiting_since <= late for position in one.pending)
-            and self._held(one)[0] + _least_chips(one) > most >= _least_chips(one)
+            and self._held(one, now=True)[0] + _least_chips(one) > most >= _least_chips(one)
             for one in self._state.pending()
         )
 
