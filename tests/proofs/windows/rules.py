@@ -557,6 +557,8 @@ class Rules:
             if is_higher and self._is_returning(one) and not self._pauses(one):
                 return "higher band"
         other = self.ledger.promised.get(job_id)
+        if other is not None and {*promised.node_ids} <= {*other.node_ids}:
+            return "promised again"  # after a higher band found other room
         if other is not None and (not promised.is_firm if other.is_firm else not any(self._ways(other))):
             return "other room"  # free, or others leave it
         for node_id in promised.node_ids:
