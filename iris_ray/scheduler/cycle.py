@@ -134,7 +134,7 @@ class Cycle:
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
-        promises = self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor.leaving())
+        promises = self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor)
 
         def standing(job: Job) -> int:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)

@@ -104,13 +104,15 @@ class Evictor:
         self._leaving = self._costs.leaving
         self._told = {str(attempt): attempt for attempt in self._leaving}  # by earlier plans
         self._taken: dict[str, frozenset[AttemptId]] = {}  # job id → who leaves for it by this plan
-        for attempt in self._leaving if allowances.teams.exist else ():
-            victim = running.jobs[attempt.job_id]
-            if (eviction := victim.gangs[attempt.gang].eviction) is not None:
-                allowances.teams.leaves(attempt, victim, self._chips_of(attempt), running.jobs[eviction.job_id])
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
+
+    def go_on(self, job: Job) -> None:
+        """Count that those leave who were told to leave for a job."""
+        if self._allowances.teams.exist:
+            for attempt in self._leave_for(job):
+                self._leaves(attempt, job)
 
     def may_help(self, job: Job) -> bool:
         """Return whether `find` is worth a call for a job."""
@@ -215,11 +217,13 @@ class Evictor:
         self._costs.leave(victims)
         self._taken[job.spec.job_id] = victims
         for attempt in victims if self._allowances.teams.exist else ():
-            victim = self._running.jobs[attempt.job_id]
-            self._allowances.teams.leaves(attempt, victim, self._chips_of(attempt), job)
+            self._leaves(attempt, job)
         for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
+
+    def _leaves(self, attempt: AttemptId, taker: Job) -> None:
+        self._allowances.teams.leaves(attempt, self._running.jobs[attempt.job_id], self._chips_of(attempt), taker)
 
     def _hopes_for_more(self, job: Job) -> bool:
         """Return whether a gang waits for more groups than it needs if some are about to be free."""

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
-from iris_ray.scheduler.evictions import Taking
+from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.fair_queue import Deadlines, Place
 from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.remaining_capacity import Plan
@@ -43,7 +42,7 @@ class _Promise:
         job: the job.
         node_ids: the hosts; empty once the promise is called off.
         is_firm: whether somebody leaves, or has left, for it.
-        is_lost: whether the state calls it off once the plan is committed: a higher band gets some of its hosts.
+        is_lost: whether the state may call it off once the plan is committed: a job before it gets some of its hosts.
         taking: whom this plan asks to leave for it; None: nobody.
         reason: why it is called off, or an empty string.
     """
@@ -65,7 +64,7 @@ class Promises:
         deadlines: tells which time limits have passed.
         plan: the hosts that the plan has given away.
         allowances: what each user may still get. The chips of firm promises count.
-        leaving: the attempts that are about to leave their hosts to some job. Hosts besides go to others.
+        evictor: knows the attempts that are about to leave their hosts to some job. Hosts besides go to others.
 
     Attributes:
         given_up: whether a job has lost its promise in this plan, since it runs now or can't run for a while.
@@ -78,18 +77,19 @@ class Promises:
         deadlines: Deadlines,
         plan: Plan,
         allowances: Allowances,
-        leaving: Collection[AttemptId],
+        evictor: Evictor,
     ) -> None:
         self._fleet = fleet
         self._deadlines = deadlines
         self._plan = plan
         self._allowances = allowances
-        self._leaving = leaving
+        self._leaving = evictor.leaving()
         lasting = [job for job in pending if job.promise is not None and deadlines.timed_out(job) is None]
         self._places: dict[str, Place] = {}  # by job id; as they were when first asked for
         for job in lasting:  # so that later jobs of its team leave it the quota
             assert job.promise is not None
             allowances.teams.promised(job, self._chips(job, job.promise.node_ids))
+            evictor.go_on(job)
         self._before = sorted(lasting, key=self._last_first)  # the jobs of others end now
         self._of: dict[str, _Promise] = {}  # by job id; those that are called off, too
         self._for_now: dict[str, tuple[str, ...]] = {}  # job id → node ids kept for a gang that returns
@@ -253,12 +253,13 @@ class Promises:
             return not event.node_ids and leaves_for_both, bool(event.node_ids), bool(event.leave)
 
         for job_id, promise in self._of.items():
-            before = promise.job.promise.node_ids if promise.job.promise and not promise.is_lost else ()
+            before = promise.job.promise.node_ids if promise.job.promise else ()
             if job_id in placed:  # once the plan is committed
                 is_partly_lost = promise.job.spec.coscheduling is None
                 changed = bool(promise.node_ids or before) if is_partly_lost else bool(promise.node_ids)
             else:
-                changed = promise.node_ids != before or promise.taking is not None
+                is_new = promise.taking is not None or (promise.is_lost and bool(promise.node_ids))
+                changed = is_new or promise.node_ids != before
             if changed:
                 leave, deadline = (promise.taking.leave, promise.taking.deadline) if promise.taking else ((), 0.0)
                 reason = "" if promise.node_ids else promise.reason
@@ -281,7 +282,7 @@ class Promises:
         elif promise.is_firm:
             self._allowances.promised(job, chips)
         else:
-            self._allowances.teams.promised(job, chips)
+            self._allowances.expects(job, chips)
 
     def _chips(self, job: Job, node_ids: Iterable[str]) -> float:
         """Return how many chips a job takes of its promised hosts."""

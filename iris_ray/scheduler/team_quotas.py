@@ -8,10 +8,12 @@ both belong to, the job's side stays within its quota and the other side is over
 borrowed most in the past hours gives first.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
+from typing import NamedTuple
 
 from iris_ray.errors import UnknownTPUTypeError
 from iris_ray.model.job_spec import JobSpec
@@ -60,10 +62,10 @@ class _Account:
         most: its quota and what it may borrow.
         by_band: the parts of the quota that jobs of a band may use.
         used: what its jobs have, what the plan gives them, and what is promised to them; without what leaves for that.
-        promised: what is promised to its jobs.
-        leaving: what its jobs leave to others.
         kept: what its parts keep for themselves and do not use.
         in_bands: how many of the used chips jobs of each band have, for the bands in ``by_band``.
+        promised: what is promised to its jobs, by band.
+        leaving: what its jobs leave to others, by band.
     """
 
     chips: float
@@ -72,9 +74,9 @@ class _Account:
     by_band: Mapping[PriorityBand, float]
     used: float
     kept: float
-    promised: float = 0.0
-    leaving: float = 0.0
-    in_bands: dict[PriorityBand, float] = field(default_factory=dict)
+    in_bands: dict[PriorityBand, float]
+    promised: Counter[PriorityBand] = field(default_factory=Counter)
+    leaving: Counter[PriorityBand] = field(default_factory=Counter)
 
     @property
     def unused(self) -> float:
@@ -83,10 +85,18 @@ class _Account:
 
     def over(self, band: PriorityBand) -> float:
         """Return how many chips its jobs, or those of a band, have beyond its quota."""
-        over = self.used - self.promised - self.leaving - self.chips
+        over = self.used - self.promised.total() - self.leaving.total() - self.chips
         if (part := self.by_band.get(band)) is not None:
-            over = max(over, self.in_bands[band] - part)
+            over = max(over, self.in_bands[band] - self.promised[band] - self.leaving[band] - part)
         return rounded(over)
+
+
+class _Leaving(NamedTuple):
+    """The chips of an attempt that leaves: its job's spec, and that of the job that gets them."""
+
+    spec: JobSpec
+    taker: JobSpec
+    chips: float
 
 
 class TeamQuotas:
@@ -109,7 +119,7 @@ class TeamQuotas:
         self._kept: dict[str, dict[str, float]] = {}  # type → team → what its parts keep and do not use
         self._promised: dict[str, float] = {}  # job id → chips
         self._kept_for: dict[tuple[str, str | None], str] = {}  # team and type → id of the job that waits for the quota
-        self._leaving: dict[AttemptId, tuple[JobSpec, JobSpec, float]] = {}  # its job, the job that gets its chips
+        self._leaving: dict[AttemptId, list[_Leaving]] = {}  # the first one counts
         self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its parts, who borrowed most first
         self.exist = bool(self._use.teams.types)
 
@@ -125,22 +135,28 @@ class TeamQuotas:
 
     def standing_if_all_stay(self, job: Job, chips: float) -> Standing | NoneLeft:
         """Return the same as `standing` if those stayed that leave their hosts to the job."""
-        stay = [leaving for leaving in self._leaving.values() if leaving[1].job_id == job.spec.job_id]
+        stay = [only for only, *others in self._leaving.values() if not others and only.taker.job_id == job.spec.job_id]
         for leaving in stay:
-            self._count_leaving(*leaving, sign=-1)
+            self._count_leaving(leaving, sign=-1)
         found = self.standing(job, chips)
         for leaving in stay:
-            self._count_leaving(*leaving, sign=1)
+            self._count_leaving(leaving, sign=1)
         return found
 
-    def standing(self, job: Job, chips: float) -> Standing | NoneLeft:
-        """Return with whose quota a job could have so many more chips, or the account that lets it have no more."""
+    def standing(self, job: Job, chips: float, less: float = 0.0) -> Standing | NoneLeft:
+        """Return with whose quota a job could have so many more chips, or the account that lets it have no more.
+
+        Args:
+            job: the job.
+            chips: how many it would have.
+            less: how many its team would have less in other bands.
+        """
         kind = self.kind(job.spec)
         if kind is None or not chips:
             return Standing.OWN
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
-        for name, account, used, kept in self._after(path, kind, more):
+        for name, account, used, kept in self._after(path, kind, more - less):
             if name != NO_TEAM and _is_within(account, used, kept, band, more):
                 return Standing.OWN if name == path[0] else Standing.SHARED
             if rounded(used + kept) > account.most:
@@ -149,12 +165,10 @@ class TeamQuotas:
 
     def standing_in_team(self, job: Job, chips: float) -> Standing | NoneLeft:
         """Return the same as `standing` if lower bands of the job's own team had nothing: the team's order decides."""
-        if not self.exist:
-            return Standing.OWN
         team, kind = self.account(job.spec)
         usage: Mapping[str, float] = self._use.usage.get(team, {})
         lower = (usage.get(in_band(kind, band), 0.0) for band in PriorityBand if kind and band > job.spec.priority)
-        return self.standing(job, chips - sum(lower))
+        return self.standing(job, chips, less=sum(lower))
 
     def took(self, job: Job, chips: float) -> None:
         """Count chips that the plan gives to a job, or takes from it if they are less than 0."""
@@ -166,15 +180,14 @@ class TeamQuotas:
     def promised(self, job: Job, chips: float) -> None:
         """Count the chips that a job is to get, instead of those that were promised to it before.
 
-        If it is to get none, those do not leave that would have left for it.
+        If it is to get none, those do not leave that would have left only for it.
         """
         if self.exist:
             before = self._promised.pop(job.spec.job_id, 0.0)
             if chips:
                 self._promised[job.spec.job_id] = chips
             else:
-                for attempt in [a for a, (_, taker, _) in self._leaving.items() if taker.job_id == job.spec.job_id]:
-                    self._count_leaving(*self._leaving.pop(attempt), sign=-1)
+                self._none_leave_for(job)
             self._count(job.spec, chips - before, promised=True)
 
     def keep_for(self, job: Job, chips: float) -> bool:
@@ -186,9 +199,23 @@ class TeamQuotas:
 
     def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: Job) -> None:
         """Count that an attempt of a job leaves its chips to another job, so that both jobs' teams have them once."""
-        if attempt not in self._leaving and self.kind(job.spec) is not None:  # else it leaves to another one, too
-            self._leaving[attempt] = job.spec, taker.spec, chips
-            self._count_leaving(job.spec, taker.spec, chips, sign=1)
+        if self.kind(job.spec) is not None:
+            leaving = self._leaving.setdefault(attempt, [])
+            leaving.append(_Leaving(job.spec, taker.spec, chips))
+            if len(leaving) == 1:
+                self._count_leaving(leaving[0], sign=1)
+
+    def _none_leave_for(self, job: Job) -> None:
+        for attempt, leaving in [*self._leaving.items()]:
+            first, left = leaving[0], [one for one in leaving if one.taker.job_id != job.spec.job_id]
+            if left != leaving:
+                self._leaving[attempt] = left
+            if not left:
+                del self._leaving[attempt]
+            if not left or left[0] is not first:
+                self._count_leaving(first, sign=-1)
+                for other in left[:1]:
+                    self._count_leaving(other, sign=1)
 
     # -- for evictions -------------------------------------------------------------------------------------------------
 
@@ -196,13 +223,13 @@ class TeamQuotas:
         """Return which jobs of other teams have to leave for a job that needs so many more chips."""
         kind = self.kind(job.spec)
         if kind is None:
-            return Reclaim(self, None, (), frozenset())
+            return Reclaim(self, None, (), frozenset(), in_part=True)
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
         after = self._after(path, kind, more)
         within = [_is_within(account, used, kept, band, more) for _, account, used, kept in after]
         rights = (above for is_within, above in zip(within, path[1:], strict=False) if is_within)
-        return Reclaim(self, kind, path, frozenset(rights))
+        return Reclaim(self, kind, path, frozenset(rights), _is_in_part(self._account(path[0], kind), band, more))
 
     def counts_for(self, spec: JobSpec, team: str, kind: str) -> bool:
         """Return whether what a job has counts for the quota of a team."""
@@ -249,20 +276,25 @@ class TeamQuotas:
         if kind is None:
             return
         for _, account, used, kept in self._after(self._use.path(spec.team), kind, chips):
-            account.used, account.kept = rounded(used), rounded(kept)
-            account.promised = rounded(account.promised + chips * promised)
-            if spec.priority in account.in_bands:
-                account.in_bands[spec.priority] += chips
+            self._set(account, used, kept, spec.priority, chips)
+            account.promised[spec.priority] += chips * promised  # type: ignore[assignment]
 
-    def _count_leaving(self, spec: JobSpec, taker: JobSpec, chips: float, sign: int) -> None:
+    def _count_leaving(self, leaving: _Leaving, sign: int) -> None:
+        spec, taker, chips = leaving.spec, leaving.taker, leaving.chips
         kind = self.kind(spec)
         assert kind is not None
         path, of_taker = self._use.path(spec.team), self._use.path(taker.team)
         common = next(i for i, name in enumerate(path) if name in of_taker)
         for _, account, used, kept in self._after(path[common:], kind, -sign * chips):
-            account.used, account.kept = rounded(used), rounded(kept)
+            self._set(account, used, kept, spec.priority, -sign * chips)
         for name in path[:common]:
-            self._account(name, kind).leaving += sign * chips
+            self._account(name, kind).leaving[spec.priority] += sign * chips  # type: ignore[assignment]
+
+    @staticmethod
+    def _set(account: _Account, used: float, kept: float, band: PriorityBand, more: float) -> None:
+        account.used, account.kept = rounded(used), rounded(kept)
+        if band in account.in_bands:
+            account.in_bands[band] = rounded(account.in_bands[band] + more)
 
     def _account(self, name: str, kind: str) -> _Account:
         account = self._accounts.get((name, kind))
@@ -276,16 +308,16 @@ class TeamQuotas:
         used = usage.get(kind, 0.0)
         if name == NO_TEAM:
             chips = max(self._in_fleet(kind), self._of_parts(NO_TEAM, kind))
-            return _Account(chips, 0.0, chips, {}, used, self._kept_in(kind).get(NO_TEAM, 0.0))
+            return _Account(chips, 0.0, chips, {}, used, self._kept_in(kind).get(NO_TEAM, 0.0), {})
         if name.endswith("/"):
             whole = name[:-1]
             chips = self._in_fleet(kind) if whole == NO_TEAM else teams.chips(whole, kind)
-            return _Account(max(0.0, chips - self._of_parts(whole, kind)), 0.0, inf, {}, used, 0.0)
+            return _Account(max(0.0, chips - self._of_parts(whole, kind)), 0.0, inf, {}, used, 0.0, {})
         chips, quota = teams.chips(name, kind), teams.by_name[name].quotas.get(kind, Quota(0.0))
         most = inf if quota.borrow is None else chips + quota.borrow
         in_bands = {band: usage.get(in_band(kind, band), 0.0) for band in quota.by_band}
         kept = self._kept_in(kind).get(name, 0.0)
-        return _Account(chips, _keeps(quota), most, quota.by_band, used, kept, in_bands=in_bands)
+        return _Account(chips, _keeps(quota), most, quota.by_band, used, kept, in_bands)
 
     def _of_parts(self, name: str, kind: str) -> float:
         return sum(self._use.teams.chips(part, kind) for part in self._use.teams.parts(name))
@@ -318,9 +350,13 @@ class Reclaim:
         kind: the type whose quota the job needs; None if it needs none.
         path: the names for which the job counts.
         rights: those of them among whose parts the job's side stays within its quota.
+        in_part: whether the job's band stays within its part of the team's quota. Else it comes after lower bands.
     """
 
-    def __init__(self, quotas: TeamQuotas, kind: str | None, path: tuple[str, ...], rights: frozenset[str]) -> None:
+    def __init__(
+        self, quotas: TeamQuotas, kind: str | None, path: tuple[str, ...], rights: frozenset[str], in_part: bool
+    ) -> None:
+        self._in_part = in_part
         self._quotas = quotas
         self._kind = kind
         self._path = path
@@ -333,7 +369,9 @@ class Reclaim:
     def by_band(self, victim: JobSpec) -> bool:
         """Return whether bands decide if a job has to leave: it is of the same team, or no team has a quota for it."""
         kind = self._quotas.kind(victim)
-        return kind is None or (self._kind is not None and self._quotas.path(victim)[0] == self._path[0])
+        if kind is None:
+            return True
+        return self._in_part and self._kind is not None and self._quotas.path(victim)[0] == self._path[0]
 
     def rank(self, victim: JobSpec) -> int | None:
         """Return the place of a job's side among those that have to give back, the first is 0; None if it need not."""
@@ -383,8 +421,10 @@ def _keeps(quota: Quota) -> float:
 
 
 def _is_within(account: _Account, used: float, kept: float, band: PriorityBand, more: float) -> bool:
-    if rounded(used + kept) > account.chips:
-        return False
+    return rounded(used + kept) <= account.chips and _is_in_part(account, band, more)
+
+
+def _is_in_part(account: _Account, band: PriorityBand, more: float) -> bool:
     part = account.by_band.get(band)
     return part is None or rounded(account.in_bands[band] + more) <= part
 

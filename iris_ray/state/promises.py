@@ -62,8 +62,9 @@ class Promises:
         return job
 
     def kept_by(self, job: Job, node_ids: Collection[str]) -> None:
-        """Note that a job gets hosts: its promise is kept, and jobs of lower bands lose theirs of these hosts.
+        """Note that a job gets hosts: its promise is kept, and other jobs lose theirs of these hosts.
 
+        Only a gang that returns leaves a job of its band a promise for which nobody leaves: that waits for its end.
         A job whose tasks are placed one by one is still promised hosts for its other tasks. Only if the job leaves some
         of its hosts to others does the queue count as changed, so that a plan is made at once.
         """
@@ -76,7 +77,9 @@ class Promises:
             self._note(job, Promise(left, promise.given_up) if left else None)
         for node_id in node_ids if self._promised else ():
             other = self._table.jobs.get(self._promised.get(node_id, ""))
-            if other is not None and other.spec.priority > job.spec.priority:
+            if other is None or other.promise is None:
+                continue
+            if other.spec.priority is not job.spec.priority or other.promise.is_firm:
                 self.release(other)
 
     def release(self, job: Job) -> None:

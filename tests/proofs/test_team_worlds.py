@@ -1,6 +1,6 @@
 """Random trees of teams on random fleets of equal slices: quotas are kept, reached, and never fought over."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 
@@ -56,6 +56,7 @@ class TeamWorld(World):
         self.random = Random(seed)
         self.evicted = 0
         self._number = 0
+        self._leave: set[AttemptId] = set()  # by the plan that is being committed
         self.scheduler.evictions = replace(DEFAULT_RULES, per_job=None, per_user=None)
         self.slices = self.random.randint(2, 10)
         for number in range(self.slices):
@@ -83,9 +84,11 @@ class TeamWorld(World):
         self.now += seconds
         self._gone()
         plan = self.plan()
+        self._leave = {attempt for event in plan.promises for attempt in event.leave}
         for assignment in plan.assignments:
             self.do(assignment)
             self._check_borrowing(self.state.jobs[assignment.job_id])
+        self._leave.clear()
         for event in plan.promises:
             if event.leave:
                 self._check_taking(event)
@@ -98,12 +101,19 @@ class TeamWorld(World):
         self.check()
 
     def own_quota(self, job: Job) -> bool:
-        """Whether a waiting job would be within the quota of its own team."""
+        """Whether a waiting job would be within the quota of its own team, which is kept for no job before it."""
         leaf = self.state.teams.path(job.spec.team)[0]
         others = [other for other in self.state.pending() if self.state.teams.path(other.spec.team)[0] == leaf]
+        if any(_may_precede(other, job) and self._comes_before_lower(leaf, other) for other in others):
+            return False
         kept = sum(CHIPS * len(promised(other)) for other in others)
         in_band = sum(CHIPS * len(promised(other)) for other in others if other.spec.priority is job.spec.priority)
         return self._is_within(leaf, kept + needs(job), job.spec.priority, in_band + needs(job))
+
+    def _comes_before_lower(self, team: str, job: Job) -> bool:
+        """Whether a waiting job would be within its team's quota if lower bands had nothing."""
+        lower = sum(self._held(team, band) for band in PriorityBand if band > job.spec.priority)
+        return self._is_within(team, needs(job) - lower, job.spec.priority, needs(job))
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
@@ -142,7 +152,7 @@ class TeamWorld(World):
 
     def _held(self, name: str, band: PriorityBand | None = None) -> float:
         """How many chips the attempts of a team, or those of a band, hold, without those that leave."""
-        held, leaving = 0.0, {*self.state.evicted}
+        held, leaving = 0.0, {*self.state.evicted, *self._leave}
         for job in self.state.jobs.values():
             if name in self.state.teams.path(job.spec.team) and band in (None, job.spec.priority):
                 for attempt, allocation in self._allocations(job).items():
@@ -159,7 +169,7 @@ class TeamWorld(World):
         """Between teams, only who stays within its quota takes, and only from who is over it."""
         taker = self.state.jobs[event.job_id]
         path = self.state.teams.path(taker.spec.team)
-        taken: dict[tuple[str, PriorityBand], list[float]] = {}
+        taken: dict[str, list[tuple[PriorityBand, float]]] = {}
         for attempt in event.leave:
             victim = self.state.jobs[attempt.job_id]
             if victim.spec.spare_for is not None or attempt in self.state.evicted:
@@ -177,14 +187,20 @@ class TeamWorld(World):
             within = self._is_within(mine, needs(taker) - freed, band, needs(taker) - in_band)
             assert within, f"{event.job_id} takes: {mine} is over"
             for name in theirs[: theirs.index(above)]:
-                taken.setdefault((name, victim.spec.priority), []).append(self._chips_of(attempt.job_id))
+                taken.setdefault(name, []).append((victim.spec.priority, self._chips_of(attempt.job_id)))
             if victim.gang.evicted_at:
                 ran = self.now - victim.gang.running_since
                 assert ran >= LEAST_RUN_S[victim.spec.priority], f"{victim.spec.job_id} is evicted again after {ran} s"
-        for (name, band), chips in taken.items():
-            gone = sum(sum(of_band) for (other, _), of_band in taken.items() if other == name) - max(chips)
-            over = not self._is_within(name, -gone, band, max(chips) - sum(chips))
-            assert over, f"{name} gives {chips} and is back at its quota before the last"
+        for name, victims in taken.items():
+            before_last = (
+                self._is_within(name, last - sum(chips for _, chips in victims), band, last - self._sum(victims, band))
+                for band, last in victims
+            )
+            assert not all(before_last), f"{name} gives {victims} and is back at its quota before the last"
+
+    @staticmethod
+    def _sum(victims: Iterable[tuple[PriorityBand, float]], band: PriorityBand) -> float:
+        return sum(chips for of, chips in victims if of is band)
 
     def _band(self, job_id: str) -> PriorityBand:
         return self.state.jobs[job_id].spec.priority
@@ -219,6 +235,12 @@ def needs(job: Job) -> float:
     return job.spec.groups_per_gang[0] * CHIPS
 
 
+def _may_precede(other: Job, job: Job) -> bool:
+    """Whether the quota that a job needs may be kept for another one of its team."""
+    same_band = other.spec.priority is job.spec.priority
+    return other.spec.priority < job.spec.priority or (same_band and needs(other) > needs(job))
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_quotas_are_kept_and_reached_on_random_trees(seed: int) -> None:
     world = TeamWorld(seed)
@@ -227,7 +249,7 @@ def test_quotas_are_kept_and_reached_on_random_trees(seed: int) -> None:
     # nobody comes or ends any more: whoever is within the quota of its team gets it within notice and grace …
     new = {job.spec.job_id for job in world.state.jobs.values() if job.gang.placed and not job.gang.evicted_at}
     calm = len(new) == sum(job.gang.placed for job in world.state.jobs.values())
-    quiet_s = GRACE_S + LAST_SAVE_S if calm else max(LEAST_RUN_S.values()) + 3 * (GRACE_S + LAST_SAVE_S)
+    quiet_s = 2 * (GRACE_S + LAST_SAVE_S) if calm else max(LEAST_RUN_S.values()) + 3 * (GRACE_S + LAST_SAVE_S)
     until = world.now + quiet_s
     while world.now < until:
         world.pass_time(5.0)

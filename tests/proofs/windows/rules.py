@@ -203,6 +203,8 @@ class Rules:
                 self._ends(job_id, replace(promised[job_id]))
                 if not {*job.promise.node_ids} <= {*promised[job_id].node_ids}:  # else others leave for the rest of it
                     del promised[job_id]
+            if job_id in promised and promised[job_id].is_firm and not job.promise.is_firm:
+                del promised[job_id]  # for which others left; this is another one
             if job_id not in promised:
                 promised[job_id] = Promised(job.promise.node_ids, limits=self._limits(job), begun=_begun(job))
                 self.counts["promised"] += 1
@@ -305,6 +307,11 @@ class Rules:
         if job.spec.coscheduling is not None and not job.yields:
             waiting = (job.gangs[position] for position in job.pending)
             yield from (gang for gang in waiting if self.now < gang.returning_until)
+
+    def _is_too_late(self, job: Job) -> bool:
+        """Return whether the plan gives a job up: it has not run in time."""
+        timeout = job.spec.scheduling_timeout
+        return timeout is not None and not job.started and self.now - job.submitted_at > timeout
 
     def _pauses(self, job: Job) -> bool:
         return all(job.gangs[position].not_before > self.now for position in job.pending)
@@ -482,7 +489,7 @@ class Rules:
     ) -> tuple[float, set[str]]:
         """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
 
-        What a gang's own attempts hold that have ended, it may have again.
+        What a waiting gang's own attempts hold that have ended, it may have again.
         """
         chips, running, account = 0.0, set[str](), _account(job)
         for worker in self._state.workers.values():
@@ -490,14 +497,16 @@ class Rules:
                 other = self._state.jobs[attempt.job_id]
                 if _account(other) != account or attempt in leave or (attempt in self.ledger.asked and not now):
                     continue
-                if other is job and job.spec.coscheduling and attempt in self.ledger.ended:
+                is_own = other is job and job.spec.coscheduling and attempt.gang in job.pending
+                if is_own and attempt in self.ledger.ended:
                     continue
                 chips += accelerators(held)
                 if other.spec.spare_for is None and not other.state.finished:
                     running.add(attempt.job_id)
         for job_id, promised in self.ledger.promised.items():
             other = self._state.jobs[job_id]
-            if other is not job and job_id not in besides and promised.is_firm and _account(other) == account:
+            is_other = other is not job and job_id not in besides and not self._is_too_late(other)
+            if is_other and promised.is_firm and _account(other) == account:
                 chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
@@ -548,8 +557,8 @@ class Rules:
             if is_higher and self._is_returning(one) and not self._pauses(one):
                 return "higher band"
         other = self.ledger.promised.get(job_id)
-        if other is not None and not other.is_firm and not any(self._ways(other)):
-            return "other room"
+        if other is not None and (not promised.is_firm if other.is_firm else not any(self._ways(other))):
+            return "other room"  # free, or others leave it
         for node_id in promised.node_ids:
             worker = self._state.workers.get(node_id)
             if worker is None or worker.draining or worker.foreign:

@@ -265,6 +265,29 @@ def test_a_part_of_the_quota_by_band_is_all_that_the_band_may_take_back(world: W
     assert [number for number in (0, 1) if promised(world.state.jobs[f"vision-{number}"])] == [0]
 
 
+def test_a_band_beyond_its_part_of_the_quota_takes_nothing_from_lower_bands(world: World) -> None:
+    """They would go before it, and take the hosts back."""
+    set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 32, interactive = 8 }")
+    start(world, "full", team="ads")
+    start(world, "one", "two", "three", team="ads", priority=BATCH)
+    world.now += 3600.0
+    submit(world, "more", "ads")
+    assert not leaving(world)
+
+
+def test_who_borrows_loses_its_promise_to_a_job_of_its_band_within_quota(world: World) -> None:
+    two_teams(world, ads="24", vision="8")
+    start(world, "one", "two", team="ads")
+    start(world, "batch", team="vision", priority=BATCH)
+    world.now += 3600.0
+    borrows = submit(world, "borrows", "vision", slices=(2,))
+    assert leaving(world) == {"batch"}
+    submit(world, "own", "ads")
+    assert set(world.schedule()) == {"own"}
+    assert borrows.promise is None
+    assert not world.state.evicted
+
+
 def test_jobs_that_may_not_evict_take_nothing_back(world: World) -> None:
     two_teams(world)
     start(world, *(f"ads-{number}" for number in range(4)), team="ads")
