@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIONS", "IDLE", "PID")
 _SHOWN = {"port": "PORT", "model": "MODEL", "devices": 1, "memory": 0, "share": 1}
+_RUNNERS = ("RUNNER", "MB FREE ON EACH DEVICE", "SLOTS", "MODELS")
 _MODELS = ("MODEL", "SLOTS", "STARTING", "WAITING", "REPLICAS", "LOADS IN", "NOTE")
 
 
@@ -68,6 +69,23 @@ def models(name: str, as_json: bool) -> None:
         print_json(found)
         return
     print_table(_MODELS, [_model(row) for row in found], "no models")
+
+
+@slots.command()
+@name_option
+@json_option
+@address_option
+def runners(name: str, as_json: bool) -> None:
+    """Runners: the hosts, or slices, that hold slots, and what is free on their devices."""
+    with cluster():
+        found = SlotClient.connect(name).status()
+    rows = [_runner(runner, free, found.slots) for runner, free in found.runners.items()]
+    if as_json:
+        print_json([dict(zip(("runner", "free", "slots", "models"), row, strict=True)) for row in rows])
+        return
+    shown = [(runner, ",".join(f"{each / 10**6:,.0f}" for each in free), slots, ", ".join(models))
+             for runner, free, slots, models in rows]  # fmt: skip
+    print_table(_RUNNERS, shown, "no runners: their jobs wait for hosts, see `iris-ray ls`")
 
 
 @slots.command()
@@ -152,9 +170,7 @@ def serve(file: Path, dry_run: bool) -> None:
             signal.signal(number, note)
         served = serving.ServedFile(client, said)
         with served.front as front:
-            click.echo(
-                f"{len(said.models)} models at {front.url}/v1; Ctrl-C ends it, SIGHUP reads the file again"
-            )
+            click.echo(f"{len(said.models)} models at {front.url}/v1; Ctrl-C ends it, SIGHUP reads the file again")
             while True:
                 came.wait()
                 came.clear()
@@ -184,6 +200,11 @@ def _reason(row: ModelRow) -> str:
     if row.starting:
         return f"{many} while {row.starting} {'slot loads' if row.starting == 1 else 'slots load'}"
     return f"{many}: {row.waits_for or 'all of its slots are busy'}"
+
+
+def _runner(runner: str, free: tuple[int, ...], slots: tuple[SlotRow, ...]) -> tuple[Any, ...]:
+    here = [row for row in slots if row.runner == runner]
+    return runner, list(free), len(here), sorted({row.model for row in here})
 
 
 def _slot(row: SlotRow) -> tuple[object, ...]:
