@@ -57,6 +57,9 @@ coverage: $(READY)  ## how much of iris_ray the tests without Ray nodes run; tak
 bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 	$(BIN)/python benchmarks/launch.py
 
+bench-dev: $(READY)  ## from an edited file to its first line on all hosts of a held slice; a minute
+	$(BIN)/python benchmarks/dev.py
+
 bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state cost; about a minute
 	$(BIN)/python benchmarks/scheduling.py
 

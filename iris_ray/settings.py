@@ -57,11 +57,23 @@ DASHBOARD_TOKEN = Variable(
     "what readers from other machines must give: see [the dashboard](dashboard.md#from-your-laptop)",
     str,
 )
+CODE = Variable(
+    "IRIS_RAY_CODE",
+    "command line",
+    "0: `iris-ray run` and `submit` [take no checkout along](running.md#code-that-travels)",
+    lambda text: text != "0",
+)
 DEBUG = Variable("IRIS_DEBUG", "command line", "1 shows where an unforeseen error comes from", lambda text: text != "0")
 HOST_DIR = Variable(
     "IRIS_RAY_HOST_DIR",
     "host, before `ray start`",
     "where iris_ray keeps its files; default `iris_ray-<uid>` in Ray's directory, `/tmp/ray`",
+    Path,
+)
+LOG_ARCHIVE = Variable(
+    "IRIS_RAY_LOG_ARCHIVE",
+    "hosts and head, before `ray start`",
+    "a directory that they share, such as a mounted bucket: [logs](logs.md#archive) outlive their hosts there",
     Path,
 )
 CONTAINER_ENGINE = Variable(
@@ -71,7 +83,17 @@ CONTAINER_ENGINE = Variable(
     str,
 )
 
-VARIABLES: tuple[Variable[Any], ...] = (USER, TEAM, MODE, DASHBOARD_TOKEN, DEBUG, HOST_DIR, CONTAINER_ENGINE)
+VARIABLES: tuple[Variable[Any], ...] = (
+    USER,
+    TEAM,
+    MODE,
+    DASHBOARD_TOKEN,
+    CODE,
+    DEBUG,
+    HOST_DIR,
+    LOG_ARCHIVE,
+    CONTAINER_ENGINE,
+)
 
 TEST_METADATA_HOST = "IRIS_RAY_TEST_METADATA_HOST"
 """For tests and `SimulatedCluster` only: HOST:PORT of a metadata server that iris_ray asks in place of Google's. If

@@ -148,11 +148,12 @@ class MemoryCheckpointer:
         """Return whether the latest step survives what a notice announces, so that it need not go into a bucket.
 
         It does if one of several slices goes away and the others have its shards, or if the gang grows. It does not if
-        the gang has one slice, or if another job takes its hosts.
+        the gang has one slice, if another job takes its hosts, or if the job ends.
         """
         if notice.kind is NoticeKind.GROWTH:
             return True
-        return notice.kind is not NoticeKind.EVICTION and self._here()[1].outlive_a_slice
+        leaves_all = notice.kind in (NoticeKind.EVICTION, NoticeKind.TIME_LIMIT)
+        return not leaves_all and self._here()[1].outlive_a_slice
 
     def __enter__(self) -> "MemoryCheckpointer":
         return self

@@ -165,7 +165,7 @@ async def _run(controller: ControllerConnection, place: "TaskPlace", words: Sequ
             async with TaskSession(controller, place) as session:
                 channel = await session.run(CommandLine(tuple(words), takes_input=takes_input))
                 ctrl_c.goes_to(channel)
-                return ctrl_c.judge(await follow(channel, _print, _stdin() if takes_input else None))
+                return ctrl_c.judge(await follow(channel, print_bytes, _stdin() if takes_input else None))
     except CommandNotFoundError as error:
         say_error(str(error))
         return NOT_FOUND
@@ -185,7 +185,7 @@ async def _run_everywhere(
     with _CtrlC() as ctrl_c:
 
         async def run(place: "TaskPlace", label: str) -> int:
-            lines = _LabelledLines(f"{label.ljust(max(map(len, labels)))}| ".encode())
+            lines = LabelledLines(f"{label.ljust(max(map(len, labels)))}| ".encode())
             try:
                 async with TaskSession(controller, place) as session:
                     channel = await session.run(CommandLine(tuple(words)))
@@ -195,18 +195,20 @@ async def _run_everywhere(
                 say_error(f"{label}: {error}")
                 return NOT_FOUND if isinstance(error, CommandNotFoundError) else FAILED
             finally:
-                lines.print_rest()
+                with contextlib.suppress(BrokenPipeError):  # another task's output has met it, too
+                    lines.print_rest()
 
         return await asyncio.gather(*map(run, places, labels))
 
 
-def _print(data: bytes, is_err: bool) -> None:
+def print_bytes(data: bytes, is_err: bool) -> None:
+    """Print output as it came."""
     stream = (sys.stderr if is_err else sys.stdout).buffer
     stream.write(data)
     stream.flush()
 
 
-class _LabelledLines:
+class LabelledLines:
     """Prints whole lines, each after a label."""
 
     def __init__(self, label: bytes) -> None:
@@ -216,22 +218,25 @@ class _LabelledLines:
     def print(self, data: bytes, is_err: bool) -> None:
         *lines, self._begun[is_err] = (self._begun[is_err] + data).split(b"\n")
         if lines:
-            _print(b"".join(self._label + line + b"\n" for line in lines), is_err)
+            print_bytes(b"".join(self._label + line + b"\n" for line in lines), is_err)
 
     def print_rest(self) -> None:
         for is_err, rest in self._begun.items():
             if rest:
-                _print(self._label + rest + b"\n", is_err)
+                print_bytes(self._label + rest + b"\n", is_err)
 
 
 class _CtrlC:
-    """Passes Ctrl-C on to commands, and ends them at a second one, or if they ignore it for `INTERRUPT_S`."""
+    """Passes Ctrl-C on to commands, and ends them at a second one, or if they ignore it for `INTERRUPT_S`.
+
+    One more ends the wait for hosts that don't answer.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.current_task()
         self._channels: list[RemoteChannel] = []
-        self._pressed = False
+        self._pressed = self._closes = False
 
     def __enter__(self) -> "_CtrlC":
         self._loop.add_signal_handler(signal.SIGINT, self._press)
@@ -242,13 +247,15 @@ class _CtrlC:
 
     def goes_to(self, channel: "RemoteChannel") -> None:
         self._channels.append(channel)
+        if self._pressed:
+            channel.close()
 
     def judge(self, code: int) -> int:
         """Return the exit code, given that of a command."""
         return INTERRUPTED if self._pressed and code == KILLED else code
 
     def _press(self) -> None:
-        if not self._channels and self._work is not None:
+        if self._work is not None and (self._closes or not self._channels):
             self._work.cancel()
         elif self._pressed:
             self._close()
@@ -259,6 +266,7 @@ class _CtrlC:
             self._loop.call_later(INTERRUPT_S, self._close)
 
     def _close(self) -> None:
+        self._closes = True
         for channel in self._channels:
             channel.close()
 
@@ -266,7 +274,7 @@ class _CtrlC:
 async def _stdin() -> AsyncIterator[bytes]:
     """Yield what comes on stdin, until its end."""
     loop = asyncio.get_running_loop()
-    while True:
+    while sys.stdin is not None:  # it may be closed
         there = loop.create_future()
         with contextlib.suppress(PermissionError):  # of a file, which has its bytes at once
             loop.add_reader(0, _is_ready, there)
@@ -274,7 +282,12 @@ async def _stdin() -> AsyncIterator[bytes]:
                 await there
             finally:
                 loop.remove_reader(0)
-        if not (data := os.read(0, INPUT_BYTES)):
+        try:
+            data = os.read(0, INPUT_BYTES)
+        except OSError as error:  # a directory, or a terminal that is gone
+            say_error(f"stdin can't be read: {error.strerror}")
+            return
+        if not data:
             return
         yield data
 

@@ -1,6 +1,5 @@
 """``iris-ray history`` and ``iris-ray report``: what was, from the history that outlives the Controller."""
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +12,8 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import Command, address_option, cluster
-from iris_ray.cli.options import json_option
+from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import duration, one_line, print_facts, print_json, print_table
-from iris_ray.errors import UnknownNameError
 from iris_ray.history.questions import (
     GROUPS,
     LATEST_IDS,
@@ -39,25 +37,9 @@ Row = Mapping[str, Any]
 Ask = Callable[[Question, int], HistoryRows]
 """Returns the answer to a question, with at most so many rows."""
 
-_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_DATES = "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"
 _STEPS = 48
 """``--utilisation`` prints about so many lines."""
 _BAR = 20
-
-
-def _time(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
-    """Return a time such as ``7d`` ago, or ``2026-11-01`` in this machine's time zone, as seconds since the epoch."""
-    if value is None:
-        return None
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip()):
-        return time.time() - float(found[1]) * _UNITS[found[2]]
-    for form in _DATES:
-        try:
-            return time.mktime(time.strptime(value.strip(), form))
-        except (ValueError, OverflowError):
-            continue
-    raise click.BadParameter(f"{value!r} is no time; give 12h or 7d for so long ago, or a date such as 2026-11-01.")
 
 
 def _month(_: click.Context, __: click.Parameter, value: str | None) -> datetime:
@@ -99,18 +81,24 @@ def _rows(ask: Ask, question: Question, most: int = MOST_ROWS_EVER) -> list[dict
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
+_FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisation": ("since", "until", "type")}
+"""What may be asked for instead of the list of jobs, and the filters that it takes."""
+
+
 @click.command()
 @click.argument("job", required=False)
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
-@click.option("--since", callback=_time, metavar="TIME", help="Only what was there since then: 12h, 7d or 2026-11-01.")
-@click.option("--until", callback=_time, metavar="TIME", help="Only what was there before: 12h, 7d or 2026-11-01.")
+@click.option(
+    "--since", callback=past_time, metavar="TIME", help="Only what was there since then: 12h, 7d or 2026-11-01."
+)
+@click.option("--until", callback=past_time, metavar="TIME", help="Only what was there before: 12h, 7d or 2026-11-01.")
 @click.option("--state", type=click.Choice([*(state.value for state in JobState), "lost"]), help="Only in this state.")
 @click.option(
     "--cause",
     type=click.Choice([cause.value for cause in FailureCause]),
-    help="Only jobs of which an attempt ended so.",
+    help="Only jobs with an attempt that ended so.",
 )
-@click.option("--type", "tpu_type", metavar="TPU_TYPE", help="Only jobs on slices of this type.")
+@click.option("--type", metavar="TPU_TYPE", help="Only jobs on slices of this type.")
 @click.option("--name", metavar="TEXT", help="Only jobs with this text in their name or id.")
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS_EVER), default=50, show_default=True, help="At most so many.")
 @click.option("--sql", metavar="STATEMENT", help="The rows of any SELECT; docs/history.md lists the tables.")
@@ -135,12 +123,13 @@ def history(
 
     The Controller keeps it in a file on the head that outlives the cluster.
     """
-    if sum(map(bool, (job, sql, events, utilisation))) > 1:
-        raise click.UsageError("give one of JOB, --sql, --events and --utilisation.")
-    wanted = Wanted(
-        filters["user"], filters["state"], filters["cause"], filters["tpu_type"], filters["name"],
-        filters["since"], filters["until"],
-    )  # fmt: skip
+    chosen = [name for name, given in zip(_FILTERS, (job, sql, events, utilisation), strict=True) if given]
+    if len(chosen) > 1:
+        raise click.UsageError(f"give one of {', '.join(_FILTERS)}.")
+    for name, value in filters.items() if chosen else ():
+        if value is not None and name not in _FILTERS[chosen[0]]:
+            raise click.UsageError(f"--{name} is for the list of jobs; it says nothing of {chosen[0]}.")
+    wanted = Wanted(**filters)
     with _opened(path) as ask:
         if job is not None:
             _show_job(ask, job, as_json)
@@ -206,7 +195,7 @@ _ATTEMPT_HEADERS = ("ATTEMPT", "STATE", "CAUSE", "RAN", "CHIPS", "SLICES", "BLAM
 def _show_job(ask: Ask, job_id: str, as_json: bool) -> None:
     found = {name: _rows(ask, question) for name, question in job_questions(job_id).items()}
     if not found["job"]:
-        raise _no_such_job(job_id, [row["job_id"] for row in _rows(ask, LATEST_IDS, 2000)])
+        raise unknown("job in the history", job_id, [row["job_id"] for row in _rows(ask, LATEST_IDS, 2000)])
     (job,) = found.pop("job")
     if as_json:
         print_json({"job": job, **found})
@@ -232,10 +221,6 @@ def _show_job(ask: Ask, job_id: str, as_json: bool) -> None:
     if found["events"]:
         click.echo()
         _show_events(found["events"], False)
-
-
-def _no_such_job(job_id: str, known: Sequence[str]) -> UnknownNameError:
-    return unknown("job in the history", job_id, known)
 
 
 def _attempt_row(attempt: Row) -> tuple[object, ...]:

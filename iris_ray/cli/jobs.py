@@ -70,13 +70,15 @@ def listed(job: JobStatus) -> tuple[object, ...]:
 
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
+@click.option("--difference", is_flag=True, help="Only what its code differed from the commit by, as git shows it.")
 @json_option
 @address_option
-def status(job: str, as_json: bool) -> None:
-    """One job: its state, attempts and retry budgets.
+def status(job: str, difference: bool, as_json: bool) -> None:
+    """One job: its state, attempts and retry budgets, and which code it runs.
 
     \b
       iris-ray job status train-1a2b3c4d
+      iris-ray job status train-1a2b3c4d --difference | git apply
 
     JOB is an id that `iris-ray ls --all` shows.
     """
@@ -84,14 +86,18 @@ def status(job: str, as_json: bool) -> None:
         show_ray_job_status(dashboard, job, as_json)
         return
     with cluster():
-        from iris_ray.dashboard.place import link_to  # imports Ray
+        from iris_ray.client.dev.checkout import record_of  # these import Ray
+        from iris_ray.dashboard.place import link_to
 
         found = ControllerConnection().ask(ControllerInterface.job_status, job)
-        page = link_to(f"jobs/{job}")
-    if as_json:
+        page, code = link_to(f"jobs/{job}"), record_of(job)
+    if difference:
+        click.echo("" if code is None else code.difference, nl=False)
+    elif as_json:
         print_json(found)
     else:
-        print_facts(_facts(found) | {"page": page})
+        ran = None if code is None else f"{code}; sent {code.sent}"
+        print_facts(_facts(found) | {"code": ran, "page": page})
 
 
 def _facts(found: JobStatus) -> dict[str, object]:
@@ -114,6 +120,7 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
         "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
         "evictions": found.evictions or None,
+        "ends": f"in {duration(found.ends_at - time.time())} at the latest (max_runtime)" if found.ends_at else None,
         "gives way": f"{found.gives_way[0]}, at the latest in {_left(found.gives_way[1])}" if found.gives_way else None,
         "last error": found.error,
         "waits because": found.waiting,

@@ -1,5 +1,6 @@
 """``iris-ray logs``: what tasks have printed."""
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,10 +12,12 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.options import json_option
+from iris_ray.cli.conventions import FAILED
+from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.cli.ray_job import show_ray_job_logs
 from iris_ray.client.log_stream import LogLine, stream_logs
+from iris_ray.model.checks import unknown_number
 from iris_ray.model.lifecycle import JobState, TaskState
 
 PIECE_BYTES = 1 << 20
@@ -34,10 +37,24 @@ class Number(click.IntRange):
 @click.option("--attempt", type=Number(min=1), metavar="N", help="This attempt.  [default: the latest]")
 @click.option("--tail", type=Number(min=0), metavar="N", help="Begin with the last N lines.")
 @click.option("--all-tasks", "-a", is_flag=True, help="All tasks, each line with its task before it.")
+@click.option("--grep", "-e", "pattern", metavar="PATTERN", help="Only lines that match this regular expression.")
+@click.option("--context", "-C", type=Number(min=0, max=1000), metavar="N", help="With --grep: N lines around each.")
+@click.option(
+    "--since", callback=past_time, metavar="TIME", help="With --grep: files written to since 2h, 7d or a date."
+)
 @json_option
 @address_option
 def logs(
-    job: str, task: int | None, follow: bool, attempt: int | None, tail: int | None, all_tasks: bool, as_json: bool
+    job: str,
+    task: int | None,
+    follow: bool,
+    attempt: int | None,
+    tail: int | None,
+    all_tasks: bool,
+    pattern: str | None,
+    context: int | None,
+    since: float | None,
+    as_json: bool,
 ) -> None:
     """What a task has printed, even after its end.
 
@@ -46,23 +63,31 @@ def logs(
       iris-ray logs train-1a2b3c4d 3 --tail 100   the last lines of task 3
       iris-ray logs -f train-1a2b3c4d             of all tasks, until the job is over
       iris-ray logs -a train-1a2b3c4d             of all tasks, what there is now
+      iris-ray logs train-1a2b3c4d --grep "nan|Traceback" -C 3    searched on the hosts, all tasks and attempts
 
     JOB is an id that `iris-ray ls --all` shows, TASK a number that `iris-ray job tasks JOB` shows. What one task
     printed comes as it is; of several tasks the rate is bounded. While the job waits, -f says why. Ctrl-C ends a -f and
-    leaves the job alone.
+    leaves the job alone. --grep ends with code 1 if no line matches.
     """
+    if pattern is None and (context is not None or since is not None):
+        raise click.UsageError("--context and --since are for --grep.")
+    if pattern is not None and (follow or as_json or tail is not None):
+        raise click.UsageError("--grep goes without --follow, --tail and --json.")
     if all_tasks and task is not None:
         raise click.UsageError("give TASK or --all-tasks, not both.")
     if as_json and (follow or all_tasks):
         raise click.UsageError("--json is for one task, without --follow.")
     if (dashboard := dashboard_address()) is not None:
-        if as_json or all_tasks or (task, attempt, tail) != (None, None, None):
+        if as_json or all_tasks or (task, attempt, tail, pattern) != (None, None, None, None):
             raise click.UsageError("a job of Ray's job API has no tasks; of these options it takes --follow alone.")
         show_ray_job_logs(dashboard, job, follow)
         return
     with cluster():
         controller = ControllerConnection()
         status = controller.ask(ControllerInterface.job_status, job)
+        if pattern is not None:
+            _grep(controller, status, task, attempt, pattern, context or 0, since)
+            return
         if task is None and not all_tasks:
             several = sum(status.tasks.values()) * status.processes_per_host > 1
             task = None if follow and several else _most_telling(controller, status)
@@ -100,6 +125,48 @@ def _pieces(
     while piece.next_offset < end and piece.data:
         piece = piece_at(LogPosition(piece.attempt, piece.next_offset))
         yield piece
+
+
+def _grep(
+    controller: ControllerConnection,
+    status: JobStatus,
+    task: int | None,
+    attempt: int | None,
+    pattern: str,
+    context: int,
+    since: float | None,
+) -> None:
+    """Print the lines that match, each with its task before it."""
+    from iris_ray.actors.host.output.log_search import LogSearch
+    from iris_ray.client.host_logs import host_logs  # imports Ray
+
+    try:
+        re.compile(pattern.encode())
+    except (re.error, UnicodeEncodeError) as error:
+        raise click.UsageError(f"--grep {pattern!r} is no regular expression of Python's: {error}.") from None
+    count = sum(status.tasks.values()) * status.processes_per_host
+    if task is not None and task not in range(count):
+        raise unknown_number(f"task of {status.job_id}", task, range(count))
+    with host_logs(controller) as source:
+        tasks = range(count) if task is None else [task]
+        searched = source.search(status.job_id, tasks, attempt, LogSearch(pattern, context, since))
+    matches, printed = 0, False
+    for one in searched:
+        log, found = one.log, one.found
+        who = f"task-{log.task_index}" + (f".attempt-{log.attempt}" if log.latest_attempt > 1 else "")
+        if one.note:
+            _say(f"{who}: {one.note}")
+        for lines in found.groups if found is not None else ():
+            if context and printed:
+                print_output(b"--\n")
+            print_output(b"".join(f"{who}| ".encode() + line + b"\n" for line in lines))
+            printed = True
+        if found is not None:
+            matches += found.matches
+            if found.cut:
+                _say(f"{who}: more lines match, and were left out; search for less")
+    if not matches:
+        raise click.exceptions.Exit(FAILED)
 
 
 def _print_as_json(pieces: Sequence[TaskLog]) -> None:

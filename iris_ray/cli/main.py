@@ -70,6 +70,7 @@ CLUSTER: Final[Mapping[str, Entry]] = {
 SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
     "Every day": {
         **{name: JOB[name] for name in ("run", "submit", "ls", "why", "logs", "cancel")},
+        "dev": Entry("cli.dev:dev", "Hold slices, and run what you have just edited on all their hosts."),
         "doctor": CLUSTER["doctor"],
     },
     "Inside a job": {name: JOB[name] for name in ("exec", "shell", "port-forward", "bug-report")},

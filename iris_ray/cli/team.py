@@ -64,7 +64,7 @@ def _with_parts(found: TeamsStatus, name: str) -> Sequence[TeamStatus]:
 
 
 def _rows(one: TeamStatus) -> Iterator[tuple[object, ...]]:
-    """Yield a row for each type of which a team has or uses any chips; the first has what is not about a type."""
+    """Yield a row for each type whose chips a team has or uses; the first has what is not about a type."""
     name = one.name or _FREE
     facts = one.running or "-", one.waiting or "-", f"{one.counted:.2f}", one.users
     kinds = {kind: chips for kind, chips in one.chips.items() if chips.quota or chips.used}

@@ -2,8 +2,9 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 
 import ray
@@ -16,21 +17,43 @@ from iris_ray.actors.host.output.log_files import LogPiece
 from iris_ray.actors.host.output.log_reader import (
     IDLE_S,
     READ_TIMEOUT_S,
+    SEARCH_TIMEOUT_S,
     LogQuestion,
     LogReader,
     start_log_reader,
     with_piece,
 )
+from iris_ray.actors.host.output.log_search import FoundLines, LogSearch, search_text
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
-from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.task_log import MOST_LOGS, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.client.connection import this_connection
 
 PLACES_S = 1.0
 """Seconds for which the Controller's answer where a task runs is used."""
 
+ATTEMPTS_SEARCHED = 10
+"""Of each task so many attempts are searched, the latest ones."""
+LAST_BYTES, MOST_LINES = 1 << 20, 1 << 20
+"""So much is searched of an attempt whose host is gone."""
+
 Host = tuple[str, str]
 """Node id and address."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedLog:
+    """What a search has found in the output of one attempt.
+
+    Attributes:
+        log: the task and its attempt.
+        found: the lines; None if there is no log of it any more.
+        note: why not all of its output was searched, or None.
+    """
+
+    log: TaskLog
+    found: FoundLines | None
+    note: str | None = None
 
 
 class HostLogs:
@@ -64,6 +87,64 @@ class HostLogs:
         while some := dict(islice(left, MOST_LOGS)):
             found |= self._controller.ask(ControllerInterface.fetch_logs, job_id, some, max_bytes)
         return found
+
+    def search(self, job_id: str, tasks: Sequence[int], attempt: int | None, wanted: LogSearch) -> list[SearchedLog]:
+        """Search the output of tasks on their hosts, all at once. Only what is found travels.
+
+        Of what no host has any more, the last lines are searched that the Controller remembers.
+
+        Args:
+            job_id: the job.
+            tasks: the indexes of its tasks.
+            attempt: only this one; None: the latest `ATTEMPTS_SEARCHED` of each task.
+            wanted: what is searched for.
+        """
+        places, found = self._all_places(job_id, tasks, attempt), dict[LogId, SearchedLog]()
+        by_host: dict[Host, list[LogId]] = defaultdict(list)
+        for one, place in places.items():
+            if place.host is not None:
+                by_host[place.host].append(one)
+            else:
+                found[one] = SearchedLog(place.log, search_text(place.log.data, wanted), place.log.note)
+        asked = {
+            host: Actor[LogReader](self._reader(host)).call(LogReader.search, ids, wanted)
+            for host, ids in by_host.items()
+        }
+        deadline = time.monotonic() + SEARCH_TIMEOUT_S
+        for host, call in asked.items():
+            try:
+                answers = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+            except RayError:  # the host is gone, or silent, or the pattern takes for ever
+                self._end(host)
+                answers = [None] * len(by_host[host])
+                why: str | None = f"its host has not answered within {SEARCH_TIMEOUT_S:g} s"
+            else:
+                why = None
+            for one, lines in zip(by_host[host], answers, strict=True):
+                found[one] = SearchedLog(places[one].log, lines, why)
+        return [found[one] for one in sorted(found)]
+
+    def _all_places(self, job_id: str, tasks: Sequence[int], attempt: int | None) -> dict[LogId, LogPlace]:
+        """Return where the attempts of tasks ran; with their last lines those whose host is gone."""
+        latest = self._places_now(job_id, {index: LogPosition(attempt) for index in tasks})
+        found = {log_id: place for log_id, place in latest.items() if place.log.attempt}
+        for back in range(1, ATTEMPTS_SEARCHED if attempt is None else 0):
+            numbers = {place.log.task_index: place.log.latest_attempt - back for place in latest.values()}
+            found |= self._places_now(job_id, {index: LogPosition(n) for index, n in numbers.items() if n > 0})
+        return found
+
+    def _places_now(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[LogId, LogPlace]:
+        places: dict[int, LogPlace] = {}
+        left = iter(wanted.items())
+        while some := dict(islice(left, MOST_LOGS)):
+            places |= self._controller.ask(ControllerInterface.locate_logs, job_id, some)
+        lost = [index for index, place in places.items() if place.host is None and place.log.attempt]
+        for index in lost:  # this looks for its host, and in the archive
+            at = LogPosition(places[index].log.attempt, tail_lines=MOST_LINES)
+            last = self.fetch_task_logs(job_id, index, at, LAST_BYTES)
+            (again,) = self._controller.ask(ControllerInterface.locate_logs, job_id, {index: at}).values()
+            places[index] = again if again.host is not None else LogPlace(last, None)
+        return {place.log.log_id: place for place in places.values()}
 
     def close(self) -> None:
         """End all readers."""

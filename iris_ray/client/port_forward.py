@@ -8,10 +8,10 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.session import CHUNK_BYTES
 from iris_ray.client.task_session import RemoteChannel, TaskPlace, TaskSession, locate
-from iris_ray.errors import InvalidRequestError, SessionError, TaskNotRunningError
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, SessionError, TaskNotRunningError
 
 LOOK_S = 1.0
-"""Seconds between two looks whether a task that has moved runs again."""
+"""Seconds between two looks whether a task that has moved runs again, and between two tries of its host."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -40,6 +40,7 @@ class PortForward:
         self._say = say
         self._session: TaskSession | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._trouble: str | None = None  # the last one that was said
 
     async def run(self, local: int) -> None:
         """Forward until the job has ended.
@@ -69,13 +70,14 @@ class PortForward:
                         self._session = session
                         await server.start_serving()
                         self._say(f"http://localhost:{port} is port {self._remote} beside {place}")
-                        first = False
+                        first, self._trouble = False, None
                         await session.wait_for_tasks_end()
                         self._say(f"attempt {place.attempt.attempt} of {place} has ended; connections are closed")
                 except SessionError as error:
                     if first:
                         raise
-                    self._say(str(error))
+                    self._say_once(str(error))
+                    await asyncio.sleep(LOOK_S)
                 finally:
                     self._session = None
                     await self._close_all()
@@ -83,19 +85,21 @@ class PortForward:
 
     async def _next_place(self) -> TaskPlace | None:
         """Wait until the task runs, and return where; None if the job has ended."""
-        said = None
         while True:
-            job = await asyncio.to_thread(self._controller.ask, ControllerInterface.job_status, self._job_id)
-            if job.state.finished:
-                self._say(f"{self._job_id} has ended: {job.state.value}")
-                return None
             try:
+                job = await asyncio.to_thread(self._controller.ask, ControllerInterface.job_status, self._job_id)
+                if job.state.finished:
+                    self._say(f"{self._job_id} has ended: {job.state.value}")
+                    return None
                 return await asyncio.to_thread(locate, self._controller, self._job_id, self._task_index)
-            except TaskNotRunningError as error:
-                if str(error) != said:
-                    said = str(error)
-                    self._say(f"{said}; this waits for it")
+            except (TaskNotRunningError, ControllerUnavailableError) as error:
+                self._say_once(f"{error}; this waits for it")
             await asyncio.sleep(LOOK_S)
+
+    def _say_once(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._say(trouble)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -186,7 +186,7 @@ def _band(limit: LimitStatus) -> Row:
 
 
 def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
-    """Return a row for each team and each type of which it has or uses any chips.
+    """Return a row for each team and each type whose chips it has or uses.
 
     The row of a team without any has no type.
     """

@@ -70,8 +70,7 @@ def fray_request(request: "JobRequest", client: MakesClient, region: str | None 
             f"processes_per_task is {request.processes_per_task}: each task is one process, with all its GPUs; leave it"
             " out, and start the others from it"
         )
-    if getattr(request, "timeout", None) is not None:
-        log.warning("job %s: timeout has no effect", request.name)
+    timeout = getattr(request, "timeout", None)  # older releases have no such field
     return task_request(
         InTask.of(_function_of(request.entrypoint), client),
         request.name,
@@ -81,7 +80,8 @@ def fray_request(request: "JobRequest", client: MakesClient, region: str | None 
         priority=band_of(request.priority),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
-        max_task_failures=getattr(request, "max_task_failures", None),  # older releases have no such field
+        max_task_failures=getattr(request, "max_task_failures", None),  # likewise
+        max_runtime=None if timeout is None else timeout.to_seconds(),
     )
 
 

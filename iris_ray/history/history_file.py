@@ -155,6 +155,9 @@ class HistoryFile:
         path: of the file. It is made with its directory when something is written.
         bounds: what is kept.
         clock: returns seconds since the epoch.
+
+    Attributes:
+        begun: how often an empty file has begun, because there was none, or it was corrupt or moved away.
     """
 
     def __init__(self, path: Path, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
@@ -162,6 +165,7 @@ class HistoryFile:
         self._bounds = bounds
         self._clock = clock
         self._was_checked = False
+        self.begun = 0
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -234,6 +238,7 @@ class HistoryFile:
                 f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID};"
                 f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
+            self.begun += 1
         elif not self._was_checked:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":

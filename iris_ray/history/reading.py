@@ -19,11 +19,17 @@ MOST_ROWS = 1000
 MOST_ROWS_EVER = 100_000
 MOST_BYTES = 16 << 20
 """An answer has no more text than that."""
+MOST_BYTES_OF_A_VALUE = 128 << 10
+"""SQLite can't be interrupted within a function: to search a text of this length takes 0.4 s, and minutes in 16 MB."""
 MOST_SECONDS = 10.0
 BUSY_S = 10.0
 _STEPS = 20_000
 """The time is looked at after so many steps of SQLite's machine, about every millisecond."""
 
+_PASSES = frozenset({
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY,
+})  # fmt: skip
+"""The last one: its writer has died in the middle of a change, and only a writer may take that back."""
 _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _VERBS = {
     sqlite3.SQLITE_INSERT: "insert into",
@@ -89,7 +95,7 @@ def read_history(
         with closing(
             sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
         ) as db:
-            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES_OF_A_VALUE)
             db.set_authorizer(may)
             db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
             cursor = db.execute(sql, parameters or {})
@@ -126,6 +132,6 @@ def _explained(error: Exception, denied: Sequence[str], path: Path, within_s: fl
         )
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return HistoryUnavailableError(f"{path} is no readable history ({error}); give the path of a history.sqlite")
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR):
+    if code in _PASSES:
         return HistoryUnavailableError(f"{path} can't be read now ({error}); try again")
     return InvalidQueryError(f"the statement can't be run: {error}. The tables are {TABLES}: see docs/history.md")

@@ -230,7 +230,8 @@ MOST_CURVES = 8
 
 def curve_point(job: Job, now: float, wall: Wall, step: int | None, says: str | None) -> CurvePoint | None:
     """Return what a job says of itself now, with the numbers in its status, such as ``loss=2.31``; None if nothing."""
-    numbers = {name: float(number) for name, number in _NUMBER.findall(says or "")[:MOST_CURVES]}
+    told = {name: float(number) for name, number in _NUMBER.findall(says or "")[:MOST_CURVES]}
+    numbers = {name: number for name, number in told.items() if math.isfinite(number)}
     if step is None and not numbers:
         return None
     return CurvePoint(job.spec.job_id, round(wall(job.submitted_at) or 0.0, 3), wall(now) or 0.0, step, numbers)

@@ -111,6 +111,8 @@ class JobSpec:
             gang whose retries are used up fails the job.
         scheduling_timeout: seconds after submission by which some task must have run, or the job is given up as
             unschedulable. None, and 0 or less (kept as None): it waits for as long as it takes.
+        max_runtime: seconds after a task first ran at which the job ends; its tasks have notice before. None: never.
+        stop_without_progress: after so many attempts in a row that have named no new step the job fails. None: never.
         spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
         grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
             free; after a loss it does not wait so long. "auto": once they have been free for as long as the move
@@ -146,6 +148,8 @@ class JobSpec:
     max_retries_preemption: int = default_of("max_retries_preemption", "IrisClient.submit")
     max_task_failures: int | None = None
     scheduling_timeout: float | None = None
+    max_runtime: float | None = None
+    stop_without_progress: int | None = None
     spares: int = 0
     grow_after: float | Literal["auto"] | None = default_of("grow_after")
     processes_per_host: int = default_of("processes_per_host")
@@ -255,7 +259,8 @@ _PLAIN: Mapping[str, Any] = {
     **{name: kind for name, (_, _, kind) in _FIELDS.items() if kind is not None},
     **dict.fromkeys(("max_retries_failure", "max_retries_preemption", "spares", "processes_per_host"), int),
     "max_task_failures": int | None,
-    "scheduling_timeout": float | None,
+    **dict.fromkeys(("scheduling_timeout", "max_runtime"), float | None),
+    "stop_without_progress": int | None,
     "grow_after": float | str | None,
     "tolerations": tuple[str, ...],
     "team": str,
@@ -299,6 +304,11 @@ def _require_bounded(who: str, spec: JobSpec) -> None:
 
 def _require_gang(who: str, spec: JobSpec) -> None:
     config = None if spec.device is None else get_tpu_config(spec.device)
+    if spec.stop_without_progress is not None and not spec.is_one_gang:
+        raise InvalidJobError(
+            f"{who}: stop_without_progress={spec.stop_without_progress} is for a job that is one gang, whose steps are"
+            " those of all its tasks, and this is none; leave it out, and set max_retries_failure"
+        )
     if spec.processes_per_host > 1:
         if config is None or spec.coscheduling is None:
             raise InvalidJobError(

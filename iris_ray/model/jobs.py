@@ -289,6 +289,9 @@ class Job:
         spares_made: how many spares have been made for it; numbers their ids.
         promise: the hosts that are kept for it until it runs, or None.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
+        began_at: when a task of it first ran; infinite before that; seconds.
+        furthest_step: the furthest step that its attempts have named, or None; with ``stop_without_progress`` only.
+        fruitless: how many attempts in a row have named no new step; likewise.
         over: the state in which it has ended, or None.
         avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.quarantine`.
         avoided_until: when it tries these hosts again; seconds on the caller's clock.
@@ -313,6 +316,9 @@ class Job:
     spares_made: int = 0
     promise: Promise | None = None
     started: bool = False
+    began_at: float = math.inf
+    furthest_step: int | None = None
+    fruitless: int = 0
     over: JobState | None = None
     avoided: tuple[str, ...] = ()
     avoided_until: float = 0.0

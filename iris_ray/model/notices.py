@@ -10,16 +10,17 @@ GROWTH_NOTICE_S = 60.0
 
 
 class NoticeKind(StrEnum):
-    """Why a gang must move."""
+    """Why a gang must move, or end."""
 
     PREEMPTION = "preemption"
     MAINTENANCE = "maintenance"
     GROWTH = "growth"  # more slices are free for it
     EVICTION = "eviction"  # a job of a higher band takes its hosts
+    TIME_LIMIT = "time_limit"  # its job's own time is nearly up
 
 
-OUR_MOVES = frozenset({NoticeKind.GROWTH, NoticeKind.EVICTION})
-"""Kinds of notices that iris_ray itself gives. Such a move costs the gang nothing, and may be called off."""
+OUR_MOVES = frozenset({NoticeKind.GROWTH, NoticeKind.EVICTION, NoticeKind.TIME_LIMIT})
+"""Kinds of notices that iris_ray itself gives. Such a move costs the gang nothing; the first two may be called off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,6 +304,17 @@ class ContainerOptions(TypedDict, total=False):
             flag="--scheduling-timeout",
         ),
     ]
+    max_runtime: Annotated[
+        float | None,
+        Option(
+            default=None,
+            check=Seconds(above=True, or_none=True),
+            help="The job ends when so long has passed since a task of it first ran; its tasks have notice before.",
+            more="What returns by then succeeds; the rest ends as cancelled. Waits for new hosts count. Local modes"
+            " ignore it. See docs/failures.md.",
+            flag="--max-runtime",
+        ),
+    ]
     keep_warm: Annotated[
         float,
         Option(
@@ -404,6 +415,17 @@ class GangOptions(ContainerOptions, total=False):
             more="Each counts as a task: it has its own number, result and log. Only on hosts of four chips. See"
             " docs/tpu-types.md.",
             flag="--processes-per-host",
+        ),
+    ]
+    stop_without_progress: Annotated[
+        int | None,
+        Option(
+            default=None,
+            check=Whole(1, or_none=True),
+            help="The job fails after so many attempts in a row without a new step, though it has retries left.",
+            more="New is what `heartbeat(step)` names beyond all earlier steps. Lost hosts count; evictions and moves"
+            " don't. Only for one gang.",
+            flag="--stop-without-progress",
         ),
     ]
     failure_domain: Annotated[

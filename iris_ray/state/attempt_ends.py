@@ -13,7 +13,7 @@ from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, TaskState
-from iris_ray.model.notices import OUR_MOVES
+from iris_ray.model.notices import OUR_MOVES, NoticeKind
 from iris_ray.model.time_lost import FailureCause
 from iris_ray.model.workers import Worker
 from iris_ray.state import job_table, quarantine
@@ -84,9 +84,13 @@ class AttemptEnds:
         """Kill all gangs of a job that has not finished. Spares are not cancelled: they end with their job."""
         job = self._table.jobs.get(event.job_id)
         if job is not None and not job.state.finished and job.spec.spare_for is None:
-            self._end_other_gangs(job, None, event.reason, change)
-            job.error = event.reason
-            change.instructions.finished.append(event.job_id)
+            self.end_job(job, event.reason, change)
+
+    def end_job(self, job: Job, reason: str, change: Change) -> None:
+        """Kill all gangs of a job that has not finished."""
+        self._end_other_gangs(job, None, reason, change)
+        job.error = reason
+        change.instructions.finished.append(job.spec.job_id)
 
     def unschedulable(self, event: TaskUnschedulableEvent, change: Change) -> None:
         """Give up a job that never ran, because one of its gangs can't be placed."""
@@ -109,9 +113,18 @@ class AttemptEnds:
         self._launch_failed(job, gang, event.error, change, event.counts)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
-        """Requeue a gang that is to run elsewhere. It is not charged."""
+        """Requeue a gang that is to run elsewhere. It is not charged.
+
+        If it has moved since its job's time is nearly up, it does not run again, and nor does the job if no gang runs.
+        """
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
+            if (last := gang.notice) is not None and last.kind is NoticeKind.TIME_LIMIT:
+                gang.not_before = last.deadline
+                self._requeue(job, gang, event.reason, change.now, started=event.started)
+                if not any(one.placed for one in job.gangs):
+                    self.end_job(job, last.reason, change)
+                return
             if gang.eviction is not None:
                 if event.started:
                     gang.heeds_notices = change.now < gang.eviction.deadline
@@ -257,6 +270,9 @@ class AttemptEnds:
                 state = TaskState.FAILED
         job.times.failed(failure_cause(gang, state, is_hang))
         exhausted = charge(job, gang, state, started) or is_hopeless
+        if started and (report := without_progress(job, gang, error)) is not None:
+            exhausted, error = True, report
+            state = state if cause.state is TaskState.SUCCEEDED else TaskState.FAILED
         self._end_attempt(job, gang, error, change)
         if not exhausted:
             returns_after_end(job, gang, state, started, change.now)
@@ -369,6 +385,8 @@ MOST_FAILED_LAUNCHES = 10
 """After so many failed launches of a gang in a row a job ends that never ran; one that has run loses a preemption."""
 YIELDED_S = 5.0
 """How long a job that yields waits after it has given its hosts to others."""
+REPORTED_CHARACTERS = 100
+"""So much of the error of each earlier attempt is reported of a job that makes no progress."""
 RETURNING_S = 30.0
 """How long a gang that has just lost its hosts goes before the other gangs of its band."""
 
@@ -440,6 +458,31 @@ def charge(job: Job, gang: Gang, end: TaskState, started: bool) -> bool:
     gang.preemptions += started
     job.preemptions += started
     return gang.preemptions > spec.max_retries_preemption
+
+
+def without_progress(job: Job, gang: Gang, error: str) -> str | None:
+    """Count the attempts in a row that have named no new step. Return a report if the job ends for that, else None.
+
+    Args:
+        job, gang: a gang whose attempt ends; still without this end among its past attempts.
+        error: the first cause of this end, in words.
+    """
+    most = job.spec.stop_without_progress
+    if most is None:
+        return None
+    steps = job.times.attempts[-1].marks.steps if job.times.attempts else ()
+    if steps and (job.furthest_step is None or steps[-1][0] > job.furthest_step):
+        job.furthest_step, job.fruitless = steps[-1][0], 0
+        return None
+    job.fruitless += 1
+    if job.fruitless < most:
+        return None
+    beyond = "any step" if job.furthest_step is None else f"a step beyond {job.furthest_step}"
+    earlier = [f"attempt {past.number}: {past.error[:REPORTED_CHARACTERS]}" for past in gang.past][1 - most :]
+    return (
+        f"{job.fruitless} attempts in a row have not made {beyond}, as many as stop_without_progress allows. "
+        + "; ".join([*(earlier if most > 1 else ()), f"attempt {gang.attempt}: {error}"])
+    )
 
 
 def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: float) -> None:

@@ -61,6 +61,7 @@ from iris_ray.state.job_table import JobTable
 from iris_ray.state.promises import Evictions, Promises
 from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
+from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs, Spares
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
@@ -94,6 +95,7 @@ class ControllerState:
         about_spares = self._table, self.fleet, self._allocations, self._spares, self._notices
         self._spare_jobs = SpareJobs(*about_spares, self._promises.release)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
+        self._runtimes = RuntimeLimits(self._table, self._notices, self._ends)
         about_evictions = self._table, self._promises, self._notices, self._spare_jobs, self._ends, self.teams
         self._evictions = Evictions(*about_evictions)
         self._gangs = Gangs(
@@ -105,6 +107,7 @@ class ControllerState:
             self._holders,
             self._spare_jobs,
             self._promises,
+            self._runtimes,
         )
 
     # -- changing --------------------------------------------------------------------------------------------------
@@ -160,6 +163,7 @@ class ControllerState:
             case TimePassedEvent():
                 self.fleet.time_passed(self._now)
                 self._evictions.time_passed(change)
+                self._runtimes.time_passed(change)
             case WorkerDrainedEvent():
                 self._notices.worker_drained(event, change)
             case MaintenanceCalledOffEvent():
@@ -448,6 +452,7 @@ class ControllerState:
         assert grouped == set[str]().union(*table.grouped_by.values()), "jobs by the attribute of their groups are off"
         self._spares.check(self.jobs)
         self._evictions.check(self.jobs)
+        self._runtimes.check()
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
         assert held == sorted(self._allocations), "the attempts by band are off"
         assert all(self.heeding[band].keys() <= attempts.keys() for band, attempts in self.attempts.items())

@@ -17,6 +17,7 @@ from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAt
 from iris_ray.state.job_table import JobTable, move, new_gangs
 from iris_ray.state.promises import Promises
 from iris_ray.state.records import JobRecord
+from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs
 
 
@@ -76,11 +77,13 @@ class Gangs:
         holders: SliceHolders,
         spares: SpareJobs,
         promises: Promises,
+        runtimes: RuntimeLimits,
     ) -> None:
         self._table = table
         self._fleet = fleet
         self._allocations = allocations
         self._ends = ends
+        self._runtimes = runtimes
         self._notices = notices
         self._holders = holders
         self._spares = spares
@@ -181,6 +184,7 @@ class Gangs:
         self._holders.take(job, hosts, change)
         for gang, _ in placed:
             self._notices.tell_of_its_hosts(job, gang, change)
+            self._runtimes.placed(job, gang, change)
         self._spares.look_at(job)
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -253,6 +257,9 @@ class Gangs:
             gang.dispatch_failures = 0
             quarantine.forgive(job, gang)
         job.started = True
+        if job.began_at == math.inf:
+            job.began_at = change.now
+            self._runtimes.began(job)
         job_table.note_began(job, change.now)
         self._table.gang_changed(job, gang)
 
@@ -264,6 +271,7 @@ class Gangs:
         if job.spec.job_id in self._table.jobs:
             return
         self._table.restore(job)
+        self._runtimes.began(job)
         self._promises.restored(job, self._fleet.workers)
         if job.spec.spare_for is not None:
             self._spares.restored(job)

@@ -260,6 +260,8 @@ def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
         max_retries_failure=NO_LIMIT,
         max_task_failures=None,
         scheduling_timeout=None,
+        max_runtime=None,
+        stop_without_progress=None,
     )
 
 
@@ -453,9 +455,10 @@ class SpareJobs:
     def _drop(self, spare: Job, change: Change) -> None:
         """Free what a spare holds at once, since no user code runs there. Its owner keeps the slices warm."""
         job_id = spare.spec.job_id
-        if spare.gang.placed:
+        held = list(self._allocations.of(job_id))
+        if held:  # also if its attempt is over, and its pool has not confirmed that yet
             change.instructions.dropped.append(DropSpare(job_id, spare.spec.owner))
-        for attempt in list(self._allocations.of(job_id)):
+        for attempt in held:
             self._allocations.end(spare, attempt)
         self._release(spare)
         self._table.remove(job_id)

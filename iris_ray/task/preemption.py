@@ -25,8 +25,8 @@ class PreemptionNotice:
     """Advance notice that this task's gang has to move.
 
     Attributes:
-        kind: `NoticeKind`: PREEMPTION, MAINTENANCE, GROWTH if it can have more slices, or EVICTION if a job of a higher
-            band takes its hosts.
+        kind: `NoticeKind`: PREEMPTION, MAINTENANCE, GROWTH if it can have more slices, EVICTION if another job takes
+            its hosts, or TIME_LIMIT if the job ends, since its ``max_runtime`` is nearly over.
         reason: why, in words, with the host that goes away.
         deadline: when the attempt ends at the latest; seconds since the epoch.
     """

@@ -311,6 +311,9 @@ def test_logs_command_prints_follows_and_names_attempts(
     assert iris(cluster, "logs", job).stdout == "attempt 2 of task 0\n"
     assert iris(cluster, "logs", job, "1", "--attempt", "1").stdout == "attempt 1 of task 1\n"
     assert iris(cluster, "logs", job, "1", "--tail", "0").stdout == ""
+    assert sorted(iris(cluster, "logs", job, "--grep", "^attempt . of task 1").stdout.splitlines()) == [
+        f"task-1.attempt-{n}| attempt {n} of task 1" for n in (1, 2)
+    ]
     assert sorted(iris(cluster, "logs", job, "--all-tasks").stdout.splitlines()) == [
         f"task-{n}| attempt 2 of task {n}" for n in (0, 1)
     ]

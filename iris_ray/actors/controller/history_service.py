@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 2.0
 SAMPLE_S = 60.0
 POINTS = 500
-"""The curves of a job have about so many points, and the earliest ones are the closest."""
+"""A job's curves get a point a minute, and later one whenever the job is older by one part in so many."""
 REFRESH_S = 3600.0
 """The rows of jobs that run are written anew at this interval, and what is old is deleted."""
 TURN_S = 0.02
@@ -91,6 +91,7 @@ class HistoryService:
         self._file: HistoryFile | None = None
         self._chosen: tuple[object, ...] = ()
         self._is_open = False  # whether this Controller has said in the file which jobs were lost
+        self._begun = 0  # how often the file had begun anew then
         self._read: int | None = None  # how many changes of jobs are in rows
         self._stages: dict[str, tuple[object, ...]] = {}  # job id → what of it is in rows
         self._curves: dict[str, float] = {}  # job id → when the next point of its curves is due
@@ -99,7 +100,7 @@ class HistoryService:
         self._lost = 0
         self._trouble: str | None = None
         self._said_at = -math.inf
-        self._sampled_at = self._refreshed_at = -math.inf
+        self._sampled_at = self._refreshed_at = self._tidied_at = -math.inf
         self._looking = asyncio.Lock()
         self._background = BackgroundTasks()
         self._next: asyncio.Task[None] | None = None  # the look for which questions wait, until it begins
@@ -119,8 +120,8 @@ class HistoryService:
             directory = None
             self._say(f"there is no history: {error}")
         self._file = None if directory is None else HistoryFile(directory / NAME, Bounds(days, megabytes))
-        self._is_open, self._read = False, None
-        self._stages.clear()
+        self._is_open = False
+        self._write_all_anew()
 
     def about(self) -> dict[str, object]:
         """Return where the file is, and what is wrong with it."""
@@ -153,22 +154,23 @@ class HistoryService:
 
     async def look(self) -> None:
         """Write what has changed."""
-        if self._file is None:
-            return
         async with self._looking:
             self._next = None
+            if (file := self._file) is None:  # a setting may name another one meanwhile
+                return
             try:
                 now = self._clock.now()
-                refreshes = now >= self._refreshed_at + REFRESH_S
+                if refreshes := now >= self._refreshed_at + REFRESH_S:
+                    self._refreshed_at = now
                 await self._collect(now, refreshes)
                 if now >= self._sampled_at + SAMPLE_S:
                     self._sampled_at = now
                     self._add(sample(self._state, self._clock.wall(now)))
                     self._add_curves(now)
-                await self._write()
-                if refreshes and self._trouble is None:
-                    self._refreshed_at = now
-                    await self._in_thread(self._file.tidy)
+                await self._write(file)
+                if self._trouble is None and now >= self._tidied_at + REFRESH_S:
+                    self._tidied_at = now
+                    await self._in_thread(file.tidy)
             except Exception as error:
                 self._failed(error, 0)
 
@@ -227,17 +229,16 @@ class HistoryService:
 
     # -- the file ----------------------------------------------------------------------------------------------------
 
-    async def _write(self) -> None:
+    async def _write(self, file: HistoryFile) -> None:
         """Write what waits; keep it if the trouble may pass."""
-        assert self._file is not None
         if not self._is_open:
-            await self._in_thread(self._file.close_lost, list(self._state.jobs))
-            self._is_open = True
+            await self._in_thread(file.close_lost, list(self._state.jobs))
+            self._is_open, self._begun = file is self._file, file.begun
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
             self._weight -= sum(map(_weight, batch))
             try:
-                await self._in_thread(self._file.write, batch)
+                await self._in_thread(file.write, batch)
             except Exception as error:
                 if is_passing(error):
                     self._waiting.extendleft(reversed(batch))
@@ -247,6 +248,13 @@ class HistoryService:
                     return
                 self._failed(error, len(batch))
         self._trouble = None
+        if file.begun != self._begun:  # it was corrupt, or has been moved away
+            self._begun = file.begun
+            self._write_all_anew()
+
+    def _write_all_anew(self) -> None:
+        self._read = None
+        self._stages.clear()
 
     async def _in_thread(self, function: Callable[..., None], *args: object) -> None:
         await asyncio.get_running_loop().run_in_executor(self._writer, function, *args)

@@ -22,6 +22,7 @@ from iris_ray.actors.host.output.log_reader import (
     READ_TIMEOUT_S,
     LogQuestion,
     LogReader,
+    piece_in,
     start_log_reader,
     with_piece,
 )
@@ -32,6 +33,7 @@ from iris_ray.model.checks import unknown_number
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import Worker
+from iris_ray.settings import LOG_ARCHIVE
 from iris_ray.state import ControllerState
 
 MOST_BYTES = 4 << 20
@@ -82,25 +84,36 @@ class LogService:
     async def fetch(
         self, standing: "LogStanding", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
     ) -> TaskLog:
-        """Return a piece of the log from the attempt's host or, if the host does not answer, its last lines."""
+        """Return a piece of the log from the attempt's host or, if that does not answer, from the archive or memory."""
         log = standing.log
         if log.attempt == 0:
             return replace(log, note=NOT_PLACED)
         key = log.log_id
         node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
-        if node_id is None:
-            return self._from_memory(
-                log, at.offset, "the Controller was restarted and does not find the host that it ran on"
-            )
-        worker = workers.get(node_id)
-        if worker is None:
-            return self._from_memory(log, at.offset, "its host is gone")
         limit = min(max(max_bytes, 1), MOST_BYTES)
         question = LogQuestion(*key, max(at.offset, 0), limit, at.tail_lines)
+        if node_id is None:
+            why = "the Controller was restarted and does not find the host that it ran on"
+            return await self._without_host(log, at, question, why)
+        worker = workers.get(node_id)
+        if worker is None:
+            return await self._without_host(log, at, question, "its host is gone")
         piece = await self._read(node_id, worker.address, question)
         if isinstance(piece, Unreachable):
-            return self._from_memory(log, at.offset, piece.reason)
+            return await self._without_host(log, at, question, piece.reason)
         return with_piece(log, at, piece)
+
+    async def _without_host(self, log: TaskLog, at: LogPosition, question: LogQuestion, why: str) -> TaskLog:
+        if (archive := LOG_ARCHIVE.read()) is not None:
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    piece = await asyncio.to_thread(piece_in, archive, question)
+            except (OSError, TimeoutError) as error:
+                why += f", the archive {archive} can't be read ({error or 'it does not answer'})"
+            else:
+                if piece is not None:
+                    return replace(with_piece(log, at, piece), note=f"{why}; this is from the archive {archive}")
+        return self._from_memory(log, at.offset, why)
 
     def _from_memory(self, log: TaskLog, offset: int, why: str) -> TaskLog:
         last = self._memory.last_lines(log.log_id)

@@ -159,7 +159,7 @@ def team_sentence(teams: Teams, usage: Usage, name: str, kind: str, fleet: float
         words = f"its team {name} has no quota of {kind} chips and holds {in_chips(chips[name].used)} of them"
         if not has_quota:
             return words
-        above, name = f"; {has_quota[0]}, of which it is a part, ", has_quota[0]
+        above, name = f"; the team above it, {has_quota[0]}, ", has_quota[0]
     else:
         words, above = "", f"its team {name} "
     one = chips[name]

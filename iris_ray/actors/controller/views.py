@@ -41,6 +41,7 @@ from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import QUARANTINE
+from iris_ray.state.runtime_limits import ends_at
 
 
 def job_status(
@@ -78,6 +79,7 @@ def job_status(
         processes_per_host=spec.processes_per_host,
         failure_domain=spec.failure_domain,
         team=state.teams.teams.nearest(spec.team),
+        ends_at=None if job.over or math.isinf(end := ends_at(job)) else clock.wall(end),
     )
 
 

@@ -89,7 +89,8 @@ class NoticeDelivery:
         seconds = notice.deadline - time.time()
         until = time.monotonic() + seconds  # the wall clock may be set meanwhile
         self._tell_hosts(notice)
-        logger.info("%s is to move within %.0f s: %s", self._place.order.attempt, seconds, notice.reason)
+        what = "end" if notice.kind is NoticeKind.TIME_LIMIT else "move"
+        logger.info("%s is to %s within %.0f s: %s", self._place.order.attempt, what, seconds, notice.reason)
         pause = ASK_AGAIN_S
         while True:  # go on after the deadline: tasks that have saved must not wait for ever
             all_saved, some_wait = await self._ask(notice, max(0.0, until - time.monotonic()))

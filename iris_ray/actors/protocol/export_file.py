@@ -51,6 +51,7 @@ _SPEC: Mapping[str, Codec] = {
             *("job_id", "name", "user", "team", "device", "replicas", "whole_groups", "spares", "grow_after"),
             *("max_retries_failure", "max_retries_preemption", "max_task_failures", "scheduling_timeout"),
             *("may_evict", "processes_per_host", "failure_domain", "task_placement"),
+            *("max_runtime", "stop_without_progress"),
         ),
         (_same, _same),
     ),

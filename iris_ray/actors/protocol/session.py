@@ -78,7 +78,7 @@ class SessionInterface(Protocol):
 
         Raises:
             CommandNotFoundError: there is no such program, or it can't be started.
-            SessionError: the session has as many channels as it may have, or the task's variables can't be read.
+            SessionError: the session has as many channels as it may have, or the host can't start a process.
         """
 
     async def connect(self, port: int) -> int:

@@ -47,6 +47,7 @@ class JobStatus:
         failure_domain: what starts again together, the whole "job" or each "slice".
         team: the team for which it counts; empty for none.
         about_team: how that team's quota stands, in a sentence; None without teams, and in lists of jobs.
+        ends_at: when its ``max_runtime`` is over, seconds since the epoch; None if it has none, or has not run.
     """
 
     number: int
@@ -80,6 +81,7 @@ class JobStatus:
     stall_limit: str | None = None
     team: str = ""
     about_team: str | None = None
+    ends_at: float | None = None
 
     @property
     def starting(self) -> bool:

@@ -53,6 +53,7 @@ def draw_job(chance: Random, job_id: str, owner: str, fleet: Fleet) -> Simulated
         "max_retries_preemption": chance.choice((0, 2, 30)),
         "max_task_failures": chance.choice((None, None, 0, 2)),
         "scheduling_timeout": chance.choice((None, None, None, 60.0, 900.0)),
+        "max_runtime": chance.choice((*[None] * 6, 30.0, 400.0)),
     }
     return SimulatedJob(
         spec=_draw_spec(chance, job_id, fleet, terms),
@@ -89,6 +90,7 @@ def _draw_spec(chance: Random, job_id: str, fleet: Fleet, terms: dict[str, Any])
         "spares": chance.choice((0, 0, 0, 1, 2)),
         "grow_after": chance.choice((None, 0.0, 20.0, "auto")),
         "whole_groups": chance.random() < 0.5,
+        "stop_without_progress": chance.choice((None, None, None, 1, 3)),
     }
     if chance.random() < 0.2:  # any slices with enough hosts, or parts of them
         terms |= {"whole_groups": False, "constraints": constraints}

@@ -1,6 +1,9 @@
 """``iris-ray exec``, ``shell`` and ``port-forward``: the Controller and the sessions are real, with real commands."""
 
+import asyncio
 import contextlib
+import itertools
+import logging
 import os
 import pty
 import signal
@@ -9,6 +12,7 @@ import sys
 import termios
 import textwrap
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,11 +22,15 @@ import psutil
 import pytest
 
 from iris_ray import IrisClient
+from iris_ray.actors.host.session import host_session
+from iris_ray.actors.host.session.host_session import HostSession
 from iris_ray.actors.protocol.task_log import LogId
 from iris_ray.cli import beside
-from iris_ray.cli.beside import NOT_FOUND
+from iris_ray.cli.beside import NOT_FOUND, _CtrlC
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
-from iris_ray.errors import CommandNotFoundError, InvalidRequestError
+from iris_ray.client import port_forward
+from iris_ray.client.task_session import RemoteChannel
+from iris_ray.errors import CommandNotFoundError, InvalidRequestError, TooManySessionsError
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.processes import Nursery
 from tests.support.sessions import DAEMON, lives, task_process
@@ -140,6 +148,51 @@ def test_ctrl_c_ends_command_with_all_it_started(
     with world.meanwhile(press):
         world.iris("exec", JOB, "--", "sh", "-c", f"{DAEMON} {ignores} sleep 60", code=code, quotes=True)
     wait_until(lambda: not lives(int((tmp_path / "daemon").read_text())))
+
+
+@pytest.mark.usefixtures("tasks")
+def test_third_ctrl_c_ends_wait_for_silent_host(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter, runs, heard, ended = HostSession.enter, threading.Event(), threading.Semaphore(0), threading.Event()
+
+    async def enter_or_hang(self: HostSession, task: LogId) -> None:
+        await (asyncio.sleep(60) if task.task_index == 1 else enter(self, task))
+
+    class CtrlC(_CtrlC):
+        def goes_to(self, channel: RemoteChannel) -> None:
+            super().goes_to(channel)
+            runs.set()
+
+        def _press(self) -> None:
+            super()._press()
+            heard.release()
+
+    monkeypatch.setattr(HostSession, "enter", enter_or_hang)
+    monkeypatch.setattr(beside, "_CtrlC", CtrlC)
+
+    def press() -> None:
+        assert runs.wait(30)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert heard.acquire(timeout=30)
+        assert ended.wait(20), "it still waits for the silent host"
+
+    with world.meanwhile(press):
+        world.iris("exec", JOB, "--all", "--", "sleep", "60", code=INTERRUPTED)
+        ended.set()
+
+
+@pytest.mark.usefixtures("tasks")
+def test_broken_pipe_ends_exec_everywhere_without_traceback(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(data: bytes, is_err: bool) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(beside, "print_bytes", broken)
+    caplog.set_level(logging.ERROR, "asyncio")
+    script = '[ "$WHO" = "task 1" ] && printf rest && sleep 60; sleep 0.5; echo line'
+    world.iris("exec", JOB, "--all", "--", "sh", "-c", script, code=FAILED, quotes=True)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
@@ -287,6 +340,54 @@ def test_port_forward_says_that_nothing_listens(world: ControllerInProcess) -> N
 @pytest.mark.usefixtures("tasks")
 def test_taken_local_port_is_refused(world: ControllerInProcess, echo: int) -> None:
     assert "can't be had" in world.iris("port-forward", JOB, str(echo), code=USAGE).stderr
+
+
+def test_full_host_is_asked_again_and_said_once(
+    world: ControllerInProcess, tasks: list[psutil.Process], begin: Begin, echo: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, tries = free_port(), []
+    take_place = host_session._take_place
+
+    def taken(directory: Path) -> int:
+        tries.append(time.monotonic())
+        if 1 < len(tries) < 4:
+            raise TooManySessionsError("the task's host has 32 open sessions")
+        return take_place(directory)
+
+    monkeypatch.setattr(host_session, "_take_place", taken)
+    monkeypatch.setattr(port_forward, "LOOK_S", 0.3)
+
+    def story() -> None:
+        connect(port).close()
+        world.fail(JOB, 0)
+        tasks[0].kill()
+        world.wait_for_attempt(JOB, 2)
+        begin(2)
+        wait_until(lambda: len(tries) >= 4)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with world.meanwhile(then_ctrl_c(story)):
+        done = world.iris("port-forward", JOB, f"{port}:{echo}", code=INTERRUPTED, quotes=True)
+    assert done.stderr.count("32 open sessions") == 1
+    assert min(later - earlier for earlier, later in itertools.pairwise(tries)) > 0.25
+
+
+# -- stdin -------------------------------------------------------------------------------------------------------------
+
+
+def test_unreadable_stdin_ends_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def read() -> list[bytes]:
+        return [data async for data in beside._stdin()]
+
+    before, directory = os.dup(0), os.open(tmp_path, os.O_RDONLY)
+    os.dup2(directory, 0)
+    try:
+        assert asyncio.run(read()) == []
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(directory)
+    assert "stdin can't be read: Is a directory" in capsys.readouterr().err
 
 
 # -- the terminal of a person ------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.controller import history_service
+from iris_ray.actors.pool import progress_watch
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.history import history_file
 from iris_ray.history.history_file import NAME
@@ -117,6 +118,21 @@ def test_sql_reads_and_refuses_to_write(world: ControllerInProcess) -> None:
     assert "give one of JOB" in world.iris("history", "train", "--sql", sql, code=USAGE).stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "--user", "ann"), "--user is for the list of jobs"),
+        (("--sql", "SELECT 1", "--since", "1h"), "--since is for the list of jobs"),
+        (("--events", "--type", "v4-16"), "--type is for the list of jobs"),
+        (("--utilisation", "--state", "failed"), "--state is for the list of jobs"),
+    ],
+)
+def test_filter_that_would_be_ignored_is_refused(
+    bare_cluster: ControllerInProcess, words: tuple[str, ...], said: str
+) -> None:
+    assert said in bare_cluster.iris("history", *words, code=USAGE).stderr
+
+
 def test_report_sums_up_the_month(world: ControllerInProcess) -> None:
     crashed_once(world)
     world.succeed(world.start("eval", user="bob"))
@@ -146,6 +162,16 @@ def test_utilisation_shows_chips_in_use(world: ControllerInProcess, monkeypatch:
     assert 0 < found["by_user"][0]["busy_chips"] <= 8.0
     assert world.json("history", "--utilisation", "--type", "v4-32")["chips"] == []
     assert "█" in world.iris("history", "--utilisation").stdout
+
+
+def test_curves_have_what_running_jobs_say(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_service, "SAMPLE_S", 0.0)
+    monkeypatch.setattr(progress_watch, "LOOK_S", 0.05)
+    world.start("train")
+    world.says("train", 7, "loss=2.5")
+    wait_until(lambda: world.status("train").step == 7)
+    curves = world.json("history", "train")["curves"]
+    assert {(point["name"], point["step"], point["value"]) for point in curves} == {("loss", 7, 2.5), ("step", 7, 7.0)}
 
 
 def test_operators_choose_place_and_switch_it_off(world: ControllerInProcess, tmp_path: Path) -> None:
@@ -180,3 +206,28 @@ def test_locked_file_costs_history_and_no_job(
     about = json.loads(world.iris("cluster", "controller", "status", "--json").stdout)["history"]
     assert (about["path"], about["trouble"]) == (str(file_of(world)), None)
     assert about["lost"] > 0
+
+
+def test_corrupt_file_is_replaced_by_all_that_is_known(world: ControllerInProcess) -> None:
+    crashed_once(world)
+    world.json("history")
+    file_of(world).write_bytes(b"not a database at all" * 500)
+    world.succeed(world.start("eval"))
+    wait_until(lambda: {job["job_id"] for job in world.json("history")} == {"train", "eval"})
+
+
+def test_running_jobs_are_refreshed_once_while_file_is_locked(
+    bare_cluster: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare_cluster.history = tmp_path
+    for name, value in (("LOOK_S", 0.02), ("MOST_WAITING", 12), ("SAY_S", 0.0)):
+        monkeypatch.setattr(history_service, name, value)
+    monkeypatch.setattr(history_file, "BUSY_S", 0.0)
+    with closing(sqlite3.connect(tmp_path / NAME)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        bare_cluster.start_controller()
+        bare_cluster.start("runs")
+        caplog.clear()
+        wait_until(lambda: len(caplog.records) > 20)
+        other.rollback()
+    assert {record.getMessage().rpartition(", ")[2] for record in caplog.records} == {"0 are lost; no job is affected"}

@@ -185,3 +185,10 @@ def test_profile_of_a_tasks_own_job_is_written_locally(
     world.start("parent/child")
     assert "parent-child-0.svg: 9 bytes" in world.iris("job", "profile", "parent/child", "0").stdout
     assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"
+
+
+def test_status_says_when_time_is_up(world: ControllerInProcess) -> None:
+    world.start("train", max_runtime=4000.0)
+    assert "in 1h06m at the latest (max_runtime)" in world.iris("job", "status", "train").stdout
+    world.succeed("train")
+    assert "max_runtime" not in world.iris("job", "status", "train").stdout

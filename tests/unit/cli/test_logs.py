@@ -1,8 +1,14 @@
 """``iris-ray logs``: which lines of which attempt it prints. The Controller reads real log files."""
 
+from pathlib import Path
+
 import pytest
 
-from iris_ray.cli.conventions import INTERRUPTED, OK, USAGE
+from iris_ray.actors.host.output.log_archive import copy
+from iris_ray.actors.host.output.log_files import AttemptLog, logs_directory
+from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.settings import LOG_ARCHIVE
 from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -37,6 +43,50 @@ def test_logs_prints_an_attempt_and_names_others(world: ControllerInProcess, job
     assert "there is no attempt" in world.iris("logs", job, "--attempt", "9", code=USAGE).stderr
     assert "there is no task" in world.iris("logs", job, "7", code=USAGE).stderr
     assert "did you mean" in world.iris("logs", "-f", job[:-1], code=USAGE).stderr
+
+
+def test_grep_searches_all_tasks_and_attempts_on_hosts(world: ControllerInProcess, job: str) -> None:
+    found = world.iris("logs", job, "--grep", "of task").stdout.splitlines()
+    assert found == [f"task-{n}.attempt-{a}| attempt {a} of task {n}" for n in (0, 1) for a in (1, 2)]
+    assert world.iris("logs", job, "1", "--attempt", "1", "--grep", "^att").stdout == (
+        "task-1.attempt-1| attempt 1 of task 1\n"
+    )
+    assert world.iris("logs", job, "--grep", "nothing", code=FAILED, quotes=True).stdout == ""
+    assert world.iris("logs", job, "--grep", "of", "--since", "2999-01-01", code=FAILED, quotes=True).stdout == ""
+
+
+def test_grep_shows_lines_around_each_match(world: ControllerInProcess) -> None:
+    job = world.start("train")
+    world.prints(job, 0, "".join(f"step {n}\n" for n in range(20)))
+    shown = world.iris("logs", job, "0", "--grep", "step 1?5$", "-C", "1").stdout.splitlines()
+    steps = [line.removeprefix("task-0| ") for line in shown]
+    assert steps == ["step 4", "step 5", "step 6", "--", "step 14", "step 15", "step 16"]
+
+
+def test_grep_finds_last_words_of_lost_host(world: ControllerInProcess) -> None:
+    job = world.start("train", max_retries_preemption=1)
+    last = LastLines(job, 1, 1, world.node_id("v4-16-0", 1), 19, b"the disk is broken\n")
+    world._in_loop(world._controllers[-1]._logs.note, [last])
+    world.kill_host("v4-16-0", 1)
+    world.wait_for_attempt(job, 2)
+    done = world.iris("logs", job, "--grep", "broken", quotes=True)
+    assert done.stdout == "task-1.attempt-1| the disk is broken\n"
+    assert "its host is gone; these are the last lines" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--grep", "a(b"), "no regular expression"),
+        (("--grep", "a", "-f"), "without --follow"),
+        (("-C", "3"), "for --grep"),
+        (("--since", "1h"), "for --grep"),
+        (("--grep", "a", "--since", "soon"), "is no time"),
+        (("9", "--grep", "a"), "there is no task"),
+    ],
+)
+def test_grep_that_can_not_work_is_refused(world: ControllerInProcess, words: tuple[str, ...], said: str) -> None:
+    assert said in world.iris("logs", world.start("train"), *words, code=USAGE).stderr
 
 
 def test_logs_prints_last_lines(world: ControllerInProcess) -> None:
@@ -103,6 +153,24 @@ def test_lost_hosts_log_is_replaced_by_a_notice(world: ControllerInProcess) -> N
     world.wait_for_no_host("v4-16-0", 1)
     done = world.iris("logs", job, "1", "--attempt", "1")
     assert (done.stdout, "its host is gone" in done.stderr) == ("", True)
+
+
+def test_lost_hosts_log_is_read_from_the_archive(
+    world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "archive").mkdir()
+    monkeypatch.setenv(LOG_ARCHIVE.name, str(tmp_path / "archive"))
+    job = world.start("train")
+    world.prints(job, 1, "first\nlast words\n")
+    (task,) = (task for task in world.tasks_of(job) if task.info.task_index == 1)
+    copy(AttemptLog(logs_directory(task.host.directory), job, 1, 1), tmp_path / "archive")
+    world.kill_host("v4-16-0", 1)
+    world.wait_for_no_host("v4-16-0", 1)
+    done = world.iris("logs", job, "1", "--attempt", "1", "--tail", "1")
+    assert done.stdout == "last words\n"
+    assert "its host is gone; this is from the archive" in done.stderr
+    found = world.iris("logs", job, "1", "--grep", "words").stdout
+    assert found == "task-1| last words\n"
 
 
 def test_anybody_may_read_logs(world: ControllerInProcess) -> None:

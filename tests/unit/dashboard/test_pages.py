@@ -3,22 +3,20 @@
 import os
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from iris_ray.actors.controller import history_service
-from iris_ray.actors.pool import attempt, progress_watch
+from iris_ray.actors.pool import attempt
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile
+from iris_ray.history.rows import CurvePoint
 from iris_ray.model.capacity import CapacityReport, Lot, Trouble
 from iris_ray.model.options import PriorityBand
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served
 from tests.support.histories import a_month
 from tests.support.proofs import in_long
-from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -373,20 +371,12 @@ def test_history_shows_time_and_jobs_of_it(chromium: Browser, world: ControllerI
     chromium.see(story)
 
 
-def test_job_page_shows_curves(
-    chromium: Browser, world: ControllerInProcess, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_service, "SAMPLE_S", 1.0)
-    monkeypatch.setattr(progress_watch, "LOOK_S", 0.2)
-
-    def is_at(step: int) -> bool:
-        return world.status("train-llama").step == step
-
-    for step in (0, 100, 200, 300):
-        world.says("train-llama", step, f"loss={3 - step / 200:g}")
-        wait_until(partial(is_at, step))
-        time.sleep(1.1)  # the history has seconds
-        world.json("history")
+def test_job_page_shows_curves(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    assert world.history is not None
+    (job,) = world.json("history", "--name", "train-llama")
+    at = job["submitted_at"]
+    points = [CurvePoint("train-llama", at, at + 60 * n, 100 * n, {"loss": 3 - n / 2}) for n in range(4)]
+    HistoryFile(world.history / NAME, Bounds(400, 100)).write(points)
 
     def story(page: "Page") -> None:
         page.goto(f"{url}/#/jobs/train-llama")

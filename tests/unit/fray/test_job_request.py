@@ -46,6 +46,13 @@ def test_task_failures_are_those_of_frays_job(asked: dict[str, int]) -> None:
     assert fray_request(job(**asked)).spec.max_task_failures == asked.get("max_task_failures", 0)
 
 
+def test_timeout_is_the_longest_run() -> None:
+    if "timeout" not in {field.name for field in dataclasses.fields(types.JobRequest)}:
+        pytest.skip("this release of Fray has no such field")
+    assert fray_request(job(timeout=types.Duration.from_minutes(90))).spec.max_runtime == 5400.0
+    assert fray_request(job()).spec.max_runtime is None
+
+
 def test_job_without_retries_has_frays_budgets() -> None:
     spec = fray_request(job()).spec
     assert (spec.max_retries_failure, spec.max_retries_preemption) == (0, 100)

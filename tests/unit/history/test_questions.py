@@ -2,25 +2,14 @@
 
 import pytest
 
-from iris_ray.history.questions import (
-    LATEST_IDS,
-    Question,
-    Wanted,
-    events_question,
-    fleet_question,
-    job_questions,
-    jobs_question,
-    report_questions,
-    step_for,
-    users_question,
-)
+from iris_ray.history import questions
 from iris_ray.history.rows import EventRow, Sample, UserSample
 from iris_ray.model.options import PriorityBand
 from tests.support.histories import NOON, History, story
 from tests.support.worlds import S, World
 
 
-def asked(history: History, question: Question) -> list[dict[str, object]]:
+def asked(history: History, question: questions.Question) -> list[dict[str, object]]:
     return [dict(row) for row in history.ask(question.sql, **question.parameters).as_dicts()]
 
 
@@ -46,31 +35,31 @@ def told(history: History, world: World) -> History:
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        (Wanted(), ["eval-1", "train-1"]),
-        (Wanted(user="ann"), ["train-1"]),
-        (Wanted(state="running"), ["eval-1"]),
-        (Wanted(cause="crashed"), ["train-1"]),
-        (Wanted(cause="preempted"), []),
-        (Wanted(type="v4-16", name="ain"), ["train-1"]),
-        (Wanted(name="eval-1"), ["eval-1"]),
-        (Wanted(since=NOON + 10_800, until=NOON + 3601), ["eval-1", "train-1"]),
-        (Wanted(until=NOON + 1), ["train-1"]),
-        (Wanted(since=NOON + 10_801), []),
+        (questions.Wanted(), ["eval-1", "train-1"]),
+        (questions.Wanted(user="ann"), ["train-1"]),
+        (questions.Wanted(state="running"), ["eval-1"]),
+        (questions.Wanted(cause="crashed"), ["train-1"]),
+        (questions.Wanted(cause="preempted"), []),
+        (questions.Wanted(type="v4-16", name="ain"), ["train-1"]),
+        (questions.Wanted(name="eval-1"), ["eval-1"]),
+        (questions.Wanted(since=NOON + 10_800, until=NOON + 3601), ["eval-1", "train-1"]),
+        (questions.Wanted(until=NOON + 1), ["train-1"]),
+        (questions.Wanted(since=NOON + 10_801), []),
     ],
 )
-def test_jobs_are_found_newest_first(told: History, wanted: Wanted, found: list[str]) -> None:
-    assert [row["job_id"] for row in asked(told, jobs_question(wanted, NOON + 10_800, 50))] == found
+def test_jobs_are_found_newest_first(told: History, wanted: questions.Wanted, found: list[str]) -> None:
+    assert [row["job_id"] for row in asked(told, questions.jobs_question(wanted, NOON + 10_800, 50))] == found
 
 
 def test_chip_hours_of_jobs_are_those_of_attempts(told: History) -> None:
-    rows = asked(told, jobs_question(Wanted(), NOON + 10_800, 50))
+    rows = asked(told, questions.jobs_question(questions.Wanted(), NOON + 10_800, 50))
     assert [row["chip_hours"] for row in rows] == pytest.approx([16.0, 24.0])
-    hours_later = asked(told, jobs_question(Wanted(), NOON + 864_000, 1))
+    hours_later = asked(told, questions.jobs_question(questions.Wanted(), NOON + 864_000, 1))
     assert hours_later[0]["chip_hours"] == pytest.approx(24.0), "an hour more than it was seen"
 
 
 def test_all_of_one_job_is_found(told: History) -> None:
-    found = {name: asked(told, question) for name, question in job_questions("train-1").items()}
+    found = {name: asked(told, question) for name, question in questions.job_questions("train-1").items()}
     assert [row["state"] for row in found["job"]] == ["succeeded"]
     assert [(row["number"], row["cause"], row["host"]) for row in found["attempts"]] == [
         (1, "crashed", "a/1"),
@@ -79,14 +68,14 @@ def test_all_of_one_job_is_found(told: History) -> None:
     assert [row["seconds"] for row in found["time"]] == [10_800.0]
     assert [(row["cause"], row["failures"]) for row in found["losses"]] == [("crashed", 1)]
     assert [row["what"] for row in found["events"]] == ["crash: boom"]
-    assert asked(told, LATEST_IDS) == [{"job_id": "eval-1"}, {"job_id": "train-1"}]
-    assert [row["subject"] for row in asked(told, events_question(None, None))] == ["a/1"]
-    assert asked(told, events_question(NOON + 3601, None)) == []
+    assert asked(told, questions.LATEST_IDS) == [{"job_id": "eval-1"}, {"job_id": "train-1"}]
+    assert [row["subject"] for row in asked(told, questions.events_question(None, None))] == ["a/1"]
+    assert asked(told, questions.events_question(NOON + 3601, None)) == []
 
 
 def test_report_counts_the_part_of_a_month(told: History) -> None:
     since, until = NOON + 1800, NOON + 5400
-    held, kinds, lost = report_questions(since, until, "2026-11-01", "2026-12-01", "user", NOON + 10_800)
+    held, kinds, lost = questions.report_questions(since, until, "2026-11-01", "2026-12-01", "user", NOON + 10_800)
     assert asked(told, held) == [
         {"who": "ann", "jobs": 1, "chip_hours": 8.0},
         {"who": "bob", "jobs": 1, "chip_hours": 4.0},
@@ -96,7 +85,7 @@ def test_report_counts_the_part_of_a_month(told: History) -> None:
         ("bob", "unmeasured", 16.0),
     }
     assert [(row["who"], row["cause"], row["failures"]) for row in asked(told, lost)] == [("ann", "crashed", 1)]
-    _, kinds, lost = report_questions(since, until, "2026-12-01", "2027-01-01", "band", NOON)
+    _, kinds, lost = questions.report_questions(since, until, "2026-12-01", "2027-01-01", "band", NOON)
     assert (asked(told, kinds), asked(told, lost)) == ([], [])
 
 
@@ -106,17 +95,17 @@ def test_utilisation_is_mean_over_samples(history: History) -> None:
         return Sample(NOON + 60 * minute, {"v4-16": 16.0, "v4-32": 32.0}, users)
 
     history.file.write([taken(0, ann=8.0), taken(1, ann=16.0, bob=8.0), taken(2), taken(60, bob=4.0)])
-    fleet = asked(history, fleet_question(NOON, NOON + 7200, 3600))
+    fleet = asked(history, questions.fleet_question(NOON, NOON + 7200, 3600))
     assert fleet == [{"at": NOON, "chips": 48.0}, {"at": NOON + 3600, "chips": 48.0}]
-    assert asked(history, fleet_question(NOON, NOON + 3600, 3600, "v4-16")) == [{"at": NOON, "chips": 16.0}]
-    users = asked(history, users_question(NOON, NOON + 7200, 3600, "user"))
+    assert asked(history, questions.fleet_question(NOON, NOON + 3600, 3600, "v4-16")) == [{"at": NOON, "chips": 16.0}]
+    users = asked(history, questions.users_question(NOON, NOON + 7200, 3600, "user"))
     assert [(row["at"], row["who"], row["busy_chips"]) for row in users] == [
         (NOON, "ann", 8.0),
         (NOON, "bob", pytest.approx(8.0 / 3)),
         (NOON + 3600, "bob", 4.0),
     ]
     assert users[0]["waiting_jobs"] == pytest.approx(2 / 3)
-    bands = asked(history, users_question(NOON, NOON + 3600, 3600, "band", "v4-32"))
+    bands = asked(history, questions.users_question(NOON, NOON + 3600, 3600, "band", "v4-32"))
     assert bands == []
 
 
@@ -124,4 +113,4 @@ def test_utilisation_is_mean_over_samples(history: History) -> None:
     ("seconds", "step"), [(3600, 60), (86400, 1800), (7 * 86400, 3 * 3600), (90 * 86400, 2 * 86400)]
 )
 def test_steps_are_whole_minutes_or_hours(seconds: float, step: int) -> None:
-    assert step_for(seconds, 60) == step
+    assert questions.step_for(seconds, 60) == step

@@ -1,5 +1,8 @@
 """Statements on the history only read, and end in time."""
 
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,23 @@ def test_statement_that_writes_is_refused(filled: History, sql: str, doing: str)
 def test_statement_that_makes_no_sense_is_explained(filled: History, sql: str, why: str) -> None:
     with pytest.raises(InvalidQueryError, match=why):
         filled.ask(sql)
+
+
+def test_long_text_that_would_stop_the_clock_is_refused(filled: History) -> None:
+    with pytest.raises(InvalidQueryError, match="too big"):
+        filled.ask("SELECT instr(hex(zeroblob(1000000)), hex(zeroblob(500000)) || '1')")
+
+
+def test_change_that_was_broken_off_is_said(filled: History, tmp_path: Path) -> None:
+    path = tmp_path / "copy.sqlite"
+    with closing(sqlite3.connect(filled.file.path)) as db:
+        db.execute("PRAGMA cache_size = 1")
+        db.execute("BEGIN")
+        db.execute("UPDATE events SET what = hex(zeroblob(20000))")
+        for name in ("", "-journal"):
+            shutil.copy(f"{filled.file.path}{name}", f"{path}{name}")
+    with pytest.raises(HistoryUnavailableError, match="can't be read now"):
+        read_history(path, "SELECT count(*) FROM events")
 
 
 def test_endless_statement_is_ended(filled: History) -> None:

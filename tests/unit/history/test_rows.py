@@ -141,7 +141,7 @@ def test_stage_changes_when_a_job_starts_restarts_or_ends(world: World) -> None:
     [
         ("loss=2.31 lr=1e-05", {"loss": 2.31, "lr": 1e-5}),
         ("ETA 3 h, loss=-2, MFU=41 %", {"loss": -2.0, "MFU": 41.0}),
-        ("loss=nan step=1.2.3 a.b=1 x=1e", {}),
+        ("loss=nan step=1.2.3 a.b=1 x=1e y=1e999", {}),
         (None, {}),
     ],
 )

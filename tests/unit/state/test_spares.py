@@ -343,6 +343,16 @@ def test_spare_unknown_to_its_pool_is_given_back(world: World) -> None:
     assert world.busy() == before == {"a-0", "a-1"}
 
 
+def test_spare_that_is_dropped_while_it_ends_is_told(world: World) -> None:
+    """Its pool has not confirmed the end yet, and its hosts are free for others from now on."""
+    world.start(spares=1)
+    world.schedule()
+    held = spare(world)
+    (stop,) = world.lose(held.gang.tasks[0].node_id or "").stop
+    assert (stop.attempt.job_id, held.gang.pending) == (held.spec.job_id, True)
+    assert world.do(JobCancelledEvent("job", "enough")).dropped == [DropSpare(held.spec.job_id, "pool-a")]
+
+
 def test_waiting_spare_is_dropped_silently(world: World) -> None:
     world.start(spares=1)
     assert world.do(JobCancelledEvent("job", "enough")).dropped == []

@@ -5,6 +5,7 @@ The job's own actors may be gone, so the process that asks starts a reader. That
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import ray
@@ -13,10 +14,13 @@ from ray.actor import ActorHandle
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.log_files import AttemptLog, LogPiece, logs_directory
-from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
+from iris_ray.actors.host.output.log_search import FoundLines, LogSearch, search
+from iris_ray.actors.protocol.task_log import LogId, LogPosition, TaskLog
 
 READ_TIMEOUT_S = 20.0
 """A reader may take so long to start and to answer."""
+SEARCH_TIMEOUT_S = 120.0
+"""So long it may take to start and to search all logs of a job on its host, some 100 MB a second or more."""
 IDLE_S = 60.0
 """A reader that was not asked for so long is ended."""
 
@@ -40,13 +44,23 @@ class LogReader:
 
     def read(self, questions: Sequence[LogQuestion]) -> list[LogPiece | None]:
         """Return a piece of each attempt's output; None for an attempt without files here."""
-        return [self._piece(question) for question in questions]
+        return [piece_in(self._root, question) for question in questions]
 
-    def _piece(self, asked: LogQuestion) -> LogPiece | None:
-        log = AttemptLog(self._root, asked.job_id, asked.task_index, asked.attempt)
-        if asked.tail_lines is None:
-            return log.read(asked.offset, asked.limit)
-        return log.tail(asked.tail_lines, asked.limit)
+    def search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
+        """Return the lines that match of each attempt's output; None for an attempt without files here."""
+        found, left = list[FoundLines | None](), wanted.most_bytes
+        for one in ids:
+            found.append(search(AttemptLog(self._root, *one), wanted, left))
+            left = max(0, left - (found[-1].size if found[-1] is not None else 0))
+        return found
+
+
+def piece_in(root: Path, asked: LogQuestion) -> LogPiece | None:
+    """Return a piece of an attempt's output; None if a directory of logs has no files of it."""
+    log = AttemptLog(root, asked.job_id, asked.task_index, asked.attempt)
+    if asked.tail_lines is None:
+        return log.read(asked.offset, asked.limit)
+    return log.tail(asked.tail_lines, asked.limit)
 
 
 _LogReader = ray.remote(LogReader)

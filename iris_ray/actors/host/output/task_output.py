@@ -9,9 +9,11 @@ from pathlib import Path
 
 from iris_ray.actors.calls.ray_internals import label_output
 from iris_ray.actors.host.output.line_throttle import LineThrottle
+from iris_ray.actors.host.output.log_archive import LogCopier
 from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_directory, prune
 from iris_ray.actors.host.output.redirect import StartedTask
 from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.settings import LOG_ARCHIVE
 
 FLUSH_S = 0.5
 """After so many seconds without output, an unfinished line or a count of repeats is shown."""
@@ -29,7 +31,9 @@ class TaskOutput:
 
     def __init__(self, task: StartedTask, directory: Path, node_id: str, report: Callable[[LastLines], None]) -> None:
         self._logs = logs_directory(directory)
-        self._writer = LogWriter(AttemptLog(self._logs, task.job_id, task.task_index, task.attempt))
+        log, archive = AttemptLog(self._logs, task.job_id, task.task_index, task.attempt), LOG_ARCHIVE.read()
+        self._writer = LogWriter(log)
+        self._copier = None if archive is None else LogCopier(log, archive)
         self._throttle = LineThrottle.for_task_of(task.num_tasks, f"iris-ray logs {task.job_id} {task.task_index}")
         self._last_lines = LastLinesReport(task, node_id, report)
         self._label = task.label
@@ -74,6 +78,8 @@ class TaskOutput:
 
     def close(self) -> None:
         self._writer.close()
+        if self._copier is not None:
+            self._copier.close()
 
     def _show(self, lines: list[str]) -> None:
         if lines:

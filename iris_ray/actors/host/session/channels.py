@@ -35,6 +35,7 @@ class Channel:
 
     Attributes:
         task_ended: whether it is over, or about to be, because the task's attempt has ended.
+        is_closed: whether the person has closed it.
     """
 
     def __init__(self, sources: Sequence[int], into: int | None) -> None:
@@ -44,7 +45,7 @@ class Channel:
         self._last = Piece(0)
         self._written = 0
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
-        self.task_ended = False
+        self.task_ended = self.is_closed = False
         for descriptor in self._own:
             os.set_blocking(descriptor, False)
 

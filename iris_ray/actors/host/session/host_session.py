@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import itertools
 import os
+import subprocess
 from pathlib import Path
 
 import ray
@@ -89,11 +90,13 @@ class HostSession:
         if not words or any("\0" in word for word in words):
             raise CommandNotFoundError("a command needs a program, and no word of it can have a NUL character")
         environ, token = beside.for_commands(command.term), beside.environ.get(TOKEN_VARIABLE, "")
-        return self._added(
-            await asyncio.to_thread(
+        try:
+            started = await asyncio.to_thread(
                 Command.start, words, environ, beside.directory, token, command.size, command.takes_input
             )
-        )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SessionError(f"the task's host has no room for a command now: {error}") from None
+        return self._added(started)
 
     async def connect(self, port: int) -> int:
         self._asked()
@@ -102,9 +105,11 @@ class HostSession:
 
     async def read(self, channel: int, after: int) -> Piece:
         self._asked()
-        found = self._channels[channel]
+        if (found := self._channels.get(channel)) is None:  # it is over, and others have been opened since
+            return Piece(after + 1, over=True)
         piece = await found.read(after)
-        if piece.over and piece.exit_code in _AS_HOSTS_END_IT and isinstance(found, Command) and not piece.task_ended:
+        may_be_tasks_end = piece.exit_code in _AS_HOSTS_END_IT and not (found.is_closed or piece.task_ended)
+        if piece.over and may_be_tasks_end and isinstance(found, Command):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._task_ended.wait(), TOGETHER_S)
             return piece._replace(task_ended=self._task_ended.is_set())
@@ -112,7 +117,8 @@ class HostSession:
 
     async def write(self, channel: int, number: int, data: bytes) -> None:
         self._asked()
-        await self._channels[channel].write(number, data)
+        if (found := self._channels.get(channel)) is not None:  # else it is over
+            await found.write(number, data)
 
     async def resize(self, channel: int, size: Size) -> None:
         if isinstance(found := self._channels.get(channel), Command):
@@ -124,9 +130,12 @@ class HostSession:
 
     async def close(self, channel: int) -> None:
         found = self._channels.get(channel)
-        if isinstance(found, Command) and not found.over:
+        if found is None or found.over:
+            return
+        found.is_closed = True
+        if isinstance(found, Command):
             found.end()  # its reader hears how it ended
-        elif found is not None and not found.over:
+        else:
             self._background.start(found.drop(), "closing a connection")
 
     async def task_ended(self) -> bool:

@@ -110,7 +110,7 @@ def test_part_without_quota_is_told_of_the_team_above() -> None:
     tree = Teams([Team("research", quota(64)), Team("research/audio")])
     said = team_sentence(tree, usage(research__audio=16), "research/audio", KIND, 64, PriorityBand.BATCH)
     assert said == (
-        "its team research/audio has no quota of v4-32 chips and holds 16 of them; research, of which it is a part,"
+        "its team research/audio has no quota of v4-32 chips and holds 16 of them; the team above it, research,"
         " holds 16 of its 64 v4-32 chips"
     )
 
@@ -159,7 +159,7 @@ def test_jobs_without_team_hold_what_no_team_needs(world: World) -> None:
     assert without.chips == {"v4-16": TeamChips(0, 16, 0, 0, {PriorityBand.INTERACTIVE: 16})}
     assert research.chips == {"v4-16": TeamChips(8, 0, 0, 8, {})}
     assert about_team(world.state, waits) == (
-        "its team research/audio has no quota of v4-16 chips and holds 0 of them; research, of which it is a part,"
+        "its team research/audio has no quota of v4-16 chips and holds 0 of them; the team above it, research,"
         " holds 0 of its 8 v4-16 chips, and 8 are lent to jobs without a team until it needs them"
     )
 

@@ -17,7 +17,7 @@ import pytest
 
 from iris_ray.actors.host.session import channels, host_session, keeper
 from iris_ray.actors.host.session.channels import Command, Connection
-from iris_ray.actors.host.session.host_session import MOST_CHANNELS, HostSession
+from iris_ray.actors.host.session.host_session import MOST_CHANNELS, TOGETHER_S, HostSession
 from iris_ray.actors.host.session.surroundings import Surroundings
 from iris_ray.actors.protocol.session import CommandLine, Piece, Size
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
@@ -348,6 +348,36 @@ async def test_session_that_nobody_asks_ends_its_commands(task: psutil.Process, 
         while lives(left):
             await asyncio.sleep(0.05)
         with pytest.raises(SessionError, match="this session is over"):
+            await session.start(CommandLine(("true",)))
+
+
+async def test_closed_command_is_over_without_wait_for_task(task: psutil.Process) -> None:
+    async with session_beside(task) as session:
+        number = await session.start(CommandLine(("sleep", "60")))
+        await session.close(number)
+        piece = Piece(0)
+        async with asyncio.timeout(TOGETHER_S / 2):
+            while not piece.over:
+                piece = await session.read(number, piece.number)
+        assert not piece.task_ended
+
+
+async def test_calls_for_forgotten_channel_do_no_harm(task: psutil.Process, echo: int) -> None:
+    async with session_beside(task) as session:
+        number = await session.connect(echo)
+        await session.close(number)
+        while not session._channels[number].over:
+            await asyncio.sleep(0.01)
+        await session.connect(echo)
+        assert number not in session._channels
+        await session.write(number, 1, b"late")
+        assert (await session.read(number, 0)).over
+
+
+async def test_host_that_starts_no_process_says_so(task: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with session_beside(task) as session:
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        with pytest.raises(SessionError, match="no room for a command now"):
             await session.start(CommandLine(("true",)))
 
 

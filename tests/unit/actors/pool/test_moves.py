@@ -10,6 +10,7 @@ import pytest
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.errors import JobCancelledError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from tests.support import virtual_time
@@ -31,6 +32,31 @@ async def saves_when_told(task: Task) -> int:
     task.save()
     await asyncio.sleep(10_000.0)
     return 1
+
+
+async def returns_when_told(task: Task) -> int:
+    await task.told.wait()
+    return 7
+
+
+async def heeds_nothing(task: Task) -> None:
+    await asyncio.sleep(10_000.0)
+
+
+@played()
+@pytest.mark.parametrize(
+    ("work", "over_at"), [(saves_when_told, 51.0), (heeds_nothing, 101.0), (returns_when_told, None)]
+)
+async def test_job_ends_at_its_own_time_limit(cluster: VirtualCluster, work: Any, over_at: float | None) -> None:
+    results = cluster.run("job", (1,), work, max_retries_preemption=9, max_runtime=100.0)
+    if over_at is None:
+        assert await results == [7, 7]
+        return
+    with pytest.raises(JobCancelledError, match="its max_runtime of 100 s is"):
+        await results
+    assert abs(virtual_time.now() - over_at) < 5.0
+    assert await cluster.charged("job") == (0, 0)
+    assert (await cluster.status("job")).state is JobState.KILLED
 
 
 @played()

@@ -1,0 +1,75 @@
+"""How long a job may run by its own limit, ``max_runtime``."""
+
+import heapq
+import math
+
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.state.attempt_ends import AttemptEnds
+from iris_ray.state.instructions import Change
+from iris_ray.state.job_table import JobTable
+from iris_ray.state.spares import GangNotices
+
+RUNTIME_NOTICE_S = 60.0
+"""Seconds from the notice that a job's time is nearly up to its end; half the time of a job that has less than twice
+as much."""
+
+
+class RuntimeLimits:
+    """Ends jobs whose ``max_runtime`` is over. Their tasks have notice before."""
+
+    def __init__(self, table: JobTable, notices: GangNotices, ends: AttemptEnds) -> None:
+        self._table = table
+        self._notices = notices
+        self._ends = ends
+        self._due: list[tuple[float, str]] = []  # a heap: when which job is looked at
+
+    def began(self, job: Job) -> None:
+        """Note that a task of a job has run for the first time, or that such a job was restored."""
+        if ends_at(job) < math.inf and not job.state.finished:
+            heapq.heappush(self._due, (_notice_at(job), job.spec.job_id))
+
+    def placed(self, job: Job, gang: Gang, change: Change) -> None:
+        """Tell a gang that has just got hosts that the job's time is nearly up, if it is."""
+        if change.now >= _notice_at(job):
+            self._tell(job, gang, change)
+
+    def time_passed(self, change: Change) -> None:
+        """Give the notices that are due, and end the jobs whose time is up."""
+        while self._due and self._due[0][0] <= change.now:
+            _, job_id = heapq.heappop(self._due)
+            job = self._table.jobs.get(job_id)
+            if job is None or job.state.finished:
+                continue
+            if change.now >= ends_at(job):
+                self._ends.end_job(job, f"{_limit(job)} is over", change)
+                continue
+            for gang in job.gangs:
+                if gang.placed:
+                    self._tell(job, gang, change)
+            heapq.heappush(self._due, (ends_at(job), job_id))
+
+    def _tell(self, job: Job, gang: Gang, change: Change) -> None:
+        notice = Notice(NoticeKind.TIME_LIMIT, f"{_limit(job)} is nearly over", ends_at(job))
+        self._notices.tell(job, gang, notice, change)
+
+    def check(self) -> None:
+        """Raise AssertionError if this disagrees with the jobs. For tests."""
+        known = {job_id for _, job_id in self._due}
+        for job_id, job in self._table.jobs.items():
+            assert job.state.finished or ends_at(job) == math.inf or job_id in known, f"{job_id}: it has no end"
+
+
+def ends_at(job: Job) -> float:
+    """Return when a job's time is up; infinite if it has no limit or has not run; seconds."""
+    limit = job.spec.max_runtime
+    return math.inf if limit is None else job.began_at + limit
+
+
+def _notice_at(job: Job) -> float:
+    limit = job.spec.max_runtime
+    return math.inf if limit is None else ends_at(job) - min(RUNTIME_NOTICE_S, limit / 2)
+
+
+def _limit(job: Job) -> str:
+    return f"its max_runtime of {job.spec.max_runtime:g} s"
