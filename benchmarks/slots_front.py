@@ -1,6 +1,6 @@
-"""How long callers of the HTTP server for models wait while others attack it; about a minute. No Ray.
+"""How long callers of the HTTP server for models wait while others attack it; about two minutes.
 
-    python benchmarks/slots_front.py                 # --seconds 5: for each attack
+    python benchmarks/slots_front.py      # --seconds 3 --rounds 3: of each attack; medians of the rounds
 
 The server is a process of its own, with a model that answers at once, in five pieces. Ten callers ask it, 50 times a
 second together; attackers are a third process. The model stands aside: what slots cost is in slots_on_ray.py.
@@ -8,12 +8,13 @@ second together; attackers are a third process. The model stands aside: what slo
 
 import argparse
 import asyncio
+import gc
 import gzip
 import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +24,6 @@ from iris_ray.slots.front import ApiKey, HttpFront
 
 SECRET = "sk-" + "a" * 20
 CALLERS, EVERY_S = 10, 0.2
-Attack = Callable[[int], Awaitable[None]]
 
 
 class Client:
@@ -39,6 +39,8 @@ class Client:
 
 
 def serve(pipe: Any) -> None:
+    gc.collect()
+    gc.freeze()  # as `iris-ray serve`
     made: Any = Client()
     with HttpFront(made, keys=[ApiKey("alice", SECRET)]) as front:
         pipe.send(int(front.url.rsplit(":", 1)[1]))
@@ -69,23 +71,29 @@ def body(data: bytes, *more: str) -> bytes:
     return head(f"Content-Length: {len(data)}", *more) + data
 
 
-BOMB = gzip.compress(b'{"model": "m", "prompt": [' + b"[]," * (20 * 2**20) + b"[]]}")
-VALUES = b'{"model": "m", "prompt": "a", "x": [' + b"[]," * (2**17 - 10) + b"[]]}"
-ATTACKS: dict[str, tuple[bytes, float, float]] = {
-    "compressed bodies of 60 MiB": (body(BOMB, "Content-Encoding: gzip"), 5.0, 0.1),
-    "bodies of 131,000 lists": (body(VALUES), 30.0, 0.1),
-    "bodies of 3.9 MiB": (body(b'{"model": "m", "prompt": "' + b"a" * (39 * 2**17) + b'"}'), 5.0, 0.1),
-    "half-sent headers": (head()[:60], 60.0, 0.01),
-    "half-sent bodies": (head("Content-Length: 4000000") + b"{", 60.0, 0.01),
-    "unknown keys": (head("Content-Length: 2", secret="guess") + b"{}", 5.0, 0.02),
-    "callers who do not read": (body(b'{"model": "m", "prompt": "endless", "stream": true}'), 0.5, 0.1),
+def bomb() -> bytes:
+    return body(
+        gzip.compress(b'{"model": "m", "prompt": [' + b"[]," * (20 * 2**20) + b"[]]}"), "Content-Encoding: gzip"
+    )
+
+
+ATTACKS: dict[str, tuple[Callable[[], bytes], float, float]] = {
+    "compressed bodies of 60 MiB": (bomb, 5.0, 0.1),
+    "bodies of 131,000 lists": (lambda: body(b'{"model": "m", "prompt": [%b[]]}' % (b"[]," * 131_000)), 30.0, 0.1),
+    "bodies of 3.9 MiB": (lambda: body(b'{"model": "m", "prompt": "%b"}' % (b"a" * 31 * 2**17)), 5.0, 0.1),
+    "half-sent headers": (lambda: head()[:60], 60.0, 0.01),
+    "half-sent bodies": (lambda: head("Content-Length: 4000000") + b"{", 60.0, 0.01),
+    "unknown keys": (lambda: head("Content-Length: 2", secret="guess") + b"{}", 5.0, 0.02),
+    "callers who do not read": (lambda: body(b'{"model": "m", "prompt": "endless", "stream": true}'), 0.5, 0.1),
 }
 """What is sent over each connection, how long that stays open in seconds, and after how many seconds the next comes."""
 
 
-def attack(port: int, name: str) -> None:
+def attack(port: int, name: str, pipe: Any) -> None:
     async def forever() -> None:
-        data, stays_s, every_s = ATTACKS[name]
+        make, stays_s, every_s = ATTACKS[name]
+        data = make()
+        pipe.send(None)
         running = set[asyncio.Task[None]]()
         while True:
             task = asyncio.create_task(send(port, data, stays_s))
@@ -124,35 +132,45 @@ async def measure(port: int, seconds: float) -> tuple[list[float], int]:
     return took, failed
 
 
-def row(name: str, took: list[float], failed: int, quiet: float) -> float:
-    hundredths = statistics.quantiles(took, n=100)
-    p50, p99 = 1000 * hundredths[49], 1000 * hundredths[98]
-    ratio = f"{p99 / quiet:5.1f} ×" if quiet else "       "
-    print(f"{name:32}{p50:9.1f}{p99:9.1f}  {ratio}{len(took):8}{failed:7}", flush=True)
-    return p99
+def hundredths(took: list[float]) -> tuple[float, float]:
+    """Return the median and the 99th of a hundred, in ms."""
+    found = statistics.quantiles(took, n=100)
+    return 1000 * found[49], 1000 * found[98]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0)
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
-    server = spawn.Process(target=serve, args=(there,))
+    to_server, of_server = spawn.Pipe()
+    server = spawn.Process(target=serve, args=(of_server,))
     server.start()
-    port = here.recv()
+    port = to_server.recv()
     asyncio.run(measure(port, 1.0))
-    print(f"{'attack':32}{'p50 ms':>9}{'p99 ms':>9}{'':>9}{'asked':>8}{'failed':>7}")
-    for name in ATTACKS:  # a quiet time before each, because the machine changes
-        quiet = row("none", *asyncio.run(measure(port, seconds)), 0.0)
-        attacker = spawn.Process(target=attack, args=(port, name))
-        attacker.start()
-        time.sleep(1.5)
-        row(name, *asyncio.run(measure(port, seconds)), quiet)
-        attacker.kill()
-        attacker.join()
-        time.sleep(1.0)
-    here.send(None)
+    print(f"{'':30}{'quiet p50':>10}{'p99':>7}{'attacked p50':>15}{'p99':>7} ms{'ratio':>8}{'failed':>8}")
+    for name in ATTACKS:
+        quiet, attacked, failures = list[tuple[float, float]](), list[tuple[float, float]](), 0
+        for _ in range(arguments.rounds):  # in turn, because the machine changes
+            quiet.append(hundredths(asyncio.run(measure(port, arguments.seconds))[0]))
+            attacker = spawn.Process(target=attack, args=(port, name, there))
+            attacker.start()
+            here.recv()
+            time.sleep(0.5)
+            took, failed = asyncio.run(measure(port, arguments.seconds))
+            attacked.append(hundredths(took))
+            failures += failed
+            attacker.kill()
+            attacker.join()
+            time.sleep(1.0)
+        p50, p99, under50, under99 = (
+            statistics.median(each) for each in (*zip(*quiet, strict=True), *zip(*attacked, strict=True))
+        )
+        ratio = f"{under99 / p99:.1f} ×"
+        print(f"{name:30}{p50:10.1f}{p99:7.1f}{under50:15.1f}{under99:7.1f}{ratio:>11}{failures:8}", flush=True)
+    to_server.send(None)
     server.join()
 
 

@@ -41,7 +41,7 @@ class ServedModel:
 
     name: str
     model: ServedCommand | str
-    memory: Mapping[int, int] | None
+    memory: Mapping[int, int | Sequence[int]] | None
     arguments: Mapping[str, Any]
     replicas: int
     prewarm: bool
@@ -66,7 +66,7 @@ class ServedModel:
             return "its class knows its memory"
         kinds = {each.kind for each in hosts}
         kind = self.spec.get("kind", kinds.pop() if len(kinds) == 1 else DeviceKind.GPU)
-        for count, needed in sorted(self.memory.items()):
+        for count, needed in ModelSpec(self.name, self.memory).memory.items():
             for each in hosts:
                 devices = each.runner.devices
                 if each.kind is kind and len(devices) >= count and devices[0].memory >= needed:
@@ -252,11 +252,14 @@ def _key(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> Api
         return ApiKey(name, secret, **limits)
 
 
-def _memory(given: Any) -> dict[int, int]:
+def _memory(given: Any) -> dict[int, int | Sequence[int]]:
     by_number = given if isinstance(given, dict) else {"1": given}
     if not all(each.isdecimal() for each in by_number):
         raise InvalidSlotError(f"memory_gb is {given}; give gigabytes by the number of devices, such as {{ 1 = 16 }}")
-    return {int(number): _bytes(each) for number, each in by_number.items()}
+    return {
+        int(number): [_bytes(size) for size in each] if isinstance(each, list) else _bytes(each)
+        for number, each in by_number.items()
+    }
 
 
 def _bytes(gigabytes: Any) -> int:

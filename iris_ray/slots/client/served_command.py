@@ -61,7 +61,7 @@ class ServedCommand:
 
     command: str | Sequence[str]
     health: str = "/health"
-    memory: Mapping[int, int] | None = None
+    memory: Mapping[int, int | Sequence[int]] | None = None
     load_s: float = 600.0
     environment: Mapping[str, str] = field(default_factory=dict)
 

@@ -95,7 +95,7 @@ class SlotClient:
         model: "type | ServedCommand",
         name: str | None = None,
         *,
-        memory: Mapping[int, int] | None = None,
+        memory: Mapping[int, int | Sequence[int]] | None = None,
         arguments: Mapping[str, Any] | None = None,
         replicas: int = 0,
         prewarm: bool = False,
@@ -112,7 +112,7 @@ class SlotClient:
                 ends if ``health()``, which is called every ten seconds, raises or returns False three times in a row.
             name: the model's name in requests; None: the class's name. A class may have several names, such as one for
                 each adapter.
-            memory: bytes on each device, by the number of devices. None: the result of the class's
+            memory: bytes on each device, by the number of devices; see `ModelSpec`. None: the result of the class's
                 ``memory_estimate``, called with ``arguments``.
             arguments: the arguments of the class, by name.
             replicas: slots to keep even without requests.
@@ -302,11 +302,11 @@ def _pickled(model: type, keywords: Mapping[str, Any]) -> bytes:
     return pickled
 
 
-def _estimated(model: type, keywords: Mapping[str, Any]) -> Mapping[int, int]:
+def _estimated(model: type, keywords: Mapping[str, Any]) -> Mapping[int, int | Sequence[int]]:
     if not hasattr(model, "memory_estimate"):
         raise InvalidSlotError(
             f"the memory of {model.__name__} is not known; give memory={{1: bytes}}, or the class a static "
             f"memory_estimate() that returns that"
         )
-    found: Mapping[int, int] = model.memory_estimate(**keywords)
+    found: Mapping[int, int | Sequence[int]] = model.memory_estimate(**keywords)
     return found

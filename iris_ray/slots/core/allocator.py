@@ -317,8 +317,8 @@ def why_never(runners: Sequence[Runner], spec: ModelSpec) -> str:
 
 
 def _allocation(runner: Runner, devices: DeviceSet, spec: ModelSpec) -> Allocation:
-    need = spec.memory[len(devices)]
-    return Allocation(runner.runner_id, devices, tuple([runner.devices[device].charge(need) for device in devices]))
+    sizes = zip(devices, spec.sizes_on(len(devices)), strict=True)
+    return Allocation(runner.runner_id, devices, tuple([runner.devices[device].charge(size) for device, size in sizes]))
 
 
 def _suits(runner: Runner, spec: ModelSpec) -> bool:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from itertools import chain
+from typing import Any, Final, NamedTuple
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import is_name, is_plain_int, is_positive_seconds, is_timeout, require
@@ -39,8 +40,9 @@ class ModelSpec:
 
     Args:
         name: the model's name, which requests give.
-        memory: bytes on each device, by the number of devices that share the model: ``{1: 16 * GB, 2: 9 * GB}``. If
-            the devices need different amounts, give the largest. A number of devices that is missing is never tried.
+        memory: bytes on each device, by the number of devices that share the model: ``{1: 16 * GB, 2: 9 * GB}``; or
+            bytes of each, in the order of the devices: ``{2: (12 * GB, 6 * GB)}``. A slot goes where each device has
+            room for the largest, and takes what it needs. A number of devices that is missing is never tried.
         kind: the kind of device that it runs on.
         runtime: the program that runs it, such as "vllm"; sets the default of ``concurrency``.
         lora: the directory of an adapter, or "".
@@ -49,18 +51,23 @@ class ModelSpec:
         constraints: what its runners' attributes must satisfy.
         load_s: seconds for which it may load before the load counts as failed; None: `ServingPolicy.load_s`.
 
+    Attributes:
+        memory: the largest number of bytes on a device, by the number of devices.
+        sizes: the bytes of each device, by the number of devices, where they differ.
+
     Raises:
         InvalidSlotError: a value can't work; the message names it.
     """
 
     name: str
-    memory: Mapping[int, int] = field(hash=False)
+    memory: Mapping[int, Any] = field(hash=False)
     kind: DeviceKind = DeviceKind.GPU
     runtime: str = "actor"
     lora: str = ""
     concurrency: int | None = None
     constraints: tuple[Constraint, ...] = ()
     load_s: float | None = field(default=None, compare=False)
+    sizes: Mapping[int, tuple[int, ...]] = field(init=False, hash=False)
     identity: SlotIdentity = field(init=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
 
@@ -69,9 +76,15 @@ class ModelSpec:
         self._require(isinstance(self.memory, Mapping), "memory", "bytes by number of devices")
         if not self.memory:
             raise InvalidSlotError(f"model {self.name} has no memory; give bytes for each device, such as {{1: 10**9}}")
-        for number in (*self.memory.keys(), *self.memory.values(), self.requests_at_a_time):
+        several = {degree: tuple(each) for degree, each in self.memory.items() if isinstance(each, (list, tuple))}
+        single = [each for degree, each in self.memory.items() if degree not in several]
+        for number in (*self.memory.keys(), *single, *chain(*several.values()), self.requests_at_a_time):
             if not is_plain_int(number, 1):
                 raise InvalidSlotError(f"model {self.name}: {number!r} is no int of 1 or more (memory, concurrency)")
+        if wrong := [degree for degree, each in several.items() if len(each) != degree]:
+            raise InvalidSlotError(f"model {self.name}: memory[{wrong[0]}] has other than {wrong[0]} sizes; give each")
+        memory = {**self.memory, **{degree: max(each) for degree, each in several.items()}}
+        object.__setattr__(self, "sizes", several)
         for name in ("runtime", "lora"):
             self._require(isinstance(getattr(self, name), str), name, "a str")
         self._require(isinstance(self.kind, DeviceKind), "kind", "a DeviceKind")
@@ -79,12 +92,16 @@ class ModelSpec:
         constraints = self.constraints if isinstance(self.constraints, (list, tuple)) else (self.constraints,)
         self._require(all(isinstance(each, Constraint) for each in constraints), "constraints", "a list of Constraint")
         object.__setattr__(self, "constraints", tuple(constraints))
-        object.__setattr__(self, "memory", dict(sorted(self.memory.items())))
+        object.__setattr__(self, "memory", dict(sorted(memory.items())))
         object.__setattr__(self, "identity", SlotIdentity(self.name, self.runtime, self.lora))
         object.__setattr__(self, "shape", Shape(self.kind, self.constraints, tuple(self.memory.items())))
 
     def _require(self, holds: bool, name: str, wanted: str) -> None:
         require(holds, f"model {self.name}: {name}", getattr(self, name), wanted, InvalidSlotError)
+
+    def sizes_on(self, degree: int) -> tuple[int, ...]:
+        """Return the bytes of each of so many devices, in their order."""
+        return self.sizes.get(degree) or (self.memory[degree],) * degree
 
     @property
     def requests_at_a_time(self) -> int:

@@ -10,7 +10,7 @@ from iris_ray.slots.actors.slot_processes import status_of
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.core import events as ev
 from tests.support.slot_world import SlotWorld
-from tests.support.slots import gpus, model
+from tests.support.slots import GB, gpus, model
 
 A = model("a", 50)
 
@@ -68,3 +68,14 @@ def test_adapter_is_listed_under_requested_name(world: SlotWorld, iris) -> None:
     (row,) = status_of(world.reconciler, {}, world.now).models
     assert row.model == "llama+legal"
     assert iris("why", "llama+legal") == "llama+legal: nothing waits for it\n"
+
+
+def test_runners_show_what_is_free_on_each_device(world: SlotWorld, iris) -> None:
+    world.join(gpus("two", 2))
+    world.hear(ev.ModelRegistered(model("wide", memory={2: (60 * GB, 20 * GB)}), replicas=1))
+    world.settle()
+    assert [line.split() for line in iris("runners").splitlines()[1:]] == [
+        ["one", "80,000", "0"],
+        ["two", "20,000,60,000", "1", "wide"],
+    ]
+    assert '"free": [' in iris("runners", "--json")

@@ -70,3 +70,16 @@ def test_impossible_policy_is_refused(wrong: dict[str, Any], said: str) -> None:
 def test_impossible_placement_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSlotError, match=said):
         PlacementPolicy(**wrong)
+
+
+def test_sizes_that_differ_are_kept_beside_the_largest() -> None:
+    spec = ModelSpec("m", {1: 9, 2: (6, 4)})
+    assert (spec.memory, spec.sizes_on(1), spec.sizes_on(2)) == ({1: 9, 2: 6}, (9,), (6, 4))
+    assert spec != ModelSpec("m", {1: 9, 2: 6})
+    assert hash(spec) == hash(ModelSpec("m", {1: 9, 2: [6, 4]}))
+
+
+@pytest.mark.parametrize("sizes", [(6,), (6, 4, 2), (6, 0), (6, "4"), ()])
+def test_wrong_sizes_of_devices_are_refused(sizes: Any) -> None:
+    with pytest.raises(InvalidSlotError, match="model m"):
+        ModelSpec("m", {2: sizes})
