@@ -22,6 +22,7 @@ from .model.notices import NoticeKind
 from .model.options import PriorityBand
 from .model.outcomes import RunErrorKind, TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
 from .model.requirement import ResourceSpec, tpu_device
+from .model.secret import Secret
 from .model.topology import TPUConfig, get_tpu_config
 from .slots.actors.messages import SlotHosts
 from .slots.actors.model_call import SlotRequest, slot_request
@@ -56,6 +57,7 @@ __all__ = [
     "RayJobs",
     "ResourceSpec",
     "RunErrorKind",
+    "Secret",
     "ServingPolicy",
     "Session",
     "SlotClient",
