@@ -26,6 +26,8 @@ class _Allowance:
         started: ids of the jobs that the plan has given their first hosts.
         kept_for: the job that has waited too long for enough chips within the limit; later jobs get none.
         promised: job id → chips of the hosts that others leave to the job.
+        expected: job id → chips of other hosts that are promised to the job. Nobody leaves for jobs after that one
+            which could then not run beside it.
     """
 
     most_chips: float
@@ -35,19 +37,22 @@ class _Allowance:
     started: set[str] = field(default_factory=set)
     kept_for: str | None = None
     promised: dict[str, float] = field(default_factory=dict)
+    expected: dict[str, float] = field(default_factory=dict)
 
     def is_new(self, job: Job) -> bool:
         """Return whether a job will count as one more running job once it has hosts."""
         job_id = job.spec.job_id
         return job.spec.spare_for is None and job_id not in self.running and job_id not in self.started
 
-    def chips_beside(self, job: Job) -> float:
-        """Return how many chips the user holds, with those that the user's other jobs are about to take."""
-        return self.chips + sum(more for job_id, more in self.promised.items() if job_id != job.spec.job_id)
+    def chips_beside(self, job: Job, expected: bool = False) -> float:
+        """Return how many chips the user holds, with those that the user's other jobs are about to take, or expect."""
+        promised = self.promised | self.expected if expected else self.promised
+        return self.chips + sum(more for job_id, more in promised.items() if job_id != job.spec.job_id)
 
-    def jobs_beside(self, job: Job) -> int:
-        """Return how many of the user's jobs have hosts, with the other jobs that are about to take some."""
-        others = self.promised.keys() - {job.spec.job_id} - self.started
+    def jobs_beside(self, job: Job, expected: bool = False) -> int:
+        """Return how many of the user's jobs have hosts, with those that are about to take some, or expect some."""
+        promised = self.promised.keys() | self.expected.keys() if expected else self.promised.keys()
+        others = promised - {job.spec.job_id} - self.started
         return len(self.running) + len(self.started) + sum(job_id not in self.running for job_id in others)
 
 
@@ -159,7 +164,7 @@ class Allowances:
                 mine.started.add(job.spec.job_id)
 
     def may_take(self, job: Job, chips: float, given_back: float = 0.0) -> bool:
-        """Return whether a job may get so many chips, beside those that its user's other jobs are about to take.
+        """Return whether others may leave so many chips to a job, beside what its user's other jobs take or expect.
 
         Args:
             job: the job.
@@ -171,9 +176,9 @@ class Allowances:
             return False
         if mine is None:
             return True
-        if mine.is_new(job) and mine.jobs_beside(job) >= mine.most_jobs:
+        if mine.is_new(job) and mine.jobs_beside(job, expected=True) >= mine.most_jobs:
             return False
-        return not chips or rounded(mine.chips_beside(job) - given_back + chips) <= mine.most_chips
+        return not chips or rounded(mine.chips_beside(job, expected=True) - given_back + chips) <= mine.most_chips
 
     def may_take_once_freed(self, job: Job, reached: ReachedLimit, chips: float) -> bool:
         """Return whether a job is within a limit once those have left that leave so many of its chips to the job."""
@@ -196,12 +201,20 @@ class Allowances:
         self.teams.promised(job, chips)
         if (mine := self._allowance(job)) is not None:
             mine.promised[job.spec.job_id] = chips
+            mine.expected.pop(job.spec.job_id, None)
+
+    def expects(self, job: Job, chips: float) -> None:
+        """Note the chips of hosts that are promised to a job for which nobody leaves."""
+        self.teams.promised(job, chips)
+        if (mine := self._allowance(job)) is not None:
+            mine.expected[job.spec.job_id] = chips
 
     def released(self, job: Job) -> None:
         """Count nothing any more that was promised to a job."""
         self.teams.promised(job, 0.0)
         if (mine := self._allowance(job)) is not None:
             mine.promised.pop(job.spec.job_id, None)
+            mine.expected.pop(job.spec.job_id, None)
 
     def given_back(self, job: Job, chips: float) -> None:
         """Count chips no more that spares of a job's user give back."""

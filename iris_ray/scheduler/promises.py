@@ -282,7 +282,7 @@ class Promises:
         elif promise.is_firm:
             self._allowances.promised(job, chips)
         else:
-            self._allowances.teams.promised(job, chips)
+            self._allowances.expects(job, chips)
 
     def _chips(self, job: Job, node_ids: Iterable[str]) -> float:
         """Return how many chips a job takes of its promised hosts."""

@@ -474,7 +474,7 @@ class Rules:
             more: how many chips.
             leave: attempts that do not count, beside those that were asked to leave.
             besides: ids of jobs whose promises do not count.
-            now: whether those count, too, that were asked to leave and have not left yet.
+            now: whether those count, too, that were asked to leave, or have ended, and have not left yet.
         """
         chips, jobs = self._held(job, leave, besides, now)
         most_chips, most_jobs = self._limits(job)
@@ -498,7 +498,7 @@ class Rules:
                 if _account(other) != account or attempt in leave or (attempt in self.ledger.asked and not now):
                     continue
                 is_own = other is job and job.spec.coscheduling and attempt.gang in job.pending
-                if is_own and attempt in self.ledger.ended:
+                if is_own and attempt in self.ledger.ended and not now:
                     continue
                 chips += accelerators(held)
                 if other.spec.spare_for is None and not other.state.finished:
@@ -520,7 +520,7 @@ class Rules:
             and _account(one) == _account(job)
             and not comes_last(one)
             and any(one.gangs[position].waiting_since <= late for position in one.pending)
-            and self._held(one)[0] + _least_chips(one) > most >= _least_chips(one)
+            and self._held(one, now=True)[0] + _least_chips(one) > most >= _least_chips(one)
             for one in self._state.pending()
         )
 
@@ -557,6 +557,8 @@ class Rules:
             if is_higher and self._is_returning(one) and not self._pauses(one):
                 return "higher band"
         other = self.ledger.promised.get(job_id)
+        if other is not None and {*promised.node_ids} <= {*other.node_ids}:
+            return "promised again"  # after a higher band found other room
         if other is not None and (not promised.is_firm if other.is_firm else not any(self._ways(other))):
             return "other room"  # free, or others leave it
         for node_id in promised.node_ids:
