@@ -12,6 +12,7 @@ from .client.run_on_pod import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
+from .client.secret import Secret
 from .errors import IrisError
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
 from .model.job_info import JobInfo
@@ -22,7 +23,6 @@ from .model.notices import NoticeKind
 from .model.options import PriorityBand
 from .model.outcomes import RunErrorKind, TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
 from .model.requirement import ResourceSpec, tpu_device
-from .model.secret import Secret
 from .model.topology import TPUConfig, get_tpu_config
 from .slots.actors.messages import SlotHosts
 from .slots.actors.model_call import SlotRequest, slot_request

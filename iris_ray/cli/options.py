@@ -13,6 +13,7 @@ import click
 
 from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
+from iris_ray.client.secret import Secret
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import (
@@ -27,7 +28,6 @@ from iris_ray.model.options import (
     Whole,
     options_of,
 )
-from iris_ray.model.secret import Secret
 
 
 def json_option(command: Command) -> Command:

@@ -16,7 +16,7 @@ from iris_ray.client.user_function import name_of, pickle_function, require_no_a
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
 from iris_ray.model.options import OPTIONS, JobOptions, Seconds
-from iris_ray.model.secret import Secret
+from iris_ray.model.secret import SecretValue
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEAM, TEST_HOST_SILENCE_S
 
@@ -66,7 +66,7 @@ def make_request(
     require_no_arguments(function, own_name)
     env = asked.env | plain_variables(options["env"] or {})
     require_env_travels(env)
-    secrets = dict(options["secrets"] or {})
+    secrets = {name: SecretValue(one.value, one.as_file) for name, one in (options["secrets"] or {}).items()}
     # Without TPU a task must not have JAX imported before it is told to keep off its host's chips.
     preload = tuple(options["preload"]) if placement.device else ()
     _require_secret(secrets, env, preload)
@@ -82,7 +82,7 @@ def make_request(
     )
 
 
-def _require_secret(secrets: Mapping[str, Secret], env: Mapping[str, str], preload: Sequence[str]) -> None:
+def _require_secret(secrets: Mapping[str, SecretValue], env: Mapping[str, str], preload: Sequence[str]) -> None:
     """Refuse secrets that would not stay secret, or would not be what the tasks see."""
     for name in split_by_start(dict.fromkeys(secrets, ""), preload)[0]:
         raise InvalidRequestError(

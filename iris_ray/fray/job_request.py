@@ -15,6 +15,7 @@ from ray import cloudpickle
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.job_request import make_request
 from iris_ray.client.placement import Placement, placement_of
+from iris_ray.client.secret import Secret
 from iris_ray.client.user_function import name_of, pickle_function
 from iris_ray.errors import InvalidFunctionError, InvalidJobError, InvalidRequestError, UnsupportedOptionError
 from iris_ray.fray.current import as_current_client
@@ -22,7 +23,6 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
-from iris_ray.model.secret import Secret
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU_TOPOLOGY
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, Protocol, TypedDict, get_type
 
 from iris_ray.model.checks import is_int, is_job_id, is_number, is_variables, shown
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
-from iris_ray.model.secret import Secret
+from iris_ray.model.secret import SecretValue
 from iris_ray.model.tpu_processes import PROCESS_COUNTS
 
 
@@ -203,7 +203,7 @@ class Secrets:
     def problem(self, value: object) -> str | None:
         if value is None:
             return None
-        if isinstance(value, Mapping) and all(isinstance(secret, Secret) for secret in value.values()):
+        if isinstance(value, Mapping) and all(isinstance(secret, SecretValue) for secret in value.values()):
             wrong = [name for name in value if not (isinstance(name, str) and name.isidentifier())]
             return f"has {shown(wrong[0])}, which is no name of a variable" if wrong else None
         return 'must be a mapping of names to secrets, such as {"WANDB_API_KEY": Secret.from_file("~/.wandb-key")}'
@@ -421,7 +421,7 @@ class GangOptions(ContainerOptions, total=False):
     ]
 
     secrets: Annotated[
-        Mapping[str, Secret] | None,
+        Mapping[str, SecretValue] | None,
         Option(
             default=None,
             check=Secrets(),

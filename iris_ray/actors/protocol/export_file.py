@@ -19,7 +19,7 @@ from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.secret import Secret
+from iris_ray.model.secret import SecretValue
 
 FORMAT = 1
 HEADER = "iris_ray export"
@@ -118,7 +118,7 @@ def run_of(spec: JobSpec, line: Line) -> RunRequest:
     given = {name: line[name] for name in _RUN if name in line}
     env = dict(line.get("env") or {})
     secrets = {
-        name: Secret(env.pop(name), as_file) for name, as_file in line.get("kept_back", {}).items() if name in env
+        name: SecretValue(env.pop(name), as_file) for name, as_file in line.get("kept_back", {}).items() if name in env
     }
     return RunRequest(spec, function, env, process, **{"keep_warm": 0.0, **given}, secrets=secrets)
 

@@ -16,7 +16,7 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import default_of
 from iris_ray.model.plain_values import Words
-from iris_ray.model.secret import Secret
+from iris_ray.model.secret import SecretValue
 from iris_ray.model.stall_limit import Rhythm
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import TPU
@@ -73,7 +73,7 @@ class RunRequest:
     exit_grace: float = default_of("exit_grace")
     standbys: int | None = None
     files_token: str = field(default_factory=lambda: token_hex(16), repr=False, compare=False)
-    secrets: Mapping[str, Secret] = field(default_factory=dict, repr=False)
+    secrets: Mapping[str, SecretValue] = field(default_factory=dict, repr=False)
 
 
 def with_stored_function(request: RunRequest) -> RunRequest:
