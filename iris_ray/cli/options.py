@@ -197,7 +197,7 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
             bands = click.Choice([band.name.lower() for band in PriorityBand])
             how, default = {"type": bands, "callback": priority_band}, default.name.lower()
         case Secrets():
-            how, default = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE]"}, ()
+            how = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE]"}
         case ListOf(kind) if kind is Constraint:
             how = {"multiple": True, "callback": conditions, "metavar": "CONDITION"}
         case ListOf():
