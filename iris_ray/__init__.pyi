@@ -13,6 +13,7 @@ from .client.run_on_pod import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
+from .client.secret import Secret
 from .errors import IrisError
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
 from .model.job_info import JobInfo
@@ -57,6 +58,7 @@ __all__ = [
     "RayJobs",
     "ResourceSpec",
     "RunErrorKind",
+    "Secret",
     "ServingPolicy",
     "Session",
     "SlotClient",

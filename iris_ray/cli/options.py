@@ -13,9 +13,21 @@ import click
 
 from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
+from iris_ray.client.secret import Secret
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.options import Band, ListOf, OneOf, OneWordOf, Option, PriorityBand, Seconds, Whole, options_of
+from iris_ray.model.options import (
+    Band,
+    ListOf,
+    OneOf,
+    OneWordOf,
+    Option,
+    PriorityBand,
+    Seconds,
+    Secrets,
+    Whole,
+    options_of,
+)
 
 
 def json_option(command: Command) -> Command:
@@ -111,6 +123,12 @@ def environment_variables(_: click.Context, __: click.Parameter, values: Sequenc
     return found
 
 
+def secrets(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, Secret]:
+    """Return the secrets given as ``NAME=FILE``, or as ``NAME`` for the value of that variable here."""
+    pairs = (item.partition("=") for item in values)
+    return {name: Secret.from_file(path) if equals else Secret.from_env(name) for name, equals, path in pairs}
+
+
 def conditions(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[Constraint, ...]:
     return tuple(map(Constraint.parse, values))
 
@@ -177,6 +195,8 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
         case Band():
             bands = click.Choice([band.name.lower() for band in PriorityBand])
             how, default = {"type": bands, "callback": priority_band}, default.name.lower()
+        case Secrets():
+            how = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE]"}
         case ListOf(kind) if kind is Constraint:
             how = {"multiple": True, "callback": conditions, "metavar": "CONDITION"}
         case ListOf():

@@ -97,6 +97,11 @@ def submit(
             "--json and --follow would mix JSON and the tasks' output on stdout; leave out --follow, and follow the id"
             " that is printed: iris-ray logs -f ID, or iris-ray job status ID --json"
         )
+    if flags.options["secrets"] and (ray_job or dashboard_address() is not None):
+        raise InvalidRequestError(
+            "--secret does not go through Ray's job API, which keeps and shows what it is given; submit on a node of"
+            " the cluster, or read the secret there from your cloud's store"
+        )
     sending = Sending(Path(flags.working_dir or "."), excludes, flags.env, env_file, run_id)
     if ray_job:
         submit_ray_job(target, arguments, sending, follow, as_json)

@@ -2,7 +2,7 @@
 
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Unpack
 
@@ -16,6 +16,7 @@ from iris_ray.client.user_function import name_of, pickle_function, require_no_a
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
 from iris_ray.model.options import OPTIONS, JobOptions, Seconds
+from iris_ray.model.secret import SecretValue
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEAM, TEST_HOST_SILENCE_S
 
@@ -65,8 +66,10 @@ def make_request(
     require_no_arguments(function, own_name)
     env = asked.env | plain_variables(options["env"] or {})
     require_env_travels(env)
+    secrets = {name: SecretValue(one.value, one.as_file) for name, one in (options["secrets"] or {}).items()}
     # Without TPU a task must not have JAX imported before it is told to keep off its host's chips.
     preload = tuple(options["preload"]) if placement.device else ()
+    _require_secret(secrets, env, preload)
     at_start, at_run = split_by_start(env, preload)
     runtime_env = asked.runtime_env | ({"env_vars": at_start} if at_start else {})
     return RunRequest(
@@ -74,13 +77,25 @@ def make_request(
         pickled_function=pickle_function(function, own_name),
         env=at_run,
         process=ProcessSpec(runtime_env, preload, spec.processes_per_host),
+        secrets=secrets,
         **_options_that_travel(options),
     )
 
 
+def _require_secret(secrets: Mapping[str, SecretValue], env: Mapping[str, str], preload: Sequence[str]) -> None:
+    """Refuse secrets that would not stay secret, or would not be what the tasks see."""
+    for name in split_by_start(dict.fromkeys(secrets, ""), preload)[0]:
+        raise InvalidRequestError(
+            f"secrets has {name}, which acts when a process starts; such variables travel as Ray's runtime_env, and"
+            " Ray's own logs show those, so it can't be secret: give it another name, or set it in the function"
+        )
+    for name in secrets.keys() & env.keys():
+        raise InvalidRequestError(f"{name} is in secrets and among the other variables; give it once")
+
+
 def _options_that_travel(options: JobOptions) -> dict[str, Any]:
     """Return the options that are fields of a `RunRequest`, seconds as float."""
-    asked: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS - {"env"}}
+    asked: dict[str, Any] = {name: value for name, value in options.items() if name in _FIELDS - {"env", "secrets"}}
     if asked["host_silence"] is None:
         asked["host_silence"] = os.environ.get(TEST_HOST_SILENCE_S, HOST_SILENCE_S)
     in_seconds = {name for name, value in asked.items() if isinstance(OPTIONS[name].check, Seconds)}

@@ -15,6 +15,7 @@ from ray import cloudpickle
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.job_request import make_request
 from iris_ray.client.placement import Placement, placement_of
+from iris_ray.client.secret import Secret
 from iris_ray.client.user_function import name_of, pickle_function
 from iris_ray.errors import InvalidFunctionError, InvalidJobError, InvalidRequestError, UnsupportedOptionError
 from iris_ray.fray.current import as_current_client
@@ -45,7 +46,6 @@ _REFUSED_RESOURCES = {
 _REFUSED_ENVIRONMENT = {
     "docker_image": "tasks run in the image of their Ray node",
     "setup_scripts": "install what they install into the image, or ask for pip_packages",
-    "secrets": "give them as env_vars",
 }
 _IGNORED_ENVIRONMENT = {
     "extras": "the image of the cluster must have them",
@@ -104,7 +104,12 @@ def task_request(
     for option, why in _IGNORED_ENVIRONMENT.items():
         if asked := getattr(environment, option, None):
             log.warning("job %s: %s %s are not installed; %s", name, option, list(asked), why)
-    made = make_request(task, placement, name, env=variables(environment, resources), **options)
+    env, secrets = variables(environment, resources), dict[str, Secret]()
+    for key, value in (getattr(environment, "secrets", None) or {}).items():  # older releases have none
+        if not key.isidentifier():
+            raise UnsupportedOptionError(f"the secret {key} would be a file of that name; tasks get variables only")
+        secrets[key] = Secret(value)
+    made = make_request(task, placement, name, env=env, secrets=secrets, **options)
     if environment is None or not environment.pip_packages:
         return made
     runtime_env = {**made.process.runtime_env, "pip": list(environment.pip_packages)}
@@ -144,8 +149,7 @@ def band_of(priority: int) -> PriorityBand:
 def _refuse(whose: str, config: object, reasons: dict[str, str]) -> None:
     for option, why in reasons.items():
         if (asked := getattr(config, option, None)) not in (None, {}, [], ()):
-            shown = "given" if option == "secrets" else repr(asked)
-            raise UnsupportedOptionError(f"{option} of the {whose} is {shown}: {why}")
+            raise UnsupportedOptionError(f"{option} of the {whose} is {asked!r}: {why}")
 
 
 # -- placement ---------------------------------------------------------------------------------------------------------

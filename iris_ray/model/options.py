@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, Protocol, TypedDict, get_type
 
 from iris_ray.model.checks import is_int, is_job_id, is_number, is_variables, shown
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
+from iris_ray.model.secret import SecretValue
 from iris_ray.model.tpu_processes import PROCESS_COUNTS
 
 
@@ -194,6 +195,20 @@ class Variables:
         return None if value is None or is_variables(value) else "must be a mapping of names to values, all str"
 
 
+class Secrets:
+    """A mapping of names of variables to secrets, or None. No message shows a value."""
+
+    wanted = "a mapping of names of variables to Secret objects, or None"
+
+    def problem(self, value: object) -> str | None:
+        if value is None:
+            return None
+        if isinstance(value, Mapping) and all(isinstance(secret, SecretValue) for secret in value.values()):
+            wrong = [name for name in value if not (isinstance(name, str) and name.isidentifier())]
+            return f"has {shown(wrong[0])}, which is no name of a variable" if wrong else None
+        return 'must be a mapping of names to secrets, such as {"WANDB_API_KEY": Secret.from_file("~/.wandb-key")}'
+
+
 class Text:
     """Any value. The function that reads the option refuses bad ones."""
 
@@ -310,8 +325,7 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Seconds(above=True, or_none=True),
             help="The job ends when so long has passed since a task of it first ran; its tasks have notice before.",
-            more="What returns by then succeeds; the rest ends as cancelled. Waits for new hosts count. Local modes"
-            " ignore it. See docs/failures.md.",
+            more="Waits for new hosts count; local modes ignore it. See docs/failures.md.",
             flag="--max-runtime",
         ),
     ]
@@ -406,6 +420,16 @@ class GangOptions(ContainerOptions, total=False):
         ),
     ]
 
+    secrets: Annotated[
+        Mapping[str, SecretValue] | None,
+        Option(
+            default=None,
+            check=Secrets(),
+            help="Variables of the tasks that no record, log or message shows.",
+            more="See docs/secrets.md.",
+            flag="--secret",
+        ),
+    ]
     processes_per_host: Annotated[
         int,
         Option(

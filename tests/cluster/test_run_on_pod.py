@@ -16,7 +16,9 @@ import ray
 from ray.exceptions import RayTaskError
 
 from iris_ray import (
+    Secret,
     get_job_info,
+    preemption_notice,
     release,
     run_on_pod,
     run_on_pod_multislice,
@@ -24,7 +26,13 @@ from iris_ray import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
-from iris_ray.errors import InvalidRequestError, ResultNotPicklableError, TaskCrashedError, TaskSetupError
+from iris_ray.errors import (
+    InvalidRequestError,
+    JobCancelledError,
+    ResultNotPicklableError,
+    TaskCrashedError,
+    TaskSetupError,
+)
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import processes_of
 from tests.support.gangs import Trace, alive, free_chips, job_view
@@ -481,3 +489,32 @@ def test_driver_sees_labelled_prints_and_wait_reason(cluster: SimulatedCluster) 
             ), seen
     assert "none like that in the cluster, which has 3 × v4-16" in seen
     assert "hunter2" not in seen, "the value of a user's variable reached a log (defect 11)"
+
+
+# -- limits and secrets of a job ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.proof
+@pytest.mark.usefixtures("cluster")
+def test_tasks_and_their_programs_read_secrets() -> None:
+    def read() -> tuple[str, str, int, bool]:
+        path = os.environ["CREDENTIALS"]
+        program = subprocess.run(["cat", path], capture_output=True, text=True, check=True)
+        mode = os.stat(path).st_mode & 0o777
+        return os.environ["KEY"], program.stdout, mode, "s3cr3t" in Path("/proc/self/environ").read_text()
+
+    secrets = {"KEY": Secret("s3cr3t"), "CREDENTIALS": Secret("of a file", as_file=True)}
+    assert run_on_pod(read, "v4-16", secrets=secrets) == [("s3cr3t", "of a file", 0o400, False)] * 2
+
+
+@pytest.mark.proof
+@pytest.mark.usefixtures("cluster")
+def test_run_ends_at_its_time_limit_after_a_notice() -> None:
+    def until_told() -> str:
+        while (notice := preemption_notice()) is None:
+            time.sleep(0.05)
+        return notice.kind
+
+    assert run_on_pod(until_told, "v4-16", max_runtime=6) == ["time_limit"] * 2
+    with pytest.raises(JobCancelledError, match="its max_runtime of 4 s is over"):
+        run_on_pod(lambda: time.sleep(60), "v4-16", max_runtime=4)

@@ -31,7 +31,7 @@ from iris_ray.actors.host.session.host_session import HostSession
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import others_waiting, reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest
+from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest, TaskLaunch
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
 from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end
@@ -89,6 +89,7 @@ class ClusterInProcess:
         ray: stands for Ray.
         store: what the Controller has recorded.
         tasks: all that have begun, in their order.
+        launches: what their processes were told, likewise.
         works: what the tasks of a job do, by job id; without an entry, `wait_for_end`.
         process_start_s: how long a task process takes to start; seconds.
         cores: how many each host has.
@@ -102,6 +103,7 @@ class ClusterInProcess:
         self.store = Store()
         self.ray = RayInProcess(self._make, loop)
         self.tasks: list[Task] = []
+        self.launches: list[TaskLaunch] = []
         self.works: dict[str, Work] = {}
         self.process_start_s = 0.0
         self.unreserved = ""  # reservations whose name has this are not made; "all": none is

@@ -188,6 +188,7 @@ class Process:
     async def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run a task and return how it ended. If it crashes, this process is gone before it can answer."""
         self.left = True
+        self._cluster.launches.append(launch)
         self._host.log_of(launch.info).begin()
         self.task = self._cluster.begun(Task(launch.info, self._host, self))
         try:

@@ -26,6 +26,7 @@ from iris_ray.actors.host.task_environment import (
     bind_to_cpus,
     expect_chips,
     hold_ports,
+    kept_in_memory,
     raylet_environment,
     task_environment,
 )
@@ -131,6 +132,7 @@ class TaskProcess:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        os.environ |= {name: kept_in_memory(text) for name, text in launch.secret_files.items()}
         os.environ[TOKEN_VARIABLE] = self._token
         os.environ[TaskFiles.VARIABLE] = files.prefix
         Surroundings.keep()

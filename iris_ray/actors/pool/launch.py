@@ -261,7 +261,7 @@ def _launch(
         label += f" process={key.local_index}"
     return TaskLaunch(
         request.pickled_function,
-        request.env,
+        request.env | {name: one.value for name, one in request.secrets.items() if not one.as_file},
         info,
         multislice,
         spec.resources.get("CPU"),
@@ -269,6 +269,7 @@ def _launch(
         spec.resources.get(GPU, 0.0),
         _tpu_process(spec.device, place, key, addresses[place.name(key)]) if addresses and spec.device else None,
         request.files_token,
+        {name: one.value for name, one in request.secrets.items() if one.as_file},
     )
 
 

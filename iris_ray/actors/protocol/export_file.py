@@ -19,6 +19,7 @@ from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.secret import SecretValue
 
 FORMAT = 1
 HEADER = "iris_ray export"
@@ -92,7 +93,8 @@ def run_line(request: RunRequest, function: bytes) -> Line:
     """
     return {
         "function": base64.b64encode(function).decode(),
-        "env": dict(request.env),
+        "env": dict(request.env) | dict.fromkeys(request.secrets),  # without their values in any case
+        "kept_back": {name: secret.as_file for name, secret in request.secrets.items()},
         "runtime_env": environment_line(request.process.runtime_env),
         "preload": list(request.process.preload),
         **{name: getattr(request, name) for name in _RUN},
@@ -114,7 +116,11 @@ def run_of(spec: JobSpec, line: Line) -> RunRequest:
     function = base64.b64decode(line["function"])
     process = ProcessSpec(dict(line.get("runtime_env") or {}), tuple(line.get("preload") or ()))
     given = {name: line[name] for name in _RUN if name in line}
-    return RunRequest(spec, function, dict(line.get("env") or {}), process, **{"keep_warm": 0.0, **given})
+    env = dict(line.get("env") or {})
+    secrets = {
+        name: SecretValue(env.pop(name), as_file) for name, as_file in line.get("kept_back", {}).items() if name in env
+    }
+    return RunRequest(spec, function, env, process, **{"keep_warm": 0.0, **given}, secrets=secrets)
 
 
 def leave_out_variables(line: Line) -> None:
@@ -251,6 +257,7 @@ def unexported() -> set[str]:
         "spec",
         "pickled_function",
         "env",
+        "secrets",
         "process",
         "files_token",  # a secret; the job gets a new one
     }

@@ -3,8 +3,9 @@
 No ``repr`` has the values of the user's variables or the job's token, because it ends up in logs.
 """
 
-import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from iris_ray.actors.protocol.payloads import Payload, stored_if_large
@@ -15,6 +16,7 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import default_of
 from iris_ray.model.plain_values import Words
+from iris_ray.model.secret import SecretValue
 from iris_ray.model.stall_limit import Rhythm
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import TPU
@@ -58,6 +60,7 @@ class RunRequest:
         standbys: how many standbys a host of a warm slice keeps; None: as many as it has room for.
         files_token: by which the hosts know who may see the job's files. It is as old as the job: a restarted pool gets
             the same request again.
+        secrets: further variables, which are not even in an export.
     """
 
     spec: JobSpec
@@ -69,7 +72,8 @@ class RunRequest:
     host_silence: float = HOST_SILENCE_S
     exit_grace: float = default_of("exit_grace")
     standbys: int | None = None
-    files_token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False, compare=False)
+    files_token: str = field(default_factory=lambda: token_hex(16), repr=False, compare=False)
+    secrets: Mapping[str, SecretValue] = field(default_factory=dict, repr=False)
 
 
 def with_stored_function(request: RunRequest) -> RunRequest:
@@ -187,6 +191,7 @@ class TaskLaunch:
         num_gpus: GPUs that the task claims.
         tpu_process: its place among the processes of its slice if its host has several, else None.
         files_token: as in `RunRequest`.
+        secret_files: texts that the task gets as files, by the names of the variables with their paths.
     """
 
     pickled_function: Payload
@@ -198,6 +203,7 @@ class TaskLaunch:
     num_gpus: float = 0.0
     tpu_process: TpuProcess | None = None
     files_token: str = field(default="", repr=False)
+    secret_files: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.host.containers import end_container
 from iris_ray.actors.host.exit_status import ProcessExit, diagnose
-from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports, task_environment
+from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports, kept_in_memory, task_environment
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.gang_run import failure_error
 from iris_ray.actors.pool.launch import launch_plan
@@ -205,7 +205,7 @@ def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict
     )
     files = run.files(launch.info.task_index)
     ours = {LocalRun.VARIABLE: str(run.directory), TaskFiles.VARIABLE: files.prefix, MODE.name: ModeKind.SIMPLE.value}
-    environ = inherited | changes | ours
+    environ = inherited | changes | ours | {name: kept_in_memory(text) for name, text in launch.secret_files.items()}
     return {name: value for name, value in environ.items() if value is not None}
 
 

@@ -258,7 +258,7 @@ def _parts(request: RunRequest) -> Iterator[tuple[str, str]]:
     size = len(request.pickled_function) if isinstance(request.pickled_function, bytes) else 0
     travels = "once to each node" if size > INLINE_BYTES else "with each launch"
     yield "function", f"{spec.name}, {size:,} bytes, travels {travels}"
-    env = {**request.env, **request.process.runtime_env.get("env_vars", {})}
+    env = {**request.env, **request.secrets, **request.process.runtime_env.get("env_vars", {})}
     if env:
         yield "variables", ", ".join(sorted(env))
     if parts := sorted(set(request.process.runtime_env) - {"env_vars"}):

@@ -255,3 +255,40 @@ def test_ctrl_c_on_terminal_asks_before_cancelling_submitted_job(
     (job,) = world.jobs()
     assert f"{job} {said}" in person.printed
     assert world.state(job) is state
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+def test_secret_is_nowhere_but_with_the_tasks(
+    world: ControllerInProcess, script: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "key").write_text("s3cr3t-value\n")
+    world.history, export = tmp_path / "history", tmp_path / "export.jsonl"
+    world.restart_controller()
+    caplog.set_level(0)
+    given = "--max-retries-failure", "0", "--secret", f"KEY={tmp_path / 'key'}"
+    job = world.json("submit", script, "--tpu", "v4-16", *given)["job_id"]
+    world.wait_for_attempt(job, 1)
+    world.iris("cluster", "controller", "export", str(export), "--variables")
+    assert '"KEY": null' in export.read_text()
+    launches = [launch for launch in world.launches if launch.info.job_id == job]
+    assert [launch.env["KEY"] for launch in launches] == ["s3cr3t-value"] * 2
+    world.fail(job, 0)
+    world.wait_for_state(job, JobState.FAILED)
+    shown = [world.iris(*words).output for words in (
+        ("job", "status", job, "--json"), ("job", "tasks", job, "--json"), ("job", "events", job),
+        ("history", job, "--json"), ("logs", job, "--json"),
+    )]  # fmt: skip
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "key"]
+    assert files
+    for text in (*shown, caplog.text, str(launches)):
+        assert "s3cr3t" not in text
+    for data in (*files, *world.recorded().values()):
+        assert b"s3cr3t" not in data
+
+
+def test_secret_does_not_go_through_the_dashboards_port(world: ControllerInProcess, script: str) -> None:
+    given = ("submit", script, "--secret", "HOME", "--address", "http://10.0.0.2:8265")
+    assert "--secret does not go through Ray's job API" in world.iris(*given, code=USAGE).stderr
+    assert "is not set here" in world.iris("run", script, "v4-16", "--secret", "NO_SUCH", code=USAGE).stderr

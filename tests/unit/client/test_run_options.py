@@ -120,6 +120,7 @@ DEFAULTS = {
     "standbys": None,
     "preload": (),
     "exit_grace": 300,
+    "secrets": None,
     "processes_per_host": 1,
     "stop_without_progress": None,
     "failure_domain": "job",

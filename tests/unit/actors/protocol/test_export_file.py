@@ -28,6 +28,7 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.secret import SecretValue
 from tests.support.worlds import gang_spec
 
 OF_FORMAT_1 = Path(__file__).parents[3] / "data" / "export-format-1.jsonl"
@@ -81,6 +82,18 @@ def test_values_of_variables_are_left_out_and_filled_in() -> None:
     assert line["ray_job"]["env_vars"] == {"HF_TOKEN": "mine"}
     assert fill_in_variables(line, {"LD_PRELOAD": "y.so", "WANDB_API_KEY": "mine"}) == []
     assert line["run"]["runtime_env"]["env_vars"] == {"LD_PRELOAD": "y.so"}
+
+
+def test_secrets_are_named_without_values_and_filled_in() -> None:
+    made = request(gang_spec(), secrets={"KEY": SecretValue("s3cr3t"), "FILE": SecretValue("s3cr3t", as_file=True)})
+    assert "s3cr3t" not in repr(made)
+    line: dict[str, Any] = {"run": run_line(made, b"")}
+    assert "s3cr3t" not in json.dumps(line)
+    assert fill_in_variables(line, {"KEY": "a"}) == ["FILE"]
+    assert fill_in_variables(line, {"FILE": "b"}) == []
+    again = run_of(made.spec, line["run"])
+    assert again.secrets == {"KEY": SecretValue("a"), "FILE": SecretValue("b", as_file=True)}
+    assert again.env == made.env
 
 
 def lines(*kinds: str) -> list[str]:

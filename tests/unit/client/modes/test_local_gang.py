@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ray
 
-from iris_ray import get_job_info, heartbeat, lookup_endpoint, preemption_notice, register_endpoint, run_on_pod
+from iris_ray import Secret, get_job_info, heartbeat, lookup_endpoint, preemption_notice, register_endpoint, run_on_pod
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.modes import local_gang
@@ -313,3 +313,25 @@ def test_task_imports_modules_beside_its_script(tmp_path: Path, monkeypatch: pyt
     from beside_the_script import answer  # type: ignore[import-not-found]
 
     assert run_on_pod(answer, "v4-8", mode="simple") == [42]
+
+
+def test_tasks_get_secrets_as_variables_and_files() -> None:
+    def read() -> tuple[str, str, int]:
+        path = os.environ["CREDENTIALS"]
+        return os.environ["KEY"], Path(path).read_text(), os.stat(path).st_mode & 0o777
+
+    secrets = {"KEY": Secret("s3cr3t"), "CREDENTIALS": Secret("of a file", as_file=True)}
+    assert run_on_pod(read, "v4-8", mode="simple", secrets=secrets) == [("s3cr3t", "of a file", 0o400)]
+
+
+@pytest.mark.parametrize(
+    ("secrets", "options", "why"),
+    [
+        ({"LD_PRELOAD": Secret("x")}, {}, "acts when a process starts"),
+        ({"JAX_KEY": Secret("x")}, {"preload": ["json"]}, "acts when a process starts"),
+        ({"A": "plain"}, {}, "must be a mapping of names to secrets"),
+    ],
+)
+def test_secret_that_would_be_seen_is_refused(secrets: Any, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequestError, match=why):
+        run_on_pod(lambda: None, "v4-8", mode="simple", secrets=secrets, **options)

@@ -1,0 +1,52 @@
+"""Where secrets come from: what users give as the option ``secrets``."""
+
+import os
+from pathlib import Path
+
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import shown
+from iris_ray.model.secret import SecretValue
+
+
+class Secret(SecretValue):
+    """A value that tasks get, and that no record, log or message shows; for the option ``secrets``.
+
+    Args:
+        value: the value.
+        as_file: whether the task's variable has the path of a file with the value, and not the value. The file is in
+            memory, only its own account can read it, and it goes with the task's process.
+
+    Raises:
+        InvalidRequestError: it is empty, longer than 16,384 characters, or has a NUL. No message has the value.
+
+    Example::
+
+        run_on_pod(train, "v4-32", secrets={"WANDB_API_KEY": Secret.from_file("~/.wandb-key")})
+    """
+
+    __slots__ = ()
+
+    @staticmethod
+    def from_file(path: str | os.PathLike[str], as_file: bool = False) -> "Secret":
+        """Return the text of a file of this machine, without the end of its last line unless it is to be a file.
+
+        Raises:
+            InvalidRequestError: it can't be read, or is no text.
+        """
+        try:
+            text = Path(path).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            raise InvalidRequestError(f"the secret's file {os.fspath(path)} can't be read: {why}") from None
+        return Secret(text if as_file else text.rstrip("\r\n"), as_file)
+
+    @staticmethod
+    def from_env(name: str, as_file: bool = False) -> "Secret":
+        """Return the value of a variable of this process.
+
+        Raises:
+            InvalidRequestError: it is not set.
+        """
+        if (value := os.environ.get(name)) is None:
+            raise InvalidRequestError(f"the variable {shown(name)} is not set here, and a secret is to have its value")
+        return Secret(value, as_file)
