@@ -1,6 +1,6 @@
 """Calls a function on the head of a cluster of which only the dashboard can be reached: both ends of a call.
 
-A job of Ray's job API runs this module there. The function travels as a package of Ray, and its answers come back in what
+A job of Ray's job API runs this module there. The function travels as a package of Ray. Its answers come back in what
 the job prints, as lines that begin with a random word.
 """
 
