@@ -1,6 +1,5 @@
 """Jobs of Ray's job API on the command line: ``submit --ray-job``, and other commands with a dashboard's address."""
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,6 @@ from iris_ray.settings import TEAM, USER
 
 if TYPE_CHECKING:  # imported when it is used: `iris-ray --help` is to be quick
     from iris_ray.client.ray_jobs import RayJobs, RayJobStatus
-
-_CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging")
-"""Loggers of Ray that tell each step."""
 
 OWN = ("run_id", "excludes", "env_file")
 """Options of ``submit`` that only a job of Ray's job API takes."""
@@ -206,10 +202,7 @@ def stop_ray_job(address: str, run_id: str, yes: bool, as_json: bool) -> None:
 def _jobs(address: str) -> "RayJobs":
     from iris_ray.client.ray_jobs import RayJobs
 
-    jobs = RayJobs(address)
-    for name in _CHATTY:  # each sets its own level when it is imported
-        logging.getLogger(name).setLevel(logging.WARNING)
-    return jobs
+    return RayJobs(address)
 
 
 def _facts(status: "RayJobStatus") -> dict[str, object]:

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, cast
 
 import ray
 
@@ -54,15 +54,20 @@ class IrisClient:
         """Connect to the cluster whose head is at ``address``.
 
         Args:
-            address: HOST:PORT of the cluster's head.
+            address: HOST:PORT of the cluster's head; or the URL of its dashboard, such as ``http://10.0.0.2:8265``,
+                from a machine that can't reach its nodes. Each method then takes some seconds.
             workspace: a directory that travels to the hosts as the working directory of the tasks.
 
         Raises:
             NoClusterError: nothing answers there, or it is not the head of a Ray cluster.
             InvalidRequestError: the address or the workspace makes no sense, or this process is connected already.
+            TokenRefusedError, VersionMismatchError: as for `RayJobs`, with the URL of a dashboard.
         """
         require_no_local_mode()  # before the process is connected
-        _refuse_job_api(address)
+        if isinstance(address, str) and address.startswith(("http://", "https://")):
+            from iris_ray.client.dashboard_client import DashboardClient
+
+            return cast(Self, DashboardClient(address, workspace))
         join(address, workspace)
         client = cls()
         client._at_the_end.callback(ray.shutdown)
@@ -143,7 +148,10 @@ class IrisClient:
         need = ResourceSpec() if resources is None else resources
         if not isinstance(need, ResourceSpec):
             raise InvalidRequestError(f"resources is a {type(need).__name__}; give ResourceSpec(cpu=…, memory_gb=…, …)")
-        return launch(make_request(remote_fn, placement_of(need, coscheduling), name, **options), detached)
+        return self._launch(make_request(remote_fn, placement_of(need, coscheduling), name, **options), detached)
+
+    def _launch(self, request: RunRequest, detached: bool) -> JobHandle:
+        return launch(request, detached)
 
     @takes("IrisClient.submit")
     def run(
@@ -300,18 +308,6 @@ class IrisClient:
     def list_workers(self) -> list[WorkerStatus]:
         """Return all live hosts, by slice and number; hosts without TPU first."""
         return ControllerConnection().ask_all(ControllerInterface.list_workers)
-
-
-def _refuse_job_api(address: object) -> None:
-    """Say what works through the port of Ray's job API, and what does not."""
-    if isinstance(address, str) and address.startswith(("http://", "https://")):
-        raise InvalidRequestError(
-            f"{address} is the address of Ray's job API, and IrisClient.remote joins the cluster as a driver: give"
-            " HOST:PORT of its head (Ray's port, 6379 unless set otherwise), from a machine that reaches its nodes."
-            f" Through {address} a script can be submitted, by submit_tpu_job_on_ray or iris-ray submit;"
-            f" RayJobs({address!r}) has its status and logs, and stops it. Functions, their results, tasks and hosts"
-            " need a driver"
-        )
 
 
 def require_may_detach() -> None:

@@ -81,14 +81,18 @@ def join(address: str, workspace: Path | str | None) -> None:
 
     options: dict[str, Any] = {}
     if workspace is not None:
-        if not isinstance(workspace, (str, Path)) or not Path(workspace).is_dir():
-            raise InvalidRequestError(f"workspace is {str(workspace)!r}, which is not a directory")
+        require_workspace(workspace)
         options["runtime_env"] = {"working_dir": str(workspace)}
     if ray.is_initialized():
         raise InvalidRequestError(
             "this process is connected to a Ray cluster already; use IrisClient(), or call ray.shutdown() before"
         )
     connect(address, **options)
+
+
+def require_workspace(workspace: object) -> None:
+    if not isinstance(workspace, (str, Path)) or not Path(workspace).is_dir():
+        raise InvalidRequestError(f"workspace is {str(workspace)!r}, which is not a directory")
 
 
 def require_cluster() -> None:

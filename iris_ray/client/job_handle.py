@@ -88,10 +88,12 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
             if stream_task_index is not None:
                 require_int("stream_task_index", stream_task_index, 0)
-            with host_logs(ControllerConnection(patience_s=math.inf)) as logs, live_line(self.job_id) as line:
-                print_logs(logs, self.job_id, stream_task_index, line)
+            self._print_logs(stream_task_index)
         self._wait_for_results(timeout, says_why=True)
         return self._settled_status()
+
+    def _print_logs(self, task_index: int | None) -> None:
+        print_logs_of(self.job_id, task_index)
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return the results; like `results`."""
@@ -151,6 +153,12 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id}>"
+
+
+def print_logs_of(job_id: str, task_index: int | None) -> None:
+    """Print the output of one task of a job, or with None of all its tasks, until the job ends."""
+    with host_logs(ControllerConnection(patience_s=math.inf)) as logs, live_line(job_id) as line:
+        print_logs(logs, job_id, task_index, line)
 
 
 def controller_of_a_job() -> ControllerConnection:

@@ -1,6 +1,7 @@
 """Ray's job API: run a script on a cluster from a machine that is not in it, such as a laptop."""
 
 import contextlib
+import logging
 import os
 import re
 import shlex
@@ -109,6 +110,8 @@ def read_env_file(path: str | Path) -> dict[str, str]:
     return found
 
 
+_CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging")
+"""Loggers of Ray that tell each step."""
 PROBE_S = 5.0
 """Seconds that the dashboard may take to answer the first request."""
 MOST_NAMES = 1_000
@@ -184,15 +187,22 @@ class RayJobs:
 
         with self._answers(), without_ray_address():
             self._client = JobSubmissionClient(self._address)
+        for name in _CHATTY:  # each sets its own level when it is imported
+            logging.getLogger(name).setLevel(logging.WARNING)
 
-    def submit(self, config: RayJobConfig, run_id: str | None = None) -> str:
-        """Send the job's directory and submit the job; arguments, result and errors as of `submit_tpu_job_on_ray`."""
+    def submit(self, config: RayJobConfig, run_id: str | None = None, packages: Sequence[Path] = ()) -> str:
+        """Send the job's directory and submit the job; arguments, result and errors as of `submit_tpu_job_on_ray`.
+
+        ``packages`` are directories of Python packages that are sent, too; the job can import them.
+        """
         wanted = new_job_id(config.name).rpartition("/")[2] if run_id is None else _checked(run_id)
         chosen = self._free_name(wanted)  # asks first, before anything is sent: the cluster may refuse the token
         what = "the job"
         runtime_env: dict[str, Any] = {"env_vars": config.variables()}
         if config.pip:
             runtime_env["pip"] = list(config.pip)
+        if packages:
+            runtime_env["py_modules"] = [str(package) for package in packages]
         if config.working_dir is not None:
             what = _say_what_is_sent(config)
             runtime_env |= {"working_dir": str(config.working_dir), "excludes": list(config.excludes)}

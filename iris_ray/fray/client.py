@@ -10,7 +10,8 @@ from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerCon
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.connection import current_user
-from iris_ray.errors import UnknownNameError
+from iris_ray.client.dashboard_client import DashboardClient
+from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.fray.actor_handle import ActorGroup
 from iris_ray.fray.actor_server import actor_request, host_here
 from iris_ray.fray.current import require_fray
@@ -38,13 +39,18 @@ class Client:
     Raises:
         FrayMissingError: Fray is not installed here.
         NoClusterError: there is no cluster to connect to.
-        InvalidRequestError: ``detached`` in a task.
+        InvalidRequestError: ``detached`` in a task, or a client that reaches nothing but a dashboard.
     """
 
     def __init__(self, iris: IrisClient | None = None, *, detached: bool = False) -> None:
         require_fray()
         if detached:
             require_may_detach()
+        if isinstance(iris, DashboardClient):
+            raise InvalidRequestError(
+                "Fray's client needs a process that has joined the cluster, and this client reaches only its dashboard:"
+                ' give IrisClient.remote("HOST:6379"), or send the script: iris-ray submit --ray-job'
+            )
         self._iris = IrisClient() if iris is None else iris
         self._detached = detached
         self._jobs: list[JobHandle] = []

@@ -39,6 +39,32 @@ if __name__ == "__main__":
     print("results", run_on_pod(train, "v4-8", keep_warm=0, max_retries_failure=0))
 """
 SECRET = "a b'$c\""
+CLIENT = """
+import sys, time
+from iris_ray import IrisClient, ResourceSpec, tpu_device
+from iris_ray.errors import JobCancelledError
+
+def train():
+    import beside
+    print("trains", flush=True)
+    return beside.WORD
+
+def wait():
+    time.sleep(600)
+
+need = ResourceSpec(device=tpu_device("v4-8"))
+with IrisClient.remote(sys.argv[1], workspace=".") as client:
+    if sys.argv[2] == "run":
+        print("results", client.run(train, resources=need))
+    else:
+        job = client.submit(wait, resources=need, detached=True)
+        print("finished:", client.job_status(job).state.finished, "cancelled:", job.cancel())
+        try:
+            job.results(60)
+        except JobCancelledError as error:
+            print(error)
+        print("left", client.submit(wait).job_id)
+"""
 
 
 @pytest.fixture(scope="module", params=[*in_long(None), TOKEN], ids=["open", "token"])
@@ -143,6 +169,28 @@ def test_missing_or_wrong_token_is_refused_before_sending(head: RayHead, workspa
         assert "refuses this token" in output
         assert "sending" not in output
     assert "has no job 'nobody'" in iris(head, workspace, "job", "status", "nobody", code=USAGE)
+
+
+def laptop(head: RayHead, workspace: Path, what: str) -> list[str]:
+    """What a script with a client prints, on a machine that is in no cluster."""
+    (workspace / "laptop.py").write_text(CLIENT)
+    command = [sys.executable, "laptop.py", head.dashboard, what]
+    done = subprocess.run(command, env=dict(head.environ), cwd=workspace, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.way_in
+def test_client_through_dashboard_runs_function(head: RayHead, workspace: Path) -> None:
+    assert laptop(head, workspace, "run") == ["task-0| trains", "results ['blue']"]
+
+
+def test_client_through_dashboard_cancels_and_ends_jobs(head: RayHead, workspace: Path) -> None:
+    first, second, last = laptop(head, workspace, "cancel")
+    assert first == "finished: False cancelled: True"
+    assert "was cancelled: cancelled by" in second
+    words = ["submit", "--ray-job", "--follow", "iris-ray", "--", "job", "status", last.split()[1]]
+    assert "killed" in iris(head, workspace, *words)
 
 
 def test_held_slice_runs_directory_sent_through_dashboard(head: RayHead, workspace: Path) -> None:

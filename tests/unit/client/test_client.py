@@ -32,12 +32,6 @@ def test_invalid_head_address_is_refused(address: Any) -> None:
         IrisClient.remote(address)
 
 
-@pytest.mark.parametrize("address", ["http://10.0.0.2:8265", "https://ray.example.com"])
-def test_job_api_address_is_refused_with_what_works_through_it(address: str) -> None:
-    with pytest.raises(InvalidRequestError, match=rf"joins the cluster as a driver.*RayJobs\('{address}'\) has"):
-        IrisClient.remote(address)
-
-
 class Submitted:
     """A job that prints and returns, or is interrupted."""
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from iris_ray.errors import UnknownNameError
+from iris_ray.client.dashboard_client import DashboardClient
+from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.fray.actor_handle import ActorFuture, ActorGroup, ActorMethod
 from iris_ray.fray.client import Client
 from iris_ray.fray.current import as_current_client
@@ -55,6 +56,12 @@ def test_current_client_is_ours_in_new_threads_until_shutdown() -> None:
         seen.append(current.current_client())
     assert seen == [ours, ours]
     assert type(current.current_client()).__name__ == "LocalClient"
+
+
+def test_client_of_a_dashboard_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_ray.fray.client.require_fray", lambda: None)
+    with pytest.raises(InvalidRequestError, match=r"reaches only its dashboard: give IrisClient\.remote"):
+        Client(DashboardClient.__new__(DashboardClient))
 
 
 FIRST = ["Traceback (most recent call last):", '  File "a.py", line 1', "KeyError: 1"]
