@@ -72,7 +72,7 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
             path.write_text(FILE.replace("{port}", "{port} --load 0.5").replace("gpt", "gpt-2"))
             process.send_signal(signal.SIGHUP)
             assert "words is changed" in next(line for line in process.stdout if "changed" in line)
-            assert asking.result() > 1
+            assert asking.result() >= 1
         assert len(pids) == 2, "another program answers, and no request was lost"
         assert [model.id for model in user.models.list()] == ["words", "gpt-2"]
         path.write_text(FILE.replace("memory_gb = 1", "memory_gb = -1"))
