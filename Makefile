@@ -57,6 +57,9 @@ coverage: $(READY)  ## how much of iris_ray the tests without Ray nodes run; tak
 bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 	$(BIN)/python benchmarks/launch.py
 
+bench-dev: $(READY)  ## from an edited file to its first line on all hosts of a held slice; a minute
+	$(BIN)/python benchmarks/dev.py
+
 bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state cost; about a minute
 	$(BIN)/python benchmarks/scheduling.py
 
@@ -75,8 +78,9 @@ bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spa
 bench-progress: $(READY)  ## time lost by each kind of fault, in memory and beside Orbax and Levanter; half an hour
 	$(BIN)/python benchmarks/progress.py
 
-bench-slots: $(READY)  ## slots: decisions a second, loads beside the optimum, requests; about six minutes
+bench-slots: $(READY)  ## slots: decisions a second, loads beside the optimum, requests; about seven minutes
 	$(BIN)/python benchmarks/slots.py
+	$(BIN)/python benchmarks/slots_front.py
 	$(BIN)/python benchmarks/slot_traffic.py
 	$(BIN)/python benchmarks/slots_on_ray.py
 

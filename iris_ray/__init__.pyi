@@ -1,6 +1,7 @@
 from .actors.protocol.status import JobStatus, TaskAttempt, TaskStatus, WorkerStatus
 from .actors.protocol.task_log import TaskLog
 from .client.client import IrisClient
+from .client.dev.notebook import load_ipython_extension
 from .client.job_handle import JobHandle
 from .client.ray_jobs import RayJobConfig, RayJobs, RayJobStatus, submit_tpu_job_on_ray
 from .client.run_docker_on_pod import run_docker_on_pod
@@ -77,6 +78,7 @@ __all__ = [
     "get_job_info",
     "get_tpu_config",
     "heartbeat",
+    "load_ipython_extension",
     "lookup_endpoint",
     "on_preemption",
     "preemption_notice",

@@ -57,6 +57,12 @@ DASHBOARD_TOKEN = Variable(
     "what readers from other machines must give: see [the dashboard](dashboard.md#from-your-laptop)",
     str,
 )
+CODE = Variable(
+    "IRIS_RAY_CODE",
+    "command line",
+    "0: `iris-ray run` and `submit` [take no checkout along](running.md#code-that-travels)",
+    lambda text: text != "0",
+)
 DEBUG = Variable("IRIS_DEBUG", "command line", "1 shows where an unforeseen error comes from", lambda text: text != "0")
 HOST_DIR = Variable(
     "IRIS_RAY_HOST_DIR",
@@ -82,6 +88,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     TEAM,
     MODE,
     DASHBOARD_TOKEN,
+    CODE,
     DEBUG,
     HOST_DIR,
     LOG_ARCHIVE,

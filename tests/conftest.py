@@ -28,6 +28,7 @@ SHRINKING_S = 20
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
 os.environ.setdefault("RAY_worker_niceness", "0")  # else they get next to nothing beside a busy process
+os.environ.setdefault("IRIS_RAY_CODE", "0")  # else each job would take this checkout along
 os.environ.setdefault("IRIS_RAY_TEST_HOST_SILENCE_S", "10")  # machines that run tests are often busy
 
 # A shell that runs the tests in the background may ignore these, and so would every process that a test starts.

@@ -165,7 +165,7 @@ async def _run(controller: ControllerConnection, place: "TaskPlace", words: Sequ
             async with TaskSession(controller, place) as session:
                 channel = await session.run(CommandLine(tuple(words), takes_input=takes_input))
                 ctrl_c.goes_to(channel)
-                return ctrl_c.judge(await follow(channel, _print, _stdin() if takes_input else None))
+                return ctrl_c.judge(await follow(channel, print_bytes, _stdin() if takes_input else None))
     except CommandNotFoundError as error:
         say_error(str(error))
         return NOT_FOUND
@@ -185,7 +185,7 @@ async def _run_everywhere(
     with _CtrlC() as ctrl_c:
 
         async def run(place: "TaskPlace", label: str) -> int:
-            lines = _LabelledLines(f"{label.ljust(max(map(len, labels)))}| ".encode())
+            lines = LabelledLines(f"{label.ljust(max(map(len, labels)))}| ".encode())
             try:
                 async with TaskSession(controller, place) as session:
                     channel = await session.run(CommandLine(tuple(words)))
@@ -201,13 +201,14 @@ async def _run_everywhere(
         return await asyncio.gather(*map(run, places, labels))
 
 
-def _print(data: bytes, is_err: bool) -> None:
+def print_bytes(data: bytes, is_err: bool) -> None:
+    """Print output as it came."""
     stream = (sys.stderr if is_err else sys.stdout).buffer
     stream.write(data)
     stream.flush()
 
 
-class _LabelledLines:
+class LabelledLines:
     """Prints whole lines, each after a label."""
 
     def __init__(self, label: bytes) -> None:
@@ -217,12 +218,12 @@ class _LabelledLines:
     def print(self, data: bytes, is_err: bool) -> None:
         *lines, self._begun[is_err] = (self._begun[is_err] + data).split(b"\n")
         if lines:
-            _print(b"".join(self._label + line + b"\n" for line in lines), is_err)
+            print_bytes(b"".join(self._label + line + b"\n" for line in lines), is_err)
 
     def print_rest(self) -> None:
         for is_err, rest in self._begun.items():
             if rest:
-                _print(self._label + rest + b"\n", is_err)
+                print_bytes(self._label + rest + b"\n", is_err)
 
 
 class _CtrlC:

@@ -20,7 +20,7 @@ def dashboard(port: int, host: str) -> None:
       IRIS_RAY_DASHBOARD_TOKEN=... iris-ray cluster dashboard --host 0.0.0.0
 
     It only reads, and only this machine reaches it; from a laptop: ssh -L 8267:localhost:8267 HEAD. With another --host
-    readers log in with $IRIS_RAY_DASHBOARD_TOKEN or with the token of the Ray cluster.
+    readers log in with $IRIS_RAY_DASHBOARD_TOKEN.
     """
     import asyncio
 

@@ -70,13 +70,15 @@ def listed(job: JobStatus) -> tuple[object, ...]:
 
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
+@click.option("--difference", is_flag=True, help="Only what its code differed from the commit by, as git shows it.")
 @json_option
 @address_option
-def status(job: str, as_json: bool) -> None:
-    """One job: its state, attempts and retry budgets.
+def status(job: str, difference: bool, as_json: bool) -> None:
+    """One job: its state, attempts and retry budgets, and which code it runs.
 
     \b
       iris-ray job status train-1a2b3c4d
+      iris-ray job status train-1a2b3c4d --difference | git apply
 
     JOB is an id that `iris-ray ls --all` shows.
     """
@@ -84,14 +86,18 @@ def status(job: str, as_json: bool) -> None:
         show_ray_job_status(dashboard, job, as_json)
         return
     with cluster():
-        from iris_ray.dashboard.place import link_to  # imports Ray
+        from iris_ray.client.dev.checkout import record_of  # these import Ray
+        from iris_ray.dashboard.place import link_to
 
         found = ControllerConnection().ask(ControllerInterface.job_status, job)
-        page = link_to(f"jobs/{job}")
-    if as_json:
+        page, code = link_to(f"jobs/{job}"), record_of(job)
+    if difference:
+        click.echo("" if code is None else code.difference, nl=False)
+    elif as_json:
         print_json(found)
     else:
-        print_facts(_facts(found) | {"page": page})
+        ran = None if code is None else f"{code}; sent {code.sent}"
+        print_facts(_facts(found) | {"code": ran, "page": page})
 
 
 def _facts(found: JobStatus) -> dict[str, object]:

@@ -70,6 +70,7 @@ CLUSTER: Final[Mapping[str, Entry]] = {
 SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
     "Every day": {
         **{name: JOB[name] for name in ("run", "submit", "ls", "why", "logs", "cancel")},
+        "dev": Entry("cli.dev:dev", "Hold slices, and run what you have just edited on all their hosts."),
         "doctor": CLUSTER["doctor"],
     },
     "Inside a job": {name: JOB[name] for name in ("exec", "shell", "port-forward", "bug-report")},
@@ -77,12 +78,11 @@ SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
         "job": Entry("cli.main:job", "All about jobs: also their status, tasks, events, stacks, profiles and goodput."),
         "host": Entry("cli.main:host", "Slices and hosts: list, drain, and tell them that they are about to end."),
         "team": Entry("cli.main:team", "Teams and their quotas: show them, or set them from a file."),
+        "serve": Entry("slots.cli:serve", "Serve the models of a file as OpenAI's API, until Ctrl-C."),
         "slots": Entry("slots.cli:slots", "Models that are served: their slots, what waits for them, and why."),
         "cluster": Entry(
             "cli.main:cluster", "The whole cluster: dashboard, limits, Controller, provisioning, self-test."
         ),
-    },
-    "Looking back": {
         "history": Entry("cli.history:history", "Jobs that ended long ago, utilisation over time, and any SELECT."),
         "report": Entry("cli.history:report", "Chip-hours and goodput of a month by user, and what failures cost."),
     },

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -99,10 +99,6 @@ class JobFlags:
     working_dir: str | None
     options: dict[str, Any]
 
-    def for_ray(self) -> dict[str, Any]:
-        """Return the arguments of ``ray.init`` that send the working directory to the hosts."""
-        return {"runtime_env": {"working_dir": self.working_dir}} if self.working_dir else {}
-
 
 def parse_num_slices(_: click.Context, __: click.Parameter, value: str | None) -> int | list[int] | None:
     """Return 2 for ``"2"`` and [2, 4] for ``"2,4"``."""
@@ -141,39 +137,42 @@ def priority_band(_: click.Context, __: click.Parameter, value: str) -> Priority
     return PriorityBand[value.upper()]
 
 
-_WHERE = (
-    click.option("--tpu", "tpu_type", metavar="TPU_TYPE", shell_complete=tpu_types,
-                 help="On slices of this type."),
-    click.option("--num-slices", metavar="N[,N...]", callback=parse_num_slices,
-                 help="How many slices; 2,4 means 4 if they are free now, else 2.  [default: 1]"),
-    click.option("--name", metavar="NAME", help="What to call the job.  [default: the script's or function's name]"),
-)  # fmt: skip
-_WITH = (
-    click.option("--env", "-e", multiple=True, callback=environment_variables, metavar="NAME[=VALUE]",
-                 help="An environment variable of the tasks; may be repeated."),
-    click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",
-                 help="Send this directory to the hosts, and run there."),
-)  # fmt: skip
+ENV = click.option("--env", "-e", multiple=True, callback=environment_variables, metavar="NAME[=VALUE]",
+                   help="An environment variable of the tasks; may be repeated.")  # fmt: skip
+_BEFORE = {
+    "tpu_type": click.option("--tpu", "tpu_type", metavar="TPU_TYPE", shell_complete=tpu_types,
+                             help="On slices of this type."),
+    "num_slices": click.option("--num-slices", metavar="N[,N...]", callback=parse_num_slices,
+                               help="How many slices; 2,4 means 4 if they are free now, else 2.  [default: 1]"),
+    "name": click.option("--name", metavar="NAME",
+                         help="What to call the job.  [default: the script's or function's name]"),
+}  # fmt: skip
+_AFTER = {
+    "env": ENV,
+    "working_dir": click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",
+                                help="Send this directory to the hosts, and run there."),
+}  # fmt: skip
 
 
-def job_options(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def job_options(group: type, but: Collection[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that gives a command the flags of a job, as its argument ``flags``, a `JobFlags`.
 
     Args:
         group: the `TypedDict` of the options that the command takes; those that have a flag get it.
+        but: options and other flags that it does not take.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        options = {name: option for name, option in options_of(group).items() if option.flag}
+        options = {name: option for name, option in options_of(group).items() if option.flag and name not in but}
 
         @functools.wraps(command)
         def with_flags(**given: Any) -> None:
-            own = {field.name: given.pop(field.name) for field in fields(JobFlags) if field.name != "options"}
+            own = {field.name: given.pop(field.name, None) for field in fields(JobFlags) if field.name != "options"}
             command(flags=JobFlags(**own, options={name: given.pop(name) for name in options}), **given)
 
-        table = (_flag(name, option, f"iris-ray {command.__name__}") for name, option in options.items())
-        for flag in reversed([*_WHERE, *table, *_WITH]):
-            with_flags = flag(with_flags)
+        table = {name: _flag(name, option, f"iris-ray {command.__name__}") for name, option in options.items()}
+        for name, flag in reversed((_BEFORE | table | _AFTER).items()):
+            with_flags = with_flags if name in but else flag(with_flags)
         return with_flags
 
     return decorate

@@ -96,7 +96,7 @@ def submit_through_dashboard(target: str, sending: Sending, follow: bool, as_jso
     from iris_ray.errors import RayJobError
 
     there = _program(target, sending.directory)[-1]
-    words = [there if word == target else word for word in _words_for_the_cluster(typed())]
+    words = [there if word == target else word for word in words_for_the_cluster(typed())]
     team = TEAM.read()
     own = [f"{USER.name}={current_user()}", *([f"{TEAM.name}={team}"] if team else [])]
     command = ["env", *own, "python", "-m", "iris_ray", "submit"]
@@ -120,7 +120,7 @@ def _print_id(name: str, value: str, as_json: bool) -> None:
         click.echo(value)
 
 
-def _words_for_the_cluster(words: Sequence[str]) -> list[str]:
+def words_for_the_cluster(words: Sequence[str]) -> list[str]:
     """Return what was typed without what concerns only the way to the cluster."""
     kept: list[str] = []
     rest = iter(words)
@@ -136,14 +136,22 @@ def _words_for_the_cluster(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def run_through_dashboard(address: str, words: Sequence[str]) -> NoReturn:
-    """Have a command of ``iris-ray`` run on the cluster; print what it prints, and end with its exit code."""
+def run_through_dashboard(
+    address: str, words: Sequence[str], working_dir: Path | None = None, excludes: Sequence[str] = ()
+) -> NoReturn:
+    """Have a command of ``iris-ray`` run on the cluster; print what it prints, and end with its exit code.
+
+    Args:
+        address: of the dashboard.
+        words: the command.
+        working_dir, excludes: the directory in which it runs, as in `RayJobConfig`.
+    """
     from iris_ray.client.connection import current_user
     from iris_ray.client.ray_jobs import RayJobConfig
 
     jobs = _jobs(address)
     command = ["env", f"{USER.name}={current_user()}", "python", "-m", "iris_ray", *words]
-    run_id = jobs.submit(RayJobConfig(command, working_dir=None))
+    run_id = jobs.submit(RayJobConfig(command, working_dir, excludes))
     try:
         status = jobs.follow(run_id, lambda piece: print_output(piece.encode(errors="backslashreplace")))
     except BaseException:  # Ctrl-C above all

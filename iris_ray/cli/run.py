@@ -10,6 +10,7 @@ from typing import Any, cast
 import click
 
 from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.code import TravellingCode
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments
@@ -39,8 +40,8 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
       iris-ray run train:main v5litepod-16
 
     The job has one fresh process per host, all or none; after a preemption it starts again from the beginning. Its
-    output appears here; while it waits, the reason does. The hosts need iris_ray. Your script's text travels there by
-    itself; modules beside it need --working-dir.
+    output appears here; while it waits, the reason does. The hosts need iris_ray. In a checkout of git the
+    current directory travels there, and a line says how much; elsewhere the script alone, or --working-dir.
 
     The job ends with this command (for one that does not: `iris-ray submit -f`). Ctrl-C asks whether to cancel it;
     Enter or a second Ctrl-C cancels, n goes on waiting. Without a terminal Ctrl-C cancels at once.
@@ -49,18 +50,20 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     yet, one that `iris-ray doctor` lists. ARGUMENTS are the script's sys.argv[1:], or strings for the function, whose
     results are printed.
     """
+    from iris_ray.client.modes.mode import chosen_mode
+
     tpu_type, arguments = _type_and_arguments(second, arguments, flags.tpu_type)
     found = find_target(target, arguments, flags.working_dir or ".")
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
-    task, called = as_task(found, arguments, flags.env, flags.working_dir is None)
+    where = chosen_mode(flags.options["mode"], None)
+    code = TravellingCode(flags.working_dir, None) if where.local else TravellingCode.of(flags.working_dir)
+    task, called = as_task(found, arguments, flags.env, not code.travels)
     from iris_ray.client.caller_pool import pool_of_this_process
     from iris_ray.client.job_request import make_pod_request
     from iris_ray.client.modes.local_run import run_here
-    from iris_ray.client.modes.mode import chosen_mode
     from iris_ray.client.run_options import without_mode
 
-    where = chosen_mode(flags.options["mode"], None)
     # This refuses what can't work, before anything is connected.
     num_slices = 1 if flags.num_slices is None else flags.num_slices
     options = without_mode(flags.options) | {"keep_warm": default_of("keep_warm", "iris-ray run")}
@@ -70,8 +73,9 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
         with _failure_told(name), contextlib.chdir(flags.working_dir or "."):
             results = run_here(request, where)
     else:
-        with cluster(show_logs=True, **flags.for_ray()):
+        with code.for_ray() as directory, cluster(show_logs=True, **directory):
             ref, _ = pool_of_this_process.submit(request)
+            code.keep(request.spec.job_id)
             results = _wait(request.spec.job_id, ref, name)
     for index, result in enumerate(results):
         if result is not None:

@@ -9,6 +9,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.code import TravellingCode
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.logs import show
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
@@ -117,9 +118,10 @@ def submit(
     groups = _groups(flags.num_slices, group_by)
     _refuse_inside_a_task()
     found = find_target(target, arguments, flags.working_dir or ".")
-    task, _ = as_task(found, arguments, flags.env, flags.working_dir is None, prints_errors=True)
+    code = TravellingCode.of(flags.working_dir)
+    task, _ = as_task(found, arguments, flags.env, not code.travels, prints_errors=True)
     options = flags.options | {"keep_warm": default_of("keep_warm", "iris-ray submit")}
-    with cluster(**flags.for_ray()):
+    with code.for_ray() as directory, cluster(**directory):
         job = IrisClient().submit(
             task,
             flags.name,
@@ -128,6 +130,7 @@ def submit(
             detached=True,
             **cast(JobOptions, options),
         )
+        code.keep(job.job_id)
         if as_json:
             print_json({"job_id": job.job_id})
         else:

@@ -1,18 +1,21 @@
 """Who may read the dashboard: programs on this machine without a token, other machines with one."""
 
 import hmac
+import math
 import os
-from collections.abc import Mapping
-from pathlib import Path
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.http_server import Brake
 from iris_ray.model.checks import is_loopback
 from iris_ray.settings import DASHBOARD_TOKEN
 
-RAY_TOKEN, RAY_TOKEN_PATH, RAY_TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", ".ray/auth_token"
 COOKIE = "iris_ray_dashboard"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/static/style.css"})
 
@@ -23,17 +26,6 @@ HEADERS = {
 }
 
 
-def token_of(environment: Mapping[str, str]) -> str | None:
-    """Return the dashboard's token, or else the Ray cluster's; None if there is none."""
-    if token := DASHBOARD_TOKEN.read(environment) or environment.get(RAY_TOKEN):
-        return token
-    path = environment.get(RAY_TOKEN_PATH) or Path(environment.get("HOME", "/"), RAY_TOKEN_FILE)
-    try:
-        return Path(path).read_text().strip() or None
-    except OSError:
-        return None
-
-
 def require_token(host: str, environment: Mapping[str, str] = os.environ) -> str | None:
     """Return the token that readers need; None if the dashboard is for this machine only.
 
@@ -42,25 +34,88 @@ def require_token(host: str, environment: Mapping[str, str] = os.environ) -> str
     """
     if is_loopback(host):
         return None
-    token = token_of(environment)
+    token = DASHBOARD_TOKEN.read(environment)
     if token is None:
         raise InvalidRequestError(
             f"--host {host} lets other machines read the dashboard, and there is no token to keep strangers out. Set"
-            f" {DASHBOARD_TOKEN.name}, or leave out --host and reach it through a tunnel: ssh -L 8267:localhost:8267"
-            " THIS-MACHINE"
+            f" {DASHBOARD_TOKEN.name} to a long secret of the dashboard's own, or leave out --host and reach it through"
+            " a tunnel: ssh -L 8267:localhost:8267 THIS-MACHINE"
         )
     return token
 
 
-def guard(token: str | None) -> Middleware:
-    """Return the middleware that refuses requests without the token, or under a foreign name."""
+MOST_WRONG, WRONG_S = 10, 60.0
+"""So many wrong tokens from one address within so many seconds are answered; then it has to wait."""
+MOST_SESSIONS = 1000
+SESSION_S = 7 * 24 * 3600.0
+"""How long a login lasts."""
+
+
+class Access:
+    """Decides who may read: who gives the token, or the cookie of a session that began with the token.
+
+    Args:
+        token: the token; None: everybody who reaches the server may read.
+    """
+
+    def __init__(self, token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token = token
+        self._clock = clock
+        self._brake = Brake(MOST_WRONG, WRONG_S, clock)
+        self._sessions: OrderedDict[str, float] = OrderedDict()
+
+    def login(self, request: web.Request, given: object) -> str | None:
+        """Return the cookie of a new session; None if that is not the token.
+
+        Raises:
+            web.HTTPTooManyRequests: there were too many wrong ones.
+        """
+        if not isinstance(given, str) or not self._is_right(request, given.strip()):
+            return None
+        cookie = secrets.token_urlsafe()
+        self._sessions[cookie] = self._clock() + SESSION_S
+        if len(self._sessions) > MOST_SESSIONS:
+            self._sessions.popitem(last=False)
+        return cookie
+
+    def allows(self, request: web.Request) -> bool:
+        """Return whether a request has the token, or the cookie of a session.
+
+        Raises:
+            web.HTTPTooManyRequests: its address has given too many wrong tokens.
+        """
+        if self._token is None or self._sessions.get(request.cookies.get(COOKIE, ""), -math.inf) > self._clock():
+            return True
+        bearer = request.headers.get("Authorization")
+        return bearer is not None and self._is_right(request, bearer.removeprefix("Bearer "))
+
+    def _is_right(self, request: web.Request, given: str) -> bool:
+        address = request.remote or ""
+        if wait_s := self._brake.wait_s(address):
+            seconds = str(math.ceil(wait_s))
+            why = f"{MOST_WRONG} wrong tokens came from your address; try again in {seconds} s\n"
+            raise web.HTTPTooManyRequests(text=why, headers={"Retry-After": seconds})
+        right = self._token is not None and hmac.compare_digest(_bytes(given), _bytes(self._token))
+        if not right:
+            self._brake.note_wrong(address)
+        return right
 
     @web.middleware
-    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refusal = _refusal(request, token)
+    async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse requests without the token, or under a foreign name."""
+        refusal = self._refusal(request)
         return await handler(request) if refusal is None else refusal
 
-    return guarded
+    def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        if self._token is None:
+            if is_loopback(request.host.rpartition(":")[0] or request.host):
+                return None  # with another name, a stranger's page may have had its name resolve to this machine
+            return web.Response(status=403, text="this dashboard is for its own machine: open it as http://localhost\n")
+        if request.path in OPEN_PATHS or self.allows(request):
+            return None
+        if request.path.startswith("/api/"):
+            return web.json_response({"error": "give the token: Authorization: Bearer TOKEN"}, status=401)
+        return web.Response(status=303, headers={"Location": "/login"})
 
 
 async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
@@ -68,22 +123,5 @@ async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(HEADERS)
 
 
-def is_right(given: str | None, token: str) -> bool:
-    return given is not None and hmac.compare_digest(_bytes(given), _bytes(token))
-
-
 def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")  # bytes of a header that are not UTF-8 become surrogates
-
-
-def _refusal(request: web.Request, token: str | None) -> web.StreamResponse | None:
-    if token is None:
-        if is_loopback(request.host.rpartition(":")[0] or request.host):
-            return None  # with another name, a stranger's page may have had its name resolve to this machine
-        return web.Response(status=403, text="this dashboard is for its own machine: open it as http://localhost\n")
-    bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if request.path in OPEN_PATHS or any(is_right(one, token) for one in (bearer, request.cookies.get(COOKIE))):
-        return None
-    if request.path.startswith("/api/"):
-        return web.json_response({"error": "give the token: Authorization: Bearer TOKEN"}, status=401)
-    return web.Response(status=303, headers={"Location": "/login"})

@@ -24,14 +24,21 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.dashboard.access import COOKIE, add_headers, guard, is_right
+from iris_ray.dashboard.access import COOKIE, SESSION_S, Access, add_headers
 from iris_ray.dashboard.cluster_view import TABLES, ClusterView
 from iris_ray.dashboard.follower import Channel, Follower, encode
 from iris_ray.dashboard.job_pages import JobPages
 from iris_ray.errors import InvalidRequestError, IrisError, UnknownNameError
+from iris_ray.http_server import LimitedServer
 
 STATIC = Path(__file__).parent / "static"
 KEEP_ALIVE_S = 10.0
+SLOW_READER_S = 30.0
+"""How long a page may take to read a message. Then its connection is closed."""
+MOST_BODY = 2**16
+"""Bytes. Only the form of the login has one."""
+MOST_PAGES = 200
+"""Streams of changes, of all readers together."""
 MOST_OF_A_VERSION = 50
 """Characters. The channel's versions have about twelve."""
 JOB = "{job:[^/]+}"
@@ -50,8 +57,9 @@ def application(connect: Callable[[], ControllerConnection], address: str, token
     view = ClusterView()
     channel = Channel(view)
     follower = Follower(connect, view, channel, address)
-    routes = _Routes(view, channel, JobPages(connect), token)
-    app = web.Application(middlewares=[guard(token), errors_as_json])
+    access = Access(token)
+    routes = _Routes(view, channel, JobPages(connect), access)
+    app = web.Application(client_max_size=MOST_BODY, middlewares=[access.guard, errors_as_json])
     app.on_response_prepare.append(add_headers)
     app.cleanup_ctx.append(lambda _: _running(follower))
     app.add_routes(
@@ -97,11 +105,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 class _Routes:
-    def __init__(self, view: ClusterView, channel: Channel, jobs: JobPages, token: str | None) -> None:
+    def __init__(self, view: ClusterView, channel: Channel, jobs: JobPages, access: Access) -> None:
         self._view = view
         self._channel = channel
         self._jobs = jobs
-        self._token = token
+        self._access = access
+        self._open_pages = 0
 
     async def page(self, _: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
@@ -114,10 +123,11 @@ class _Routes:
             given = (await request.post()).get("token")
         except (ValueError, LookupError) as error:  # not text of its charset, or no such charset
             raise InvalidRequestError(f"the form can't be read ({error}); send it from the page /login") from None
-        if self._token is None or not isinstance(given, str) or not is_right(given.strip(), self._token):
+        cookie = self._access.login(request, given)
+        if cookie is None:
             return web.Response(status=403, text=LOGIN.replace("hidden", ""), content_type="text/html")
         response = web.Response(status=303, headers={"Location": "/"})
-        response.set_cookie(COOKIE, self._token, httponly=True, samesite="Strict")
+        response.set_cookie(COOKIE, cookie, max_age=int(SESSION_S), httponly=True, samesite="Strict")
         return response
 
     async def health(self, _: web.Request) -> web.StreamResponse:
@@ -139,14 +149,20 @@ class _Routes:
         version = request.headers.get("Last-Event-ID") or request.query.get("since", "")
         if len(version) > MOST_OF_A_VERSION:
             raise InvalidRequestError("since is no version; give the one that /api/snapshot has")
+        if self._open_pages >= MOST_PAGES:
+            words = f"{MOST_PAGES} pages are open, which is the limit; close some"
+            return web.json_response({"error": words}, status=503, headers={"Retry-After": "10"})
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        self._open_pages += 1
         reader = self._channel.open(version)
         try:
+            await response.prepare(request)
             await self._send(response, reader.queue)
-        except ConnectionError:
-            pass  # the page was closed
+        except ConnectionError:  # the page was closed, or does not read
+            if request.transport is not None:
+                request.transport.abort()
         finally:
+            self._open_pages -= 1
             self._channel.close(reader)
         return response
 
@@ -160,7 +176,11 @@ class _Routes:
                 message = b": still there\n\n"
             if message is None:
                 return
-            await response.write(message)
+            try:
+                async with asyncio.timeout(SLOW_READER_S):
+                    await response.write(message)
+            except TimeoutError:
+                raise ConnectionError("the page does not read") from None
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         found = await self._jobs.job(request.match_info["job"])
@@ -204,20 +224,18 @@ async def serve(
     Raises:
         InvalidRequestError: it can't listen there.
     """
-    runner = web.AppRunner(application(connect, address, token), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
+    server = LimitedServer(application(connect, address, token), shutdown_s=1.0)
     try:
-        site = web.TCPSite(runner, host, port)
         try:
-            await site.start()
+            listens_at = await server.start(host, port)
         except OSError as error:
             raise InvalidRequestError(
                 f"can't listen at {host}:{port} ({error.strerror}); choose another port: --port 0 takes a free one"
             ) from None
-        ready(_url(host, runner.addresses[0][1]))
+        ready(_url(host, listens_at))
         await _told_to_end()
     finally:
-        await runner.cleanup()
+        await server.close()
 
 
 def _url(host: str, port: int) -> str:

@@ -309,6 +309,8 @@ class ActorFuture:
             if self._way is not None:
                 self._way.lost = True
             why = error.details() if isinstance(error, grpc.Call) else "the connection was closed"
+            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                why = "another actor listens there now, or the token is wrong"
             raise unavailable(f"{self._method} of {self._handle!r} has no answer: {why}") from None
         return unpack_answer(answer)
 

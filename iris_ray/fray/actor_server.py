@@ -5,6 +5,7 @@ import functools
 import hmac
 import importlib
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 """How long running calls may take when an actor ends itself."""
+LIMITS = [("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_concurrent_streams", 1000)]
+"""Of a connection: the time until it speaks HTTP/2, and its calls at a time. gRPC for Python limits no connections."""
 
 
 class ActorServer:
@@ -55,7 +58,7 @@ class ActorServer:
 
     def __init__(self, max_concurrency: int) -> None:
         threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
-        self._server = grpc.server(threads, options=OPTIONS)
+        self._server = grpc.server(threads, interceptors=[self._doorman()], options=[*OPTIONS, *LIMITS])
         self.end = threading.Event()
         messages = {CALL: self._call, END: self._end}
         handlers = {name: grpc.unary_unary_rpc_method_handler(take) for name, take in messages.items()}
@@ -77,28 +80,38 @@ class ActorServer:
         """Take no more calls, and wait at most ``grace_s`` for those that run."""
         self._server.stop(grace_s).wait()
 
+    def _doorman(self) -> grpc.ServerInterceptor:
+        return Doorman(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
+
     def _call(self, request: bytes, about: grpc.ServicerContext) -> bytes:
-        self._require_token(about)
         try:
             return self._context.copy().run(self._answer, request)
         except BaseException as error:  # the method may even raise SystemExit
             return pack_error(error)
 
     def _end(self, request: bytes, about: grpc.ServicerContext) -> bytes:
-        self._require_token(about)
         self.end.set()
         return b""
-
-    def _require_token(self, about: grpc.ServicerContext) -> None:
-        told = dict(about.invocation_metadata()).get(TOKEN, "")
-        if not hmac.compare_digest(str(told), self.address.token):
-            about.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this actor's")
 
     def _answer(self, request: bytes) -> bytes:
         method, args, kwargs = cloudpickle.loads(request)
         if method.startswith("_"):
             raise AttributeError(f"{method} is not served: it begins with an underscore")
         return pack_result(getattr(self._instance, method)(*args, **kwargs))
+
+
+class Doorman(grpc.ServerInterceptor):  # type: ignore[misc]  # gRPC has no types
+    """Refuses calls without the token at once: before gRPC reads their arguments, and even if all threads are busy.
+
+    To callers the service seems not to be there, which is the one such refusal that gRPC has.
+    """
+
+    def __init__(self, is_right: Callable[[str], bool]) -> None:
+        self._is_right = is_right
+
+    def intercept_service(self, continuation: Any, about: grpc.HandlerCallDetails) -> Any:
+        told = dict(about.invocation_metadata).get(TOKEN, "")
+        return continuation(about) if isinstance(told, str) and self._is_right(told) else None
 
 
 def make_instance(context: "ActorContext", actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

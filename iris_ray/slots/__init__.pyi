@@ -1,14 +1,17 @@
 from .actors.messages import ModelRow, SlotHosts, SlotRow, SlotStatus
 from .actors.model_call import SlotRequest, slot_request
+from .client.served_command import ProgramAnswer, ServedCommand
 from .client.session import Session
 from .client.slot_client import SlotClient
 from .core.devices import DeviceKind
 from .core.memory_estimates import GGUFModel, gguf_memory, vllm_memory
 from .core.models import ModelSpec
 from .core.policy import IdleFor, PlacementPolicy, ServingPolicy
+from .front.api_keys import ApiKey
 from .front.http_front import HttpFront
 
 __all__ = [
+    "ApiKey",
     "DeviceKind",
     "GGUFModel",
     "HttpFront",
@@ -16,6 +19,8 @@ __all__ = [
     "ModelRow",
     "ModelSpec",
     "PlacementPolicy",
+    "ProgramAnswer",
+    "ServedCommand",
     "ServingPolicy",
     "Session",
     "SlotClient",

@@ -1,4 +1,10 @@
-"""``iris-ray slots``: the models that a `SlotClient` with a name serves, and their slots."""
+"""``iris-ray slots``: the models that a `SlotClient` with a name serves. ``iris-ray serve``: those of a file."""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -6,11 +12,17 @@ from iris_ray.cli.address import Command, address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import duration, print_json, print_table
+from iris_ray.errors import InvalidSlotError, IrisError
 from iris_ray.model.checks import unknown
 from iris_ray.slots.actors.messages import ModelRow, SlotRow
 from iris_ray.slots.client.slot_client import SlotClient
 
+if TYPE_CHECKING:
+    from iris_ray.slots.serving import ServedModel
+
 _SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIONS", "IDLE", "PID")
+_SHOWN = {"port": "PORT", "model": "MODEL", "devices": 1, "memory": 0, "share": 1}
+_RUNNERS = ("RUNNER", "MB FREE ON EACH DEVICE", "SLOTS", "MODELS")
 _MODELS = ("MODEL", "SLOTS", "STARTING", "WAITING", "REPLICAS", "LOADS IN", "NOTE")
 
 
@@ -60,6 +72,23 @@ def models(name: str, as_json: bool) -> None:
 
 
 @slots.command()
+@name_option
+@json_option
+@address_option
+def runners(name: str, as_json: bool) -> None:
+    """Runners: the hosts, or slices, that hold slots, and what is free on their devices."""
+    with cluster():
+        found = SlotClient.connect(name).status()
+    rows = [_runner(runner, free, found.slots) for runner, free in found.runners.items()]
+    if as_json:
+        print_json([dict(zip(("runner", "free", "slots", "models"), row, strict=True)) for row in rows])
+        return
+    shown = [(runner, ",".join(f"{each / 10**6:,.0f}" for each in free), slots, ", ".join(models))
+             for runner, free, slots, models in rows]  # fmt: skip
+    print_table(_RUNNERS, shown, "no runners: their jobs wait for hosts, see `iris-ray ls`")
+
+
+@slots.command()
 @click.argument("slot")
 @name_option
 @address_option
@@ -98,6 +127,68 @@ def why(model: str, name: str, as_json: bool) -> None:
     click.echo(f"{model}: {_reason(rows[model])}")
 
 
+GRACE_S = 30.0
+"""How long requests may go on after SIGTERM. After Ctrl-C they have `CLOSE_S`."""
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Only check the file, and say where each model fits.")
+@address_option
+def serve(file: Path, dry_run: bool) -> None:
+    """Serve the models of a file as OpenAI's API, until Ctrl-C or SIGTERM.
+
+    \b
+      iris-ray serve models.toml --dry-run
+      iris-ray serve models.toml
+      kill -HUP PID                               # reads the file again
+
+    docs/serving.md says what the file has. A file that makes no sense is refused as a whole, also when it is read
+    again: what was served before goes on.
+    """
+    from iris_ray.slots import serving
+    from iris_ray.slots.front.http_front import CLOSE_S
+
+    sys.path.insert(0, "")  # classes of the file may be in this directory
+    said = serving.read(file)
+    rows = [(model.name, _what(model), model.place(said.hosts), model.replicas, ", ".join(model.aliases))
+            for model in said.models.values()]  # fmt: skip
+    print_table(("MODEL", "SERVES", "FITS ON", "REPLICAS", "ALIASES"), rows, "no models")
+    if nowhere := [name for name, _, place, *_ in rows if not place]:
+        raise InvalidSlotError(f"{', '.join(nowhere)} would fit on none of the hosts; give more memory_gb or devices")
+    if dry_run:
+        return
+    asked: list[int] = []
+    came = threading.Event()
+
+    def note(number: int, _: object) -> None:
+        asked.append(number)
+        came.set()
+
+    with cluster(show_logs=True), SlotClient(said.hosts, name=said.name, policy=said.policy) as client:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, note)
+        served = serving.ServedFile(client, said)
+        with served.front as front:
+            click.echo(f"{len(said.models)} models at {front.url}/v1; Ctrl-C ends it, SIGHUP reads the file again")
+            while True:
+                came.wait()
+                came.clear()
+                if signal.SIGTERM in asked or signal.SIGINT in asked:
+                    front.close(GRACE_S if signal.SIGTERM in asked else CLOSE_S)
+                    return
+                asked.clear()
+                try:
+                    changes = served.change(serving.read(file))
+                    click.echo("; ".join(changes) or "nothing has changed")
+                except IrisError as error:
+                    click.echo(f"nothing has changed: {error}", err=True)
+
+
+def _what(model: "ServedModel") -> str:
+    return model.model if isinstance(model.model, str) else model.model.words(**_SHOWN)[0]
+
+
 def _reason(row: ModelRow) -> str:
     missing = row.replicas - row.slots - row.starting
     if not row.waiting and missing > 0:
@@ -109,6 +200,11 @@ def _reason(row: ModelRow) -> str:
     if row.starting:
         return f"{many} while {row.starting} {'slot loads' if row.starting == 1 else 'slots load'}"
     return f"{many}: {row.waits_for or 'all of its slots are busy'}"
+
+
+def _runner(runner: str, free: tuple[int, ...], slots: tuple[SlotRow, ...]) -> tuple[Any, ...]:
+    here = [row for row in slots if row.runner == runner]
+    return runner, list(free), len(here), sorted({row.model for row in here})
 
 
 def _slot(row: SlotRow) -> tuple[object, ...]:

@@ -143,3 +143,23 @@ def test_missing_or_wrong_token_is_refused_before_sending(head: RayHead, workspa
         assert "refuses this token" in output
         assert "sending" not in output
     assert "has no job 'nobody'" in iris(head, workspace, "job", "status", "nobody", code=USAGE)
+
+
+def test_held_slice_runs_directory_sent_through_dashboard(head: RayHead, workspace: Path) -> None:
+    assert "iris-ray dev run mine" in iris(
+        head, workspace, "dev", "hold", "v4-8", "--name", "mine", "--preload", "json"
+    )
+    (workspace / ".env").write_text("SECRET=x")
+    words = (
+        "dev",
+        "run",
+        "mine",
+        "--",
+        "python",
+        "-c",
+        "import beside, os; print(beside.WORD, os.path.exists('.env'))",
+    )
+    assert "blue False" in iris(head, workspace, *words)
+    (workspace / "beside.py").write_text("WORD = 'red'")
+    assert "red False" in iris(head, workspace, *words)
+    assert "is given back" in iris(head, workspace, "dev", "stop", "mine")

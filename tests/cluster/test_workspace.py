@@ -1,6 +1,7 @@
 """A directory travels to the hosts as the tasks' working directory; one that is too large is refused with the limit."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import pytest
 from iris_ray.cli.conventions import USAGE
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import Done, command_line, environment
+from tests.support.gangs import all_jobs
 
 
 @pytest.fixture
@@ -108,3 +110,30 @@ def test_local_client_ends_its_own_simulated_cluster(cluster: SimulatedCluster) 
     """
     done = script(cluster, body, RAY_ADDRESS="")
     assert done.stdout == "['v4-8-0']\n1 2\nFalse\n", done.stderr
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_checkout_travels_and_job_tells_its_commit(cluster: SimulatedCluster, workspace: Path, command: str) -> None:
+    for words in (("init", "--quiet"), ("add", "paint.py"), ("commit", "--quiet", "-m", "first")):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=workspace, check=True)
+    (workspace / ".env").write_text("KEY=s3cr3t")
+    (workspace / "paint.py").write_text("import beside, os\nprint('painted', beside.FOUND, os.path.exists('.env'))\n")
+
+    def iris_ray(*words: str) -> Done:
+        variables = environment(cluster) | {"IRIS_RAY_CODE": ""}
+        done = subprocess.run(
+            command_line(*words), capture_output=True, text=True, timeout=180, cwd=workspace, env=variables
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    done = iris_ray(*(("run", "paint.py", "v4-16") if command == "run" else ("submit", "-f", "paint.py", "--cpu", "1")))
+    assert "painted blue False" in done.stdout + done.stderr
+    assert re.search("iris-ray: sending commit .* 3 files, .*; left out: .env .looks like a secret.", done.stderr)
+    job_id = max(all_jobs(), key=lambda job: job.number).job_id
+    assert re.search(r"commit [0-9a-f]{12} \(\w+\) and 7 changed lines", iris_ray("job", "status", job_id).stdout)
+    difference = iris_ray("job", "status", job_id, "--difference").stdout
+    assert "+print('painted', beside.FOUND, os.path.exists('.env'))" in difference
+    assert "+blue" in difference
+    assert "s3cr3t" not in difference

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from aiohttp import web
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.dashboard.server import application
+from iris_ray.http_server import LimitedServer
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser as Chromium
@@ -87,17 +87,15 @@ def served(
     thread = threading.Thread(target=loop.run_forever, name="dashboard")
     thread.start()
 
-    async def start() -> tuple[web.AppRunner, int]:
-        runner = web.AppRunner(application(connect, ADDRESS, token), access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return runner, int(runner.addresses[0][1])
+    async def start() -> tuple[LimitedServer, int]:
+        server = LimitedServer(application(connect, ADDRESS, token), shutdown_s=0.1)
+        return server, await server.start("127.0.0.1", 0)
 
-    runner, port = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    server, port = asyncio.run_coroutine_threadsafe(start(), loop).result()
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result()
         asyncio.run_coroutine_threadsafe(loop.shutdown_default_executor(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -7,6 +7,7 @@ from iris_ray.actors.calls.ray_internals import ClusterStore
 CONTROLLER_NAME = "controller"
 NAMESPACE = "iris_ray"
 PLACEMENT_GROUP_PREFIX = "iris_ray/"
+CODE_PREFIX = "code/"
 
 
 def detached_pool(job_id: str) -> str:
@@ -27,6 +28,11 @@ def incarnations_of(owner: str) -> str:
 def endpoint_key(job_id: str, name: str) -> str:
     """Return the key of a job's endpoint in the cluster's store."""
     return f"endpoint/{job_id}:{name}"
+
+
+def code_key(job_id: str) -> str:
+    """Return the key of the record of a job's code in the cluster's store."""
+    return f"{CODE_PREFIX}{job_id}"
 
 
 def is_endpoint_of(jobs: Container[str], key: str) -> bool:

@@ -44,7 +44,7 @@ from dataclasses import replace
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.names import is_endpoint_of
+from iris_ray.actors.calls.names import CODE_PREFIX, is_endpoint_of
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.containment import Containment
@@ -356,9 +356,14 @@ class RecordCollector:
         return values
 
     def delete_endpoints(self, state: ControllerState) -> None:
-        """Delete the endpoints of forgotten jobs with the next records. This may fail: no task looks them up again."""
+        """Delete the endpoints and the code of forgotten jobs with the next records.
+
+        This may fail: nobody looks them up again.
+        """
         self._forgotten = 0
         with contextlib.suppress(Exception):
+            codes = {key: key.removeprefix(CODE_PREFIX) for key in self._store.keys(CODE_PREFIX)}
+            self._pending |= {key: None for key, job_id in codes.items() if job_id not in state.jobs}
             self._pending |= {k: None for k in self._store.keys("endpoint/") if not is_endpoint_of(state.jobs, k)}
 
     def take_unrecordable(self) -> dict[str, Exception]:

@@ -10,6 +10,17 @@ import psutil
 from iris_ray.slots.actors.slot_actor import ProcessIdentity, join_task
 
 LOOK_AGAIN_S = 0.02
+OWNER = "IRIS_SLOT_PROCESS"
+"""The variable by which processes that a slot's process has started are known to be its own, when it is gone."""
+
+
+def owner_of_this_process() -> str:
+    """Return the value of `OWNER` for processes that this one starts."""
+    return _owner(os.getpid(), psutil.Process().create_time())
+
+
+def _owner(pid: int, began: float) -> str:
+    return f"{pid} {began:.2f}"
 
 
 class RunnerAgent:
@@ -36,12 +47,23 @@ class RunnerAgent:
         return await asyncio.to_thread(lambda: sum(map(_memory_of, processes)))
 
     async def wait_gone(self, process: ProcessIdentity, timeout_s: float) -> bool:
-        """Wait until a process is gone; return whether it is."""
+        """Wait until a process is gone, and kill what it has started as its own; return whether all are gone."""
         for _ in range(round(timeout_s / LOOK_AGAIN_S)):
-            if not _is_alive(process):
+            if not _is_alive(process) and not await asyncio.to_thread(_kill_orphans, process):
                 return True
             await asyncio.sleep(LOOK_AGAIN_S)
-        return not _is_alive(process)
+        return False
+
+
+def _kill_orphans(process: ProcessIdentity) -> bool:
+    """Kill the processes whose environment says that this one, which is gone, owns them; return whether there were."""
+    found = False
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            if each.environ().get(OWNER) == _owner(process.pid, process.began):
+                each.kill()
+                found = each.status() != psutil.STATUS_ZOMBIE or found
+    return found
 
 
 def _is_alive(process: ProcessIdentity) -> bool:

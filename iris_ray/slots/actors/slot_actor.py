@@ -3,7 +3,9 @@
 import asyncio
 import inspect
 import os
+import sys
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,10 @@ from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls,
 
 P = ParamSpec("P")
 T = TypeVar("T")
+HEALTH_S = 10.0
+"""How often a model that has ``health()`` is asked."""
+MOST_UNWELL = 3
+"""Answers in a row that it is not well, after which the slot ends."""
 CALLS: Final = "calls"
 """The concurrency group of the methods that run user code."""
 
@@ -187,8 +193,8 @@ class SlotActor:
 class LoadedModel:
     """An instance of the user's class.
 
-    The class may have ``load()`` and ``unload()``, and must have ``__call__(payload)``: a function, a coroutine, or a
-    generator of either kind. Coroutines run in one event loop, everything else in the calling thread.
+    The class may have ``load()``, ``unload()`` and ``health()``, and must have ``__call__(payload)``: a function, a
+    coroutine, or a generator of either kind. Coroutines run in one event loop, everything else in the calling thread.
     """
 
     def __init__(self) -> None:
@@ -203,6 +209,8 @@ class LoadedModel:
             self._run_if_there("load")
         except (Exception, asyncio.CancelledError) as error:
             return "".join(traceback.format_exception_only(error)).strip()
+        if hasattr(self._model, "health"):
+            threading.Thread(target=self._watch_health, name="model's health", daemon=True).start()
         return None
 
     def unload(self) -> None:
@@ -230,11 +238,22 @@ class LoadedModel:
         answer = self._model(payload)
         return call.wait(answer) if inspect.iscoroutine(answer) else answer
 
-    def _run_if_there(self, name: str) -> None:
-        if hasattr(self._model, name):
-            result = getattr(self._model, name)()
-            if inspect.iscoroutine(result):
-                ModelCall(self.loop).wait(result)
+    def _run_if_there(self, name: str) -> Any:
+        result = getattr(self._model, name)() if hasattr(self._model, name) else None
+        return ModelCall(self.loop).wait(result) if inspect.iscoroutine(result) else result
+
+    def _watch_health(self) -> None:
+        """End this process, and so the slot, when the model is not well. Its requests run again on another slot."""
+        unwell = 0
+        while unwell < MOST_UNWELL:
+            time.sleep(HEALTH_S)
+            try:
+                why = None if self._run_if_there("health") is not False else "health() returned False"
+            except Exception as error:
+                why = f"health() raised {type(error).__name__}: {error}"
+            unwell = 0 if why is None else unwell + 1
+        print(f"the model was not well {MOST_UNWELL} times in a row: {why}; its slot ends", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 async def _all(pieces: AsyncIterator[Any]) -> list[Any]:

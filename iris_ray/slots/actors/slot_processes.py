@@ -29,6 +29,10 @@ UNLOAD_S = 5.0
 """How long a user's ``unload`` may take."""
 GONE_S = 10.0
 """How long one look waits for a killed process to be gone."""
+SHARE_BYTES = "IRIS_SLOT_MEMORY"
+"""The variable that tells a slot its bytes on each of its devices, with commas between them."""
+SHARE = "IRIS_SLOT_MEMORY_SHARE"
+"""The variable that tells a slot the part of each device that it may use: 0.5 for half, the least of all."""
 BESIDE_SEATS = 8
 """Threads of an actor for our own calls, and for sessions that end, beside those of its seats."""
 
@@ -199,7 +203,10 @@ def _started(order: CreateSlot, host: HostHere) -> Actor[SlotActor]:
         "scheduling_strategy": host.placement(),
         "name": f"slot {order.slot_id} of {order.spec.identity}" + (f", host {host.host}" if host.hosts > 1 else ""),
     }
-    return Actor(_slot_actor(seats).options(**options).remote(host.variables_for(order.allocation.devices)))
+    each = order.allocation.bytes_each
+    share = {SHARE_BYTES: ",".join(map(str, each)), SHARE: f"{min(each) / host.memory:.4f}"}
+    variables = {**host.variables_for(order.allocation.devices), **share}
+    return Actor(_slot_actor(seats).options(**options).remote(variables))
 
 
 async def _until_gone(actor: Actor[SlotActor]) -> None:

@@ -13,18 +13,21 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from iris_ray.actors.calls.asking import Actor, Reference
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
-from iris_ray.model.checks import shown
+from iris_ray.model.checks import is_name, require, shown
 from iris_ray.slots.actors.messages import TAKEN_AT_ONCE, Ask, ModelOrder, SlotHosts, SlotStatus, packed
 from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.client.hold_host import cancel_runners, submit_runners
 from iris_ray.slots.client.lease import ClientKeeper
 from iris_ray.slots.client.named_manager import find, make_or_find
+from iris_ray.slots.client.served_command import ServedCommand, ServedProgram
 from iris_ray.slots.client.session import Session
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
 
 T = TypeVar("T")
+LATER_S = 30.0
+"""A program that is not healthy in time has so many seconds to say why."""
 
 
 class SlotClient:
@@ -89,7 +92,7 @@ class SlotClient:
 
     def register(
         self,
-        model: type,
+        model: "type | ServedCommand",
         name: str | None = None,
         *,
         memory: Mapping[int, int] | None = None,
@@ -105,7 +108,8 @@ class SlotClient:
 
         Args:
             model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either
-                kind, and perhaps ``load()``, ``unload()`` and ``memory_estimate()``.
+                kind, and perhaps ``load()``, ``unload()``, ``health()`` and ``memory_estimate()``; or a program. A slot
+                ends if ``health()``, which is called every ten seconds, raises or returns False three times in a row.
             name: the model's name in requests; None: the class's name. A class may have several names, such as one for
                 each adapter.
             memory: bytes on each device, by the number of devices. None: the result of the class's
@@ -113,8 +117,9 @@ class SlotClient:
             arguments: the arguments of the class, by name.
             replicas: slots to keep even without requests.
             prewarm: whether each new host gets a slot if no other slot has to be evicted for it.
-            spec: further fields of `ModelSpec`, such as ``concurrency``, or ``kind`` if the hosts have several kinds of
-                devices. ``lora`` only distinguishes slots; the class gets its adapter by ``arguments``.
+            spec: further fields of `ModelSpec`, such as ``concurrency`` and ``load_s``, or ``kind`` if the hosts have
+                several kinds of devices. ``lora`` only distinguishes slots; the class gets its adapter by
+                ``arguments``.
 
         Raises:
             InvalidSlotError: the class can't serve or can't be pickled, or its memory is not known.
@@ -122,6 +127,11 @@ class SlotClient:
         if not isinstance(arguments, Mapping | None):
             raise InvalidSlotError(f"arguments is {shown(arguments)}; give values by name, such as {{'seed': 1}}")
         keywords = dict(arguments or {})
+        if isinstance(model, ServedCommand):
+            require(is_name(name), "the name of a model that is a program", name, "a str", InvalidSlotError)
+            memory, keywords = memory or model.memory, {"served": model, "model": name}
+            spec = {"runtime": "program", "load_s": model.load_s + LATER_S, **spec}
+            model = ServedProgram
         if not isinstance(model, type) or not any("__call__" in vars(base) for base in model.__mro__):
             raise InvalidSlotError(f"{model!r} can't be served; give a class that has __call__(self, payload)")
         if memory is None:

@@ -10,7 +10,7 @@ from iris_ray.model.checks import is_name, is_plain_int, is_positive_seconds, is
 from iris_ray.model.constraints import Constraint
 from iris_ray.slots.core.devices import DeviceKind
 
-CONCURRENCY: Final = {"vllm": 256, "ollama": 2}
+CONCURRENCY: Final = {"vllm": 256, "program": 64, "ollama": 2}
 """Requests that one slot serves at a time, by runtime; 1 for others."""
 
 
@@ -44,8 +44,10 @@ class ModelSpec:
         kind: the kind of device that it runs on.
         runtime: the program that runs it, such as "vllm"; sets the default of ``concurrency``.
         lora: the directory of an adapter, or "".
-        concurrency: requests that one slot serves at a time. None: 256 for "vllm", 2 for "ollama", else 1.
+        concurrency: requests that one slot serves at a time. None: 256 for "vllm", 64 for "program", 2 for "ollama",
+            else 1.
         constraints: what its runners' attributes must satisfy.
+        load_s: seconds for which it may load before the load counts as failed; None: `ServingPolicy.load_s`.
 
     Raises:
         InvalidSlotError: a value can't work; the message names it.
@@ -58,6 +60,7 @@ class ModelSpec:
     lora: str = ""
     concurrency: int | None = None
     constraints: tuple[Constraint, ...] = ()
+    load_s: float | None = field(default=None, compare=False)
     identity: SlotIdentity = field(init=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
 
@@ -72,6 +75,7 @@ class ModelSpec:
         for name in ("runtime", "lora"):
             self._require(isinstance(getattr(self, name), str), name, "a str")
         self._require(isinstance(self.kind, DeviceKind), "kind", "a DeviceKind")
+        self._require(self.load_s is None or is_positive_seconds(self.load_s), "load_s", "seconds above 0, or None")
         constraints = self.constraints if isinstance(self.constraints, (list, tuple)) else (self.constraints,)
         self._require(all(isinstance(each, Constraint) for each in constraints), "constraints", "a list of Constraint")
         object.__setattr__(self, "constraints", tuple(constraints))

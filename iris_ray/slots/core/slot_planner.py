@@ -222,12 +222,12 @@ class Endings:
         match slot.state:
             case SlotState.PLANNED:
                 if self.fleet.start(slot.slot_id, now):
-                    self.agenda.look_again(slot.slot_id, now + self.policy.load_s)
+                    self.agenda.look_again(slot.slot_id, now + self._load_s(slot))
                     yield CreateSlot(slot.slot_id, slot.spec, slot.allocation)
             case SlotState.STARTING:
                 assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
-                if slot.started_at + self.policy.load_s <= now:
-                    yield from self.fail(slot, f"it did not load within {self.policy.load_s:g} s", now)
+                if slot.started_at + self._load_s(slot) <= now:
+                    yield from self.fail(slot, f"it did not load within {self._load_s(slot):g} s", now)
             case SlotState.READY if slot.leaving:
                 when = self.staleness.resident_until(slot)
                 self.agenda.look_again(slot.slot_id, when)
@@ -235,6 +235,9 @@ class Endings:
                     self.drain(slot, now, self._ending[slot.slot_id].reason, cuts_off=False)
             case SlotState.DRAINING | SlotState.FAILED:
                 yield from self._end(slot, self._ending[slot.slot_id], now)
+
+    def _load_s(self, slot: Slot) -> float:
+        return self.policy.load_s if slot.spec.load_s is None else slot.spec.load_s
 
     def _may_stay(self, slot: Slot) -> bool:
         """Return whether a slot that gives way to another model stays: nobody needs its memory any more."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -9,48 +10,72 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
-from aiohttp.web import Request, StreamResponse, middleware
 
-from iris_ray.errors import InvalidSlotError, NotPermittedError
-from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forever, require
+from iris_ray.errors import InvalidSlotError, ModelUnavailableError, NotPermittedError
+from iris_ray.http_server import LimitedServer
+from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forever, is_variables, require, unknown
+from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.client.slot_client import SlotClient
-from iris_ray.slots.front.openai_words import BodyTooLargeError, Question, error_answer, question, text_of
+from iris_ray.slots.front.api_keys import ApiKey, ApiKeys, may_use
+from iris_ray.slots.front.front_metrics import FrontMetrics
+from iris_ray.slots.front.openai_words import (
+    NOTHING,
+    Question,
+    Route,
+    error_answer,
+    error_words,
+    event,
+    model_words,
+    question,
+)
 
-MOST_BODY = 64 * 2**20
+MOST_BODY = 4 * 2**20
 """The limit of a request's bytes."""
+MOST_VALUES: Final = 2**17
+"""The limit of a request's values in JSON, estimated by its commas."""
+FEW_VALUES: Final = 2**13
+"""Such a request is parsed in a millisecond. Larger ones are parsed one by one: no thread of Python runs meanwhile."""
+PARSING_SHARE = 0.005
+"""The share of the time in which large requests are parsed, so that one answer in a hundred waits for them at most."""
 CHARSETS: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 """The charsets of requests. Others may take long to decode, which would stop the server."""
-CLOSE_S = 5.0
+CLOSE_S = 2.0
 """How long running requests may take to end when the server closes."""
-_NOTHING: Final = object()
+SLOW_READER_S = 60.0
+"""How long a caller may take to read a piece. Then its request is cancelled."""
+LISTED_S: Final = 1.0
+"""For how long a list of the models is used."""
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+"""What is answered without a key."""
 
 logger = logging.getLogger(__name__)
-Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpFront:
-    """Serves the models of a client at ``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``.
+    """Serves the models of a client as OpenAI's API: completions, chat, embeddings and the list of models.
 
-    A model gets the request's JSON object and answers with text, whole or in pieces. A caller who goes away cancels its
-    request. The server checks no API keys: every program that reaches the port can use the models. It refuses web
-    pages.
+    A model gets the request's JSON object and answers with text, whole or in pieces; a model of embeddings with
+    vectors. A caller who goes away cancels its request. Web pages are refused.
 
     Args:
         client: the client of the models.
         host: the address at which it listens. Other machines reach it only at an address of this machine's own.
         port: 0 for any free port.
         timeout_s: seconds for which a request may wait before it begins.
+        keys: who may use it, and how much. Without keys it listens on loopback only, and every program on this machine
+            can use all models.
+        aliases: further names of models, and the models.
 
     Raises:
-        InvalidSlotError: there is no such port or timeout.
+        InvalidSlotError: there is no such port or timeout, or it would listen for other machines without keys.
 
     Example:
         >>> with HttpFront(client) as front:
@@ -58,7 +83,14 @@ class HttpFront:
     """
 
     def __init__(
-        self, client: SlotClient, *, host: str = "127.0.0.1", port: int = 0, timeout_s: float | None = 300.0
+        self,
+        client: SlotClient,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        timeout_s: float | None = 300.0,
+        keys: Sequence[ApiKey] = (),
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         is_port = is_plain_int(port, 0) and port <= 65535
         require(is_port, "HttpFront: port", port, "an int from 0 to 65535", InvalidSlotError)
@@ -67,10 +99,31 @@ class HttpFront:
         self._client = client
         self._at = host, port
         self._timeout_s = timeout_s
+        self._keys = ApiKeys()
+        self._aliases: Mapping[str, str] = {}
+        self.set_access(keys, aliases)
+        self._models = ListedModels(client)
+        self._parser = Parser()
+        self._metrics = FrontMetrics()
+        self._running = RunningRequests()
         self._loop: asyncio.AbstractEventLoop  # set by the thread
-        self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="http front", daemon=True)
         self._started: Future[int] = Future()
+
+    def set_access(self, keys: Sequence[ApiKey], aliases: Mapping[str, str] | None = None) -> None:
+        """Replace the keys and the aliases. Requests that run go on.
+
+        Raises:
+            InvalidSlotError: they make no sense, or other machines could use the models without a key.
+        """
+        require(is_variables(aliases or {}), "HttpFront: aliases", aliases, "names by name", InvalidSlotError)
+        if not keys and not is_loopback(self._at[0]):
+            raise InvalidSlotError(
+                f"HttpFront would let everybody who reaches {self._at[0]} use the models; give keys=[ApiKey(NAME,"
+                " SECRET)], or leave out host"
+            )
+        self._keys.set(keys)
+        self._aliases = dict(aliases or {})
 
     @property
     def url(self) -> str:
@@ -90,12 +143,12 @@ class HttpFront:
         self._started.result()
         return self
 
-    def close(self) -> None:
-        """Stop listening. Requests that have not ended after `CLOSE_S` are cancelled."""
+    def close(self, grace_s: float = CLOSE_S) -> None:
+        """Stop listening. Requests that have not ended after ``grace_s`` get a 503, or their streams an error."""
         if not self._is_started:
             return
         with suppress(RuntimeError):  # its loop is closed already
-            self._loop.call_soon_threadsafe(self._stopped.set)
+            self._loop.call_soon_threadsafe(self._running.close, grace_s)
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -115,15 +168,23 @@ class HttpFront:
         finally:
             self._loop.close()
 
+    def _server(self) -> LimitedServer:
+        app = web.Application(
+            client_max_size=MOST_BODY, middlewares=[_errors_said, refusing_pages(self._at[0]), self._for_keys]
+        )
+        for route in Route:
+            app.router.add_post(route.path, self._answers(route))
+        app.router.add_get("/v1/models", self._list)
+        app.router.add_get("/v1/models/{model:.+}", self._retrieve)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._measured)
+        return LimitedServer(app, shutdown_s=1.0, handler_cancellation=True)
+
     async def _serve(self) -> None:
-        app = web.Application(client_max_size=MOST_BODY, middlewares=[_errors_said, refusing_pages(self._at[0])])
-        app.router.add_post("/v1/completions", self._answers(chat=False))
-        app.router.add_post("/v1/chat/completions", self._answers(chat=True))
-        app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S)
-        await runner.setup()
+        server = self._server()
         try:
-            await web.TCPSite(runner, *self._at).start()
+            port = await server.start(*self._at)
         except OSError as error:
             number = error.errno or errno.EADDRNOTAVAIL  # asyncio keeps it back since Python 3.13
             why = f"HttpFront can't listen at {self._at[0]}, port {self._at[1]}: {os.strerror(number)}"
@@ -132,90 +193,269 @@ class HttpFront:
         except Exception as error:  # a host that is no name at all
             self._started.set_exception(error)
         else:
-            self._started.set_result(runner.addresses[0][1])
-            await self._stopped.wait()
+            self._started.set_result(port)
+            grace_s = await self._running.closed()
+            server.stop_listening()
+            await self._running.end(grace_s)
         finally:
-            await runner.cleanup()
+            await server.close()
 
-    async def _models(self, request: web.Request) -> web.Response:
-        status = await asyncio.to_thread(self._client.status)
-        listed = [{"id": row.model, "object": "model", "created": 0, "owned_by": "iris_ray"} for row in status.models]
+    # -- routes -----------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _for_keys(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in OPEN_PATHS or (use := self._keys.use_of(request)) is None:
+            return await handler(request)
+        with use.request(self._keys.now):
+            return await handler(request)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"alive": True})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        await self._models.names()
+        return web.json_response({"ready": True})
+
+    async def _measured(self, request: web.Request) -> web.Response:
+        await self._models.names()
+        return web.Response(body=self._metrics.page(self._models.rows), content_type="text/plain")
+
+    async def _list(self, request: web.Request) -> web.Response:
+        listed = [model_words(name, self._models.began) for name in await self._names(request)]
         return web.json_response({"object": "list", "data": listed})
 
-    def _answers(self, chat: bool) -> Endpoint:
+    async def _retrieve(self, request: web.Request) -> web.Response:
+        name, names = request.match_info["model"], await self._names(request)
+        if name not in names:
+            raise unknown("model", name, names)
+        return web.json_response(model_words(name, self._models.began))
+
+    async def _names(self, request: web.Request) -> list[str]:
+        """Return the models and aliases that the key of a request may use."""
+        use = self._keys.use_of(request)
+        served = await self._models.names()
+        names = [*served, *(alias for alias, model in self._aliases.items() if model in served)]
+        return [name for name in dict.fromkeys(names) if may_use(use, self._aliases.get(name, name))]
+
+    def _answers(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            body, request_id = await _json(request), uuid.uuid4().hex
-            asked = question(body, chat=chat, request_id=request_id, created=int(time.time()))
-            return await (self._stream(request, asked) if asked.streams else self._whole(asked))
+            use = self._keys.use_of(request)
+            with self._metrics.request(route.path, use.key.name if use else "") as measured:
+                asked = await read(request)
+                measured.model = asked.model
+                if not may_use(use, asked.model):
+                    why = f"this key may not use the model {asked.said_model!r}; /v1/models lists those that it may use"
+                    raise NotPermittedError(why)
+                response = await (self._stream(request, asked) if asked.streams else self._whole(asked))
+                measured.status = response.status
+                return response
+
+        async def read(request: web.Request) -> Question:
+            async with self._running.request():
+                body = await self._parser.parse(request)
+            return question(body, route, request_id=uuid.uuid4().hex, created=int(time.time()), aliases=self._aliases)
 
         return handle
 
     async def _whole(self, asked: Question) -> web.Response:
-        answer = await self._client.generate(
-            asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s
-        )
-        return web.json_response(asked.answer(text_of(answer)))
+        async with self._running.request():
+            answer = await self._client.generate(
+                asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s
+            )
+        if isinstance(answer, ProgramAnswer):
+            return web.Response(body=answer.body, status=answer.status, content_type=answer.content_type)
+        return web.json_response(asked.answer(answer))
 
     async def _stream(self, request: web.Request, asked: Question) -> web.StreamResponse:
         """Send pieces as they come. An error before the first piece gets an HTTP status of its own."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         asking = self._client.astream(asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s)
-        async with aclosing(asking) as pieces:  # a caller who goes away cancels the request
-            first = await anext(pieces, _NOTHING)
-            try:
-                await response.prepare(request)
-                async for event in _events(asked, first, pieces):
-                    await response.write(f"data: {event}\n\n".encode())
-            except ConnectionError:
-                logger.info("the caller of request %s has gone", asked.request_id)
+        try:
+            async with aclosing(asking) as pieces, self._running.request():  # a caller who goes away cancels it
+                first = await anext(pieces, NOTHING)
+                if isinstance(first, ProgramAnswer):
+                    response.set_status(first.status)
+                    response.content_type = first.content_type
+                try:
+                    await response.prepare(request)
+                    async for data in asked.events(first, pieces):
+                        await _write(response, data)
+                except ConnectionError:
+                    logger.info("the caller of request %s has gone, or does not read", asked.request_id)
+                    if request.transport is not None:
+                        request.transport.abort()  # else it would wait for the caller to read
+        except ClosingError as error:
+            if not response.prepared:
+                raise
+            with suppress(ConnectionError):
+                await _write(response, event(error_answer(error)[2]), 1.0)
         return response
 
 
+class ListedModels:
+    """The models of a client, which is asked at most once in `LISTED_S`.
+
+    Attributes:
+        rows: what is known of them.
+    """
+
+    def __init__(self, client: SlotClient) -> None:
+        self._client = client
+        self._asking = asyncio.Lock()
+        self._at = float("-inf")
+        self.rows: list[Any] = []
+        self.began = int(time.time())
+
+    async def names(self) -> list[str]:
+        """Return the names."""
+        async with self._asking:
+            if time.monotonic() > self._at + LISTED_S:
+                status = await asyncio.to_thread(self._client.status)
+                self.rows, self._at = list(status.models), time.monotonic()
+            return [row.model for row in self.rows]
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+class ClosingError(ModelUnavailableError):
+    """The server closes."""
+
+
+class RunningRequests:
+    """The requests that run, and their end when the server closes."""
+
+    def __init__(self) -> None:
+        self._scopes: set[asyncio.Timeout] = set()
+        self._grace_s: float | None = None
+        self._closed = asyncio.Event()
+        self._none = asyncio.Event()
+
+    def close(self, grace_s: float) -> None:
+        """Take no more requests."""
+        self._grace_s = grace_s
+        self._closed.set()
+
+    async def closed(self) -> float:
+        """Wait for `close`; return how long requests may go on."""
+        await self._closed.wait()
+        assert self._grace_s is not None
+        return self._grace_s
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Note a request while it runs.
+
+        Raises:
+            ClosingError: the server closes.
+        """
+        why = "this server is closing; send the request again"
+        if self._closed.is_set():
+            raise ClosingError(why)
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes.add(scope)
+                yield
+        except TimeoutError:
+            if scope.expired():
+                raise ClosingError(why) from None
+            raise
+        finally:
+            self._scopes.discard(scope)
+            if not self._scopes:
+                self._none.set()
+
+    async def end(self, grace_s: float) -> None:
+        """Wait until all requests have ended; end those that have not after so many seconds."""
+        self._none.clear()
+        if self._scopes:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._none.wait()
+        for scope in self._scopes:
+            scope.reschedule(asyncio.get_running_loop().time())
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+class Parser:
+    """Parses the JSON of requests. Those of many values take turns, so that they hold nobody else up."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._next_at = 0.0
+
+    async def parse(self, request: web.Request) -> Any:
+        """Return the value of a request's body.
+
+        Raises:
+            InvalidSlotError: it is no JSON, or has too many values.
+        """
+        data = await self._data(request)
+        values = data.count(b",")
+        if values > MOST_VALUES:
+            raise InvalidSlotError(f"the request's body has more than {MOST_VALUES:,} values; send fewer, or text")
+        if values <= FEW_VALUES:
+            return _json(data)
+        async with self._turn:
+            await asyncio.sleep(self._next_at - time.monotonic())
+            began, collects = time.thread_time(), gc.isenabled()
+            gc.disable()  # it would look at all new values again and again, which takes as long as the parsing
+            try:
+                return _json(data)
+            finally:
+                if collects:
+                    gc.enable()
+                self._next_at = time.monotonic() + (time.thread_time() - began) * (1 / PARSING_SHARE - 1)
+
+    async def _data(self, request: web.Request) -> bytes:
+        if (request.charset or "utf-8").lower() not in CHARSETS:
+            raise InvalidSlotError("the request's body is no JSON object in UTF-8; send it as application/json")
+        try:
+            return await request.read()
+        except web.RequestPayloadError:
+            raise InvalidSlotError("the request's body can't be read; send it anew") from None
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise InvalidSlotError("the request's body is no JSON object, or is nested too deeply") from None
+
+
+async def _write(response: web.StreamResponse, data: bytes, timeout_s: float | None = None) -> None:
+    """Send a part of an answer; raise ConnectionError if its reader is gone or too slow."""
+    try:
+        async with asyncio.timeout(SLOW_READER_S if timeout_s is None else timeout_s) as scope:
+            await response.write(data)
+    except TimeoutError:
+        raise (ConnectionError("the caller does not read") if scope.expired() else TimeoutError) from None
+
+
 @web.middleware
-async def _errors_said(request: web.Request, handler: Endpoint) -> web.StreamResponse:
+async def _errors_said(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except web.HTTPException:
-        raise  # no such path
     except Exception as error:
         status, headers, body = error_answer(error)
+        if isinstance(error, web.HTTPException) and request.match_info.http_exception is not None:
+            there_are = ", ".join(sorted(f"POST {route.path}" for route in Route))
+            why = f"{request.method} {request.path[:100]} is not served here; there are {there_are}, GET /v1/models"
+            body = error_words(status, why)
         return web.json_response(body, status=status, headers=headers)
-
-
-async def _json(request: web.Request) -> Any:
-    try:
-        if (request.charset or "utf-8").lower() not in CHARSETS:
-            raise LookupError
-        return json.loads(await request.read())
-    except web.HTTPRequestEntityTooLarge:
-        raise BodyTooLargeError(f"the request's body has more than {MOST_BODY:,} bytes") from None
-    except (ValueError, LookupError, RecursionError, web.RequestPayloadError):
-        # no JSON, no such charset, nested too deeply, compressed otherwise than it says
-        raise InvalidSlotError("the request's body is no JSON object, or can't be read") from None
-
-
-async def _events(asked: Question, first: Any, pieces: AsyncIterator[Any]) -> AsyncIterator[str]:
-    """Yield the server-sent events of an answer: its pieces, and the end or an error."""
-    try:
-        if first is not _NOTHING:
-            yield json.dumps(asked.piece(str(first)))
-        async for piece in pieces:
-            yield json.dumps(asked.piece(str(piece)))
-    except Exception as error:
-        yield json.dumps(error_answer(error)[2])
-    else:
-        yield json.dumps(asked.last())
-        yield "[DONE]"
 
 
 def refusing_pages(listens_at: str) -> Middleware:
     """Return a middleware that raises `NotPermittedError` for requests of web pages.
 
-    A front asks for no key, so any page in a browser could use the models.
+    Without keys, any page in a browser could use the models.
     """
 
-    @middleware
-    async def guarded(request: Request, handler: Handler) -> StreamResponse:
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
         if origin := request.headers.get("Origin"):  # browsers send it with each POST, other clients don't
             raise NotPermittedError(
                 f"a web page of {origin[:100]!r} sent this request; HttpFront answers programs only. Have the page's"

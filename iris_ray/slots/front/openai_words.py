@@ -1,9 +1,14 @@
-"""The requests, answers and errors of OpenAI's completions and chat: https://platform.openai.com/docs/api-reference."""
+"""The requests, answers and errors of OpenAI's API: https://platform.openai.com/docs/api-reference."""
 
-from collections.abc import Mapping
+import base64
+import json
+from array import array
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
+from aiohttp import web
 from ray.exceptions import RayActorError
 
 from iris_ray.errors import (
@@ -16,18 +21,14 @@ from iris_ray.errors import (
     SlotQueueFullError,
     UnknownNameError,
 )
+from iris_ray.model.checks import shown
+from iris_ray.slots.client.served_command import ProgramAnswer
 
 Json = dict[str, Any]
-
-
-class BodyTooLargeError(InvalidSlotError):
-    """A request has too many bytes."""
-
 
 STATUS: tuple[tuple[type[Exception], int, int | None], ...] = (
     (UnknownNameError, 404, None),
     (NotPermittedError, 403, None),
-    (BodyTooLargeError, 413, None),
     (InvalidRequestError, 400, None),
     (SlotQueueFullError, 429, 1),
     (RequestLostError, 503, 1),
@@ -38,20 +39,34 @@ STATUS: tuple[tuple[type[Exception], int, int | None], ...] = (
 """Errors, their HTTP status, and the seconds after which to try again."""
 
 
+class Route(Enum):
+    """What models are asked for: the path, the field that a request must have, and its types."""
+
+    COMPLETION = "/v1/completions", "prompt", (str, list)
+    CHAT = "/v1/chat/completions", "messages", (list,)
+    EMBEDDING = "/v1/embeddings", "input", (str, list)
+
+    def __init__(self, path: str, field: str, types: tuple[type, ...]) -> None:
+        self.path = path
+        self.field = field
+        self.types = types
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request for an answer.
 
     Attributes:
         created: seconds since 1970.
-        chat: whether it is a chat, else a completion.
-        body: the request as it came, which the model gets.
+        body: the request as the model gets it.
+        said_model: the name of the model that the caller gave, which may be an alias.
     """
 
     request_id: str
     created: int
-    chat: bool
+    route: Route
     body: Json
+    said_model: str
 
     @property
     def model(self) -> str:
@@ -61,67 +76,208 @@ class Question:
     @property
     def streams(self) -> bool:
         """Whether the answer is wanted in pieces."""
-        return self.body.get("stream") is True
+        return self.body.get("stream") is True and self.route is not Route.EMBEDDING
 
-    def answer(self, text: str) -> Json:
-        """Return a whole answer."""
-        content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        return self._frame("chat.completion" if self.chat else "text_completion", content, "stop")
+    def answer(self, given: Any) -> Json:
+        """Return a whole answer.
 
-    def piece(self, text: str) -> Json:
-        """Return a piece of an answer."""
-        content = {"delta": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        Args:
+            given: what the model returned, or the list of what it yielded.
+
+        Raises:
+            TypeError: it is no answer to such a request.
+        """
+        if self.route is Route.EMBEDDING:
+            return self._embeddings(given)
+        said = Said()
+        text = "".join(filter(None, map(said.text_of, given if isinstance(given, list) else [given])))
+        is_chat = self.route is Route.CHAT
+        content = {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
+        frame = self._frame("chat.completion" if is_chat else "text_completion", content, said.finish_reason)
+        return {**frame, "usage": said.usage}
+
+    async def events(self, first: Any, pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+        """Yield the server-sent events of an answer: its pieces, and the end or an error.
+
+        Args:
+            first: the first piece, `NOTHING` if there is none.
+            pieces: the others.
+        """
+        said = Said()
+        wants_usage = (self.body.get("stream_options") or {}).get("include_usage") is True
+        missing = {"usage": None} if wants_usage else {}
+        try:
+            if isinstance(first, ProgramAnswer):  # a program has made them already
+                yield first.body
+                async for piece in pieces:
+                    yield piece.body
+                return
+            is_first = True
+            if first is not NOTHING and (text := said.text_of(first)) is not None:
+                yield event({**self._piece(text, is_first), **missing})
+                is_first = False
+            async for piece in pieces:
+                if (text := said.text_of(piece)) is not None:
+                    yield event({**self._piece(text, is_first), **missing})
+                    is_first = False
+        except Exception as error:
+            yield event(error_answer(error)[2])
+            return
+        last: Json = {"delta": {}} if self.route is Route.CHAT else {"text": ""}
+        yield event({**self._frame(self._piece_kind, last, said.finish_reason), **missing})
+        if wants_usage:
+            yield event({**self._frame(self._piece_kind, {}, None), "choices": [], "usage": said.usage})
+        yield b"data: [DONE]\n\n"
+
+    def _embeddings(self, given: Any) -> Json:
+        said = Said()
+        asked = self.body["input"]
+        is_one = isinstance(asked, str) or (bool(asked) and isinstance(asked[0], int))
+        vectors = [each for each in _listed(given) if not said.notes(each)]
+        if is_one and vectors and not isinstance(_listed(vectors[0]), list):
+            vectors = [vectors]  # the model gave the vector alone
+        count = 1 if is_one else len(asked)
+        if len(vectors) != count:
+            raise TypeError(f"{len(vectors)} vectors for {count} inputs; a model of embeddings returns one for each")
+        numbers = [[float(number) for number in _listed(vector)] for vector in vectors]
+        as_text = self.body.get("encoding_format") == "base64"
+        data = [
+            {"object": "embedding", "index": index, "embedding": _base64(each) if as_text else each}
+            for index, each in enumerate(numbers)
+        ]
+        return {"object": "list", "data": data, "model": self.said_model, "usage": said.usage}
+
+    def _piece(self, text: str, is_first: bool) -> Json:
+        role = {"role": "assistant"} if is_first else {}
+        content = {"delta": {**role, "content": text}} if self.route is Route.CHAT else {"text": text}
         return self._frame(self._piece_kind, content, None)
-
-    def last(self) -> Json:
-        """Return the last piece, which ends the answer."""
-        return self._frame(self._piece_kind, {"delta": {}} if self.chat else {"text": ""}, "stop")
 
     @property
     def _piece_kind(self) -> str:
-        return "chat.completion.chunk" if self.chat else "text_completion"
+        return "chat.completion.chunk" if self.route is Route.CHAT else "text_completion"
 
     def _frame(self, kind: str, content: Mapping[str, Any], finish: str | None) -> Json:
         choice = {"index": 0, **content, "finish_reason": finish, "logprobs": None}
-        prefix = "chatcmpl" if self.chat else "cmpl"
+        prefix = "chatcmpl" if self.route is Route.CHAT else "cmpl"
         return {
             "id": f"{prefix}-{self.request_id}",
             "object": kind,
             "created": self.created,
-            "model": self.model,
+            "model": self.said_model,
             "choices": [choice],
         }
 
 
-def question(body: Any, *, chat: bool, request_id: str, created: int) -> Question:
+@dataclass(slots=True)
+class Said:
+    """What a model says beside its text, in pieces that are mappings: ``usage`` and ``finish_reason``.
+
+    Attributes:
+        usage: OpenAI's counts of tokens; None if the model does not count.
+    """
+
+    usage: Json | None = None
+    finish_reason: str = "stop"
+
+    def notes(self, piece: Any) -> bool:
+        """Note what a piece says, if it is no part of the answer; return whether it is none."""
+        if not isinstance(piece, Mapping) or not piece.keys() <= {"usage", "finish_reason"}:
+            return False
+        self.finish_reason = piece.get("finish_reason") or self.finish_reason
+        if counts := piece.get("usage"):
+            total = counts.get("prompt_tokens", 0) + counts.get("completion_tokens", 0)
+            self.usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": total, **counts}
+        return True
+
+    def text_of(self, piece: Any) -> str | None:
+        """Return the text of a piece; None if it only says something beside the text."""
+        return None if self.notes(piece) else str(piece)
+
+
+NOTHING: Final = object()
+"""Stands for the first piece of an answer that has none."""
+
+
+def question(
+    body: Any, route: Route, *, request_id: str, created: int, aliases: Mapping[str, str] | None = None
+) -> Question:
     """Check the body of a request.
+
+    Args:
+        aliases: further names of models, and the models.
 
     Raises:
         InvalidSlotError: a field is missing or wrong; the message names it.
     """
-    needed: tuple[str, type | tuple[type, ...]] = ("messages", list) if chat else ("prompt", (str, list))
     if not isinstance(body, dict):
-        raise InvalidSlotError("the request's body is no JSON object")
-    if not isinstance(body.get("model"), str):
-        raise InvalidSlotError("give the model's name as a string: 'model'")
-    if not isinstance(body.get(needed[0]), needed[1]):
-        raise InvalidSlotError(f"{needed[0]!r} is missing, or of another type than {needed[1]}")
+        raise InvalidSlotError("the request's body is no JSON object; send one, with the fields of OpenAI's API")
+    name = body.get("model")
+    if not isinstance(name, str):
+        raise InvalidSlotError(f"'model' is {shown(name)}; give the model's name as a string")
+    given = body.get(route.field)
+    if not isinstance(given, route.types):
+        wanted = " or ".join("a list" if each is list else "a string" for each in route.types)
+        problem = "is missing" if given is None else f"is {shown(given)}"
+        raise InvalidSlotError(f"'{route.field}' {problem}; give {wanted}")
+    if not isinstance(body.get("stream", False), bool | None):
+        raise InvalidSlotError(f"'stream' is {shown(body['stream'])}; give true or false")
+    if not isinstance(body.get("stream_options"), dict | None):
+        raise InvalidSlotError(f"'stream_options' is {shown(body['stream_options'])}; give an object")
     if body.get("n", 1) not in (1, None):
         raise InvalidSlotError("only one answer for each request is given; leave 'n' out")
-    return Question(request_id, created, chat, body)
+    if route is Route.EMBEDDING and body.get("encoding_format", "float") not in ("float", "base64", None):
+        raise InvalidSlotError('\'encoding_format\' is neither "float" nor "base64"; give one of these')
+    return Question(request_id, created, route, {**body, "model": (aliases or {}).get(name, name)}, name)
+
+
+def model_words(name: str, created: int) -> Json:
+    """Return a model as it is listed."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "iris_ray"}
+
+
+def event(value: Json) -> bytes:
+    """Return a server-sent event."""
+    return f"data: {json.dumps(value)}\n\n".encode()
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+CODES: Final = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 
 def error_answer(error: Exception) -> tuple[int, dict[str, str], Json]:
     """Return status, headers and body of the answer for an error."""
+    if isinstance(error, web.HTTPException):
+        kept = ("Retry-After", "Allow", "WWW-Authenticate", "Connection")
+        headers = {name: error.headers[name] for name in kept if name in error.headers}
+        return error.status, headers, error_words(error.status, error.text or error.reason)
     found = (each for each in STATUS if isinstance(error, each[0]))
     _, status, retry = next(found, (None, 500, None))
-    headers = {} if retry is None else {"Retry-After": str(retry)}
     words = str(error) if status != 500 else f"the model raised {type(error).__name__}: {error}"
     if isinstance(error, RayActorError):
         words = f"the process that served the models is gone: {error}"
-    return status, headers, {"error": {"message": words, "type": type(error).__name__, "param": None, "code": None}}
+    code = "model_not_found" if isinstance(error, UnknownNameError) else None
+    return status, {} if retry is None else {"Retry-After": str(retry)}, error_words(status, words, code)
 
 
-def text_of(answer: Any) -> str:
-    """Return the text of a model's answer: a string, or pieces of one."""
-    return "".join(map(str, answer)) if isinstance(answer, list) else str(answer)
+def error_words(status: int, words: str, code: str | None = None) -> Json:
+    """Return the body of an answer with this status."""
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": words, "type": kind, "param": None, "code": code or CODES.get(status)}}
+
+
+# -- vectors -----------------------------------------------------------------------------------------------------------
+
+
+def _listed(value: Any) -> Any:
+    """Return a list of what a model returned: a list, tuple, or array of NumPy or PyTorch. Else the value itself."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _base64(numbers: Iterable[float]) -> str:
+    """Return 32-bit floats as OpenAI's clients ask for them."""
+    found = array("f", numbers)
+    return base64.b64encode(found.tobytes()).decode()

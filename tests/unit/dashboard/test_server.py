@@ -2,6 +2,7 @@
 
 import gzip
 import http.client
+import http.cookiejar
 import json
 import socket
 import threading
@@ -20,8 +21,8 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import PAGE
 from iris_ray.actors.protocol.task_log import LogPosition
-from iris_ray.dashboard import place
-from iris_ray.dashboard.access import COOKIE, require_token
+from iris_ray.dashboard import place, server
+from iris_ray.dashboard.access import COOKIE, MOST_WRONG, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_loopback
@@ -277,15 +278,41 @@ def test_undecodable_bytes_are_no_token(world: ControllerInProcess) -> None:
                 assert refused.value.code == 400
 
 
-def test_public_address_requires_a_token(tmp_path: Any) -> None:
+def test_public_address_requires_a_token() -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "head")] == [True] * 3 + [
         False
     ] * 2
-    nobody = {"HOME": str(tmp_path)}
+    nobody = dict[str, str]()
     assert require_token("127.0.0.1", nobody) is None
     with pytest.raises(InvalidRequestError, match="IRIS_RAY_DASHBOARD_TOKEN"):
         require_token("0.0.0.0", nobody)
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("of the cluster\n")
-    assert require_token("0.0.0.0", nobody) == "of the cluster"
-    assert require_token("0.0.0.0", nobody | {"IRIS_RAY_DASHBOARD_TOKEN": "own"}) == "own"
+    with pytest.raises(InvalidRequestError, match="IRIS_RAY_DASHBOARD_TOKEN"):
+        require_token("0.0.0.0", {"RAY_AUTH_TOKEN": "of the cluster"})
+    assert require_token("0.0.0.0", {"IRIS_RAY_DASHBOARD_TOKEN": "own"}) == "own"
+
+
+def test_cookie_is_a_session_and_not_the_token(world: ControllerInProcess) -> None:
+    with served(token="open sesame") as url:
+        jar = http.cookiejar.CookieJar()
+        reader = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
+        reader.open(f"{url}/login", b"token=open+sesame").close()
+        (cookie,) = jar
+        assert "sesame" not in (cookie.value or "")
+        assert status_of(f"{url}/api/jobs", Cookie=f"{COOKIE}={cookie.value}") == 200
+        assert status_of(f"{url}/api/jobs", Cookie=f"{COOKIE}=open sesame") == 401
+    with served(token="open sesame") as url:
+        assert status_of(f"{url}/api/jobs", Cookie=f"{COOKIE}={cookie.value}") == 401
+
+
+def test_wrong_tokens_are_braked(world: ControllerInProcess) -> None:
+    with served(token="open sesame") as url:
+        found = [status_of(f"{url}/api/jobs", Authorization="Bearer wrong") for _ in range(MOST_WRONG + 1)]
+        assert found == [401] * MOST_WRONG + [429]
+        assert status_of(f"{url}/api/jobs", Authorization="Bearer open sesame") == 429
+        assert status_of(f"{url}/healthz") == 200
+
+
+def test_pages_beyond_the_limit_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_PAGES", 1)
+    with urllib.request.urlopen(f"{url}/api/changes", timeout=30):
+        assert status_of(f"{url}/api/changes") == 503

@@ -2,11 +2,13 @@
 
 import inspect
 import pickle
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +70,9 @@ class Counter:
 
     def give(self, size: int) -> bytes:
         return bytes(size)
+
+    def measure(self, data: bytes) -> int:
+        return len(data)
 
     def _secret(self) -> str:
         return "secret"
@@ -195,7 +200,66 @@ def test_caller_without_token_is_refused_before_unpickling(handle: ActorHandle, 
     with pytest.raises(grpc.RpcError) as refused:
         stranger._call(bomb)[0].result(10)
     assert isinstance(refused.value, grpc.Call)
-    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_arguments_of_strangers_are_not_even_read(handle: ActorHandle, server: ActorServer) -> None:
+    with Counting(server.address.target) as between:
+        target = f"127.0.0.1:{between.port}"
+        assert (
+            ActorHandle(InProcess("counter", ActorAddress(target, server.address.token))).measure(bytes(10**7)) == 10**7
+        )
+        assert between.passed > 10**7
+        before = between.passed
+        stranger = ActorHandle(InProcess("counter", ActorAddress(target, "guess")))
+        with pytest.raises(grpc.RpcError):
+            stranger._call(bytes(10**8))[0].result(60)
+        assert between.passed - before < 10**7
+
+
+class Counting:
+    """Passes the bytes of connections on to a server, and counts them."""
+
+    def __init__(self, target: str) -> None:
+        self.passed = 0
+        self._target = target
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._open: list[socket.socket] = [self._listening]
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> "Counting":
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+        for each in self._open:
+            each.close()
+
+    def _start(self, function: Any, *arguments: Any) -> None:
+        self._threads.append(threading.Thread(target=function, args=arguments, daemon=True))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                caller, _ = self._listening.accept()
+                host, port = self._target.split(":")
+                server = socket.create_connection((host, int(port)))
+                self._open += caller, server
+                self._start(self._pass, caller, server)
+                self._start(self._pass, server, caller)
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(2**16):
+                self.passed += len(data)
+                sink.sendall(data)
 
 
 def test_methods_run_in_actors_creation_context(server: ActorServer) -> None:

@@ -44,7 +44,7 @@ def main() -> None:
     lines = Lines(control)
     if (wanted := lines.wait()) is None:
         return
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    take_orphans()
     try:
         root = start(json.loads(wanted))
     except OSError as error:
@@ -71,15 +71,7 @@ def start(wanted: dict[str, Any]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            os.setsid()
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # should somebody kill the keeper
-            if wanted["terminal"]:
-                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-            for number in (*DEFAULTS, signal.SIGPIPE):
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's worker blocks some, and children inherit that
-            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-                file.write("1000")  # if the host's memory is used up, this goes before the task
+            settle(wanted["terminal"])
             os.chdir(wanted["directory"])
             os.execvpe(wanted["command"][0], wanted["command"], wanted["environ"])
         except OSError as error:
@@ -93,6 +85,29 @@ def start(wanted: dict[str, Any]) -> int:
         os.waitpid(pid, 0)
         raise OSError(int(failed), os.strerror(int(failed)))
     return pid
+
+
+def settle(terminal: bool = False) -> None:
+    """Make this process, a new child of its keeper, the root of a command's tree: a session with default signals."""
+    os.setsid()
+    end_with_parent()  # should somebody kill the keeper
+    if terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    for number in (*DEFAULTS, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's worker blocks some, and children inherit that
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # if the host's memory is used up, this goes before the task
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def take_orphans() -> None:
+    """Have the kernel give this process every process below it that loses its parent."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def keep(root: int, control: socket.socket, lines: "Lines") -> int | None:

@@ -150,7 +150,7 @@ def test_forgotten_jobs_are_summed_by_wall_clock_day(monkeypatch: pytest.MonkeyP
     assert [(sums.day, sums.jobs) for sums in journal.user_times.since(0.0)] == [(3, 1)]
 
 
-def test_endpoints_of_forgotten_jobs_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoints_and_code_of_forgotten_jobs_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_collector, "FORGOTTEN_AT_ONCE", 2)
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 1)
     store, world = SharedStore(), World()
@@ -158,7 +158,7 @@ def test_endpoints_of_forgotten_jobs_are_deleted_in_batches(monkeypatch: pytest.
     names = "one", "other", "third"
     for name in (*names, "there"):
         world.submit(name)
-        store.values[f"endpoint/{name}:0"] = b""
+        store.values |= {f"endpoint/{name}:0": b"", f"code/{name}": b""}
     asyncio.run(journal.write(world.state))
     for name in names:
         del world.state.jobs[name]  # type: ignore[attr-defined]
@@ -166,6 +166,7 @@ def test_endpoints_of_forgotten_jobs_are_deleted_in_batches(monkeypatch: pytest.
         asyncio.run(journal.write(world.state))
         assert ("endpoint/one:0" in store.values) == (name != "third")
     assert store.keys("endpoint/") == ["endpoint/there:0"]
+    assert store.keys("code/") == ["code/there"]
 
 
 def test_endpoints_of_jobs_forgotten_earlier_are_deleted_by_successor(monkeypatch: pytest.MonkeyPatch) -> None:

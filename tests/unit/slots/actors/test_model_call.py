@@ -1,6 +1,8 @@
 """A user's model runs, in pieces or whole, and stops when it is told to."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -243,3 +245,24 @@ def test_first_stop_reason_counts_and_oldest_are_forgotten(monkeypatch) -> None:
     known.note("b", "idle")
     known.note("c", "idle")
     assert [known.of(name) for name in "abc"] == ["it has ended", "idle", "idle"]
+
+
+@pytest.mark.parametrize("answer", ["False", "1 / 0"])
+def test_slot_of_a_model_that_is_not_well_ends(answer: str) -> None:
+    code = f"""
+from ray import cloudpickle
+import time
+from iris_ray.slots.actors import slot_actor
+slot_actor.HEALTH_S = 0.05
+class Model:
+    asked = 0
+    def health(self):
+        self.asked += 1
+        return {answer} if self.asked > 2 else None
+    def __call__(self, payload): ...
+assert slot_actor.LoadedModel().load(cloudpickle.dumps((Model, {{}}))) is None
+time.sleep(30)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "the model was not well 3 times in a row: health()" in done.stderr

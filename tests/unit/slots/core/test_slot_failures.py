@@ -76,10 +76,12 @@ def test_waiting_requests_fail_after_several_loads_and_pauses_grow() -> None:
     assert len(starts) == 4
 
 
-def test_endless_load_fails_by_the_clock() -> None:
-    w = serving_world(A, policy=ServingPolicy(load_s=20.0))
+@pytest.mark.parametrize(("of_policy", "of_model"), [(20.0, None), (600.0, 20.0), (5.0, 20.0)])
+def test_endless_load_fails_by_the_clock(of_policy: float, of_model: float | None) -> None:
+    spec = model("a", 50, load_s=of_model)
+    w = serving_world(spec, policy=ServingPolicy(load_s=of_policy))
     w.stuck.add("a")
-    w.ask("r", A.identity)
+    w.ask("r", spec.identity)
     w.run(30)
     assert ("slot-1", "it did not load within 20 s") in w.deleted
 

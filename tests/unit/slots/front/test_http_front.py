@@ -1,26 +1,36 @@
 """The HTTP server, on a client that stands for slots."""
 
 import asyncio
+import gzip
 import http.client
 import json
 import socket
 import time
 import urllib.parse
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
+from iris_ray import http_server
 from iris_ray.errors import InvalidSlotError
-from iris_ray.slots.front import HttpFront, http_front
+from iris_ray.slots.client.served_command import ProgramAnswer
+from iris_ray.slots.front import ApiKey, HttpFront, http_front
 from tests.support.waiting import wait_until
+
+ALICE = ApiKey("alice", "a" * 20)
 
 
 class Client:
     """Answers as the prompt says."""
 
     def __init__(self) -> None:
+        self.models: list[str] = []
+        self.asked: list[str] = []
         self.began: list[str] = []
         self.cancelled: list[str] = []
 
@@ -30,6 +40,7 @@ class Client:
     async def astream(
         self, model: str, body: dict[str, Any], *, request_id: str, timeout_s: float | None
     ) -> AsyncGenerator[str, None]:
+        self.asked.append(model)
         try:
             for word in body["prompt"].split():
                 match word:
@@ -37,6 +48,9 @@ class Client:
                         raise ConnectionResetError("the model's own database")
                     case "dead":
                         raise RayActorError(error_msg="The actor died.")
+                    case "endless":
+                        while True:
+                            yield "a" * 100_000
                     case "wait":
                         self.began.append(request_id)
                         await asyncio.sleep(60.0)
@@ -46,6 +60,8 @@ class Client:
             raise
 
     def status(self) -> Any:
+        if self.models:
+            return SimpleNamespace(models=[SimpleNamespace(model=name, slots=1, waiting=3) for name in self.models])
         raise RayActorError(error_msg="The actor died.")
 
 
@@ -70,10 +86,13 @@ def post(front: HttpFront, body: bytes, kind: str = "application/json") -> tuple
         connection.close()
 
 
-def status_for(front: HttpFront, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
+def status_for(
+    front: HttpFront, method: str, path: str, headers: dict[str, str], body: bytes | None = None
+) -> tuple[int, str]:
+    port = int(front.url.rsplit(":", 1)[1])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request(method, path, asked("a"), headers)
+        connection.request(method, path, asked("a") if body is None else body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -87,7 +106,7 @@ def asked(prompt: str, **more: Any) -> bytes:
 def test_oversized_body_is_refused(front: HttpFront) -> None:
     status, _, body = post(front, asked("a" * http_front.MOST_BODY))
     assert status == 413
-    assert "more than 67,108,864 bytes" in json.loads(body)["error"]["message"]
+    assert "more than 4,194,304 bytes" in json.loads(body)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -102,15 +121,6 @@ def test_unreadable_body_is_callers_mistake(front: HttpFront, body: bytes, kind:
     status, _, answer = post(front, body, kind)
     assert status == 400
     assert "no JSON object" in json.loads(answer)["error"]["message"]
-
-
-def test_body_contradicting_its_encoding_is_callers_mistake(front: HttpFront) -> None:
-    connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
-    connection.request("POST", "/v1/completions", asked("a"), {"Content-Encoding": "gzip"})
-    answer = connection.getresponse()
-    assert answer.status == 400
-    assert "no JSON object" in json.loads(answer.read())["error"]["message"]
-    connection.close()
 
 
 def test_unserved_models_may_come_back(front: HttpFront) -> None:
@@ -170,7 +180,7 @@ def test_closing_closed_or_unopened_front_does_nothing(client: Any) -> None:
     with HttpFront(client) as front:
         front.close()
     with pytest.raises(OSError, match=r"can't listen at 192\.0\.2\.1, port 0: Cannot assign requested address; give"):
-        (failed := HttpFront(client, host="192.0.2.1")).start()
+        (failed := HttpFront(client, host="192.0.2.1", keys=[ALICE])).start()
     failed.close()
     (idle := HttpFront(client)).close()
     with pytest.raises(InvalidSlotError, match="not started"):
@@ -179,23 +189,25 @@ def test_closing_closed_or_unopened_front_does_nothing(client: Any) -> None:
 
 def test_invalid_address_is_an_error_and_start_returns(client: Any) -> None:
     with pytest.raises(UnicodeError):
-        HttpFront(client, host="a" * 70 + ".example").start()
+        HttpFront(client, host="a" * 70 + ".example", keys=[ALICE]).start()
 
 
-def test_closing_waits_for_no_request_for_long(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_front, "CLOSE_S", 0.1)
+def test_closing_ends_requests_and_streams_with_words(client: Client) -> None:
     made: Any = client
-    with HttpFront(made) as front:
-        caller = socket.create_connection(("127.0.0.1", int(front.url.rsplit(":", 1)[1])))
-        body = asked("wait")
-        caller.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-        )
-        wait_until(lambda: client.began)
+    with HttpFront(made) as front, ThreadPoolExecutor(2) as callers:
+        whole = callers.submit(post, front, asked("wait"))
+        stream = callers.submit(post, front, asked("a wait", stream=True))
+        wait_until(lambda: len(client.began) == 2)
         started = time.monotonic()
-    assert time.monotonic() - started < 20.0
-    assert client.cancelled == client.began
-    caller.close()
+        front.close(grace_s=0.1)
+        assert time.monotonic() - started < 10.0
+        status, headers, said = whole.result()
+        assert (status, headers["Retry-After"]) == (503, "10")
+        assert "closing" in json.loads(said)["error"]["message"]
+        status, _, said = stream.result()
+        assert status == 200
+        assert "closing" in json.loads(said.split("data: ")[-1])["error"]["message"]
+    assert sorted(client.cancelled) == sorted(client.began)
 
 
 def test_slow_charset_is_refused_without_blocking_others(front: HttpFront) -> None:
@@ -228,6 +240,260 @@ def test_names_of_this_machine_are_accepted(front: HttpFront, host: str) -> None
 
 
 def test_front_for_other_machines_accepts_any_name(client: Any) -> None:
-    with HttpFront(client, host="0.0.0.0") as front:
-        assert status_for(front, "POST", "/v1/completions", {"Host": "models.example"})[0] == 200
-        assert status_for(front, "POST", "/v1/completions", {"Origin": "http://models.example"})[0] == 403
+    with HttpFront(client, host="0.0.0.0", keys=[ALICE]) as front:
+        bearer = {"Authorization": f"Bearer {ALICE.secret}"}
+        assert status_for(front, "POST", "/v1/completions", {"Host": "models.example", **bearer})[0] == 200
+        assert status_for(front, "POST", "/v1/completions", {"Origin": "http://models.example", **bearer})[0] == 403
+
+
+# -- under attack ------------------------------------------------------------------------------------------------------
+
+
+def connect(front: HttpFront, sent: bytes) -> socket.socket:
+    caller = socket.create_connection(("127.0.0.1", int(front.url.rsplit(":", 1)[1])), timeout=30)
+    caller.sendall(sent)
+    return caller
+
+
+def head(*more: str) -> bytes:
+    return "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: localhost", *more, "", ""]).encode()
+
+
+def is_closed(caller: socket.socket) -> bool:
+    try:
+        while caller.recv(2**16):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.fixture
+def callers() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_compressed_body_is_refused_unread(front: HttpFront) -> None:
+    bomb = gzip.compress(b'{"model": "m", "prompt": "' + b"[]," * 2**20)
+    status, said = status_for(front, "POST", "/v1/completions", {"Content-Encoding": "gzip"}, bomb)
+    assert status == 415
+    assert "compressed" in json.loads(said)["error"]["message"]
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 99999999999", "Transfer-Encoding: chunked"])
+def test_endless_body_is_refused_at_limit(front: HttpFront, callers: ExitStack, length: str) -> None:
+    caller = callers.enter_context(connect(front, head(length)))
+    with suppress(ConnectionError):
+        for _ in range(80):
+            caller.sendall(b"10000\r\n" + bytes(2**16) + b"\r\n")
+    assert b" 413 " in caller.recv(2**16).splitlines()[0]
+
+
+def test_body_of_too_many_values_is_refused(front: HttpFront) -> None:
+    status, _, said = post(front, b'{"model": "m", "prompt": [' + b"[]," * http_front.MOST_VALUES + b"[]]}")
+    assert status == 400
+    assert "more than 131,072 values" in json.loads(said)["error"]["message"]
+
+
+def test_large_body_that_waits_holds_up_no_small_one(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_front, "PARSING_SHARE", 1e-9)
+    large = json.dumps({"model": "m", "prompt": "a", "x": [0] * (http_front.FEW_VALUES + 10)}).encode()
+    with HttpFront(client) as front, ThreadPoolExecutor(1) as pool:
+        assert post(front, large)[0] == 200
+        waits = pool.submit(post, front, large)
+        assert post(front, asked("a"))[0] == 200
+        assert not waits.done()
+        front.close(grace_s=0.0)
+        assert waits.result()[0] == 503
+
+
+def test_half_sent_headers_and_bodies_are_closed(
+    client: Any, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.2)
+    monkeypatch.setattr(http_server, "BODY_S", 0.2)
+    with HttpFront(client) as front:
+        silent = callers.enter_context(connect(front, b""))
+        half = callers.enter_context(connect(front, b"POST /v1/completions HTTP/1.1\r\nHost: local"))
+        slow = callers.enter_context(connect(front, head("Content-Length: 1000") + b"{"))
+        assert is_closed(silent)
+        assert is_closed(half)
+        assert b" 408 " in slow.recv(2**16).splitlines()[0]
+        assert is_closed(slow)
+        used = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
+        used.request("POST", "/v1/completions", asked("a"))
+        assert used.getresponse().read()
+        assert is_closed(used.sock)
+        used.close()
+
+
+def test_new_connection_replaces_idle_one_when_full(
+    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
+    made: Any = client
+    with HttpFront(made) as front:
+        body = asked("wait")
+
+        def keep_busy(most: int) -> bool:
+            """Open a connection, which is refused while the server still counts one that was just closed."""
+            busy = callers.enter_context(connect(front, head(f"Content-Length: {len(body)}") + body))
+            busy.settimeout(0.5)
+            return is_closed(busy) or len(client.began) == most
+
+        wait_until(lambda: keep_busy(2) and len(client.began) == 2)
+        idle = callers.enter_context(connect(front, b"POST /v1/comp"))
+        idle.settimeout(0.1)
+        wait_until(lambda: post(front, asked("a"))[0] == 200 and is_closed(idle))
+        wait_until(lambda: keep_busy(3) and len(client.began) == 3)
+        assert post(front, asked("a"))[:1] == (503,)
+        callers.close()
+        wait_until(lambda: len(client.cancelled) == 3)
+        assert post(front, asked("a"))[0] == 200
+
+
+def test_bodies_beyond_memory_limit_come_back_later(
+    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_BODIES", 1000)
+    made: Any = client
+    with HttpFront(made) as front:
+        callers.enter_context(connect(front, head("Content-Length: 900") + b"{"))
+        wait_until(lambda: post(front, asked("a" * 100))[0] == 503)
+        assert post(front, asked("a" * 100))[1]["Retry-After"] == "1"
+        callers.close()
+        wait_until(lambda: post(front, asked("a" * 100))[0] == 200)
+
+
+def test_caller_who_does_not_read_is_cancelled(
+    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_front, "SLOW_READER_S", 0.2)
+    made: Any = client
+    with HttpFront(made) as front:
+        body = asked("endless", stream=True)
+        callers.enter_context(connect(front, head(f"Content-Length: {len(body)}") + body))
+        wait_until(lambda: client.cancelled)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_other_machines_need_a_key(client: Any) -> None:
+    with pytest.raises(InvalidSlotError, match=r"everybody who reaches 0\.0\.0\.0"):
+        HttpFront(client, host="0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, bearer("b" * 20), {"Authorization": "Basic abc"}, bearer("\xff" * 20)], ids=str
+)
+def test_caller_without_its_key_is_refused(client: Any, headers: dict[str, str]) -> None:
+    with HttpFront(client, keys=[ALICE]) as front:
+        status, said = status_for(front, "POST", "/v1/completions", headers)
+        assert status == 401
+        assert json.loads(said)["error"]["code"] == "invalid_api_key"
+        assert status_for(front, "GET", "/health", {})[0] == 200
+
+
+def test_key_opens_its_own_models_only(client: Client) -> None:
+    made: Any = client
+    client.models = ["m", "n"]
+    with HttpFront(made, keys=[ApiKey("bob", "b" * 20, models=["n"])], aliases={"gpt": "n", "old": "m"}) as front:
+        status, said = status_for(front, "POST", "/v1/completions", bearer("b" * 20))
+        assert status == 403
+        assert "may not use the model 'm'" in json.loads(said)["error"]["message"]
+        _, said = status_for(front, "GET", "/v1/models", bearer("b" * 20))
+        assert [model["id"] for model in json.loads(said)["data"]] == ["n", "gpt"]
+        assert status_for(front, "GET", "/v1/models/m", bearer("b" * 20))[0] == 404
+
+
+def test_key_has_its_limits_alone(client: Client) -> None:
+    made: Any = client
+    keys = [ApiKey("bob", "b" * 20, at_a_time=1), ApiKey("eve", "e" * 20, per_minute=2), ALICE]
+    with HttpFront(made, keys=keys) as front, ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(status_for, front, "POST", "/v1/completions", bearer("b" * 20), asked("wait"))
+        wait_until(lambda: client.began)
+        status, said = status_for(front, "POST", "/v1/completions", bearer("b" * 20))
+        assert status == 429
+        assert "key bob has 1 requests that run" in json.loads(said)["error"]["message"]
+        found = [status_for(front, "POST", "/v1/completions", bearer("e" * 20))[0] for _ in range(3)]
+        assert found == [200, 200, 429]
+        assert status_for(front, "POST", "/v1/completions", bearer(ALICE.secret))[0] == 200
+        front.set_access([ALICE])
+        assert status_for(front, "POST", "/v1/completions", bearer("e" * 20))[0] == 401
+        front.close(grace_s=0.0)
+        assert waits.result()[0] == 503
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/v1/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/models/x", 404),
+        ("PATCH", "/v1/embeddings", 405),
+        ("POST", "/v1/chat/completions", 400),
+    ],
+)
+def test_every_refusal_is_json_with_words(
+    client: Client, front: HttpFront, method: str, path: str, status: int
+) -> None:
+    client.models = ["m"]
+    found, said = status_for(front, method, path, {})
+    error = json.loads(said)["error"]
+    assert (found, error["type"], error["param"]) == (status, "invalid_request_error", None)
+    assert len(error["message"]) > 20
+
+
+def test_alias_asks_the_model_under_its_own_name(client: Client) -> None:
+    made: Any = client
+    client.models = ["real"]
+    with HttpFront(made, aliases={"gpt": "real"}) as front:
+        _, _, said = post(front, json.dumps({"model": "gpt", "prompt": "a"}).encode())
+        assert json.loads(said)["model"] == "gpt"
+        assert client.asked == ["real"]
+        assert json.loads(status_for(front, "GET", "/v1/models/gpt", {})[1])["id"] == "gpt"
+
+
+@pytest.mark.parametrize(("stream", "kind"), [(False, "application/json"), (True, "text/event-stream")])
+@pytest.mark.parametrize("status", [200, 400])
+def test_answer_of_a_program_is_passed_on_as_it_is(stream: bool, kind: str, status: int) -> None:
+    class Program(Client):
+        async def generate(self, model: str, body: dict[str, Any], **_: Any) -> Any:
+            return ProgramAnswer(status, kind, b"abcd")
+
+        async def astream(self, model: str, body: dict[str, Any], **_: Any) -> AsyncGenerator[Any, None]:
+            yield ProgramAnswer(status, kind, b"ab")
+            yield ProgramAnswer(status, kind, b"cd")
+
+    made: Any = Program()
+    with HttpFront(made) as front:
+        found, headers, said = post(front, asked("a", stream=stream))
+        assert (found, headers["Content-Type"].split(";")[0], said) == (status, kind, "abcd")
+
+
+def test_metrics_count_requests_of_served_models(client: Client) -> None:
+    client.models = ["m"]
+    made: Any = client
+    with HttpFront(made, keys=[ALICE]) as front:
+        for body in (asked("a"), asked("a b", stream=True), asked("reset"), b"{}"):
+            status_for(front, "POST", "/v1/completions", bearer(ALICE.secret), body)
+        _, said = status_for(front, "GET", "/metrics", bearer(ALICE.secret))
+        counted = 'iris_front_requests_total{key="alice",model="%s",route="/v1/completions",status="%d"} %.1f'
+        assert counted % ("m", 200, 2) in said
+        assert counted % ("m", 500, 1) in said
+        assert counted % ("other", 400, 1) in said
+        assert 'iris_front_waiting_requests{model="m"} 3.0' in said
+        assert status_for(front, "GET", "/metrics", {})[0] == 401

@@ -1,0 +1,62 @@
+"""The directory that ``iris-ray run`` and ``submit`` send along: the one that is named, or the checkout they are in."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from iris_ray.cli.conventions import say_error
+from iris_ray.client.dev.checkout import Checkout, keep_record
+from iris_ray.errors import InvalidRequestError
+from iris_ray.settings import CODE
+
+_OF_A_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets it in a job of its API, whose directory is on the hosts already."""
+
+
+@dataclass(frozen=True, slots=True)
+class TravellingCode:
+    """What goes along with a job.
+
+    Attributes:
+        directory: is sent as it is, by Ray.
+        checkout: the checkout of that directory, or of the current one; then it is sent itself.
+    """
+
+    directory: str | None
+    checkout: Checkout | None
+
+    @staticmethod
+    def of(working_dir: str | None) -> "TravellingCode":
+        """Return what goes along, given the directory that the user has named."""
+        checkout = None
+        if working_dir is not None or (CODE.read() is not False and _OF_A_RAY_JOB not in os.environ):
+            try:
+                checkout = Checkout.of(Path(working_dir or ".").absolute())
+            except InvalidRequestError as error:
+                if working_dir is None:
+                    say_error(f"your checkout stays here, and only the script travels: {error}")
+        return TravellingCode(working_dir, checkout)
+
+    @property
+    def travels(self) -> bool:
+        return self.directory is not None or self.checkout is not None
+
+    @contextlib.contextmanager
+    def for_ray(self) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of ``ray.init`` that send it to the hosts, and say what is sent."""
+        with contextlib.ExitStack() as packed:
+            directory = self.directory
+            if directory is None and self.checkout is not None:
+                directory = packed.enter_context(self.checkout.package())
+                click.echo(f"iris-ray: sending {self.checkout.record}: {self.checkout.record.sent}", err=True)
+            yield {} if directory is None else {"runtime_env": {"working_dir": directory}}
+
+    def keep(self, job_id: str) -> None:
+        """Keep which code a job has run; `iris-ray job status` shows it."""
+        if self.checkout is not None:
+            keep_record(job_id, self.checkout.record)

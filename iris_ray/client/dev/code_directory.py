@@ -1,0 +1,200 @@
+"""What travels of a person's directory: all files that git does not ignore, but no secrets and no data."""
+
+import fnmatch
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from iris_ray.errors import InvalidRequestError
+
+MOST_FILE_BYTES = 64 << 20
+"""A larger file is data: it belongs into a bucket, and is left out."""
+MOST_BYTES = 512 << 20
+"""Limit for the whole directory; that of Ray's packages, too."""
+MOST_FILES = 20_000
+SECRETS = (
+    ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "id_rsa", "id_dsa",
+    "id_ecdsa", "id_ed25519", ".netrc", "_netrc", ".pypirc", ".git-credentials", "credentials", "credentials.json",
+    "application_default_credentials.json", "client_secret*.json", "service[-_]account*.json", "secrets.*",
+    "kubeconfig",
+)  # fmt: skip
+"""Names of files that hold secrets, in small letters."""
+HARMLESS = ("*.example", "*.sample", "*.template", "*.py")
+SECRET_DIRECTORIES = frozenset({".ssh", ".aws", ".gnupg", ".kube"})
+NEVER = frozenset({
+    ".git", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache",
+    ".ruff_cache",
+})  # fmt: skip
+"""Directories that are made again wherever they are needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFile:
+    """One file of the directory.
+
+    Attributes:
+        path: in the directory.
+        digest: of its content, or of what its link says.
+        size: in bytes.
+        executable: whether it may be run.
+        link: what it points to, if it is a link.
+    """
+
+    path: str
+    digest: str
+    size: int
+    executable: bool = False
+    link: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodeDirectory:
+    """The files of a directory that travel.
+
+    Attributes:
+        path: of the directory.
+        files: which travel, by path.
+        left_out: the others that git knows or would take, each with the reason.
+    """
+
+    path: Path
+    files: Mapping[str, CodeFile]
+    left_out: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files.values())
+
+    @staticmethod
+    def look(path: Path) -> "CodeDirectory":
+        """List a directory, and read what travels of it.
+
+        Raises:
+            InvalidRequestError: it is too large; the message says what to do.
+        """
+        files: dict[str, CodeFile] = {}
+        left_out: list[str] = []
+        total = 0
+        for name in _listed(path):
+            try:
+                why, size = _why_not(path, name)
+                if why is None:
+                    total += size
+                    _require_small(path, files, total)
+                    files[name] = _read(path, name)
+                else:
+                    left_out.append(f"{name} ({why})")
+            except FileNotFoundError:
+                pass  # git knows it, or knew it a moment ago
+            except PermissionError:
+                left_out.append(f"{name} (this account may not read it)")
+        return CodeDirectory(path, files, tuple(left_out))
+
+    def content(self, file: CodeFile) -> bytes:
+        """Return what a file has now."""
+        return (self.path / file.path).read_bytes()
+
+    def in_words(self, sent: int | None = None, sent_bytes: int = 0) -> str:
+        """Return its size and what was left out, in a line.
+
+        Args:
+            sent: how many files had to be sent, if only some.
+            sent_bytes: how large those were.
+        """
+        files = f"{len(self.files)} files" if sent is None else f"{sent} of {len(self.files)} files"
+        shown = [*self.left_out[:4], *([f"{len(self.left_out) - 4} more"] if self.left_out[4:] else [])]
+        without = f"; left out: {', '.join(shown)}" if shown else ""
+        return f"{files}, {in_bytes(self.size if sent is None else sent_bytes)}{without}"
+
+
+def in_bytes(size: int) -> str:
+    return f"{size:,} bytes" if size < 10_000 else f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
+
+
+def _require_small(path: Path, files: Mapping[str, CodeFile], total: int) -> None:
+    if total <= MOST_BYTES and len(files) < MOST_FILES:
+        return
+    by_top: dict[str, int] = {}
+    for file in files.values():
+        top = file.path.partition("/")[0]
+        by_top[top] = by_top.get(top, 0) + file.size
+    largest = ", ".join(f"{name} ({in_bytes(by_top[name])})" for name in sorted(by_top, key=by_top.__getitem__)[:-4:-1])
+    what = f"more than {in_bytes(MOST_BYTES)}" if total > MOST_BYTES else f"more than {MOST_FILES:,} files"
+    raise InvalidRequestError(
+        f"{path} has {what}, as far as its .gitignore lets it travel; so far the largest parts are {largest}. Name data"
+        " in .gitignore, keep it in a bucket, or work in a smaller directory"
+    )
+
+
+def _why_not(path: Path, name: str) -> tuple[str | None, int]:
+    """Return why a file does not travel, or None, and its size."""
+    last, found = os.path.basename(name).lower(), os.lstat(path / name)
+    is_secret = any(fnmatch.fnmatchcase(last, pattern) for pattern in SECRETS)
+    if (is_secret and not any(fnmatch.fnmatchcase(last, pattern) for pattern in HARMLESS)) or (
+        SECRET_DIRECTORIES & {*name.split("/")}
+    ):
+        return "looks like a secret", 0
+    if os.path.islink(path / name):
+        target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(path / name)))
+        leaves = os.path.isabs(target) or target.split("/")[0] == ".."
+        return ("a link that leaves the directory" if leaves else None), 0
+    if not os.path.isfile(path / name):
+        return "no file", 0
+    return (in_bytes(found.st_size) if found.st_size > MOST_FILE_BYTES else None), found.st_size
+
+
+def _read(path: Path, name: str) -> CodeFile:
+    full = path / name
+    if os.path.islink(full):
+        link = os.readlink(full)
+        return CodeFile(name, hashlib.sha256(os.fsencode(link)).hexdigest(), 0, link=link)
+    with open(full, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        found = os.fstat(file.fileno())
+    return CodeFile(name, digest.hexdigest(), found.st_size, bool(found.st_mode & 0o100))
+
+
+# -- git ---------------------------------------------------------------------------------------------------------------
+
+
+def git(path: Path, *words: str, **environ: str) -> bytes | None:
+    """Return what git prints about a directory; None if there is no git, or it fails, as it does outside a checkout."""
+    try:
+        done = subprocess.run(["git", "-C", str(path), *words], capture_output=True, env={**os.environ, **environ})
+    except FileNotFoundError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _listed(path: Path) -> Iterator[str]:
+    """Yield the files of a directory that git tracks, or would; also of one that is no checkout. Without git: all."""
+    words = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+    found = git(path, *words)
+    if not found:  # no checkout, or a directory that a checkout ignores as a whole
+        with tempfile.TemporaryDirectory(prefix="iris-ray-") as empty:
+            git(path, "init", "--quiet", empty)
+            found = git(path, *words, GIT_DIR=f"{empty}/.git", GIT_WORK_TREE=str(path))
+    names = _all(path) if found is None else [os.fsdecode(one) for one in found.split(b"\0") if one]
+    for name in sorted(names):
+        if NEVER & {*name.split("/")[:-1]}:
+            continue
+        if os.path.isdir(path / name) and not os.path.islink(path / name):  # a checkout within this one
+            yield from (f"{name.rstrip('/')}/{inner}" for inner in _listed(path / name))
+        else:
+            yield name
+
+
+def _all(path: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(path):
+        folders[:] = {*folders} - NEVER
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        yield from (os.path.relpath(os.path.join(folder, name), path) for name in (*files, *links))
+
+
+def as_wire(files: Sequence[CodeFile]) -> list[list[object]]:
+    """Return files as they travel in facts."""
+    return [[file.path, file.digest, file.executable, file.link] for file in files]

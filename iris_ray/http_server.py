@@ -1,0 +1,193 @@
+"""An HTTP server with limits: callers who send too much, too slowly or too often keep nobody else out.
+
+aiohttp brings some limits, which are set here. It has none for the number of connections and the time of a body.
+"""
+
+import asyncio
+import resource
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from aiohttp.web_protocol import RequestHandler
+
+HEADERS_S: Final = 20.0
+"""How long a connection may take to send the headers of a request, and be idle before it."""
+BODY_S: Final = 30.0
+"""How long a request's body may take to arrive."""
+LINGER_S: Final = 1.0
+"""How long the rest of a refused body is read, so that its sender sees the answer."""
+MOST_CONNECTIONS: Final = 1024
+"""Or half of the descriptors that this process may have, if that is less."""
+MOST_BODIES: Final = 256 * 2**20
+"""The limit of bytes of all bodies together, until their requests are answered."""
+FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class LimitedServer:
+    """Serves an application of aiohttp.
+
+    It reads a request's body before the request reaches its handler, after the application's own middlewares. A
+    compressed body is refused with 415, one that is too large with 413, and one that takes too long with 408. When all
+    connections are taken, a new one takes the place of the one that has waited longest for its next request, and gets a
+    503 if each is at work.
+
+    Args:
+        app: the application; its ``client_max_size`` is the limit of a body. It gets a further middleware.
+        shutdown_s: how long requests may go on when it closes.
+        more: further arguments of ``aiohttp.web.AppRunner``.
+    """
+
+    def __init__(self, app: web.Application, *, shutdown_s: float, **more: Any) -> None:
+        app.middlewares.append(self._limited)
+        self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._idle: OrderedDict[RequestHandler, asyncio.TimerHandle] = OrderedDict()
+        self._bodies = 0
+        options = {"keepalive_timeout": HEADERS_S, "lingering_time": LINGER_S, "auto_decompress": False, **more}
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_s, **options)
+        self._listening: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; return the port.
+
+        Raises:
+            OSError: it can't listen there.
+        """
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._connected, host, port, reuse_address=True)
+        found: int = self._listening.sockets[0].getsockname()[1]
+        return found
+
+    def stop_listening(self) -> None:
+        """Take no more connections. Requests go on."""
+        if self._listening is not None:
+            self._listening.close()
+
+    async def close(self) -> None:
+        """Stop listening, wait for requests for at most ``shutdown_s``, and close all connections."""
+        self.stop_listening()
+        for timer in self._idle.values():
+            timer.cancel()
+        await self._runner.cleanup()
+
+    # -- connections ------------------------------------------------------------------------------
+
+    def _connected(self) -> asyncio.Protocol:
+        server = self._runner.server
+        assert server is not None, "it has been set up"
+        if len(server.connections) >= self._most and not self._close_oldest():
+            return _Refusal()
+        made = server()
+        self._wait_for(made, HEADERS_S)
+        return made
+
+    def _close_oldest(self) -> bool:
+        """Close the connection that has waited longest for its next request; return whether there is one."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._idle):
+            if connection.transport is not None:
+                self._close(connection)
+                return True
+            if self._idle[connection].when() < now + HEADERS_S - 1.0:  # closed by its caller; a new one has none yet
+                self._wait_no_more(connection)
+        return False
+
+    def _wait_for(self, connection: RequestHandler, timeout_s: float) -> None:
+        """Close a connection if its request does not arrive in time, or if its place is needed."""
+        self._wait_no_more(connection)
+        self._idle[connection] = asyncio.get_running_loop().call_later(timeout_s, self._close, connection)
+
+    def _wait_no_more(self, connection: RequestHandler) -> None:
+        if timer := self._idle.pop(connection, None):
+            timer.cancel()
+
+    def _close(self, connection: RequestHandler) -> None:
+        self._wait_no_more(connection)
+        if connection.transport is not None:
+            connection.transport.abort()  # a caller who reads nothing would keep it open
+
+    # -- bodies -----------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _limited(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._wait_for(request.protocol, BODY_S + LINGER_S)
+        size = await self._read(request)
+        self._wait_no_more(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._bodies -= size
+            if request.transport is not None:
+                self._wait_for(request.protocol, HEADERS_S)
+
+    async def _read(self, request: web.Request) -> int:
+        """Read the body, and count its bytes."""
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise web.HTTPUnsupportedMediaType(text="compressed bodies are not taken; send it as it is")
+        expected = request.content_length if request.can_read_body else 0
+        most = request.client_max_size
+        too_large = f"the request's body has more than {most:,} bytes, which is the limit"
+        if expected is not None and expected > most:
+            raise web.HTTPRequestEntityTooLarge(most, expected, text=too_large)
+        reserved = most if expected is None else expected
+        if self._bodies + reserved > MOST_BODIES:
+            why = "the server holds as many bytes of requests as it may; come back in a second"
+            raise web.HTTPServiceUnavailable(text=why, headers={"Retry-After": "1"})
+        self._bodies += reserved
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                size = len(await request.read())
+        except web.HTTPRequestEntityTooLarge as error:
+            error.text = too_large
+            raise
+        except TimeoutError:
+            why = f"the request's body did not arrive within {BODY_S:g} s"
+            raise web.HTTPRequestTimeout(text=why, headers={"Connection": "close"}) from None
+        finally:
+            self._bodies -= reserved - size
+        return size
+
+
+class _Refusal(asyncio.Protocol):
+    """A connection for which there is no room."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(FULL)
+        transport.close()
+
+
+# -- guesses -----------------------------------------------------------------------------------------------------------
+
+
+class Brake:
+    """Counts wrong guesses of a secret by each address, and stops one that guesses too often.
+
+    Args:
+        most: wrong guesses in ``period_s`` after which an address has to wait.
+        clock: returns seconds.
+    """
+
+    MOST_ADDRESSES: Final = 10_000
+
+    def __init__(self, most: int, period_s: float, clock: Callable[[], float]) -> None:
+        self._most, self._period_s, self._clock = most, period_s, clock
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def wait_s(self, address: str) -> float:
+        """Return for how many seconds an address may not guess; 0: it may."""
+        count, since = self._wrong.get(address, (0, 0.0))
+        left = since + self._period_s - self._clock()
+        return left if count >= self._most and left > 0 else 0.0
+
+    def note_wrong(self, address: str) -> None:
+        """Count a wrong guess."""
+        now = self._clock()
+        count, since = self._wrong.pop(address, (0, now))
+        self._wrong[address] = (count + 1, since) if now < since + self._period_s else (1, now)
+        if len(self._wrong) > self.MOST_ADDRESSES:
+            self._wrong.popitem(last=False)

@@ -1,0 +1,253 @@
+"""A model that is a program: a server of OpenAI's API that a slot starts, watches and asks."""
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, closing, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import psutil
+
+from iris_ray.errors import InvalidSlotError
+from iris_ray.model.checks import is_name, is_positive_seconds, is_texts, is_variables, require
+from iris_ray.slots.actors.runner_agent import OWNER, owner_of_this_process
+from iris_ray.slots.actors.slot_processes import SHARE, SHARE_BYTES
+
+HEALTH_ANSWER_S: Final = 10.0
+"""How long the program may take to say that it is healthy."""
+LOOK_S: Final = 0.2
+"""How often it is asked while it loads."""
+END_S: Final = 4.0
+"""How long it may take to end after SIGTERM. Then its process tree is killed."""
+LOST_S: Final = 5.0
+"""How long a request whose connection broke waits for the end of the program, and so for another slot."""
+MOST_LINES: Final = 20
+"""Of the program's output, that the reason of a failed load shows."""
+PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
+"""Where a request goes, by a field that it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCommand:
+    """A program that serves a model as OpenAI's API: vLLM, llama.cpp's server, or one of your own.
+
+    Args:
+        command: its command line. It may have ``{port}``, the port at which it has to listen on 127.0.0.1; ``{model}``,
+            the model's name; ``{devices}``, how many devices it has; ``{memory}``, its bytes on each;
+            ``{share}``, the part of each device that this is, as vLLM's ``--gpu-memory-utilization`` wants it.
+        health: the path that answers with a status of 2xx once it can serve, and while it is well.
+        memory: bytes on each device, by the number of devices; None: `SlotClient.register` gets them.
+        load_s: seconds that it may take until it is healthy.
+        environment: further environment variables.
+
+    Raises:
+        InvalidSlotError: a value makes no sense.
+
+    Example:
+        >>> vllm = ServedCommand("vllm serve org/model --port {port} --served-model-name {model}", memory={1: 70 * GB})
+        >>> client.register(vllm, "model", concurrency=256)
+    """
+
+    command: str | Sequence[str]
+    health: str = "/health"
+    memory: Mapping[int, int] | None = None
+    load_s: float = 600.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        is_command = is_name(self.command) or (is_texts(self.command) and bool(self.command))
+        require(is_command, "ServedCommand: command", self.command, "a command line", InvalidSlotError)
+        is_path = isinstance(self.health, str) and self.health.startswith("/")
+        require(is_path, "ServedCommand: health", self.health, 'a path, such as "/health"', InvalidSlotError)
+        require(
+            is_positive_seconds(self.load_s), "ServedCommand: load_s", self.load_s, "seconds above 0", InvalidSlotError
+        )
+        if not is_variables(self.environment):  # no values in the message: they may be secret
+            raise InvalidSlotError("ServedCommand: environment is no mapping of names to values, all str")
+        try:
+            said = self.words(port=1, model="m", devices=1, memory=1, share=1.0)
+        except (KeyError, IndexError, ValueError) as error:
+            raise InvalidSlotError(
+                f"ServedCommand: command can't be filled in ({type(error).__name__}: {error}); it may have {{port}},"
+                " {model}, {devices}, {memory} and {share}, and other braces doubled"
+            ) from None
+        if said == self.words(port=2, model="m", devices=1, memory=1, share=1.0):
+            raise InvalidSlotError("ServedCommand: command has no {port}; it has to listen where its slot asks it")
+
+    def words(self, **values: Any) -> list[str]:
+        """Return the command with its values."""
+        words = shlex.split(self.command) if isinstance(self.command, str) else self.command
+        return [word.format(**values) for word in words]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramAnswer:
+    """What a program answered, or a piece of it.
+
+    Attributes:
+        status: the HTTP status.
+        content_type: such as "application/json".
+        body: the answer's bytes.
+    """
+
+    status: int
+    content_type: str
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the value of a JSON answer."""
+        return json.loads(self.body)
+
+
+class ServedProgram:
+    """The model of a slot whose requests a program answers.
+
+    Args:
+        served: the program.
+        model: the model's name.
+    """
+
+    def __init__(self, served: ServedCommand, model: str) -> None:
+        self._served = served
+        self._model = model
+        self._said: deque[str] = deque(maxlen=MOST_LINES)
+        self._ending = False
+        self._session: Any = None
+
+    def load(self) -> None:
+        """Start the program, and wait until it is healthy.
+
+        Raises:
+            RuntimeError: it ended, or was not healthy in time; the message has the end of its output.
+        """
+        self._url, self._process = self._start()
+        threading.Thread(target=self._copy_output, name="program's output", daemon=True).start()
+        give_up_at = time.monotonic() + self._served.load_s
+        while not self.health():
+            if self._process.poll() is not None:
+                time.sleep(LOOK_S)  # for the rest of its output
+                raise RuntimeError(self._words(f"ended with {self._process.returncode} before it was healthy"))
+            if time.monotonic() > give_up_at:
+                self._end()
+                raise RuntimeError(self._words(f"was not healthy within {self._served.load_s:g} s"))
+            time.sleep(LOOK_S)
+        threading.Thread(target=self._watch, name="program's end", daemon=True).start()
+
+    def health(self) -> bool:
+        """Return whether the program says that it is well."""
+        try:
+            with urllib.request.urlopen(self._url + self._served.health, timeout=HEALTH_ANSWER_S) as answer:
+                return 200 <= int(answer.status) < 300
+        except OSError:  # also an answer of 400 and more
+            return False
+
+    async def unload(self) -> None:
+        """End the program: with SIGTERM, then its whole process tree."""
+        if self._session is not None:
+            await self._session.close()
+        await asyncio.to_thread(self._end)
+
+    def __call__(self, request: Any) -> Any:
+        """Have the program answer a request of OpenAI's API.
+
+        Returns:
+            `ProgramAnswer`, or a generator of its pieces for ``"stream": true``.
+        """
+        path = next((path for name, path in PATHS.items() if isinstance(request, dict) and name in request), None)
+        if path is None:
+            raise InvalidSlotError(f"the request has none of {', '.join(PATHS)}; give a request of OpenAI's API")
+        return self._pieces(path, request) if request.get("stream") is True else self._whole(path, request)
+
+    async def _whole(self, path: str, request: Any) -> ProgramAnswer:
+        async with aclosing(self._answer(path, request, whole=True)) as answers:
+            return ProgramAnswer(*await anext(answers))
+
+    async def _pieces(self, path: str, request: Any) -> AsyncIterator[ProgramAnswer]:
+        async for each in self._answer(path, request, whole=False):
+            yield ProgramAnswer(*each)
+
+    async def _answer(self, path: str, request: Any, whole: bool) -> AsyncGenerator[tuple[int, str, bytes], None]:
+        import aiohttp
+
+        if self._session is None:  # all calls share one event loop
+            no_limit = aiohttp.ClientTimeout(total=None)
+            self._session = aiohttp.ClientSession(timeout=no_limit, connector=aiohttp.TCPConnector(limit=0))
+        try:
+            async with self._session.post(self._url + path, json=request) as answer:
+                if whole:
+                    yield answer.status, answer.content_type, await answer.read()
+                    return
+                async for data in answer.content.iter_any():
+                    yield answer.status, answer.content_type, data
+        except aiohttp.ClientConnectionError:
+            await asyncio.sleep(LOST_S)  # the program ends; then this process does, and the request runs again
+            raise
+
+    def _start(self) -> tuple[str, "subprocess.Popen[str]"]:
+        with closing(socket.create_server(("127.0.0.1", 0))) as found:
+            port = found.getsockname()[1]
+        shares = os.environ.get(SHARE_BYTES, "0").split(",")
+        share = float(os.environ.get(SHARE, "1"))
+        words = self._served.words(
+            port=port, model=self._model, devices=len(shares), memory=max(map(int, shares)), share=f"{share:.3f}"
+        )
+        environment = {**os.environ, OWNER: owner_of_this_process(), **self._served.environment}
+        blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's worker blocks some, and children inherit that
+        try:
+            made = subprocess.Popen(
+                words,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise RuntimeError(
+                f"{words[0]} can't be started: {error.strerror}; is it installed on this host?"
+            ) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return f"http://127.0.0.1:{port}", made
+
+    def _end(self) -> None:
+        self._ending = True
+        with suppress(psutil.NoSuchProcess):
+            tree = psutil.Process(self._process.pid).children(recursive=True)
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S)
+            for each in tree:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+        self._process.kill()
+        self._process.wait()
+
+    def _copy_output(self) -> None:
+        assert self._process.stdout is not None, "it was opened as a pipe"
+        with self._process.stdout as lines:
+            for line in lines:
+                self._said.append(line)
+                print(line, end="", flush=True)
+
+    def _watch(self) -> None:
+        code = self._process.wait()
+        if not self._ending:
+            print(self._words(f"ended with {code}; its slot ends, too"), file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def _words(self, what: str) -> str:
+        said = "".join(self._said).strip()
+        return f"the program of {self._model} {what}" + (f"; its last words: {said}" if said else "; it said nothing")

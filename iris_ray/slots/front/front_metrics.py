@@ -1,0 +1,74 @@
+"""What the HTTP server measures, for Prometheus."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from iris_ray.slots.front.openai_words import error_answer
+
+BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+OTHER = "other"
+"""Stands for models that are not served, so that callers can't make up series."""
+
+
+class Measured:
+    """A request that is measured.
+
+    Attributes:
+        model: the model's name, once it is known.
+        status: the HTTP status of the answer.
+    """
+
+    def __init__(self) -> None:
+        self.model = OTHER
+        self.status = 0
+
+
+class FrontMetrics:
+    """Counts requests by model, route, key and status, and the seconds that they took."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        labels = ("model", "route", "key", "status")
+        self._requests = Counter("iris_front_requests", "requests that were answered", labels, registry=self._registry)
+        self._seconds = Histogram(
+            "iris_front_request_seconds", "their time", ("model",), buckets=BUCKETS, registry=self._registry
+        )
+        self._running = Gauge("iris_front_running_requests", "requests that run or wait", registry=self._registry)
+        self._slots = Gauge("iris_front_ready_slots", "ready slots", ("model",), registry=self._registry)
+        self._waiting = Gauge("iris_front_waiting_requests", "requests in queue", ("model",), registry=self._registry)
+
+    @contextmanager
+    def request(self, route: str, key: str) -> Iterator[Measured]:
+        """Measure a request."""
+        measured, began = Measured(), time.monotonic()
+        self._running.inc()
+        try:
+            yield measured
+        except Exception as error:
+            measured.status = error_answer(error)[0]
+            raise
+        finally:
+            self._running.dec()
+            model = OTHER if measured.status == 404 else measured.model
+            status = str(measured.status or "cancelled")
+            self._requests.labels(model, route, key, status).inc()
+            self._seconds.labels(model).observe(time.monotonic() - began)
+
+    def page(self, rows: list[Any]) -> bytes:
+        """Return the text that Prometheus reads.
+
+        Args:
+            rows: the state of each model, a `ModelRow`.
+        """
+        for gauge, values in (
+            (self._slots, {row.model: row.slots for row in rows}),
+            (self._waiting, {row.model: row.waiting for row in rows}),
+        ):
+            gauge.clear()
+            for model, value in values.items():
+                gauge.labels(model).set(value)
+        return generate_latest(self._registry)

@@ -1,0 +1,312 @@
+"""Serves the models of a file: hosts, models, keys and the HTTP server from one TOML file, which may be read anew."""
+
+import importlib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from iris_ray.errors import InvalidSlotError, IrisError
+from iris_ray.model.checks import is_number, is_texts, nearest
+from iris_ray.model.constraints import Constraint
+from iris_ray.model.options import PriorityBand
+from iris_ray.slots.actors.messages import SlotHosts
+from iris_ray.slots.client.served_command import ServedCommand
+from iris_ray.slots.client.slot_client import SlotClient
+from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.front.api_keys import ApiKey
+from iris_ray.slots.front.http_front import HttpFront
+
+T = TypeVar("T")
+GB: Final = 10**9
+SIMPLE_POLICY: Final = {each.name for each in fields(ServingPolicy)} - {"placement"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model of the file.
+
+    Attributes:
+        model: a program, or where its class is: ``module:Class``.
+        memory: bytes on each device, by the number of devices; None: the class knows.
+        arguments: of the class.
+        spec: further fields of `ModelSpec`.
+        aliases: further names.
+    """
+
+    name: str
+    model: ServedCommand | str
+    memory: Mapping[int, int] | None
+    arguments: Mapping[str, Any]
+    replicas: int
+    prewarm: bool
+    spec: Mapping[str, Any]
+    aliases: Sequence[str]
+
+    def register(self, client: SlotClient) -> None:
+        """Serve it; new requests go to new slots if it has changed."""
+        client.register(
+            self.model if isinstance(self.model, ServedCommand) else class_at(self.model),
+            self.name,
+            memory=self.memory,
+            arguments=self.arguments or None,
+            replicas=self.replicas,
+            prewarm=self.prewarm,
+            **self.spec,
+        )
+
+    def place(self, hosts: Sequence[SlotHosts]) -> str:
+        """Return where it fits, or why it fits nowhere."""
+        if self.memory is None:
+            return "its class knows its memory"
+        kinds = {each.kind for each in hosts}
+        kind = self.spec.get("kind", kinds.pop() if len(kinds) == 1 else DeviceKind.GPU)
+        for count, needed in sorted(self.memory.items()):
+            for each in hosts:
+                devices = each.runner.devices
+                if each.kind is kind and len(devices) >= count and devices[0].memory >= needed:
+                    return f"{count} × {needed / GB:.10g} GB of {kind.value}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsFile:
+    """What a file says.
+
+    Attributes:
+        name: the name under which other processes find the models.
+        host, port, timeout_s: see `HttpFront`.
+    """
+
+    hosts: Sequence[SlotHosts]
+    models: Mapping[str, ServedModel]
+    keys: Sequence[ApiKey] = ()
+    name: str = "slots"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    timeout_s: float = 300.0
+    policy: ServingPolicy = field(default_factory=ServingPolicy)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The models by their further names."""
+        return {alias: model.name for model in self.models.values() for alias in model.aliases}
+
+    @property
+    def fixed(self) -> tuple[object, ...]:
+        """What can't change while it is served."""
+        return self.hosts, self.name, self.host, self.port, self.timeout_s, self.policy
+
+
+class ServedFile:
+    """Serves what a file says, until it is closed.
+
+    Args:
+        client: has the file's hosts.
+        said: what the file says.
+    """
+
+    def __init__(self, client: SlotClient, said: ModelsFile) -> None:
+        self._client, self._said = client, said
+        for model in said.models.values():
+            model.register(client)
+        where: Any = {"host": said.host, "port": said.port, "timeout_s": said.timeout_s}
+        self.front = HttpFront(client, **where, keys=said.keys, aliases=said.aliases)
+
+    def change(self, said: ModelsFile) -> list[str]:
+        """Serve what the file says now. Requests that run go on. Return what has changed, in words.
+
+        Raises:
+            InvalidSlotError: something changed that can't change while it is served. Nothing was changed.
+        """
+        before = self._said
+        if said.fixed != before.fixed:
+            raise InvalidSlotError("hosts, name, address, timeout_s and policy hold until `iris-ray serve` starts anew")
+        changed = [model for name, model in said.models.items() if before.models.get(name) != model]
+        for model in changed:
+            model.register(self._client)
+        self.front.set_access(said.keys, said.aliases)
+        gone = before.models.keys() - said.models.keys()
+        for name in sorted(gone):
+            self._client.remove(name)
+        words = [f"{model.name} is {'changed' if model.name in before.models else 'new'}" for model in changed]
+        words += [f"{name} is served no more" for name in sorted(gone)]
+        words += ["keys have changed"] if list(said.keys) != list(before.keys) else []
+        self._said = said
+        return words
+
+
+def class_at(place: str) -> type:
+    """Return the class at ``module:Class``.
+
+    Raises:
+        InvalidSlotError: there is none.
+    """
+    module, _, name = place.partition(":")
+    try:
+        found: type = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidSlotError(f"class {place!r} can't be imported ({error}); give module:Class") from None
+    return found
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, environ: Mapping[str, str] = os.environ) -> ModelsFile:
+    """Read a file of models.
+
+    Args:
+        environ: has the secrets of keys that name a variable.
+
+    Raises:
+        InvalidSlotError: it can't be served as written; the message names the place.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSlotError(f"{path} can't be read: {error}") from None
+    with _at(str(path)):
+        _check_names(table, {"name", "host", "port", "timeout_s", "hosts", "models", "keys", "policy"})
+        plain = {name: table[name] for name in ("name", "host", "port", "timeout_s") if name in table}
+        hosts = [_hosts(each) for each in _list(table.get("hosts", []), "[[hosts]]")]
+        models = {name: _model(name, each) for name, each in _tables(table, "models")}
+        keys = [_key(name, each, environ) for name, each in _tables(table, "keys")]
+        policy = table.get("policy", {})
+        _check_names(policy, SIMPLE_POLICY)
+        found = ModelsFile(hosts, models, keys, **plain, policy=ServingPolicy(**policy))
+        _check(found)
+    return found
+
+
+def _check(found: ModelsFile) -> None:
+    if not found.hosts:
+        raise InvalidSlotError("there are no hosts; say which to get in a table [[hosts]]")
+    names = [*found.models, *(alias for model in found.models.values() for alias in model.aliases)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidSlotError(f"{twice[0]} is the name of two models; give each name or alias once")
+    for key in found.keys:
+        if missing := set(key.models or ()) - found.models.keys():
+            raise InvalidSlotError(f"key {key.name} may use {sorted(missing)[0]}, and there is no such model")
+
+
+def _hosts(table: Mapping[str, Any]) -> SlotHosts:
+    simple = {"count", "devices", "tpu_type", "whole_slices", "tolerations"}
+    _check_names(table, simple | {"kind", "memory_gb", "constraints", "preferences", "priority"})
+    found = {name: table[name] for name in simple if name in table}
+    if "memory_gb" not in table:
+        raise InvalidSlotError("[[hosts]] has no memory_gb; give the gigabytes of each device, or of the host for CPUs")
+    found["memory"] = _bytes(table["memory_gb"])
+    if "kind" in table:
+        found["kind"] = _choice(DeviceKind, table["kind"], "kind")
+    if "priority" in table:
+        found["priority"] = PriorityBand[_choice_name(PriorityBand.__members__, table["priority"], "priority")]
+    for name in {"constraints", "preferences"} & table.keys():
+        found[name] = tuple(map(Constraint.parse, _texts(table[name], name)))
+    return SlotHosts(**found)
+
+
+def _model(name: str, table: Mapping[str, Any]) -> ServedModel:
+    of_command, of_spec = {"health", "load_s", "environment"}, {"concurrency", "runtime", "lora"}
+    known = of_command | of_spec | {"command", "class", "memory_gb", "kind", "arguments", "replicas", "prewarm"}
+    with _at(f"[models.{name}]"):
+        _check_names(table, known | {"aliases", "constraints"})
+        if ("command" in table) == ("class" in table):
+            raise InvalidSlotError('give either command = "PROGRAM … --port {port}", or class = "module:Class"')
+        memory = _memory(table["memory_gb"]) if "memory_gb" in table else None
+        spec = {each: table[each] for each in of_spec if each in table}
+        if "kind" in table:
+            spec["kind"] = _choice(DeviceKind, table["kind"], "kind")
+        if "constraints" in table:
+            spec["constraints"] = tuple(map(Constraint.parse, _texts(table["constraints"], "constraints")))
+        model: ServedCommand | str
+        if "command" in table:
+            model = ServedCommand(table["command"], **{each: table[each] for each in of_command if each in table})
+            if memory is None:
+                raise InvalidSlotError("a program needs memory_gb: gigabytes on a device, or { 1 = 16, 2 = 9 }")
+        elif wrong := {"health", "environment"} & table.keys():
+            raise InvalidSlotError(f"{min(wrong)} is for programs; a class has a method of its own")
+        else:
+            model = str(table["class"])
+            spec |= {"load_s": table["load_s"]} if "load_s" in table else {}
+        if memory is not None:
+            ModelSpec(name, memory, **spec)  # refuses now what could not be registered later
+        extra = table.get("arguments", {}), table.get("replicas", 0), table.get("prewarm", False)
+        return ServedModel(name, model, memory, *extra, spec, _texts(table.get("aliases", []), "aliases"))
+
+
+def _key(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> ApiKey:
+    with _at(f"[keys.{name}]"):
+        _check_names(table, {"secret", "variable", "models", "at_a_time", "per_minute"})
+        if ("secret" in table) == ("variable" in table):
+            raise InvalidSlotError('give either variable = "NAME", an environment variable with the key, or secret')
+        secret = table["secret"] if "secret" in table else environ.get(table["variable"], "")
+        if not secret:
+            raise InvalidSlotError(f"the environment variable {table.get('variable')} is not set; it has to be the key")
+        limits = {each: table[each] for each in ("models", "at_a_time", "per_minute") if each in table}
+        return ApiKey(name, secret, **limits)
+
+
+def _memory(given: Any) -> dict[int, int]:
+    by_number = given if isinstance(given, dict) else {"1": given}
+    if not all(each.isdecimal() for each in by_number):
+        raise InvalidSlotError(f"memory_gb is {given}; give gigabytes by the number of devices, such as {{ 1 = 16 }}")
+    return {int(number): _bytes(each) for number, each in by_number.items()}
+
+
+def _bytes(gigabytes: Any) -> int:
+    if not is_number(gigabytes) or gigabytes <= 0:
+        raise InvalidSlotError(f"memory_gb is {gigabytes!r}; give gigabytes above 0")
+    return round(gigabytes * GB)
+
+
+def _tables(table: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:
+    found = table.get(name, {})
+    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
+        raise InvalidSlotError(f"{name} is no table of tables; write [{name}.NAME]")
+    return list(found.items())
+
+
+def _list(given: Any, name: str) -> list[Mapping[str, Any]]:
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise InvalidSlotError(f"hosts is no list of tables; write {name}")
+    return given
+
+
+def _texts(given: Any, name: str) -> tuple[str, ...]:
+    if not is_texts(given):
+        raise InvalidSlotError(f"{name} is {given!r}; give a list of texts")
+    return tuple(given)
+
+
+def _choice(kind: type[T], given: Any, name: str) -> T:
+    choices: Any = kind
+    return choices[_choice_name(choices.__members__, given, name)]  # type: ignore[no-any-return]
+
+
+def _choice_name(members: Mapping[str, Any], given: Any, name: str) -> str:
+    if str(given).upper() not in members:
+        raise InvalidSlotError(f"{name} is {given!r}; give one of {', '.join(each.lower() for each in members)}")
+    return str(given).upper()
+
+
+def _check_names(table: Any, known: set[str]) -> None:
+    if not isinstance(table, dict):
+        raise InvalidSlotError(f"{table!r} stands where a table should be")
+    for name in table.keys() - known:
+        near = nearest(name, known)
+        raise InvalidSlotError(f"there is no {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Put the place before the messages of errors."""
+    try:
+        yield
+    except (IrisError, TypeError) as error:
+        raise InvalidSlotError(f"{place}: {error}") from None

@@ -1,0 +1,128 @@
+"""A program as a model, in this process instead of a slot's."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from iris_ray.errors import InvalidSlotError
+from iris_ray.slots.actors.model_call import ModelCall, StoppedError
+from iris_ray.slots.actors.runner_agent import RunnerAgent
+from iris_ray.slots.actors.slot_actor import LoadedModel, ProcessIdentity
+from iris_ray.slots.client.served_command import ProgramAnswer, ServedCommand, ServedProgram
+from tests.support import served_program
+from tests.support.waiting import wait_until
+
+PROGRAM = [sys.executable, served_program.__file__, "--port", "{port}"]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return tmp_path / "trace"
+
+
+@pytest.fixture
+def model(trace: Path) -> Iterator[LoadedModel]:
+    loaded = LoadedModel()
+    loaded._model = ServedProgram(ServedCommand([*PROGRAM, "--load", "0.3", "--trace", str(trace)]), "m")
+    loaded._model.load()
+    yield loaded
+    loaded.unload()
+
+
+def pids(trace: Path) -> list[int]:
+    return [int(pid) for pid in trace.read_text().splitlines()[0].split()[1:]]
+
+
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_program_answers_whole_and_in_pieces(model: LoadedModel) -> None:
+    whole = model.answer({"model": "m", "prompt": "a b"}, ModelCall(model.loop))
+    assert isinstance(whole, ProgramAnswer)
+    assert (whole.status, whole.content_type) == (200, "application/json")
+    assert whole.json()["choices"][0]["text"] == "A B"
+    pieces = list(model.pieces({"model": "m", "prompt": "a b", "stream": True}, ModelCall(model.loop)))
+    assert {piece.content_type for piece in pieces} == {"text/event-stream"}
+    assert b"".join(piece.body for piece in pieces).endswith(b"data: [DONE]\n\n")
+    refused = model.answer({"model": "m", "prompt": "bad"}, ModelCall(model.loop))
+    assert (refused.status, refused.json()["error"]["message"]) == (400, "no such word")
+
+
+def test_stopped_call_leaves_the_program(model: LoadedModel, trace: Path) -> None:
+    call = ModelCall(model.loop)
+    pieces = model.pieces({"model": "m", "prompt": "wait", "stream": True}, call)
+    assert next(pieces).status == 200
+    threading.Timer(0.2, call.stop).start()
+    with pytest.raises(StoppedError):
+        list(pieces)
+    wait_until(lambda: "the caller has gone" in trace.read_text())
+
+
+def test_end_is_sigterm_then_the_whole_tree(model: LoadedModel, trace: Path) -> None:
+    model.unload()
+    assert trace.read_text().splitlines()[-1] == "SIGTERM"
+    wait_until(lambda: not any(map(is_alive, pids(trace))))
+
+
+def test_agent_ends_what_a_gone_slot_has_started(trace: Path) -> None:
+    code = f"""
+import os, psutil
+from iris_ray.slots.client.served_command import ServedCommand, ServedProgram
+ServedProgram(ServedCommand({[*PROGRAM, "--trace", str(trace)]!r}), "m").load()
+print(psutil.Process().create_time(), flush=True)
+os._exit(9)
+"""
+
+    async def gone() -> bool:
+        slot = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+        said, _ = await slot.communicate()
+        assert all(map(is_alive, pids(trace)))
+        process = ProcessIdentity(slot.pid, float(said.split()[-1]))
+        return await RunnerAgent.wait_gone(made, process, 20.0)
+
+    made: Any = object.__new__(RunnerAgent)
+    assert asyncio.run(gone())
+    assert not any(map(is_alive, pids(trace)))
+
+
+@pytest.mark.parametrize(
+    ("command", "load_s", "why"),
+    [
+        ([*PROGRAM, "--fail", "no weights"], 30.0, "ended with 1 before it was healthy; its last words: no weights"),
+        ([*PROGRAM, "--load", "60"], 0.5, "was not healthy within 0.5 s"),
+        ("no-such-program-at-all {port}", 1.0, "can't be started: No such file or directory; is it installed"),
+    ],
+    ids=["ends", "late", "missing"],
+)
+def test_failed_load_says_why(command: Any, load_s: float, why: str) -> None:
+    with pytest.raises(RuntimeError, match=why):
+        ServedProgram(ServedCommand(command, load_s=load_s), "m").load()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"command": ""}, "command is ''"),
+        ({"command": "serve --port 80"}, "has no {port}"),
+        ({"command": "serve {port} {gpus}"}, "can't be filled in"),
+        ({"command": "serve {port}", "health": "health"}, "give a path"),
+        ({"command": "serve {port}", "load_s": 0}, "load_s is 0"),
+        ({"command": "serve {port}", "environment": {"A": 1}}, "environment is no mapping"),
+    ],
+    ids=str,
+)
+def test_senseless_command_is_refused_at_once(wrong: Any, why: str) -> None:
+    with pytest.raises(InvalidSlotError, match=why):
+        ServedCommand(**wrong)
+
+
+def test_request_without_a_route_is_refused(model: LoadedModel) -> None:
+    with pytest.raises(InvalidSlotError, match="messages, prompt, input"):
+        model.answer({"model": "m"}, ModelCall(model.loop))
