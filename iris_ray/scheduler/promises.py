@@ -169,6 +169,7 @@ class Promises:
         """Promise hosts to a job that others leave to it, instead of what was promised to it."""
         for node_id in (*self._hosts(job.spec.job_id), *self._for_now.pop(job.spec.job_id, ())):
             self._plan.lift(self._fleet.workers[node_id])
+        self._of.pop(job.spec.job_id, None)  # so that they are told in the order in which they were made
         promise = self._of[job.spec.job_id] = _Promise(job, is_firm=True, taking=taking)
         self._keep(promise, taking.node_ids)
 

@@ -29,7 +29,7 @@ def test_batch_job_saves_yields_to_production_and_returns(cluster: SimulatedClus
         threading.Event().wait(600)  # until it is stopped
 
     release()
-    batch: dict[str, Any] = {"priority": PriorityBand.BATCH, "max_retries_preemption": 0, "max_retries_failure": 0}
+    batch: dict[str, Any] = {"priority": PriorityBand.BATCH, "max_retries_preemption": 1, "max_retries_failure": 0}
     long = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=3, **batch)
     wait_until(lambda: len(trace.starts(1)) == 6)
     first = trace.starts(1)[0]["job"]

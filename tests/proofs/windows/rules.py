@@ -551,6 +551,8 @@ class Rules:
         is_limited = self._is_over_the_limit(job, _least_chips(job), now=True)
         if not promised.is_firm and (is_limited or self._is_kept_for_another(job)):
             return "limit reached"
+        if is_limited and not promised.left and self.ledger.asked.keys().isdisjoint(promised.given_up):
+            return "limit reached"  # who was to leave has ended by itself, and counts until that is confirmed
         there = [worker for i in promised.node_ids if (worker := self._state.workers.get(i)) is not None]
         for one in self._state.pending():
             is_higher = one.spec.priority < job.spec.priority and any(_may_use(one, worker) for worker in there)
