@@ -15,6 +15,7 @@ import pytest
 
 from iris_ray import IrisClient, RayJobConfig
 from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.client import cluster_call, dashboard_client
 from iris_ray.client.cluster_call import ClusterCall, send_call
 from iris_ray.client.dashboard_client import DashboardClient, DashboardJobHandle
@@ -144,7 +145,7 @@ def test_answer_of_unknown_class_is_typed_error(failed: bool, error: type[Except
 
 
 def test_other_iris_ray_on_head_is_refused_uncalled(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = cluster_call.versions_here()
+    here = versions_here()
     both = iter([here | {"protocol": 1, "version": "0.0.1"}, here])
     monkeypatch.setattr(cluster_call, "versions_here", lambda: next(both))
     with pytest.raises(VersionMismatchError, match=r"the cluster's head is iris_ray .*, and this is iris_ray 0\.0\.1"):
@@ -232,7 +233,8 @@ def launched(monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
 def test_questions_are_asked_on_head_with_ids(client: DashboardClient, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, None, [7])
     job = client.submit(print)
-    assert client.job_status(job) == job.status() == {"job": job.job_id}
+    answers: list[Any] = [client.job_status(job), job.status()]
+    assert answers == [{"job": job.job_id}] * 2
     assert client.task_status(job=job, task_index=3) == (job.job_id, 3)
 
 
@@ -255,7 +257,7 @@ def test_submitted_job_gives_results_or_its_error(client: DashboardClient, monke
 
 def test_invalid_job_is_refused_before_sending(client: DashboardClient, head: Head) -> None:
     with pytest.raises(InvalidRequestError, match="can't be called without arguments"):
-        client.submit(lambda word: word)
+        client.submit(divmod)
     assert not head.submitted
 
 
