@@ -503,9 +503,8 @@ class Rules:
                 chips += accelerators(held)
                 if other.spec.spare_for is None and not other.state.finished:
                     running.add(attempt.job_id)
-        running |= {
-            job_id for job_id, one in self._state.jobs.items() if _account(one) == account and self._is_lost(one)
-        }
+        there = {attempt.job_id for worker in self._state.workers.values() for _, attempt in worker.occupants}
+        running |= self._state.limits.held(*account).running - there  # on hosts that are all gone
         for job_id, promised in self.ledger.promised.items():
             other = self._state.jobs[job_id]
             is_other = other is not job and job_id not in besides and not self._is_too_late(other)
@@ -513,11 +512,6 @@ class Rules:
                 chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
-
-    def _is_lost(self, job: Job) -> bool:
-        """Return whether a gang of a job still runs, as far as the state knows, on hosts that are all gone."""
-        gangs = (gang for gang in job.gangs if gang.placed and job.spec.spare_for is None)
-        return any(self._state.workers.keys().isdisjoint(task.node_id or "" for task in gang.tasks) for gang in gangs)
 
     def _is_kept_for_another(self, job: Job) -> bool:
         """Return whether what a user may have yet is kept for a job that has waited too long for the limit on chips."""
