@@ -18,7 +18,9 @@ HEADERS_S: Final = 20.0
 BODY_S: Final = 30.0
 """How long a request's body may take to arrive."""
 LINGER_S: Final = 1.0
-"""How long the rest of a refused body is read, so that its sender sees the answer."""
+"""How long the rest of what is refused is read, so that its sender sees the answer."""
+MOST_LINGERING: Final = 64
+"""For so many connections at once that are refused."""
 MOST_CONNECTIONS: Final = 1024
 """Or half of the descriptors that this process may have, if that is less."""
 MOST_BODIES: Final = 256 * 2**20
@@ -45,6 +47,7 @@ class LimitedServer:
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._idle: OrderedDict[RequestHandler, asyncio.TimerHandle] = OrderedDict()
         self._bodies = 0
+        self._refused: set[asyncio.BaseTransport] = set()
         options = {"keepalive_timeout": HEADERS_S, "lingering_time": LINGER_S, "auto_decompress": False, **more}
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_s, **options)
         self._listening: asyncio.Server | None = None
@@ -72,6 +75,8 @@ class LimitedServer:
         for timer in self._idle.values():
             timer.cancel()
         await self._runner.cleanup()
+        for refused in self._refused:
+            refused.close()
 
     # -- connections ------------------------------------------------------------------------------
 
@@ -79,7 +84,7 @@ class LimitedServer:
         server = self._runner.server
         assert server is not None, "it has been set up"
         if len(server.connections) >= self._most and not self._close_oldest():
-            return _Refusal()
+            return _Refusal(self._refused)
         made = server()
         self._wait_for(made, HEADERS_S)
         return made
@@ -153,11 +158,29 @@ class LimitedServer:
 
 
 class _Refusal(asyncio.Protocol):
-    """A connection for which there is no room."""
+    """A connection for which there is no room.
+
+    What comes is read for a moment, since a caller who still sends would else see a broken connection and no answer.
+
+    Args:
+        lingering: the connections that are refused at the moment.
+    """
+
+    def __init__(self, lingering: set[asyncio.BaseTransport]) -> None:
+        self._lingering = lingering
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.write(FULL)
+        if len(self._lingering) >= MOST_LINGERING:
+            transport.close()
+            return
+        self._lingering.add(transport)
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(LINGER_S, self._close, transport)
+
+    def _close(self, transport: asyncio.BaseTransport) -> None:
+        self._lingering.discard(transport)
         transport.close()
 
 
