@@ -1,6 +1,7 @@
 """What a task asks of its host: as the scheduler sees it (`Requirement`), and as a user writes it (`ResourceSpec`)."""
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +9,7 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import require, require_amount, require_int
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint, ConstraintOp
 from iris_ray.model.topology import TPUConfig, get_tpu_config
-from iris_ray.model.workers import TPU, Worker, rounded
+from iris_ray.model.workers import TPU, Worker, rounded, units
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,13 @@ class Requirement:
         if self.chips and taken.get(TPU):
             return False
         return all(rounded(free.get(r, 0.0) - taken.get(r, 0.0)) >= need for r, need in self.resources)
+
+    def most_beside(self, worker: Worker, taken: Mapping[str, float]) -> float:
+        """Return how many more tasks fit on a worker beside its occupants and what else is taken of it."""
+        if self.chips:
+            return float(self.has_room(worker, taken))
+        left = ((worker.free.get(r, 0.0) - taken.get(r, 0.0), need) for r, need in self.resources)
+        return min((units(amount) // units(need) for amount, need in left if units(need)), default=math.inf)
 
     def fits_beside(self, worker: Worker, held: Mapping[str, float]) -> bool:
         """Return whether a task would fit on a worker if nothing were taken there but these resources."""

@@ -127,7 +127,7 @@ class Worker:
             if now >= since + UNCONFIRMED_S:
                 continue
             for resource, amount in self.occupants.get(occupant, {}).items():
-                used[resource] -= _units(amount)
+                used[resource] -= units(amount)
         return self._free_beside(used) if self.ending else self.free
 
     def stuck(self, now: float) -> Resources:
@@ -142,7 +142,7 @@ class Worker:
     def _count(self, resources: Resources, sign: int) -> None:
         """Add to the used resources, or subtract from them. The cost does not depend on the number of occupants."""
         for resource, amount in resources.items():
-            self._used[resource] = self._used.get(resource, 0) + sign * _units(amount)
+            self._used[resource] = self._used.get(resource, 0) + sign * units(amount)
 
     def _recount(self) -> None:
         free = self.free = self._free_beside(self._used)
@@ -178,7 +178,8 @@ def accelerators(resources: Resources) -> float:
     return resources.get(TPU, 0.0) + resources.get(GPU, 0.0)
 
 
-def _units(amount: float) -> int:
+def units(amount: float) -> int:
+    """Return an amount in ten-thousandths, the unit in which Ray counts."""
     return round(amount * UNITS)
 
 

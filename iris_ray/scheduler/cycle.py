@@ -266,11 +266,12 @@ class Cycle:
             return granted
         job_id, need, taken, indices = job.spec.job_id, job.requirement, self._plan.taken, [*last.task_indices]
         worker = self._fleet.workers[last.node_id]
-        most = math.inf if self._most is None else self._most - self._placed.total()
+        most = need.most_beside(worker, taken[worker.node_id])
+        most = min(most, math.inf if self._most is None else self._most - self._placed.total())
         spreading = self._spreads.get(job_id)
         if spreading is not None:
             most = min(most, spreading.room_in_share(worker.node_id))
-        while len(indices) <= most and need.has_room(worker, taken[worker.node_id]):
+        while len(indices) <= most:
             position = next(untried, None)
             if position is None:
                 break
@@ -278,9 +279,9 @@ class Cycle:
             if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
                 self._pause(job, pause_s, gang.error)
                 continue
-            self._plan.take((worker,), granted, job_id)
             indices.append(gang.tasks[0].index)
         number = len(indices) - 1
+        self._plan.take_more(worker, granted, number)
         if spreading is not None:
             spreading.took(worker.node_id, number)
         self._result.assignments[-1] = TasksAssignedEvent(job_id, tuple(indices), worker.node_id)

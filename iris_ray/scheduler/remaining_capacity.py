@@ -46,6 +46,14 @@ class Plan:
         self.touched += workers
         self.tasks += len(workers)
 
+    def take_more(self, worker: Worker, demand: Resources, number: int) -> None:
+        """Give the same resources so many times more to the job that has just got some of a worker."""
+        if number:
+            more = {resource: amount * number for resource, amount in demand.items()}
+            self.taken[worker.node_id] = _sum(self.taken[worker.node_id], more)
+            self.touched.append(worker)
+            self.tasks += number
+
     def keep(self, worker: Worker, job_id: str) -> None:
         """Keep a worker for a job."""
         self.kept[worker.node_id] = job_id
