@@ -164,6 +164,8 @@ class Gangs:
     ) -> None:
         """Give gangs of a job their hosts, all in the same groups."""
         allocations = dict[AttemptId, Allocation]()
+        hosts = tuple(dict.fromkeys(node_id for _, node_ids in placed for node_id in node_ids))
+        demands = {node_id: job.requirement.demand(self._fleet.workers[node_id]) for node_id in hosts}
         for gang, node_ids in placed:
             gang.attempt += 1
             job.attempt = max(job.attempt, gang.attempt)
@@ -171,15 +173,14 @@ class Gangs:
             gang.running_since = math.inf
             found = []
             for task, node_id in zip(gang.tasks, node_ids, strict=True):
-                found.append((node_id, task.task_id, job.requirement.demand(self._fleet.workers[node_id])))
+                found.append((node_id, task.task_id, demands[node_id]))
                 move(job, gang, task, TaskState.ASSIGNED)
                 task.node_id = node_id
             allocations[job.current_attempt(gang)] = tuple(found)
-            self._table.waits_no_more(job, gang)
+        self._table.waits_no_more(job, *(gang for gang, _ in placed))
         self._allocations.add(job, allocations)
         for allocation in allocations.values():
             job_table.note_assigned(job, allocation, change.now)
-        hosts = tuple(dict.fromkeys(node_id for _, node_ids in placed for node_id in node_ids))
         self._promises.kept_by(job, hosts)
         self._holders.take(job, hosts, change)
         for gang, _ in placed:

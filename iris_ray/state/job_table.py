@@ -142,11 +142,11 @@ class JobTable:
         """Note that a job must be recorded again, without its gangs."""
         self._note(job_id)
 
-    def gang_changed(self, job: Job, gang: Gang) -> None:
-        """Note that a gang, or what its attempts hold, must be recorded again."""
+    def gang_changed(self, job: Job, *gangs: Gang) -> None:
+        """Note that gangs, or what their attempts hold, must be recorded again."""
         chunks = self._note(job.spec.job_id)
         if is_large(job):
-            chunks.add(chunk_of(gang.position))
+            chunks.update(chunk_of(gang.position) for gang in gangs)
 
     def all_changed(self, job: Job) -> None:
         """Note that a job must be recorded again with all its gangs, or that it is forgotten."""
@@ -175,12 +175,13 @@ class JobTable:
         self.gang_changed(job, gang)
         self.queue_changed(job.spec.job_id)
 
-    def waits_no_more(self, job: Job, gang: Gang) -> None:
-        """Take a gang out of the queue: it has hosts, or has ended."""
-        job.pending.pop(gang.position, None)
+    def waits_no_more(self, job: Job, *gangs: Gang) -> None:
+        """Take gangs of a job out of the queue: they have hosts, or have ended."""
+        for gang in gangs:
+            job.pending.pop(gang.position, None)
         if not job.pending:
             self.pending.pop(job.spec.job_id, None)
-        self.gang_changed(job, gang)
+        self.gang_changed(job, *gangs)
 
     def set_yields(self, job_id: str, yields: bool) -> None:
         """Note that a job yields its hosts to any job that waits, or ceases to.
