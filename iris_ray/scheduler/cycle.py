@@ -330,8 +330,9 @@ class Cycle:
     def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
         """Note that a gang waits for a limit of its user. Nothing is promised to it: others may use the hosts."""
         kept: tuple[str, ...] = ()
-        returns = self._deadlines.is_returning(job) and job.spec.spare_for is None  # its own attempt may be just ending
-        if returns or self._frees_its_own(job, reached):
+        returns = self._deadlines.is_returning(job) and job.spec.spare_for is None
+        own_ends = returns and reached.what != "running jobs"  # the chips that are missing may be its own
+        if own_ends or self._frees_its_own(job, reached):
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, reason=reached.in_short)

@@ -189,7 +189,8 @@ class ReferencePlan:
                 self.rooms |= {spec.job_id: left} if left else {}
         elif found or not wanted:
             self.limited.add(spec.job_id)
-            if self.returns(job) and not spec.spare_for:
+            of_jobs = not found and not self.may_have(job, [0])  # nothing would be too much, too
+            if self.returns(job) and not spec.spare_for and not of_jobs:
                 self.keep(job, gang, self.options(job), room)
                 return False
             self.keep_chips(job, gang, found)
