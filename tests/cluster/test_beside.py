@@ -119,6 +119,8 @@ class Person:
 
     def __init__(self, words: list[str], env: dict[str, str]) -> None:
         self.keyboard, self.terminal = pty.openpty()
+        self._poll = select.poll()  # select() refuses descriptors beyond 1,023
+        self._poll.register(self.keyboard, select.POLLIN)
         self.before = termios.tcgetattr(self.terminal)
         self.resize(24, 80)
         self.seen = b""
@@ -135,7 +137,7 @@ class Person:
         deadline = time.monotonic() + WAIT_S
         while text.encode() not in self.seen:
             assert time.monotonic() < deadline, self.seen
-            if select.select([self.keyboard], [], [], 0.1)[0]:
+            if self._poll.poll(100):
                 self.seen += os.read(self.keyboard, 65536)
         self.seen = self.seen.partition(text.encode())[2]
 

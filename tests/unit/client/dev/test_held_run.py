@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.client.dev.held_job import HeldHost
 from iris_ray.client.dev.held_run import HeldRun, Sent
 from iris_ray.errors import SessionError, TaskMovedError
 from iris_ray.model.notices import Notice, NoticeKind
@@ -44,12 +46,12 @@ def hosts(shared: HeldHosts) -> HeldHosts:
 
 def pids(run: HeldRun, count: int) -> list[int]:
     """Return the pids that a run prints first."""
-    said = b""
+    said = defaultdict[HeldHost, bytes](bytes)
     for piece in run.pieces():
-        said += piece.data
-        if said.count(b"\n") == count:
+        said[piece.host] += piece.data
+        if sum(of_host.count(b"\n") for of_host in said.values()) == count:
             break
-    return [int(pid) for pid in said.split()]
+    return [int(pid) for of_host in said.values() for pid in of_host.split()]
 
 
 def all_gone(pids: list[int]) -> bool:
