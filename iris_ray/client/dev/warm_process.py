@@ -74,7 +74,7 @@ class HeldDirectory:
 
 
 def serve(listener: socket.socket, token: str, directory: HeldDirectory) -> Program:
-    """Fork for whoever connects, for ever. Return only in the process of a run, what it is to do."""
+    """Fork for each connection, for ever. Return only in the process of a run: what the run is to do."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
     while True:
         connected, _ = listener.accept()
