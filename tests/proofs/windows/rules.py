@@ -274,7 +274,7 @@ class Rules:
     def _is_placed(self, job_id: str, node_ids: Iterable[str]) -> None:
         """Nobody gets a promised host but a higher band, and a gang that returns where nobody has left for another."""
         job = self._state.jobs[job_id]
-        self._placed.setdefault(job_id, (self._limits(job), self._is_new(job, self._held(job)[1])))
+        self._placed.setdefault(job_id, (self._limits(job), self._is_new(job, self._held(job, now=True)[1])))
         for node_id in node_ids:
             for other_id, promised in self.ledger.promised.items():
                 if other_id == job_id or node_id not in promised.node_ids:
