@@ -350,7 +350,8 @@ class Cycle:
 
     def _pass_over(self, job: Job, standing: int) -> None:
         """Keep quota of its team for a job that waits too long, so that the team's lower bands don't take it first."""
-        if self._waits_too_long(job, job.gangs[next(iter(job.pending))]):
+        has_quota = job.promise is not None  # for the hosts that are promised to it
+        if not has_quota and self._waits_too_long(job, job.gangs[next(iter(job.pending))]):
             self._allowances.keep_quota_for(job, standing)
 
     def _waits_too_long(self, job: Job, gang: Gang) -> bool:

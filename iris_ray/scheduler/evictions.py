@@ -198,8 +198,12 @@ class Evictor:
         teams, reclaim = self._allowances.teams, self._reclaim(job)
         taker = job.spec.priority if may_evict(job) else None
         attempts = self._by_account.get(teams.account(job.spec), ())
-        found = (attempt for attempt in attempts if self._costs.of(attempt, taker, reclaim, patient=False))
+        found = (a for a in attempts if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False))
         return list(islice(found, GROUPS_COMPARED))
+
+    def _looks_at(self, attempt: AttemptId) -> bool:
+        self._looks -= 1
+        return self._looks > 0
 
     @cached_property
     def _by_account(self) -> Mapping[tuple[str, str | None], list[AttemptId]]:

@@ -246,7 +246,7 @@ def test_quotas_are_kept_and_reached_on_random_trees(seed: int) -> None:
     world = TeamWorld(seed)
     for _ in range(STEPS):
         world.step()
-    # nobody comes or ends any more: whoever is within the quota of its team gets it within notice and grace …
+    # no job comes or ends any more: a job within the quota of its team gets it within notice and grace
     new = {job.spec.job_id for job in world.state.jobs.values() if job.gang.placed and not job.gang.evicted_at}
     calm = len(new) == sum(job.gang.placed for job in world.state.jobs.values())
     quiet_s = 2 * (GRACE_S + LAST_SAVE_S) if calm else max(LEAST_RUN_S.values()) + 3 * (GRACE_S + LAST_SAVE_S)

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 from iris_ray.actors.host.session import keeper
@@ -26,7 +27,7 @@ START_S = 30.0
 CONNECT_S = 10.0
 
 
-class Channel:
+class Channel(ABC):
     """Bytes in both directions, through descriptors of this process.
 
     Args:
@@ -83,9 +84,9 @@ class Channel:
                 self._into = None
             self._written = number
 
+    @abstractmethod
     def end(self) -> None:
         """End what is behind this channel. Its last piece comes once that is done."""
-        raise NotImplementedError
 
     async def drop(self) -> None:
         """End it, though nobody reads what is left."""
@@ -93,13 +94,13 @@ class Channel:
         while not self.over:
             await self.read(self._last.number)
 
+    @abstractmethod
     def _is_done(self) -> bool:
         """Return whether nothing more will come once all sources are empty."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_input(self, into: int) -> None:
         """Tell the other side that no more bytes come."""
-        raise NotImplementedError
 
     def _besides(self) -> Collection[int]:
         """Return descriptors besides the sources whose bytes `_hear` takes."""
