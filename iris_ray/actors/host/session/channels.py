@@ -106,7 +106,7 @@ class Channel(ABC):
         """Return descriptors besides the sources whose bytes `_hear` takes."""
         return ()
 
-    def _hear(self) -> None: ...
+    def _hear(self) -> None: ...  # noqa: B027 — most channels have nothing besides
 
     def _last_piece(self) -> Piece:
         return Piece(0, over=True, task_ended=self.task_ended)
