@@ -21,7 +21,7 @@ from iris_ray.scheduler.explanation import (
     paused,
     what_they_wait_for,
 )
-from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, Run, SearchFairness, Usage, comes_last
+from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit, Reasons
 from iris_ray.scheduler.promises import Lifted, Promises
@@ -39,6 +39,7 @@ from iris_ray.state.fleet import Fleet
 from iris_ray.state.quarantine import avoided_by
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
+from iris_ray.state.waiting_jobs import Run, WaitingJobs
 
 
 @dataclass(slots=True)
@@ -128,13 +129,13 @@ class Cycle:
         self._fairness = fairness or SearchFairness()
 
     def run(
-        self, pending: list[Job], usage: Usage, past: PastUsage | None, idle: Iterable[Job] = ()
+        self, pending: WaitingJobs, usage: Usage, past: PastUsage | None, idle: Iterable[Job] = ()
     ) -> SchedulingResult:
         """Return the plan. Call it once."""
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
-        promises = self._promises = Promises(pending, fleet, deadlines, plan, allowances, self._evictor)
+        promises = self._promises = Promises(pending.others.values(), fleet, deadlines, plan, allowances, self._evictor)
 
         def standing(job: Job) -> int:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)

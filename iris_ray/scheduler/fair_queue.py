@@ -28,6 +28,7 @@ from iris_ray.scheduler.team_quotas import Standing
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage
+from iris_ray.state.waiting_jobs import Run, WaitingJobs
 
 Usage = Mapping[str, Mapping[str, float]]
 """What each user's gangs hold, by Ray's resource names."""
@@ -112,8 +113,6 @@ class Deadlines:
         return TaskUnschedulableEvent(job.spec.job_id, first.index, why)
 
 
-Run = deque[Job]
-"""Plain jobs of one kind by age, of which as many get a turn as may make a difference; or one other job."""
 Place = tuple[int, PriorityBand]
 """Where jobs go in the queue: by `Standing`, then by band. Those that come last have a number above all standings."""
 
@@ -130,7 +129,7 @@ class FairQueue:
     is divided by its weight.
 
     Args:
-        pending: the jobs, in any order.
+        pending: the jobs.
         usage: what each user holds already.
         past: what each user has held; None: past use does not count.
         totals: what the cluster has of each resource.
@@ -149,7 +148,7 @@ class FairQueue:
 
     def __init__(
         self,
-        pending: Iterable[Job],
+        pending: WaitingJobs,
         usage: Usage,
         past: PastUsage | None,
         totals: Mapping[str, float],
@@ -159,7 +158,7 @@ class FairQueue:
         passed_over: Callable[[Job, int], None] = lambda job, standing: None,
         fare_alike: Callable[[Run], bool] = lambda run: False,
     ) -> None:
-        self._pending = sorted(pending, key=_number)
+        self._pending = pending
         self._deadlines = deadlines
         self._users = _Shares(usage, past, totals, deadlines.now)
         self._teams = teams if teams is not None and teams.teams else None
@@ -174,12 +173,14 @@ class FairQueue:
         self.place: Place = Standing.OWN, PriorityBand.PRODUCTION
 
     def __iter__(self) -> Iterator[Job]:
-        runs = _runs(self._pending)
-        waiting = [run for run in runs if not comes_last(run[0])]
+        waiting: list[Run] = []
+        last: list[Run] = []
+        for run in self._pending.runs():
+            (last if comes_last(run[0]) else waiting).append(run)
         for standing in Standing:
             yield from self._by_class(waiting, standing)
             waiting, self._later = self._later, []
-        yield from self._by_class([run for run in runs if run and comes_last(run[0])], len(Standing))
+        yield from self._by_class(last, len(Standing))
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """Count what the latest job was given. The job comes again at its user's next turn."""
@@ -382,18 +383,3 @@ class SearchFairness:
             self._searched.clear()
         else:
             self._searched.update(in_vain)
-
-
-def _runs(jobs: Iterable[Job]) -> list[Run]:
-    """Return jobs, which come by age, in runs. In a run, nobody has waited longer than the first: clocks may jump."""
-    alike: dict[Kind, Run] = {}
-    runs: list[Run] = []
-    for job in jobs:
-        run = alike.get(job.kind) if job.is_plain else None
-        if run is not None and run[-1].gangs[0].waiting_since <= job.gangs[0].waiting_since:
-            run.append(job)
-        else:
-            runs.append(deque((job,)))
-            if job.is_plain:
-                alike[job.kind] = runs[-1]
-    return runs

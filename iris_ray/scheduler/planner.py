@@ -22,6 +22,7 @@ from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.events import AssignedEvent, TasksAssignedEvent, TaskUnschedulableEvent
 from iris_ray.state.instructions import FailedEvent, Instructions, ReclaimSlice
+from iris_ray.state.waiting_jobs import WaitingJobs
 
 logger = logging.getLogger(__name__)
 
@@ -161,11 +162,11 @@ class Planner:
                     raise  # no job has caused it
                 logger.exception("making a plan failed; looking for the jobs that can't be planned")
                 still_waiting = None
-                self._leave_out_some(pending, now, idle)
+                self._leave_out_some([*pending], now, idle)
 
     def _find(
         self,
-        jobs: Sequence[Job],
+        jobs: Iterable[Job],
         now: float,
         still_waiting: Mapping[str, PendingReason] | None,
         idle: Sequence[Job],
@@ -259,12 +260,13 @@ class UnplannableJobs:
     def __init__(self) -> None:
         self.jobs: dict[str, SetAside] = {}
 
-    def without(self, pending: Iterable[Job], now: float) -> list[Job]:
+    def without(self, pending: WaitingJobs, now: float) -> WaitingJobs:
         """Return the jobs that are not left out now. Forget the jobs whose time is over."""
-        pending = list(pending)
-        waiting = {job.spec.job_id for job in pending} if self.jobs else ()
+        if not self.jobs:
+            return pending
+        waiting = {job.spec.job_id for job in pending}
         self.jobs = {name: one for name, one in self.jobs.items() if name in waiting and now < (one.until or 0.0)}
-        return [job for job in pending if job.spec.job_id not in self.jobs]
+        return WaitingJobs(job for job in pending if job.spec.job_id not in self.jobs)
 
     def leave_out(self, job: Job, error: Exception, now: float) -> None:
         """Leave a job out for `LEFT_OUT_S`."""

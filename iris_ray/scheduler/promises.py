@@ -59,7 +59,7 @@ class Promises:
     """The promises that jobs have in a plan.
 
     Args:
-        pending: the jobs of the queue.
+        pending: the jobs of the queue that are not plain, among them those that have a promise.
         fleet: the workers that the plan is made for.
         deadlines: tells which time limits have passed.
         plan: the hosts that the plan has given away.

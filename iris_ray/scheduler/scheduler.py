@@ -22,6 +22,7 @@ searches, if it has no time for all.
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.candidate_cache import CandidateCache, EvaluationLimits
@@ -32,6 +33,7 @@ from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
+from iris_ray.state.waiting_jobs import WaitingJobs
 
 BACKFILL_BOUND_S = 600.0
 
@@ -93,16 +95,16 @@ class Scheduler:
             limits: of the users; None: no user has a limit.
             teams: the teams, and what they hold; None: there are none.
         """
-        pending = list(pending)
+        waiting = pending if isinstance(pending, WaitingJobs) else WaitingJobs(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
         result = None
         if pending_reasons:
             before = pending_reasons if isinstance(pending_reasons, Reasons) else Reasons(pending_reasons)
-            result = self._place_new(pending, fleet, usage, past, deadlines, before, most, limits, teams)
+            result = self._place_new(waiting, fleet, usage, past, deadlines, before, most, limits, teams)
         if result is None:
             turns = self._fairness, self._evaluations, teams
             cycle = Cycle(fleet, self._cache, deadlines, most, running, self.evictions, limits, *turns)
-            result = cycle.run(pending, usage, past, idle)
+            result = cycle.run(waiting, usage, past, idle)
         self._cache.trim()
         return result
 
@@ -116,7 +118,7 @@ class Scheduler:
 
     def _place_new(
         self,
-        pending: list[Job],
+        pending: WaitingJobs,
         fleet: Fleet,
         usage: Usage,
         past: PastUsage | None,
@@ -130,17 +132,21 @@ class Scheduler:
 
         Only jobs that are new, that pause, or that could run but hope for more groups are tried.
         """
-        tried, unchanged = [], []
-        for job in pending:
+        tried, unchanged = WaitingJobs(), []
+        for job in chain.from_iterable(pending.runs()):
             job_id = job.spec.job_id
             reason = None if pending_reasons.is_alike(job_id) else pending_reasons.get(job_id)
             if job_id not in pending_reasons or (
                 reason is not None and (reason.pause is not None or reason.free >= reason.num_groups[0])
             ):
-                tried.append(job)
+                tried.sort_in(job)
             else:
                 unchanged.append(job_id)
-        if not unchanged or any(job.promise for job in pending) or any(r.keeps for r in pending_reasons.apart()):
+        if (
+            not unchanged
+            or any(job.promise for job in pending.others.values())
+            or any(r.keeps for r in pending_reasons.apart())
+        ):
             return None  # which groups are kept for a job depends on all other jobs
         result = Cycle(fleet, self._cache, deadlines, most, limits=limits, teams=teams).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.cluster_settings import ClusterSettings
 from iris_ray.model.goodput_sums import ForgottenJob
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import is_as_urgent
@@ -65,6 +66,7 @@ from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs, Spares
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
+from iris_ray.state.waiting_jobs import WaitingJobs
 
 logger = logging.getLogger(__name__)
 
@@ -375,6 +377,11 @@ class ControllerState:
         self._table.show_anew(job_id)
 
     @property
+    def changed_specs(self) -> ChangeLog[JobSpec]:
+        """The specs of jobs that have changed, for the scheduler: what counts towards their limits may have changed."""
+        return self._table.changed_specs
+
+    @property
     def job_changes(self) -> ChangeLog[str]:
         """Ids of jobs that have changed or are forgotten, for processes that show jobs."""
         return self._table.changes
@@ -399,9 +406,9 @@ class ControllerState:
         """
         return self._table.stories.told(job_id, gang)
 
-    def pending(self) -> list[Job]:
-        """Return the jobs that have gangs waiting for workers."""
-        return list(self._table.pending.values())
+    def pending(self) -> WaitingJobs:
+        """Return the jobs that have gangs waiting for workers: a view, which follows the changes."""
+        return self._table.waiting
 
     def spares(self) -> list[Job]:
         """Return the spare jobs that could give their slices back."""
@@ -447,7 +454,7 @@ class ControllerState:
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken. For tests; every test that touches state ends with it."""
         table = self._table
-        check_state(table.jobs, self.fleet, self.usage, self._allocations.all_of(), table.pending, table.finished)
+        check_state(table.jobs, self.fleet, self.usage, self._allocations.all_of(), self.pending(), table.finished)
         grouped = {job_id for job_id, job in self.jobs.items() if job.spec.coscheduling and not job.over}
         assert grouped == set[str]().union(*table.grouped_by.values()), "jobs by the attribute of their groups are off"
         self._spares.check(self.jobs)

@@ -8,6 +8,7 @@ from iris_ray.model.jobs import ATTEMPTS_KEPT, Allocation, Gang, Job
 from iris_ray.model.lifecycle import ACTIVE, AttemptId, TaskState
 from iris_ray.model.workers import TPU_NAME, Worker
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.waiting_jobs import WaitingJobs
 
 Allocations = Mapping[str, Mapping[AttemptId, Allocation]]
 
@@ -17,7 +18,7 @@ def check_state(
     fleet: Fleet,
     usage: Mapping[str, Mapping[str, float]],
     allocations: Allocations,
-    pending: Collection[str],
+    pending: WaitingJobs,
     finished: Collection[str],
 ) -> None:
     """Raise AssertionError if any invariant is broken.
@@ -27,7 +28,8 @@ def check_state(
         fleet: the live workers.
         usage: amounts that each user's gangs hold.
         allocations: what attempts hold, by job.
-        pending, finished: ids of the jobs that have gangs waiting, and of those that have finished.
+        pending: the jobs that have gangs waiting.
+        finished: ids of those that have finished.
     """
     _check_usage(jobs, usage, allocations)
     for job_id, job in jobs.items():
@@ -36,11 +38,12 @@ def check_state(
         _check_counts(job)
         waiting = [] if over else [i for i, gang in enumerate(job.gangs) if gang.pending]
         assert sorted(job.pending) == waiting, f"{job_id}: the queue has {list(job.pending)} of it, not {waiting}"
-        assert (job_id in pending) == bool(waiting), f"{job_id}: in the queue or not?"
+        assert (job in pending) == bool(waiting), f"{job_id}: in the queue or not?"
         for gang in job.gangs:
             _check_gang(job, gang, fleet)
     for worker in fleet.workers.values():
         _check_worker(worker, jobs, allocations)
+    pending.check()
     fleet.check()
 
 

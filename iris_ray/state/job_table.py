@@ -3,7 +3,7 @@
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Set
 from itertools import count, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.goodput import Totals, measure, settle
@@ -17,6 +17,7 @@ from iris_ray.state.fleet import Allocations
 from iris_ray.state.instructions import ChangeLog
 from iris_ray.state.records import chunk_of, chunks_in, is_large
 from iris_ray.state.user_limits import UserLimits
+from iris_ray.state.waiting_jobs import WaitingJobs
 
 FINISHED_JOBS_KEPT = 1000
 FINISHED_BYTES_KEPT = 128 << 20
@@ -31,33 +32,49 @@ class JobTable:
 
     Attributes:
         jobs: all of them.
-        pending: those that have gangs waiting for hosts.
         yielding: those that have not ended and yield their hosts to any job that waits.
         grouped_by: attribute → ids of the jobs that have not ended and whose groups share a value of it.
         finished: ids of those that have ended, the first to finish first; each with the memory that the job takes.
-        unrecorded, changes, queue_version, yields_version: see the properties of `ControllerState`.
+        unrecorded, changes, changed_specs, queue_version, yields_version: see the properties of `ControllerState`.
         stories: the latest events of each job.
         forgotten: the sums of jobs that were forgotten since the caller last took them.
     """
 
     def __init__(self, limits: UserLimits) -> None:
         self.jobs: dict[str, Job] = {}
-        self.pending: dict[str, Job] = {}
         self.yielding: dict[str, Job] = {}
         self.grouped_by: dict[str, set[str]] = {}
         self.finished: dict[str, int] = {}
         self.unrecorded: dict[str, set[int]] = {}
         self.changes: ChangeLog[str] = ChangeLog()
+        self.changed_specs: ChangeLog[JobSpec] = ChangeLog()
         self.queue_version = 0
         self.yields_version = 0
         self.stories = Stories()
         self.forgotten: deque[ForgottenJob] = deque(maxlen=FORGOTTEN_KEPT)
         self._limits = limits
+        self._waiting = WaitingJobs()
+        self._not_sorted_in: set[str] = set()  # ids of jobs that have changed since `waiting` was last read
         self._submitted = 0
         self._finished_bytes = 0
         self._finished_in_order = True
 
     # -- finding ---------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> WaitingJobs:
+        """The jobs that have gangs waiting for hosts."""
+        waiting = []
+        for job_id in self._not_sorted_in:
+            job = self.jobs.get(job_id)
+            if job is not None and job.pending and not job.state.finished:
+                waiting.append(job)
+            else:
+                self._waiting.discard(job_id)
+        for job in sorted(waiting, key=attrgetter("number")):
+            self._waiting.sort_in(job)
+        self._not_sorted_in.clear()
+        return self._waiting
 
     def known(self, job_id: str) -> Job:
         """Return a job.
@@ -107,7 +124,7 @@ class JobTable:
         tasks = new_gangs(spec.job_id, spec.num_gangs, spec.most_tasks_per_gang)
         gangs = [Gang(of_gang, waiting_since=now) for of_gang in tasks]
         self._submitted += 1
-        job = self.jobs[spec.job_id] = self.pending[spec.job_id] = Job(
+        job = self.jobs[spec.job_id] = Job(
             spec=spec,
             number=self._submitted,
             submitted_at=now,
@@ -132,33 +149,39 @@ class JobTable:
         else:
             self._is_grouped(job.spec)
             self._limits.submitted(job.spec)
-        if job.pending and not job.state.finished:
-            self.pending[job_id] = job
         if job.yields and not job.state.finished:
             self.yielding[job_id] = job
         self.all_changed(job)
 
     def changed(self, job_id: str) -> None:
         """Note that a job must be recorded again, without its gangs."""
-        self._note(job_id)
+        if (job := self.jobs.get(job_id)) is not None:
+            self._note(job)
 
     def gang_changed(self, job: Job, *gangs: Gang) -> None:
         """Note that gangs, or what their attempts hold, must be recorded again."""
-        chunks = self._note(job.spec.job_id)
+        chunks = self._note(job)
         if is_large(job):
             chunks.update(chunk_of(gang.position) for gang in gangs)
 
     def all_changed(self, job: Job) -> None:
         """Note that a job must be recorded again with all its gangs, or that it is forgotten."""
-        self._note(job.spec.job_id).update(chunks_in(job))
+        self._note(job).update(chunks_in(job))
 
     def show_anew(self, job_id: str) -> None:
         """Add a job to `changes`."""
-        self.changes.note(job_id, 4 * len(self.jobs) + 1000)
+        self.changes.note(job_id, self._most_changes)
 
-    def _note(self, job_id: str) -> set[int]:
+    @property
+    def _most_changes(self) -> int:
+        return 4 * len(self.jobs) + 1000
+
+    def _note(self, job: Job) -> set[int]:
         """Note a change, and return the set of chunks of the job's record that must be written again."""
+        job_id = job.spec.job_id
         self.show_anew(job_id)
+        self.changed_specs.note(job.spec, self._most_changes)
+        self._not_sorted_in.add(job_id)
         return self.unrecorded.setdefault(job_id, set())
 
     def queue_changed(self, job_id: str) -> None:
@@ -171,7 +194,6 @@ class JobTable:
         job.requeues += 1
         gang.requeued = job.requeues
         job.pending[gang.position] = None
-        self.pending[job.spec.job_id] = job
         self.gang_changed(job, gang)
         self.queue_changed(job.spec.job_id)
 
@@ -179,8 +201,6 @@ class JobTable:
         """Take gangs of a job out of the queue: they have hosts, or have ended."""
         for gang in gangs:
             job.pending.pop(gang.position, None)
-        if not job.pending:
-            self.pending.pop(job.spec.job_id, None)
         self.gang_changed(job, *gangs)
 
     def set_yields(self, job_id: str, yields: bool) -> None:
@@ -209,7 +229,6 @@ class JobTable:
         self._note_finished(job)
         self._limits.ended(job.spec)
         self._is_grouped_no_more(job.spec)
-        self.pending.pop(job_id, None)
         self.yielding.pop(job_id, None)
         self.queue_changed(job_id)
 
@@ -218,7 +237,6 @@ class JobTable:
         job = self.jobs.pop(job_id)
         self.all_changed(job)
         self._is_grouped_no_more(job.spec)
-        self.pending.pop(job_id, None)
         self.yielding.pop(job_id, None)
         self.stories.forget(job_id)
         self.queue_changed(job_id)

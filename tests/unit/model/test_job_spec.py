@@ -246,7 +246,7 @@ def test_refused_job_acquires_nothing(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
         world.submit(**changes)
     assert world.state.jobs == {}
-    assert world.state.pending() == []
+    assert not world.state.pending()
     assert world.busy() == set()
     assert world.state.holders == {}
     world.state.check()

@@ -7,6 +7,7 @@ import pytest
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.cycle import Cycle
 from iris_ray.scheduler.planner import LEFT_OUT_S, UnplannableJobs, unplannable
+from iris_ray.state.waiting_jobs import WaitingJobs
 from tests.support.worlds import World
 
 
@@ -54,18 +55,18 @@ def test_jobs_that_fail_only_together_leave_a_rest_that_can_be_planned(jobs: lis
 def test_job_is_left_out_for_a_while_and_then_tried_again(jobs: list[Job]) -> None:
     left_out = UnplannableJobs()
     left_out.leave_out(jobs[3], ValueError("a defect"), now=100.0)
-    assert left_out.without(jobs, 100.0) == [*jobs[:3], *jobs[4:]]
+    assert [*left_out.without(WaitingJobs(jobs), 100.0)] == [*jobs[:3], *jobs[4:]]
     (reason,) = left_out.reasons(jobs, 160.0).values()
     assert str(reason).startswith(f"pausing {LEFT_OUT_S - 60:.0f} s before it is tried again: ")
     assert "(ValueError: a defect)" in str(reason)
-    assert left_out.without(jobs, 100.0 + LEFT_OUT_S) == jobs
+    assert [*left_out.without(WaitingJobs(jobs), 100.0 + LEFT_OUT_S)] == jobs
     assert left_out.reasons(jobs, 100.0 + LEFT_OUT_S) == {}
 
 
 def test_job_that_ends_meanwhile_is_forgotten(jobs: list[Job]) -> None:
     left_out = UnplannableJobs()
     left_out.leave_out(jobs[3], ValueError("a defect"), now=100.0)
-    left_out.without(jobs[:3], 101.0)
+    left_out.without(WaitingJobs(jobs[:3]), 101.0)
     assert left_out.jobs == {}
 
 

@@ -276,7 +276,7 @@ def test_late_success_ends_queued_job(world: World) -> None:
     job = taken_back(world)
     instructions = world.do(GangReturnedEvent(AttemptId("job", 1)))
     assert (job.state, instructions.finished, instructions.stop) == (JobState.SUCCEEDED, ["job"], [])
-    assert world.state.pending() == []
+    assert not world.state.pending()
     world.confirm(job, 1)
     world.state.check()
 
