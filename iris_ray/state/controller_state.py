@@ -276,6 +276,7 @@ class ControllerState:
             self._quarantine.blame(Blame(event.node_id, user, event.fault, self._now), event.reason)
             if job and event.fault in (Fault.DISK, Fault.HANG):
                 quarantine.avoid_host(job, event.node_id, self._now)
+                self._table.changed(event.job_id)
 
     def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
         """Add the event to the story of its job or gang; an event about no job, to those of the attempts it stops."""
