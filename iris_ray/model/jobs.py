@@ -252,6 +252,7 @@ class Kind:
     """What jobs ask for, and for whom. If one job finds too few groups, so do the others of its kind, as a rule."""
 
     requirement: Requirement
+    device: str | None
     num_groups: tuple[int, ...]
     user: str
     team: str
@@ -263,6 +264,7 @@ class Kind:
 @functools.lru_cache(maxsize=50_000)
 def _kind(
     requirement: Requirement,
+    device: str | None,
     num_groups: tuple[int, ...],
     user: str,
     team: str,
@@ -270,7 +272,7 @@ def _kind(
     may_evict: bool,
     may_be_plain: bool,
 ) -> Kind:
-    return Kind(requirement, num_groups, user, team, band, may_evict, may_be_plain)
+    return Kind(requirement, device, num_groups, user, team, band, may_evict, may_be_plain)
 
 
 @dataclass(slots=True)
@@ -329,7 +331,7 @@ class Job:
 
     def __post_init__(self) -> None:
         spec = self.spec
-        about = self.requirement, spec.groups_per_gang, spec.user, spec.team, spec.priority, spec.may_evict
+        about = self.requirement, spec.device, spec.groups_per_gang, spec.user, spec.team, spec.priority, spec.may_evict
         self.kind = _kind(*about, spec.spare_for is None and spec.scheduling_timeout is None)
 
     @property

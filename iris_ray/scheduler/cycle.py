@@ -23,7 +23,7 @@ from iris_ray.scheduler.explanation import (
 )
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
-from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit, Reasons
+from iris_ray.scheduler.pending_reason import LimitAccount, PendingReason, Protected, ReachedLimit, Reasons
 from iris_ray.scheduler.promises import Lifted, Promises
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
 from iris_ray.scheduler.spreading import Spreading
@@ -51,6 +51,8 @@ class SchedulingResult:
         pending_reasons: job id → why the job waits, for every other pending job that the plan has looked at.
         timed_out: jobs that did not run within their ``scheduling_timeout``: events for the state.
         unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
+        limited: the kinds of plain jobs that have reached a limit, and can't be within it before something changes that
+            counts towards it; each with the accounts that decide it. See `LimitedKinds`.
         starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
         promises: which hosts are promised to which jobs from now on, and who leaves for it: events for the state.
         gave_up_promise: whether a job has lost its promise, since it runs or can't run for a while. This plan promises
@@ -63,6 +65,7 @@ class SchedulingResult:
     pending_reasons: Reasons = field(default_factory=Reasons)
     timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
     unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
+    limited: dict[Kind, tuple[LimitAccount, ...]] = field(default_factory=dict)
     starving: list[str] = field(default_factory=list)
     promises: list[PromiseEvent] = field(default_factory=list)
     gave_up_promise: bool = False
@@ -218,7 +221,12 @@ class Cycle:
         lifted = self._promises.lift(job)
         if (reached := self._allowances.reached(job)) is not None:
             self._limit(job, gang, reached, lifted)
+            if self._is_settled(job, reached):
+                self._result.limited[job.kind] = self._allowances.accounts(job, reached)
+            else:
+                self._result.limited.pop(job.kind, None)
             return None
+        self._result.limited.pop(job.kind, None)
         hopes, awaits = self._deadlines.hopes_for_more(gang), self._deadlines.awaits_its_own(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
@@ -348,6 +356,11 @@ class Cycle:
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
         if job.is_plain and not (kept or lifted):
             self._over[job.kind] = limited(job, replace(reached, kept=False), kept=())
+
+    def _is_settled(self, job: Job, reached: ReachedLimit) -> bool:
+        """Return whether jobs of a kind wait for a limit until something changes that counts towards it."""
+        may_change = reached.is_kept_back or self._evictor.may_make_room(job, reached)
+        return job.is_plain and job.kind in self._over and not may_change
 
     def _pass_over(self, job: Job, standing: int) -> None:
         """Keep quota of its team for a job that waits too long, so that the team's lower bands don't take it first."""

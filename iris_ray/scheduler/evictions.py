@@ -10,7 +10,7 @@ that heed notices, then at those that have saved or begun last.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -189,17 +189,34 @@ class Evictor:
             self._allowances.given_back(job, chips)
         return self._taking(job, found, available)
 
+    def may_make_room(self, job: Job, reached: ReachedLimit) -> bool:
+        """Return whether `find_within_limit` may find somebody for a job, now or later."""
+        if reached.team is None:
+            return bool(self._own_spares(job))
+        first = next(iter(self._of_account(job)), None)
+        return first is not None and (first in self._idle or self._band(first) > job.spec.priority)
+
     def _own_spares(self, job: Job) -> list[AttemptId]:
         account = job.spec.user, job.spec.priority
         return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
 
     def _of_team(self, job: Job) -> list[AttemptId]:
         """Return the spares of a job's team, and what may leave in its lower bands."""
-        teams, reclaim = self._allowances.teams, self._reclaim(job)
-        taker = job.spec.priority if may_evict(job) else None
-        attempts = self._by_account.get(teams.account(job.spec), ())
-        found = (a for a in attempts if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False))
+        reclaim, taker = self._reclaim(job), job.spec.priority if may_evict(job) else None
+        found = (
+            a for a in self._of_account(job) if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False)
+        )
         return list(islice(found, GROUPS_COMPARED))
+
+    def _of_account(self, job: Job) -> Sequence[AttemptId]:
+        """Return the attempts that use the quota of a job's team; none if all are of its band or a higher one."""
+        lower = (band for band in PriorityBand if band > job.spec.priority)
+        if not self._idle and not any(map(self._running.attempts.get, lower)):
+            return ()
+        return self._by_account.get(self._allowances.teams.account(job.spec), ())
+
+    def _band(self, attempt: AttemptId) -> PriorityBand:
+        return self._running.jobs[attempt.job_id].spec.priority
 
     def _looks_at(self, attempt: AttemptId) -> bool:
         self._looks -= 1

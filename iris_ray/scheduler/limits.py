@@ -9,7 +9,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
-from iris_ray.scheduler.pending_reason import ReachedLimit
+from iris_ray.scheduler.pending_reason import LimitAccount, ReachedLimit
 from iris_ray.scheduler.team_quotas import NoneLeft, Standing, TeamQuotas
 from iris_ray.state.user_limits import Account, UserLimits
 
@@ -75,6 +75,12 @@ class Allowances:
         """Return the limit that keeps a job from getting the least number of groups that it can use, or None."""
         return self._reached_by_user(job) or self._reached_by_team(job)
 
+    def accounts(self, job: Job, reached: ReachedLimit) -> tuple[LimitAccount, ...]:
+        """Return the accounts that decide whether a job is within its limits, of which it has reached one."""
+        mine = self._allowance(job)
+        is_free = reached.team is None or mine is None or (mine.most_chips == mine.most_jobs == math.inf)
+        return (reached.account,) if is_free else (reached.account, _account(job))
+
     def standing(self, job: Job) -> Standing:
         """Return with whose quota a job could have the least number of groups that it can use."""
         if not self.teams.exist:
@@ -86,7 +92,7 @@ class Allowances:
         """Keep quota for a job that could run with it, at a standing, if lower bands of its own team had less."""
         needed = num_groups(job)[0] * chips_per_group(job)
         found = self.teams.standing_in_team(job, needed)
-        if isinstance(found, Standing) and found <= standing:
+        if isinstance(found, Standing) and found <= standing and self._reached_by_user(job) is None:
             self.teams.keep_for(job, needed)
 
     def _reached_by_team(self, job: Job) -> ReachedLimit | None:
@@ -97,7 +103,8 @@ class Allowances:
         if isinstance(left, Standing):
             return None
         what = f"{left.kind} chips"
-        return ReachedLimit(*_account(job), what, left.most, left.used, needed, team=left.team)
+        about = *_account(job), what, left.most, left.used, needed
+        return ReachedLimit(*about, team=left.team, is_kept_back=left.is_kept_back)
 
     def _reached_by_user(self, job: Job) -> ReachedLimit | None:
         mine = self._allowance(job)
@@ -116,7 +123,9 @@ class Allowances:
         """Return the limit on chips as the limit that a job has reached."""
         mine = self._allowance(job)
         assert mine is not None
-        return ReachedLimit(*_account(job), "chips", mine.most_chips, mine.chips_beside(job), needed, mine.kept_for)
+        held = mine.chips_beside(job)
+        about = *_account(job), "chips", mine.most_chips, held, needed, mine.kept_for
+        return ReachedLimit(*about, is_kept_back=rounded(held + needed) <= mine.most_chips)
 
     def num_groups(self, job: Job, ending: float = 0.0) -> tuple[int, ...]:
         """Return the numbers of groups that a gang of the job can use and its user may have, ascending.
@@ -190,7 +199,7 @@ class Allowances:
         """Return whether what a job has counts towards a limit."""
         if reached.team is None:
             return (spec.user, spec.priority) == (reached.user, reached.band)
-        return self.teams.counts_for(spec, reached.team, reached.what.removesuffix(" chips"))
+        return self.teams.counts_for(spec, reached.team, reached.type)
 
     def most_groups(self, job: Job, wanted: int) -> int:
         """Return how many of so many groups a job may get, beside what its user's other jobs are about to take."""
@@ -226,7 +235,7 @@ class Allowances:
         """Keep the rest of its user's chips for a job, if the limit lets it run at all and no other job has them."""
         mine = self._allowance(job)
         if reached.team is not None and reached.needed <= reached.limit:
-            return replace(reached, kept=self.teams.keep_for(job, reached.needed))
+            return replace(reached, kept=self.teams.keep_for(job, reached.needed, reached.team))
         if mine is None or mine.kept_for or reached.what != "chips" or reached.needed > mine.most_chips:
             return reached
         mine.kept_for = job.spec.job_id

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain
 
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
@@ -60,6 +61,10 @@ class Shortage:
     groups: int = 0
 
 
+LimitAccount = tuple[str, PriorityBand | str]
+"""A user and a band, or a team and the type whose quota it uses."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReachedLimit:
     """The limit of its user, or the quota of its team, that keeps a job waiting.
@@ -74,6 +79,7 @@ class ReachedLimit:
         before: the user's job that has waited too long and that the rest is kept for, if it is another one; or None.
         kept: whether the rest is kept for this job.
         team: the team that may have no more; `NO_TEAM` if other teams keep what is left; None: it is the user's limit.
+        is_kept_back: whether the job would be within the limit if nothing were kept for other jobs that wait for it.
     """
 
     user: str
@@ -85,6 +91,7 @@ class ReachedLimit:
     before: str | None = None
     kept: bool = False
     team: str | None = None
+    is_kept_back: bool = False
 
     def __str__(self) -> str:
         if self.team is not None:
@@ -94,6 +101,16 @@ class ReachedLimit:
             f"waiting for the limit of {self.user} in band {self.band.name.lower()}: {self.limit:,g} {self.what}, of"
             f" which {self.held:,g} are taken, and it needs {self.needed:,g}{rest}; iris-ray cluster limits shows all"
         )
+
+    @property
+    def account(self) -> LimitAccount:
+        """Whose limit it is."""
+        return (self.user, self.band) if self.team is None else (self.team, self.type)
+
+    @property
+    def type(self) -> str:
+        """The type whose quota is used up, if it is a team's."""
+        return self.what.removesuffix(" chips")
 
     @property
     def in_short(self) -> str:
@@ -309,15 +326,25 @@ class _Alike:
 
 
 class Reasons(Mapping[str, PendingReason]):
-    """Why jobs wait, by job id. The reasons of many jobs that fare alike are made when somebody reads them."""
+    """Why jobs wait, by job id. The reasons of many jobs that fare alike are made when somebody reads them.
 
-    def __init__(self, reasons: Mapping[str, PendingReason] | None = None) -> None:
+    Args:
+        reasons: to begin with.
+        beside: those of other jobs, which are read here, too.
+    """
+
+    def __init__(
+        self, reasons: Mapping[str, PendingReason] | None = None, beside: Mapping[str, PendingReason] | None = None
+    ) -> None:
         self._made: dict[str, PendingReason | _Alike] = {}
+        self._beside = beside or {}
         if reasons is not None:
             self.update(reasons)
 
     def __getitem__(self, job_id: str) -> PendingReason:
-        found = self._made[job_id]
+        found = self._made.get(job_id)
+        if found is None:
+            return self._beside[job_id]
         if not isinstance(found, _Alike):
             return found
         reason = self._made[job_id] = found.reason(job_id)
@@ -327,13 +354,13 @@ class Reasons(Mapping[str, PendingReason]):
         self._made[job_id] = reason
 
     def __contains__(self, job_id: object) -> bool:
-        return job_id in self._made
+        return job_id in self._made or job_id in self._beside
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
+        return chain(self._made, self._beside)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._made) + len(self._beside)
 
     def update(self, reasons: Mapping[str, PendingReason]) -> None:
         """Add reasons, in the place of those that there are for the same jobs."""
@@ -345,6 +372,10 @@ class Reasons(Mapping[str, PendingReason]):
     def keep(self, reasons: "Reasons", job_ids: Iterable[str]) -> None:
         """Add those of other reasons that are of these jobs."""
         self._made.update((job_id, reasons._made[job_id]) for job_id in job_ids)
+
+    def take(self, reasons: "Reasons", job_ids: Iterable[str]) -> None:
+        """Move those of other reasons here that are of these jobs."""
+        self._made.update((job_id, reasons._made.pop(job_id)) for job_id in job_ids)
 
     def add_alike(
         self, job_ids: Sequence[str], like: PendingReason, ahead: int | None = None, first_ahead: str | None = None

@@ -15,6 +15,7 @@ from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.cycle import SchedulingResult
+from iris_ray.scheduler.limited_kinds import LimitedKinds
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason, Reasons
 from iris_ray.scheduler.scheduler import Scheduler
 from iris_ray.scheduler.victims import Running
@@ -76,6 +77,7 @@ class Planner:
         scheduler: Scheduler | None = None,
         most_placed: int | None = None,
     ) -> None:
+        self._limited = LimitedKinds(state)
         self.pending_reasons = Reasons()
         self.unfinished = False
         self.counts: Counter[str] = Counter()
@@ -104,16 +106,18 @@ class Planner:
         still_waiting = self._still_waiting if recent and versions[:-1] == self._planned_for[:-1] else None
         if still_waiting is None:
             self._planned_at = now
+        self.pending_reasons.update(self._limited.release_changed() if recent else self._limited.release_all())
         result = self._propose(now, still_waiting, [*state.spares(), *state.yielding()])
         result.timed_out = list(map(self._with_last_reason, result.timed_out))
-        self._note_reasons(result)
         self._count(result)
+        self._note_reasons(result)
         queue_version = state.queue_version
         placements = self._commit(result, now, instructions)
         apply_safely(state, result.promises, instructions)
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:  # then the plan's own assignments, which change the versions, leave nothing to place
             self._planned_for = _versions(state)
+            self._limited.planned()
         apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
         self.unfinished = not result.complete
         if self.left_out:
@@ -132,11 +136,13 @@ class Planner:
 
         If a job has lost its promise, the next plan looks at all jobs, since another one may get a promise.
         """
+        if result.complete:
+            self._limited.add(result.limited, result.pending_reasons)
         self._still_waiting = None if result.gave_up_promise else result.pending_reasons
         reasons, before = result.pending_reasons, self.pending_reasons
         passed_over = [reason.job_id for reason in reasons.apart() if reason.kind is PendingKind.NOT_LOOKED_AT]
         still = {job_id: before[job_id] for job_id in passed_over if job_id in before}
-        self.pending_reasons = Reasons({} if result.complete else before)
+        self.pending_reasons = Reasons({} if result.complete else before, beside=self._limited.reasons)
         self.pending_reasons.update(reasons)
         self.pending_reasons.update(still)
 
@@ -154,7 +160,7 @@ class Planner:
     ) -> SchedulingResult:
         """Return a plan of all jobs that can be planned."""
         while True:
-            pending = self._unplannable.without(self._state.pending(), now)
+            pending = self._unplannable.without(self._limited.rest(), now)
             try:
                 return self._find(pending, now, still_waiting, idle)
             except Exception:
@@ -200,6 +206,7 @@ class Planner:
     def _leave_out(self, job: Job, error: Exception, now: float) -> None:
         logger.error("%s is left out of plans for a while", job.spec.job_id, exc_info=error)
         self._unplannable.leave_out(job, error, now)
+        self.pending_reasons.update(self._limited.release_all())
 
     def _commit(self, result: SchedulingResult, now: float, instructions: Instructions) -> list[PlacedGang]:
         placed = (self._commit_one(assignment, now, instructions) for assignment in result.assignments)
@@ -215,6 +222,7 @@ class Planner:
             return []
         except Exception as error:
             instructions.failed.append(FailedEvent(assignment, error))
+            self.pending_reasons.update(self._limited.release_all())
             return []
         instructions.add(wanted)
         positions = assignment.task_indices if isinstance(assignment, TasksAssignedEvent) else (assignment.gang,)

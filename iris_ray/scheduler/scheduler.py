@@ -153,4 +153,5 @@ class Scheduler:
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():
             return None
         result.pending_reasons.keep(pending_reasons, unchanged)
+        result.limited.clear()  # it has not looked at all jobs of a kind
         return result

@@ -44,12 +44,14 @@ class NoneLeft:
         kind: the type.
         most: how many chips there are for it.
         used: how many of them it has, with those that its parts keep for themselves.
+        is_kept_back: whether more would be left if nothing were kept for other jobs that wait for it.
     """
 
     team: str
     kind: str
     most: float
     used: float
+    is_kept_back: bool
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class _Account:
         kept: what its parts keep for themselves and do not use.
         in_bands: how many of the used chips jobs of each band have, for the bands in ``by_band``.
         promised: what is promised to its jobs, by band.
+        aside: what is kept for jobs of its own that wait for quota, by band; not counted as used.
         leaving: what its jobs leave to others, by band.
     """
 
@@ -76,6 +79,7 @@ class _Account:
     kept: float
     in_bands: dict[PriorityBand, float]
     promised: Counter[PriorityBand] = field(default_factory=Counter)
+    aside: Counter[PriorityBand] = field(default_factory=Counter)
     leaving: Counter[PriorityBand] = field(default_factory=Counter)
 
     @property
@@ -89,6 +93,14 @@ class _Account:
         if (part := self.by_band.get(band)) is not None:
             over = max(over, self.in_bands[band] - self.promised[band] - self.leaving[band] - part)
         return rounded(over)
+
+
+class _Aside(NamedTuple):
+    """The chips that are kept for a job of a band, and the names of the accounts in which they are."""
+
+    band: PriorityBand
+    chips: float
+    names: tuple[str, ...]
 
 
 class _Leaving(NamedTuple):
@@ -119,6 +131,7 @@ class TeamQuotas:
         self._kept: dict[str, dict[str, float]] = {}  # type → team → what its parts keep and do not use
         self._promised: dict[str, float] = {}  # job id → chips
         self._kept_for: dict[tuple[str, str | None], str] = {}  # team and type → id of the job that waits for the quota
+        self._aside: dict[str, _Aside] = {}  # by the job's id
         self._leaving: dict[AttemptId, list[_Leaving]] = {}  # the first one counts
         self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its parts, who borrowed most first
         self.exist = bool(self._use.teams.types)
@@ -156,11 +169,15 @@ class TeamQuotas:
             return Standing.OWN
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
+        own = self._aside.get(job.spec.job_id)
         for name, account, used, kept in self._after(path, kind, more - less):
-            if name != NO_TEAM and _is_within(account, used, kept, band, more):
+            own_here = own.chips if own is not None and name in own.names else 0.0
+            aside = account.aside.total() - own_here
+            if name != NO_TEAM and _is_within(account, used + aside, kept, band, more + account.aside[band] - own_here):
                 return Standing.OWN if name == path[0] else Standing.SHARED
-            if rounded(used + kept) > account.most:
-                return NoneLeft(name.rstrip("/"), kind, account.most, rounded(used + kept - more))
+            if rounded(used + aside + kept) > account.most:
+                there_are, is_kept_back = rounded(used + aside + kept - more), rounded(used + kept) <= account.most
+                return NoneLeft(name.rstrip("/"), kind, account.most, there_are, is_kept_back)
         return Standing.BORROWS
 
     def standing_in_team(self, job: Job, chips: float) -> Standing | NoneLeft:
@@ -174,7 +191,7 @@ class TeamQuotas:
         """Count chips that the plan gives to a job, or takes from it if they are less than 0."""
         if self._kept_for and self._kept_for.get(self.account(job.spec)) == job.spec.job_id:
             del self._kept_for[self.account(job.spec)]
-            self.promised(job, 0.0)
+            self._set_aside(job, self._aside.pop(job.spec.job_id), sign=-1)
         self._count(job.spec, chips)
 
     def promised(self, job: Job, chips: float) -> None:
@@ -190,12 +207,30 @@ class TeamQuotas:
                 self._none_leave_for(job)
             self._count(job.spec, chips - before, promised=True)
 
-    def keep_for(self, job: Job, chips: float) -> bool:
-        """Keep quota for a job, which counts as promised, unless its team has a job already for which some is kept."""
-        if self._kept_for.setdefault(self.account(job.spec), job.spec.job_id) != job.spec.job_id:
+    def keep_for(self, job: Job, chips: float, up_to: str | None = None) -> bool:
+        """Keep quota for a job, unless its team has a job already for which some is kept.
+
+        Args:
+            job: the job.
+            chips: how many it needs.
+            up_to: the team among whose jobs they are kept, which has none left; None: the job's own.
+        """
+        job_id, (team, kind) = job.spec.job_id, self.account(job.spec)
+        if kind is None or self._kept_for.setdefault((team, kind), job_id) != job_id:
             return False
-        self.promised(job, chips)
+        path = self._use.path(job.spec.team)
+        names = path[: path.index(up_to) + 1] if up_to is not None else path[:1]
+        if (before := self._aside.get(job_id)) is not None:
+            self._set_aside(job, before, sign=-1)
+        self._aside[job_id] = _Aside(job.spec.priority, chips, names)
+        self._set_aside(job, self._aside[job_id], sign=1)
         return True
+
+    def _set_aside(self, job: Job, aside: _Aside, sign: int) -> None:
+        kind = self.kind(job.spec)
+        assert kind is not None
+        for name in aside.names:
+            self._account(name, kind).aside[aside.band] += sign * aside.chips  # type: ignore[assignment]
 
     def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: Job) -> None:
         """Count that an attempt of a job leaves its chips to another job, so that both jobs' teams have them once."""

@@ -1,0 +1,110 @@
+"""Leaves jobs that wait for a limit out of plans until something changes that counts towards it.
+
+In a crowd, most jobs wait for a limit of their user or a quota of a team. Their turn would end like the one before:
+what decides it are the jobs of one account, and not the hosts. So a plan looks only at the accounts in which something
+has changed, and at the jobs that wait for hosts.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Kind
+from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.pending_reason import LimitAccount, Reasons
+from iris_ray.state import ControllerState
+from iris_ray.state.waiting_jobs import WaitingJobs
+
+
+class LimitedKinds:
+    """The kinds of plain jobs that need no look.
+
+    They have reached a limit in an earlier plan, and nobody could leave to bring them within it. Since then no job has
+    changed that counts towards that limit, and no plan has looked at one. If the teams, the limits or the size of the
+    cluster change, every kind needs a look. So it does now and then, since time alone may change what a job is told.
+
+    Args:
+        state: the jobs.
+
+    Attributes:
+        reasons: why their jobs wait.
+    """
+
+    def __init__(self, state: ControllerState) -> None:
+        self.reasons = Reasons()
+        self._state = state
+        self._kinds: dict[LimitAccount, list[Kind]] = {}
+        self._job_ids: dict[Kind, list[str]] = {}
+        self._accounts: dict[tuple[str, PriorityBand, str, str | None], tuple[LimitAccount, ...]] = {}
+        self._changes_seen = 0
+        self._valid_for: object = None
+
+    def rest(self) -> WaitingJobs:
+        """Return the waiting jobs that need a look."""
+        return self._state.pending().without(self._job_ids)
+
+    def release_changed(self) -> Reasons:
+        """Have the jobs looked at for whose limit something counts that has changed. Return why they have waited."""
+        if not self._job_ids:
+            return Reasons()
+        changed = self._state.changed_specs.since(self._changes_seen)
+        if changed is None or self._valid_for != self._conditions():
+            return self.release_all()
+        rest = self.rest()
+        firsts = (next(iter(jobs.values())) for jobs in rest.by_kind.values())
+        looked_at = (job.spec for jobs in (rest.others.values(), firsts) for job in jobs)
+        return self._release(account for specs in (changed, looked_at) for spec in specs for account in self._of(spec))
+
+    def release_all(self) -> Reasons:
+        """Have all jobs looked at. Return why they have waited."""
+        released = Reasons()
+        released.take(self.reasons, [*self.reasons])
+        self._kinds.clear()
+        self._job_ids.clear()
+        self._accounts.clear()
+        return released
+
+    def add(self, limited: Mapping[Kind, tuple[LimitAccount, ...]], reasons: Reasons) -> None:
+        """Leave out the jobs of some kinds from now on. Take their reasons from those of the plan that looked at them.
+
+        Args:
+            limited: the kinds, each with the accounts that decide whether its jobs are within their limits.
+            reasons: why all jobs wait that the plan looked at.
+        """
+        waiting = self._state.pending().by_kind
+        for kind, accounts in limited.items():
+            job_ids = self._job_ids[kind] = [job_id for job_id in waiting.get(kind, ()) if job_id in reasons]
+            for account in accounts:
+                self._kinds.setdefault(account, []).append(kind)
+            self.reasons.take(reasons, job_ids)
+
+    def planned(self) -> None:
+        """Note that the plan is committed. What it did itself leaves the others within or beyond their limits."""
+        self._changes_seen = self._state.changed_specs.version
+        self._valid_for = self._conditions()
+
+    def _release(self, accounts: Iterable[LimitAccount]) -> Reasons:
+        """Release the kinds of some accounts, and those for whose limits these count."""
+        released, left = Reasons(), {account for account in accounts if account in self._kinds}
+        waiting = self._state.pending().by_kind
+        while left:
+            for kind in self._kinds.pop(left.pop()):
+                released.take(self.reasons, self._job_ids.pop(kind, ()))
+                for job in waiting.get(kind, {}).values():
+                    left.update(account for account in self._of(job.spec) if account in self._kinds)
+                    break
+        return released
+
+    def _of(self, spec: JobSpec) -> tuple[LimitAccount, ...]:
+        """Return the accounts for which a job counts."""
+        teams = self._state.teams
+        key = spec.user, spec.priority, spec.team, teams.kind(spec) if teams.teams.types else None
+        accounts = self._accounts.get(key)
+        if accounts is None:
+            of_teams = () if key[-1] is None else tuple((name, key[-1]) for name in teams.path(spec.team))
+            accounts = self._accounts[key] = ((spec.user, spec.priority), *of_teams)
+        return accounts
+
+    def _conditions(self) -> object:
+        """Return what every limit depends on beside the jobs."""
+        state = self._state
+        return state.teams.version, state.limits.version, dict(state.fleet.totals), dict(state.fleet.chips)
