@@ -23,7 +23,7 @@ from itertools import islice
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
-from iris_ray.scheduler.evictions import Evictor, Taking
+from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking
 from iris_ray.scheduler.fair_queue import Deadlines, Place
 from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.remaining_capacity import Plan
@@ -376,7 +376,23 @@ class Promises:
             for name in available.closest_to_free(buckets)
             if kept.isdisjoint(available.group(name).node_ids) and (returning or available.may_become_free(name))
         )
-        return (*names, *islice(others, needed - len(names)))
+        return (*names, *self._apart_first(others, needed - len(names), available))
+
+    def _apart_first(self, names: Iterable[str], wanted: int, available: Availability) -> list[str]:
+        """Return the first groups: those before all others that are about to be free anyway and that nobody waits for.
+
+        Else two jobs could take the same host from each other in turn, though what leaves is enough for both.
+        """
+        promised = {i for job in self._before if job.promise is not None for i in job.promise.node_ids}
+        if not promised:
+            return [*islice(names, wanted)]
+
+        def is_apart(name: str) -> bool:
+            waited_for = not promised.isdisjoint(available.group(name).node_ids)
+            return not waited_for and available.is_free_after(name, self._leaving)
+
+        compared = islice(names, max(wanted, GROUPS_COMPARED))
+        return sorted(compared, key=lambda name: not is_apart(name))[:wanted]
 
     def place_of(self, job: Job) -> Place:
         """Return the place of a job in the queue."""
