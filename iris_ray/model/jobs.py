@@ -288,6 +288,8 @@ class Job:
         evictions: how often one of its gangs gave its hosts to a higher band.
         spares_made: how many spares have been made for it; numbers their ids.
         promise: the hosts that are kept for it until it runs, or None.
+        awaits: what other jobs have yet to do before it enters the queue, by their ids; see `JobSpec.after`.
+        ready_at: when it entered the queue after that; 0 if it awaited nothing; seconds.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
         began_at: when a task of it first ran; infinite before that; seconds.
         furthest_step: the furthest step that its attempts have named, or None; with ``stop_without_progress`` only.
@@ -315,6 +317,8 @@ class Job:
     evictions: int = 0
     spares_made: int = 0
     promise: Promise | None = None
+    awaits: dict[str, str] = field(default_factory=dict)
+    ready_at: float = 0.0
     started: bool = False
     began_at: float = math.inf
     furthest_step: int | None = None

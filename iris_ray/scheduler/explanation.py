@@ -203,6 +203,14 @@ def limited(job: Job, reached: ReachedLimit, kept: tuple[str, ...]) -> PendingRe
     )
 
 
+def held_back(job: Job) -> PendingReason | None:
+    """Return why a job waits that has not entered the queue yet; None if it has."""
+    if not job.awaits:
+        return None
+    awaits = tuple(f"{job_id} has {wanted}" for job_id, wanted in job.awaits.items())
+    return PendingReason(job.spec.job_id, PendingKind.HELD_BACK, job.requirement, num_groups(job), awaits=awaits)
+
+
 def _name_of(what: int | str, requirement: Requirement) -> str:
     """Return a constraint (by position) or a taint (by name) in words."""
     return what if isinstance(what, str) else str(requirement.constraints[what])

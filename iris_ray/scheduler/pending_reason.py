@@ -15,6 +15,7 @@ class PendingKind(Enum):
 
     PAUSED = "a launch has just failed"
     NOT_LOOKED_AT = "jobs with too many different requirements wait before it"
+    HELD_BACK = "it awaits other jobs"
     LIMITED = "its user has reached a limit"
     NO_SUCH_WORKERS = "no group in the cluster suits the job"
     TOO_FEW = "too few groups suit the job"
@@ -162,6 +163,7 @@ class PendingReason:
         limit: the limit that its user has reached; None if the job waits for something else.
         waits_for: what the groups that it gets wait for, in words.
         asked: what is known of the slices of its type that are asked for: how many, for how long, why they don't come.
+        awaits: what it waits until, before it enters the queue, in words.
     """
 
     job_id: str
@@ -181,8 +183,11 @@ class PendingReason:
     limit: ReachedLimit | None = None
     waits_for: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
+    awaits: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        if self.awaits:
+            return f"waits until {_some(self.awaits, ' and ')}"
         if self.pause is not None:
             return f"pausing {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}"
         if self.kind is PendingKind.NOT_LOOKED_AT:
@@ -232,6 +237,8 @@ class PendingReason:
 
     @property
     def _cause(self) -> str:
+        if self.awaits:
+            return f"It waits until {_some(self.awaits, ' and ')}."
         if self.pause is not None:
             return f"It pauses for {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}."
         if self.limit is not None:

@@ -63,6 +63,7 @@ from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
 from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs, Spares
+from iris_ray.state.successors import Successors
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
@@ -96,6 +97,7 @@ class ControllerState:
         self._spare_jobs = SpareJobs(*about_spares, self._promises.release)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
         self._runtimes = RuntimeLimits(self._table, self._notices, self._ends)
+        self._successors = Successors(self._table, self._ends)
         about_evictions = self._table, self._promises, self._notices, self._spare_jobs, self._ends, self.teams
         self._evictions = Evictions(*about_evictions)
         self._gangs = Gangs(
@@ -149,11 +151,12 @@ class ControllerState:
             case AttemptSavesEvent():
                 self._attempt_saves(event)
             case JobSubmittedEvent():
-                self._table.submit(event.spec, event.now)
+                self._job_submitted(event, change)
             case JobRestoredEvent():
                 self._gangs.job_restored(event.record, change)
                 self._ends.restored(event.record.job, change.now)
                 self._evictions.restored(self.jobs[event.record.job.spec.job_id])
+                self._successors.restored(self.jobs[event.record.job.spec.job_id], change)
             case JobCancelledEvent():
                 self._ends.job_cancelled(event, change)
             case TaskUnschedulableEvent():
@@ -213,8 +216,12 @@ class ControllerState:
     def _follow_up(self, event: Event, about: str, change: Change) -> None:
         """Apply what follows from any event: finished jobs leave the queue, promises and spares are settled."""
         finished = change.instructions.finished
-        for job_id in finished:
+        if (job := self.jobs.get(about)) is not None and job.started:
+            self._successors.settle(job, change)
+        for job_id in finished:  # with those that end because of these
             self._table.has_finished(job_id)
+            self._successors.ended(self.jobs[job_id])
+            self._successors.settle(self.jobs[job_id], change)
             job_table.note_job_ended(self.jobs[job_id], change.now)
             self._promises.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
@@ -229,6 +236,12 @@ class ControllerState:
             self._spare_jobs.settle(change)
         if finished:
             self._table.forget_old(self._allocations)
+
+    def _job_submitted(self, event: JobSubmittedEvent, change: Change) -> None:
+        if event.spec.job_id not in self.jobs:
+            self._successors.require_known(event.spec)
+        if (job := self._table.submit(event.spec, event.now)) is not None:
+            self._successors.submitted(job, change)
 
     def _worker_registered(self, event: WorkerRegisteredEvent, change: Change) -> None:
         worker = Worker(
@@ -453,6 +466,7 @@ class ControllerState:
         self._spares.check(self.jobs)
         self._evictions.check(self.jobs)
         self._runtimes.check()
+        self._successors.check()
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
         assert held == sorted(self._allocations), "the attempts by band are off"
         assert all(self.heeding[band].keys() <= attempts.keys() for band, attempts in self.attempts.items())

@@ -36,7 +36,7 @@ def check_state(
         _check_counts(job)
         waiting = [] if over else [i for i, gang in enumerate(job.gangs) if gang.pending]
         assert sorted(job.pending) == waiting, f"{job_id}: the queue has {list(job.pending)} of it, not {waiting}"
-        assert (job_id in pending) == bool(waiting), f"{job_id}: in the queue or not?"
+        assert (job_id in pending) == bool(waiting and not job.awaits), f"{job_id}: in the queue or not?"
         for gang in job.gangs:
             _check_gang(job, gang, fleet)
     for worker in fleet.workers.values():

@@ -93,8 +93,8 @@ class JobTable:
 
     # -- changing --------------------------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, now: float) -> None:
-        """Add a new job. A submission that is delivered twice changes nothing.
+    def submit(self, spec: JobSpec, now: float) -> Job | None:
+        """Add a new job, and return it. A submission that is delivered twice changes nothing.
 
         Raises:
             IllegalTransitionError: there is another job of this id.
@@ -103,7 +103,7 @@ class JobTable:
         if known is not None:
             if known.spec != spec:
                 raise IllegalTransitionError(f"job {spec.job_id} is there already, with another spec")
-            return
+            return None
         tasks = new_gangs(spec.job_id, spec.num_gangs, spec.most_tasks_per_gang)
         gangs = [Gang(of_gang, waiting_since=now) for of_gang in tasks]
         self._submitted += 1
@@ -120,6 +120,20 @@ class JobTable:
         self._limits.submitted(spec)
         self.all_changed(job)
         self.queue_changed(spec.job_id)
+        return job
+
+    def hold_back(self, job: Job) -> None:
+        """Take a job out of the queue until `enters`: it awaits other jobs."""
+        self.pending.pop(job.spec.job_id, None)
+
+    def enters(self, job: Job, now: float) -> None:
+        """Put a job into the queue that awaited other jobs. Its waiting begins now."""
+        job.ready_at = now
+        for gang in job.gangs:
+            gang.waiting_since = now
+        self.pending[job.spec.job_id] = job
+        self.all_changed(job)
+        self.queue_changed(job.spec.job_id)
 
     def restore(self, job: Job) -> None:
         """Add a job that an earlier Controller knew."""

@@ -44,6 +44,7 @@ from iris_ray.model.cluster_settings import (
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
@@ -268,7 +269,7 @@ class ControllerProcess:
 
     def _waiting(self, job: Job) -> PendingReason | None:
         """Return why a job waits by the latest plan, if it does, and what is known of slices that are asked for."""
-        waiting = self._planner.pending_reasons.get(job.spec.job_id)
+        waiting = held_back(job) or self._planner.pending_reasons.get(job.spec.job_id)
         if waiting is None or job.spec.device is None:
             return waiting
         of_autoscaler = self._demand.words(job.spec.device) if self._demand is not None else ()

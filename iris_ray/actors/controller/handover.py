@@ -134,8 +134,11 @@ def job_line(record: JobRecord, clock: Clock, teams: Teams) -> Line:
 
 
 def with_remaining_budgets(job: Job) -> JobSpec:
-    """Return what a job asks for, with what is left of its budgets. The gangs of a job with several begin anew."""
-    spec = job.spec
+    """Return what a job asks for, with what is left of its budgets, and of what it awaits.
+
+    The gangs of a job with several begin anew.
+    """
+    spec = replace(job.spec, after=job.awaits)
     if spec.is_one_gang:
         spec = replace(
             spec,

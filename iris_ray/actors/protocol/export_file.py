@@ -57,6 +57,7 @@ _SPEC: Mapping[str, Codec] = {
         (_same, _same),
     ),
     "priority": (lambda band: band.name, PriorityBand.__getitem__),
+    "after": (dict, dict),
     "coscheduling": (
         lambda config: config and {"group_by": config.group_by, "num_groups": list(config.num_groups)},
         lambda line: line and CoschedulingConfig(line["group_by"], line["num_groups"]),

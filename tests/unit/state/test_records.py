@@ -335,14 +335,15 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (13, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (14, FIELDS, MODULES)
 
 
 FIELDS = {
     "JobRecord": ["job", "allocations"],
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
-            "failures", "preemptions", "evictions", "spares_made", "promise", "started", "began_at", "furthest_step",
-            "fruitless", "over", "avoided", "avoided_until", "error", "yields", "times", "kind"],
+            "failures", "preemptions", "evictions", "spares_made", "promise", "awaits", "ready_at", "started",
+            "began_at", "furthest_step", "fruitless", "over", "avoided", "avoided_until", "error", "yields", "times",
+            "kind"],
     "JobTimes": ["attempts", "settled", "settled_until", "has_run", "ended_at", "succeeded", "settled_failures",
                  "back_s"],
     "AttemptTimes": ["number", "chips", "assigned_at", "began_at", "ended_at", "marks", "cause"],
@@ -357,7 +358,7 @@ FIELDS = {
     "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],
     "JobSpec": ["job_id", "owner", "name", "user", "team", "priority", "device", "replicas", "coscheduling",
                 "whole_groups", "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
-                "max_retries_preemption", "max_task_failures", "scheduling_timeout", "max_runtime",
+                "max_retries_preemption", "max_task_failures", "after", "scheduling_timeout", "max_runtime",
                 "stop_without_progress", "spares", "grow_after", "processes_per_host", "failure_domain",
                 "task_placement", "spare_for", "may_evict"],
     "CoschedulingConfig": ["group_by", "num_groups"],
