@@ -19,6 +19,7 @@ from iris_ray.model.checks import (
     shown,
 )
 from iris_ray.model.constraints import Constraint
+from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.options import EACH_SLICE, OPTIONS, SPREAD, WHOLE_JOB, After, PriorityBand, default_of
@@ -123,6 +124,7 @@ class JobSpec:
             which is placed, fails and is retried by itself.
         task_placement: "spread": tasks that are placed one by one, and take no chips and GPUs, go to as many hosts as
             there are. "pack": to as few as will do.
+        group: the group of jobs with which it starts together or not at all, or None.
         spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
         may_evict: whether it may take hosts from lower bands. If not, it only goes before them in the queue.
 
@@ -157,6 +159,7 @@ class JobSpec:
     processes_per_host: int = default_of("processes_per_host")
     failure_domain: str = default_of("failure_domain")
     task_placement: str = default_of("task_placement")
+    group: GroupSpec | None = None
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -176,6 +179,8 @@ class JobSpec:
             object.__setattr__(self, name, _plain(who, kind, getattr(self, name), name))
         if self.job_id in self.after:
             raise InvalidJobError(f"{who}: after names the job itself; name jobs that were submitted before")
+        if self.group is not None and self.job_id not in self.group.job_ids.values():
+            raise InvalidJobError(f"{who}: group {shown(self.group.name)} has no job {self.job_id}; give one that has")
         _require_bounded(who, self)
         _require_gang(who, self)
         if self.scheduling_timeout is not None and self.scheduling_timeout <= 0:
@@ -256,6 +261,7 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
     "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None", None),
     "whole_groups": (_is_a(bool), "a bool", bool),
     "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", Mapping[str, float]),
+    "group": (_is_a(GroupSpec | None), "a GroupSpec or None", GroupSpec | None),
     "may_evict": (_is_a(bool), "a bool", bool),
 }
 """Fields that are no options: the check, what to give instead, and the type of the plain value."""

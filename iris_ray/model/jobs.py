@@ -300,6 +300,7 @@ class Job:
         error: why its latest attempt, or the job, ended, in words.
         yields: whether its owner offers its hosts to any job that waits. It then waits behind all other jobs itself.
         times: when its attempts held chips and ran, if it is one gang.
+        members: all jobs of its group, itself included, if it stands for them in the queue: none has started yet.
         kind: the jobs that ask for the same; see `Kind`.
     """
 
@@ -329,17 +330,24 @@ class Job:
     error: str | None = None
     yields: bool = False
     times: JobTimes = field(default_factory=JobTimes)
+    members: tuple["Job", ...] = field(default=(), init=False, repr=False, compare=False)
     kind: Kind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
         about = self.requirement, spec.groups_per_gang, spec.user, spec.team, spec.priority, spec.may_evict
-        self.kind = _kind(*about, spec.spare_for is None and spec.scheduling_timeout is None)
+        may_be_plain = spec.spare_for is None and spec.scheduling_timeout is None and spec.group is None
+        self.kind = _kind(*about, may_be_plain)
 
     @property
     def is_plain(self) -> bool:
         """Whether only its age tells it from other such jobs of its kind: it has had no hosts, nor has any for it."""
         return self.kind.may_be_plain and not (self.attempt or self.avoided or self.promise or self.yields)
+
+    @property
+    def forms_group(self) -> bool:
+        """Whether it belongs to a group that has not started: it gets hosts with all others, or none."""
+        return self.spec.group is not None and not self.attempt
 
     @property
     def gang(self) -> Gang:

@@ -139,7 +139,7 @@ class Scheduler:
             ):
                 tried.append(job)
             else:
-                unchanged.append(job_id)
+                unchanged += [one.spec.job_id for one in job.members or (job,)]
         if not unchanged or any(job.promise for job in pending) or any(r.keeps for r in pending_reasons.apart()):
             return None  # which groups are kept for a job depends on all other jobs
         result = Cycle(fleet, self._cache, deadlines, most, limits=limits, teams=teams).run(tried, usage, past)

@@ -126,14 +126,19 @@ class JobTable:
         """Take a job out of the queue until `enters`: it awaits other jobs."""
         self.pending.pop(job.spec.job_id, None)
 
-    def enters(self, job: Job, now: float) -> None:
-        """Put a job into the queue that awaited other jobs. Its waiting begins now."""
-        job.ready_at = now
-        for gang in job.gangs:
-            gang.waiting_since = now
-        self.pending[job.spec.job_id] = job
-        self.all_changed(job)
-        self.queue_changed(job.spec.job_id)
+    def enters(self, *jobs: Job, now: float) -> None:
+        """Put a job into the queue that awaited other jobs, or a group whose first job stands for all.
+
+        Their waiting begins now, unless they had entered it under an earlier Controller.
+        """
+        for job in jobs:
+            if not job.ready_at:
+                job.ready_at = now
+                for gang in job.gangs:
+                    gang.waiting_since = now
+                self.all_changed(job)
+        self.pending[jobs[0].spec.job_id] = jobs[0]
+        self.queue_changed(jobs[0].spec.job_id)
 
     def restore(self, job: Job) -> None:
         """Add a job that an earlier Controller knew."""

@@ -33,6 +33,7 @@ _HEADER = _ANY_HEADER + b"%d" % RECORD_VERSION
 # Values go into records without their names and classes: that is faster, and shorter.
 _FROM_GANGS = {
     "kind",
+    "members",
     "requirement",
     "gangs",
     "counts",

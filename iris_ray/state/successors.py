@@ -11,6 +11,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import STARTED, SUCCEEDED
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.instructions import Change
+from iris_ray.state.job_groups import JobGroups
 from iris_ray.state.job_table import JobTable
 
 MOST_OF_AN_ERROR = 300
@@ -20,9 +21,10 @@ MOST_OF_AN_ERROR = 300
 class Successors:
     """Knows which jobs await which, and has them enter the queue, or end."""
 
-    def __init__(self, table: JobTable, ends: AttemptEnds) -> None:
+    def __init__(self, table: JobTable, ends: AttemptEnds, groups: JobGroups) -> None:
         self._table = table
         self._ends = ends
+        self._groups = groups
         self._of: dict[str, dict[str, None]] = {}  # job id → ids of the jobs that await something of it
 
     def require_known(self, spec: JobSpec) -> None:
@@ -79,8 +81,10 @@ class Successors:
             del job.awaits[before]
             self._awaits_no_more(before, job.spec.job_id)
             self._table.changed(job.spec.job_id)
-            if not job.awaits:
-                self._table.enters(job, change.now)
+            if not job.awaits and job.forms_group:
+                self._groups.settle(job, change)
+            elif not job.awaits:
+                self._table.enters(job, now=change.now)
         elif other.state.finished:
             why = f": {other.error[:MOST_OF_AN_ERROR]}" if other.error else ""
             state = other.state.value.replace("_", " ")
