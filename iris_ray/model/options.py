@@ -318,7 +318,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=(),
             check=ListOf(str, 'a list of names of taints, such as ["spot"]', _no_taint),
-            help="Names of taints that do not keep the job away.",
+            help="Taints that do not keep the job away.",
             flag="--tolerate",
         ),
     ]
@@ -517,7 +517,7 @@ class RetryOptions(TypedDict, total=False):
             flag="--max-retries-preemption",
             elsewhere=(
                 Default(1_000_000, _RESUMABLE, "as in Levanter: the function resumes from its own checkpoints"),
-                Default(100, ("IrisClient.submit", "an actor of Fray"), _AS_IN_IRIS),
+                Default(100, ("IrisClient.submit", "JobGroup.add", "an actor of Fray"), _AS_IN_IRIS),
                 _NEVER,
             ),
         ),
@@ -529,7 +529,7 @@ class RetryOptions(TypedDict, total=False):
             check=Whole(),
             help="Further attempts after errors and crashes; 0 while you develop.",
             flag="--max-retries-failure",
-            elsewhere=(Default(0, ("IrisClient.submit", "an actor of Fray"), _AS_IN_IRIS), _NEVER),
+            elsewhere=(Default(0, ("IrisClient.submit", "JobGroup.add", "an actor of Fray"), _AS_IN_IRIS), _NEVER),
         ),
     ]
 

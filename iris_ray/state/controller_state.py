@@ -80,6 +80,7 @@ class ControllerState:
         limits: limits by user, and what counts towards them.
         teams: the teams, and what they hold.
         settings: the cluster's settings.
+        job_groups: what must hold of jobs that belong together.
     """
 
     def __init__(self) -> None:
@@ -99,8 +100,8 @@ class ControllerState:
         self._spare_jobs = SpareJobs(*about_spares, self._promises.release)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
         self._runtimes = RuntimeLimits(self._table, self._notices, self._ends)
-        self._job_groups = JobGroups(self._table, self._ends)
-        self._successors = Successors(self._table, self._ends, self._job_groups)
+        self.job_groups = JobGroups(self._table, self._ends)
+        self._successors = Successors(self._table, self._ends, self.job_groups)
         about_evictions = self._table, self._promises, self._notices, self._spare_jobs, self._ends, self.teams
         self._evictions = Evictions(*about_evictions)
         self._gangs = Gangs(
@@ -147,7 +148,7 @@ class ControllerState:
                 self._gangs.tasks_assigned(event, change)
             case GroupAssignedEvent():
                 self._gangs.group_assigned(event, change)
-                self._job_groups.started(self.jobs[event.job_id])
+                self.job_groups.started(self.jobs[event.job_id])
             case TaskStateChangedEvent():
                 self._gangs.task_reported(event, change)
             case AttemptEndConfirmedEvent():
@@ -163,7 +164,7 @@ class ControllerState:
                 self._ends.restored(event.record.job, change.now)
                 self._evictions.restored(self.jobs[event.record.job.spec.job_id])
                 self._successors.restored(self.jobs[event.record.job.spec.job_id], change)
-                self._job_groups.settle(self.jobs[event.record.job.spec.job_id], change)
+                self.job_groups.settle(self.jobs[event.record.job.spec.job_id], change)
             case JobCancelledEvent():
                 self._ends.job_cancelled(event, change)
             case TaskUnschedulableEvent():
@@ -174,7 +175,7 @@ class ControllerState:
                 self.fleet.time_passed(self._now)
                 self._evictions.time_passed(change)
                 self._runtimes.time_passed(change)
-                self._job_groups.time_passed(change)
+                self.job_groups.time_passed(change)
             case WorkerDrainedEvent():
                 self._notices.worker_drained(event, change)
             case MaintenanceCalledOffEvent():
@@ -228,7 +229,7 @@ class ControllerState:
             self._successors.settle(job, change)
         for job_id in finished:  # with those that end because of these
             self._table.has_finished(job_id)
-            self._job_groups.ended(self.jobs[job_id], change)
+            self.job_groups.ended(self.jobs[job_id], change)
             self._successors.ended(self.jobs[job_id])
             self._successors.settle(self.jobs[job_id], change)
             job_table.note_job_ended(self.jobs[job_id], change.now)
@@ -249,10 +250,10 @@ class ControllerState:
     def _job_submitted(self, event: JobSubmittedEvent, change: Change) -> None:
         if event.spec.job_id not in self.jobs:
             self._successors.require_known(event.spec)
-            self._job_groups.require_equal(event.spec)
+            self.job_groups.require_equal(event.spec)
         if (job := self._table.submit(event.spec, event.now)) is not None:
             self._successors.submitted(job, change)
-            self._job_groups.settle(job, change)
+            self.job_groups.settle(job, change)
 
     def _worker_registered(self, event: WorkerRegisteredEvent, change: Change) -> None:
         worker = Worker(
@@ -478,7 +479,7 @@ class ControllerState:
         self._evictions.check(self.jobs)
         self._runtimes.check()
         self._successors.check()
-        self._job_groups.check()
+        self.job_groups.check()
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
         assert held == sorted(self._allocations), "the attempts by band are off"
         assert all(self.heeding[band].keys() <= attempts.keys() for band, attempts in self.attempts.items())

@@ -81,6 +81,8 @@ def job_status(
         failure_domain=spec.failure_domain,
         team=state.teams.teams.nearest(spec.team),
         ends_at=None if job.over or math.isinf(end := ends_at(job)) else clock.wall(end),
+        group=spec.group.name if spec.group else "",
+        group_jobs=tuple(spec.group.job_ids.values()) if spec.group else (),
     )
 
 
