@@ -14,7 +14,7 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
    Or take hosts from lower bands: `evictions.py`.
 6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
 
-`cycle.py` takes every job through steps 2 to 6.
+`cycle.py` takes every job through steps 2 to 6. `together.py` places the jobs of a group: all in one step, or none.
 
 Between plans the scheduler remembers two things. The evaluations in `candidate_cache.py` decide what a plan costs, and
 not what it says. `EvaluationLimits` and `SearchFairness` decide something: at which jobs a plan looks, and for which it
