@@ -226,12 +226,11 @@ class ControllerState:
         """Apply what follows from any event: finished jobs leave the queue, promises and spares are settled."""
         finished = change.instructions.finished
         if (job := self.jobs.get(about)) is not None and job.started:
-            self._successors.settle(job, change)
+            self._successors.started(job, change)
         for job_id in finished:  # with those that end because of these
             self._table.has_finished(job_id)
             self.job_groups.ended(self.jobs[job_id], change)
-            self._successors.ended(self.jobs[job_id])
-            self._successors.settle(self.jobs[job_id], change)
+            self._successors.ended(self.jobs[job_id], change)
             job_table.note_job_ended(self.jobs[job_id], change.now)
             self._promises.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])

@@ -25,7 +25,8 @@ class Successors:
         self._table = table
         self._ends = ends
         self._groups = groups
-        self._of: dict[str, dict[str, None]] = {}  # job id → ids of the jobs that await something of it
+        self._of: dict[str, dict[str, None]] = {}  # job id → ids of the jobs that await its end
+        self._of_start: dict[str, dict[str, None]] = {}  # job id → ids of the jobs that await its start
 
     def require_known(self, spec: JobSpec) -> None:
         """Refuse a job that comes after one that is not known.
@@ -48,25 +49,30 @@ class Successors:
         if job.awaits and not job.state.finished:
             self._await(job, change)
 
-    def settle(self, job: Job, change: Change) -> None:
-        """Have those enter the queue, or end, that await what a job has done or can't do any more.
+    def started(self, job: Job, change: Change) -> None:
+        """Have those enter the queue that await the start of a job, which has started now or long ago."""
+        self._settle(self._of_start, job, change)
+
+    def ended(self, job: Job, change: Change) -> None:
+        """Have those enter the queue, or end, that await the end of a job. It awaits nothing any more itself.
 
         Those that end are among the change's finished jobs: their own successors are settled with them.
         """
-        if self._of:
-            for job_id in list(self._of.get(job.spec.job_id, ())):
-                self._look(self._table.jobs[job_id], job.spec.job_id, change)
-
-    def ended(self, job: Job) -> None:
-        """Note that a job is over: it awaits nothing any more."""
         for before in job.awaits:
             self._awaits_no_more(before, job.spec.job_id)
         job.awaits = {}
+        self._settle(self._of_start, job, change)
+        self._settle(self._of, job, change)
+
+    def _settle(self, of: dict[str, dict[str, None]], job: Job, change: Change) -> None:
+        if of:
+            for job_id in list(of.get(job.spec.job_id, ())):
+                self._look(self._table.jobs[job_id], job.spec.job_id, change)
 
     def _await(self, job: Job, change: Change) -> None:
         self._table.hold_back(job)
-        for before in job.awaits:
-            self._of.setdefault(before, {})[job.spec.job_id] = None
+        for before, wanted in job.awaits.items():
+            (self._of_start if wanted == STARTED else self._of).setdefault(before, {})[job.spec.job_id] = None
         for before in list(job.awaits):
             self._look(job, before, change)
 
@@ -92,15 +98,17 @@ class Successors:
             self._ends.never_runs(job, reason, change)
 
     def _awaits_no_more(self, before: str, job_id: str) -> None:
-        waiting = self._of.get(before, {})
-        waiting.pop(job_id, None)
-        if not waiting:
-            self._of.pop(before, None)
+        for of in (self._of, self._of_start):
+            if (waiting := of.get(before)) is not None:
+                waiting.pop(job_id, None)
+                if not waiting:
+                    del of[before]
 
     def check(self) -> None:
         """Raise AssertionError if this disagrees with the jobs. For tests."""
         jobs = self._table.jobs
-        of = {(before, job_id) for before, waiting in self._of.items() for job_id in waiting}
+        both = [*self._of.items(), *self._of_start.items()]
+        of = {(before, job_id) for before, waiting in both for job_id in waiting}
         assert of == {(before, job_id) for job_id, job in jobs.items() for before in job.awaits}, "successors are off"
         for before, job_id in of:
             other, wanted = jobs[before], jobs[job_id].awaits[before]

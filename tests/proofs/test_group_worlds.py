@@ -220,7 +220,8 @@ def test_group_gets_its_turn_beside_an_endless_crowd(seed: int) -> None:
         for _ in range(max(0, 12 - len(waiting))):
             world.do(JobSubmittedEvent(world.spec(user=world.random.choice("xyz")), world.now))
         for job in list(world.state.jobs.values()):
-            if job.started and not job.state.finished and job.spec.group is None:
+            is_own = job.spec.group is None and job.spec.spare_for is None
+            if job.started and not job.state.finished and is_own:
                 since = began.setdefault(job.spec.job_id, world.now)
                 if world.now - since > RUNS_S * world.random.random():
                     world.ends(job)
