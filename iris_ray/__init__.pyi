@@ -2,6 +2,7 @@ from .actors.protocol.status import JobStatus, TaskAttempt, TaskStatus, WorkerSt
 from .actors.protocol.task_log import TaskLog
 from .client.client import IrisClient
 from .client.dev.notebook import load_ipython_extension
+from .client.job_group import GroupHandle, JobGroup
 from .client.job_handle import JobHandle
 from .client.ray_jobs import RayJobConfig, RayJobs, RayJobStatus, submit_tpu_job_on_ray
 from .client.run_docker_on_pod import run_docker_on_pod
@@ -43,8 +44,10 @@ __all__ = [
     "ConstraintOp",
     "CoschedulingConfig",
     "DeviceKind",
+    "GroupHandle",
     "IrisClient",
     "IrisError",
+    "JobGroup",
     "JobHandle",
     "JobInfo",
     "JobState",

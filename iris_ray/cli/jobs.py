@@ -16,7 +16,7 @@ from iris_ray.cli.ray_job import show_ray_job_status, stop_ray_job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.scheduler.pending_reason import PendingReason
 
-_JOB_HEADERS = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
+_JOB_HEADERS: tuple[str, ...] = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
 
 
 @click.command()
@@ -45,11 +45,13 @@ def ls(everything: bool, user: str | None, team: str | None, as_json: bool) -> N
     hidden = len(jobs) - len(shown)
     whose = (f" of {user}" if user else "") + (f" in team {team}" if team else "")
     none = f"no {'' if everything else 'unfinished '}jobs{whose}" + (f"; {hidden} others (--all)" if hidden else "")
-    if any(job.team for job in shown):
-        rows = [(*row[:2], job.team or "-", *row[2:]) for job in shown for row in [listed(job)]]
-        print_table((*_JOB_HEADERS[:2], "TEAM", *_JOB_HEADERS[2:]), rows, none)
-    else:
-        print_table(_JOB_HEADERS, [listed(job) for job in shown], none)
+    columns = {"GROUP": [job.group for job in shown], "TEAM": [job.team for job in shown]}
+    headers, rows = _JOB_HEADERS, [listed(job) for job in shown]
+    for header, values in columns.items():
+        if any(values):
+            headers = *headers[:2], header, *headers[2:]
+            rows = [(*row[:2], value or "-", *row[2:]) for row, value in zip(rows, values, strict=True)]
+    print_table(headers, rows, none)
     if aside:
         some = ", ".join(one.name for one in aside[:4]) + (", …" if aside[4:] else "")
         click.echo(f"\nset aside, for they could not be handled: {some} (why: iris-ray doctor)")
@@ -106,6 +108,7 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "name": found.name if found.name != found.job_id else None,
         "user": found.user,
         "team": found.team,
+        "group": f"{found.group}: {', '.join(found.group_jobs)}" if found.group else None,
         "state": state_in_words(found),
         "priority": found.priority.name.lower(),
         "type": found.device,

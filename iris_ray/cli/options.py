@@ -17,6 +17,8 @@ from iris_ray.client.secret import Secret
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import (
+    SUCCEEDED,
+    After,
     Band,
     ListOf,
     OneOf,
@@ -129,6 +131,12 @@ def secrets(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dic
     return {name: Secret.from_file(path) if equals else Secret.from_env(name) for name, equals, path in pairs}
 
 
+def predecessors(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """Return what other jobs must have done, given as ``JOB``, or ``JOB=ended``."""
+    pairs = (item.partition("=") for item in values)
+    return {job_id: word if equals else SUCCEEDED for job_id, equals, word in pairs}
+
+
 def conditions(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[Constraint, ...]:
     return tuple(map(Constraint.parse, values))
 
@@ -197,6 +205,8 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
             how, default = {"type": bands, "callback": priority_band}, default.name.lower()
         case Secrets():
             how = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE]"}
+        case After():
+            how = {"multiple": True, "callback": predecessors, "metavar": "JOB[=ended|started]"}
         case ListOf(kind) if kind is Constraint:
             how = {"multiple": True, "callback": conditions, "metavar": "CONDITION"}
         case ListOf():

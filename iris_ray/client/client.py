@@ -17,6 +17,7 @@ from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
 from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
 from iris_ray.client.connection import current_user, join, require_cluster
+from iris_ray.client.job_group import GroupHandle, JobGroup, submit_all
 from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of
 from iris_ray.client.job_progress import say_if_it_runs_once
 from iris_ray.client.job_request import make_request
@@ -149,6 +150,24 @@ class IrisClient:
         if not isinstance(need, ResourceSpec):
             raise InvalidRequestError(f"resources is a {type(need).__name__}; give ResourceSpec(cpu=…, memory_gb=…, …)")
         return self._launch(make_request(remote_fn, placement_of(need, coscheduling), name, **options), detached)
+
+    def submit_group(self, group: JobGroup, *, detached: bool = False) -> GroupHandle:
+        """Put a group of jobs into the queue: they start together or not at all.
+
+        Args:
+            group: the jobs.
+            detached: they go on when this process ends. A task can't submit detached jobs.
+
+        Raises:
+            InvalidRequestError: something can't work as written, or the cluster can never run them all at the same
+                time; nothing was acquired.
+            ControllerUnavailableError: the cluster's Controller could not be started or reached.
+        """
+        if not isinstance(group, JobGroup):
+            raise InvalidRequestError(f'group is a {type(group).__name__}; give a JobGroup("rl"), with jobs added')
+        if detached:
+            require_may_detach()
+        return submit_all(group, self._launch, detached)
 
     def _launch(self, request: RunRequest, detached: bool) -> JobHandle:
         return launch(request, detached)

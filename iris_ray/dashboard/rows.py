@@ -129,6 +129,7 @@ def job_row(job: JobStatus) -> Row:
         "name": job.name,
         "user": job.user,
         "team": job.team,
+        "group": job.group,
         "band": job.priority.name.lower(),
         "type": job.device,
         "wants": list(job.num_groups),

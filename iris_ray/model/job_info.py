@@ -37,6 +37,7 @@ class JobInfo:
             before: what lies in ``local_dir`` is of that task. None if the gang did not use the host then. Attempts in
             which no task ran don't count.
         failure_domain: what starts again together: the whole "job" or each "slice".
+        group: the jobs of its group, ``name=id`` with commas between; see `group_jobs`. Empty if it is in none.
         file_services: ``host:port`` by gang rank, where the host of each task of the gang serves the job's files in
             ``local_dir`` to the job's tasks (see `iris_ray.task.peer_files`); "" for a host that can't. A task that is
             placed by itself knows its own host's only. Empty without chips, in local processes, and in a gang of so
@@ -59,6 +60,12 @@ class JobInfo:
     previous_task_index: int | None = None
     failure_domain: str = WHOLE_JOB
     file_services: tuple[str, ...] = field(default=(), repr=False)
+    group: str = ""
+
+    @property
+    def group_jobs(self) -> dict[str, str]:
+        """The ids of the jobs of its group by their names, its own job included; empty if it is in none."""
+        return dict(one.split("=", 1) for one in self.group.split(",") if one)
 
     @property
     def namespace(self) -> str:

@@ -19,9 +19,10 @@ from iris_ray.model.checks import (
     shown,
 )
 from iris_ray.model.constraints import Constraint
+from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.options import EACH_SLICE, OPTIONS, SPREAD, WHOLE_JOB, PriorityBand, default_of
+from iris_ray.model.options import EACH_SLICE, OPTIONS, SPREAD, WHOLE_JOB, After, PriorityBand, default_of
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
@@ -109,8 +110,9 @@ class JobSpec:
         max_retries_preemption: further attempts of a gang after lost hosts.
         max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a
             gang whose retries are used up fails the job.
-        scheduling_timeout: seconds after submission by which some task must have run, or the job is given up as
-            unschedulable. None, and 0 or less (kept as None): it waits for as long as it takes.
+        after: what other jobs must have done before it enters the queue, by their ids; see `After`.
+        scheduling_timeout: seconds after it has entered the queue by which some task must have run, or the job is given
+            up as unschedulable. None, and 0 or less (kept as None): it waits for as long as it takes.
         max_runtime: seconds after a task first ran at which the job ends; its tasks have notice before. None: never.
         stop_without_progress: after so many attempts in a row that have named no new step the job fails. None: never.
         spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
@@ -122,6 +124,7 @@ class JobSpec:
             which is placed, fails and is retried by itself.
         task_placement: "spread": tasks that are placed one by one, and take no chips and GPUs, go to as many hosts as
             there are. "pack": to as few as will do.
+        group: the group of jobs with which it starts together or not at all, or None.
         spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
         may_evict: whether it may take hosts from lower bands. If not, it only goes before them in the queue.
 
@@ -147,6 +150,7 @@ class JobSpec:
     max_retries_failure: int = default_of("max_retries_failure", "IrisClient.submit")
     max_retries_preemption: int = default_of("max_retries_preemption", "IrisClient.submit")
     max_task_failures: int | None = None
+    after: Mapping[str, str] = field(default_factory=dict)
     scheduling_timeout: float | None = None
     max_runtime: float | None = None
     stop_without_progress: int | None = None
@@ -155,6 +159,7 @@ class JobSpec:
     processes_per_host: int = default_of("processes_per_host")
     failure_domain: str = default_of("failure_domain")
     task_placement: str = default_of("task_placement")
+    group: GroupSpec | None = None
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -168,9 +173,14 @@ class JobSpec:
         for name in OPTIONS_OF_A_JOB:
             if (problem := OPTIONS[name].check.problem(getattr(self, name))) is not None:
                 raise InvalidJobError(f"{who}: {name} {problem}")
+        object.__setattr__(self, "after", After.conditions(self.after))
         _require_resources(who, self.resources)
         for name, kind in _PLAIN.items():
             object.__setattr__(self, name, _plain(who, kind, getattr(self, name), name))
+        if self.job_id in self.after:
+            raise InvalidJobError(f"{who}: after names the job itself; name jobs that were submitted before")
+        if self.group is not None and self.job_id not in self.group.job_ids.values():
+            raise InvalidJobError(f"{who}: group {shown(self.group.name)} has no job {self.job_id}; give one that has")
         _require_bounded(who, self)
         _require_gang(who, self)
         if self.scheduling_timeout is not None and self.scheduling_timeout <= 0:
@@ -251,6 +261,7 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
     "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None", None),
     "whole_groups": (_is_a(bool), "a bool", bool),
     "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", Mapping[str, float]),
+    "group": (_is_a(GroupSpec | None), "a GroupSpec or None", GroupSpec | None),
     "may_evict": (_is_a(bool), "a bool", bool),
 }
 """Fields that are no options: the check, what to give instead, and the type of the plain value."""
@@ -261,6 +272,7 @@ _PLAIN: Mapping[str, Any] = {
     "max_task_failures": int | None,
     **dict.fromkeys(("scheduling_timeout", "max_runtime"), float | None),
     "stop_without_progress": int | None,
+    "after": Mapping[str, str],
     "grow_after": float | str | None,
     "tolerations": tuple[str, ...],
     "team": str,
@@ -294,7 +306,7 @@ def _require_bounded(who: str, spec: JobSpec) -> None:
         "spares": (spec.spares, MOST_SPARES),
         **{
             name: (len(getattr(spec, name)), MOST_CONSTRAINTS)
-            for name in ("constraints", "preferences", "tolerations", "resources")
+            for name in ("constraints", "preferences", "tolerations", "resources", "after")
         },
     }
     for name, (count, most) in counts.items():

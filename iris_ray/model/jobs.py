@@ -290,6 +290,8 @@ class Job:
         evictions: how often one of its gangs gave its hosts to a higher band.
         spares_made: how many spares have been made for it; numbers their ids.
         promise: the hosts that are kept for it until it runs, or None.
+        awaits: what other jobs have yet to do before it enters the queue, by their ids; see `JobSpec.after`.
+        ready_at: when it entered the queue after that; 0 if it awaited nothing; seconds.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
         began_at: when a task of it first ran; infinite before that; seconds.
         furthest_step: the furthest step that its attempts have named, or None; with ``stop_without_progress`` only.
@@ -300,6 +302,7 @@ class Job:
         error: why its latest attempt, or the job, ended, in words.
         yields: whether its owner offers its hosts to any job that waits. It then waits behind all other jobs itself.
         times: when its attempts held chips and ran, if it is one gang.
+        members: all jobs of its group, itself included, if it stands for them in the queue: none has started yet.
         kind: the jobs that ask for the same; see `Kind`.
     """
 
@@ -317,6 +320,8 @@ class Job:
     evictions: int = 0
     spares_made: int = 0
     promise: Promise | None = None
+    awaits: dict[str, str] = field(default_factory=dict)
+    ready_at: float = 0.0
     started: bool = False
     began_at: float = math.inf
     furthest_step: int | None = None
@@ -327,17 +332,24 @@ class Job:
     error: str | None = None
     yields: bool = False
     times: JobTimes = field(default_factory=JobTimes)
+    members: tuple["Job", ...] = field(default=(), init=False, repr=False, compare=False)
     kind: Kind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
         about = self.requirement, spec.device, spec.groups_per_gang, spec.user, spec.team, spec.priority, spec.may_evict
-        self.kind = _kind(*about, spec.spare_for is None and spec.scheduling_timeout is None)
+        may_be_plain = spec.spare_for is None and spec.scheduling_timeout is None and spec.group is None
+        self.kind = _kind(*about, may_be_plain)
 
     @property
     def is_plain(self) -> bool:
         """Whether only its age tells it from other such jobs of its kind: it has had no hosts, nor has any for it."""
         return self.kind.may_be_plain and not (self.attempt or self.avoided or self.promise or self.yields)
+
+    @property
+    def forms_group(self) -> bool:
+        """Whether it belongs to a group that has not started: it gets hosts with all others, or none."""
+        return self.spec.group is not None and not self.attempt
 
     @property
     def gang(self) -> Gang:

@@ -32,6 +32,8 @@ SPREAD, PACK = "spread", "pack"
 """On which hosts the tasks of a job go that are placed one by one: on as many, or on as few as will do."""
 WHOLE_JOB, EACH_SLICE = "job", "slice"
 """What may start again together after a fault: all tasks of a coscheduled job, or those of one slice."""
+SUCCEEDED, ENDED, STARTED = "succeeded", "ended", "started"
+"""What another job must have done before a job starts: be over with success; be over; have had a task that ran."""
 AUTO: Final = "auto"
 """A time that iris_ray works out itself."""
 MOST_STANDBYS = 8
@@ -209,6 +211,35 @@ class Secrets:
         return 'must be a mapping of names to secrets, such as {"WANDB_API_KEY": Secret.from_file("~/.wandb-key")}'
 
 
+class After:
+    """Ids of jobs, or handles with a ``job_id``; or a mapping of these to what each must have done."""
+
+    words = SUCCEEDED, ENDED, STARTED
+    wanted = f"a list of job ids, or a mapping of them to {', '.join(map(repr, words[:2]))} or {words[2]!r}"
+
+    def problem(self, value: object) -> str | None:
+        if not isinstance(value, (Mapping, list, tuple)):
+            return f"is {shown(value)}; give {self.wanted}"
+        for one in value:
+            if not is_job_id(_id_of(one)):
+                return f"has {shown(one)}; give {self.wanted}"
+        for word in value.values() if isinstance(value, Mapping) else ():
+            if not (isinstance(word, str) and word in self.words):
+                return f"has {shown(word)}; give {self.wanted}"
+        return None
+
+    @staticmethod
+    def conditions(value: Mapping[Any, str] | Sequence[Any]) -> dict[str, str]:
+        """Return what each job must have done, by id."""
+        if isinstance(value, Mapping):
+            return {_id_of(one): word for one, word in value.items()}
+        return {_id_of(one): SUCCEEDED for one in value}
+
+
+def _id_of(job: Any) -> Any:
+    return getattr(job, "job_id", job)
+
+
 class Text:
     """Any value. The function that reads the option refuses bad ones."""
 
@@ -287,7 +318,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=(),
             check=ListOf(str, 'a list of names of taints, such as ["spot"]', _no_taint),
-            help="Names of taints that do not keep the job away.",
+            help="Taints that do not keep the job away.",
             flag="--tolerate",
         ),
     ]
@@ -308,6 +339,16 @@ class ContainerOptions(TypedDict, total=False):
             help="The team whose quota it uses; without it, $IRIS_TEAM, or the only one to which you belong.",
             more="See docs/teams.md.",
             flag="--team",
+        ),
+    ]
+    after: Annotated[
+        Mapping[str, str] | Sequence[str],
+        Option(
+            default=(),
+            check=After(),
+            help="Jobs that must have succeeded, ended or started first.",
+            more="See docs/job-groups.md.",
+            flag="--after",
         ),
     ]
     scheduling_timeout: Annotated[
@@ -335,7 +376,6 @@ class ContainerOptions(TypedDict, total=False):
             default=60.0,
             check=Seconds(endless=True),
             help="How long slices and their processes are kept for the next run; 0 gives them back at once.",
-            more="Of no use without TPU.",
             elsewhere=(Default(0.0, ("iris-ray run", "iris-ray submit"), "their pool ends with the job"),),
         ),
     ]
@@ -366,7 +406,7 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Seconds(or_none=True),
             help="The gang starts again if no task has called iris_ray.heartbeat() for this time; 0: never.",
-            more="The stacks of all tasks go to their logs before, and it costs one failure. The start of the function"
+            more="The stacks of all tasks go to their logs before, and it costs one failure. The function's start"
             " counts, too. None: ten times the longest step seen, at least ten minutes, for tasks that call heartbeat;"
             " see docs/hangs.md.",
             flag="--stall-timeout",
@@ -378,8 +418,7 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Seconds(2, endless=True, or_none=True),
             help="A host that has not answered for this time is marked lost; without it, 5.",
-            more="A host is asked once a second. With a shorter silence faults are found sooner, and a busy host is"
-            " more often taken for a lost one.",
+            more="With a shorter silence faults are found sooner, and a busy host is more often taken for a lost one.",
             flag="--host-silence",
         ),
     ]
@@ -478,7 +517,7 @@ class RetryOptions(TypedDict, total=False):
             flag="--max-retries-preemption",
             elsewhere=(
                 Default(1_000_000, _RESUMABLE, "as in Levanter: the function resumes from its own checkpoints"),
-                Default(100, ("IrisClient.submit", "an actor of Fray"), _AS_IN_IRIS),
+                Default(100, ("IrisClient.submit", "JobGroup.add", "an actor of Fray"), _AS_IN_IRIS),
                 _NEVER,
             ),
         ),
@@ -490,7 +529,7 @@ class RetryOptions(TypedDict, total=False):
             check=Whole(),
             help="Further attempts after errors and crashes; 0 while you develop.",
             flag="--max-retries-failure",
-            elsewhere=(Default(0, ("IrisClient.submit", "an actor of Fray"), _AS_IN_IRIS), _NEVER),
+            elsewhere=(Default(0, ("IrisClient.submit", "JobGroup.add", "an actor of Fray"), _AS_IN_IRIS), _NEVER),
         ),
     ]
 
@@ -551,8 +590,7 @@ class JobOptions(RunOptions, total=False):
             help="Failed attempts of all tasks together, retried ones too, that the job survives.",
             more="Its results then have errors in the places of failed tasks. None: it fails with the first task, or"
             " gang, whose retries are used up. With 5 and `max_retries_failure=1`, a task that fails twice is given up,"
-            " and the others go on. With 2 and `max_retries_failure=10`, the third failed attempt of any tasks ends the"
-            " job, though each had retries left.",
+            " and the others go on.",
             flag="--max-task-failures",
         ),
     ]

@@ -17,7 +17,7 @@ from iris_ray.scheduler.candidates import Candidates, Distance
 from iris_ray.scheduler.evaluation import LARGER, Evaluation, Rank, Status, evaluate
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
-from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TasksAssignedEvent
+from iris_ray.state.events import GangAssignedEvent, JobAssignedEvent, TasksAssignedEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import Group
 
@@ -97,6 +97,10 @@ class Availability:
         groups = self._groups(bucket)
         unequal = [name for name in self._unequal(groups) if fits(groups.rooms[name], self._needs)]
         return groups.count(self._needs) - sum(self._rank(name) is None for name in unequal)
+
+    def free_in_all(self) -> int:
+        """Return how many groups are free, of whatever size."""
+        return sum(map(self.free, self._remaining.all_groups()))
 
     def free_soon(self, bucket: int) -> int:
         """Return how many groups are about to be free."""
@@ -435,7 +439,7 @@ def best_free(
 
 def assign(
     job: Job, gang: Gang, available: Availability, names: list[str], plan: Plan
-) -> tuple[AssignedEvent, Mapping[str, float]]:
+) -> tuple[JobAssignedEvent, Mapping[str, float]]:
     """Take the groups from the plan. Return the event that assigns them to the gang, and the resources it takes."""
     spec, requirement = job.spec, job.requirement
     if spec.coscheduling is None:
@@ -457,7 +461,7 @@ def assign(
     return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position), granted
 
 
-def hosts_of(assignment: AssignedEvent) -> tuple[str, ...]:
+def hosts_of(assignment: JobAssignedEvent) -> tuple[str, ...]:
     """Return the node ids of the hosts that an event assigns."""
     if isinstance(assignment, TasksAssignedEvent):
         return (assignment.node_id,)

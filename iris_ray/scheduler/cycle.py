@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job, Kind
-from iris_ray.model.requirement import Requirement
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import accelerators
+from iris_ray.scheduler.availabilities import Availabilities
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
 from iris_ray.scheduler.candidate_cache import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
-from iris_ray.scheduler.candidates import Preferences
 from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import (
     Explainer,
@@ -25,18 +25,19 @@ from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, 
 from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import LimitAccount, PendingReason, Protected, ReachedLimit, Reasons
 from iris_ray.scheduler.promises import Lifted, Promises
-from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
+from iris_ray.scheduler.together import Together, TooFew, only, place_on, place_together, take, without_what_ends
 from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
+    GroupAssignedEvent,
     PromiseEvent,
     TasksAssignedEvent,
     TaskUnschedulableEvent,
 )
 from iris_ray.state.fleet import Fleet
-from iris_ray.state.quarantine import avoided_by
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 from iris_ray.state.waiting_jobs import Run, WaitingJobs
@@ -118,9 +119,8 @@ class Cycle:
         self._allowances = Allowances(limits, accelerators(fleet.totals), TeamQuotas(teams, fleet, deadlines.now))
         self._explainer = Explainer(fleet, self._plan)
         self._impossible = ImpossibleConstraints(fleet.workers.values())
-        self._available: dict[Requirement, Availability] = {}
-        self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
-        self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
+        self._available = Availabilities(fleet, cache, self._plan, deadlines.now)
+        self._available_to = self._available.to
         self._in_vain: dict[Kind, Unplaced] = {}  # kinds of jobs of this place that found too few groups
         self._over: dict[Kind, PendingReason] = {}  # kinds of jobs of this place that have reached a limit
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
@@ -138,7 +138,8 @@ class Cycle:
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
-        promises = self._promises = Promises(pending.others.values(), fleet, deadlines, plan, allowances, self._evictor)
+        about_promises = fleet, deadlines, plan, allowances, self._evictor, self._fits_on
+        promises = self._promises = Promises(pending.others.values(), *about_promises)
 
         def standing(job: Job) -> int:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
@@ -190,6 +191,8 @@ class Cycle:
         If the turn stays with the job, more of its tasks may be placed.
         """
         job_id = job.spec.job_id
+        if job.members:
+            return None if job_id in self._placed else self._try_group(job)
         untried = self._untried.get(job_id)
         if untried is None:
             if (late := self._deadlines.timed_out(job)) is not None:
@@ -255,6 +258,124 @@ class Cycle:
                 available.failed_placements[wanted] = free
         self._wait(job, gang, available, free, lifted)
         return None
+
+    # -- groups of jobs --------------------------------------------------------------------------------------------
+
+    def _try_group(self, leader: Job) -> Mapping[str, float] | None:
+        """Place all jobs of a group and return what they take. If they can't be placed, explain why; return None."""
+        if late := [one for job in leader.members if (one := self._deadlines.timed_out(job)) is not None]:
+            self._result.timed_out += late[:1]  # the others end with it
+            return None
+        for job in leader.members:
+            self._limits.admit(job)
+        lifted, own = self._promises.lift_of_group(leader), self._promises.hosts_of(leader)
+        found = self._place_group(leader, own)
+        if isinstance(found, TooFew):
+            self._group_waits(leader, found, lifted)
+            return None
+        hosts, total = take(found, self._fleet, self._plan), Counter[str]()
+        for job, granted in found.granted:
+            self._allowances.granted(job, granted)
+            total.update(granted)
+            self._placed[job.spec.job_id] += len(job.gangs)
+        self._result.assignments.append(GroupAssignedEvent(found.assignments))
+        self._in_vain.clear()
+        self._let_go(leader, lifted, hosts)
+        return total
+
+    def _place_group(self, leader: Job, own: Collection[str]) -> Together | TooFew:
+        """Return where a group goes. The hosts that are promised to it come first: it is known to fit there."""
+        members, now, allowances = leader.members, self._deadlines.now, self._allowances
+        if own:
+            workers = (self._fleet.workers[node_id] for node_id in own)
+            there = only(workers)
+            if isinstance(found := place_on(members, there, now, allowances, given_away=self._plan), Together):
+                return found
+        about = self._fleet, self._cache, self._plan, self._available
+        return place_together(members, *about, now, allowances)
+
+    def _group_waits(self, leader: Job, failure: TooFew, lifted: Lifted) -> None:
+        """Explain why a group waits, and keep hosts for it if it has waited too long."""
+        name, about, reasons = leader.spec.group, leader.members, self._result.pending_reasons
+        assert name is not None
+        which = name.name_of(failure.job.spec.job_id)
+        if failure.limit is not None:
+            self._let_go(leader, lifted, reason=failure.limit.in_short)
+            for job in about:
+                reasons[job.spec.job_id] = replace(limited(job, failure.limit, ()), together=(name.name, which))
+            return
+        for job in about if not leader.started else ():
+            problem = self._impossible.problem_of(self._available_to(job).candidates.shape)
+            if problem is not None:
+                self._result.unschedulable.append(TaskUnschedulableEvent(job.spec.job_id, 0, problem))
+                self._let_go(leader, lifted, reason=problem)
+                return
+        node_ids = self._promises.keep_for_group(leader, lifted, lambda own: self._hosts_for(leader, own))
+        hosts = [self._fleet.workers[node_id] for node_id in node_ids]
+        kept = tuple(dict.fromkeys(worker.slice_name or worker.name for worker in hosts))
+        if kept and self._deadlines.is_starving(leader, leader.gangs[0]):
+            self._result.starving.append(leader.spec.job_id)
+        told, now = self._evictor.told(), self._deadlines.now
+        waits_for = what_they_wait_for(hosts, failure.job.requirement, told, now) if kept else ()
+        taken_from = self._evictor.taken_from(leader) if kept else ()
+        for job in about:
+            available = self._available_to(job)
+            free = failure.free if job is failure.job else choose(job, available, {}, num_groups(job), False, False)[1]
+            reason = self._explainer.reason(job, available, free, kept, taken_from, None, waits_for)
+            reasons[job.spec.job_id] = replace(reason, together=(name.name, which))
+
+    def _hosts_for(self, leader: Job, own: tuple[str, ...]) -> Taking | None:
+        """Return the hosts on which a group fits once what runs there has ended; None if there are too few for it.
+
+        None also if hosts that suit its gangs are promised to others: of those that compete, one at a time has a
+        promise. Spares, and jobs that yield, leave at once. Nobody else is asked to leave.
+        """
+        if own:
+            return self._evictor.idle_on(leader, own)
+        jobs, needs = self._running.jobs, [(job, self._available_to(job)) for job in leader.members]
+        if not jobs or any(self._too_few_exist(job, available) for job, available in needs):
+            return None
+        gangs = [(job, one) for job, one in needs if job.spec.coscheduling or accelerators(job.spec.resources)]
+        if any(available.is_any_kept(buckets_for(job, available)) for job, available in gangs):
+            self._promises.group_comes_next()
+            return None
+        away = self._plan.kept.keys() | self._plan.taken.keys()
+        if (node_ids := self._would_fit_on(leader, away)) is None:
+            if away and self._would_fit_on(leader, ()) is not None:
+                self._promises.group_comes_next()
+            return None
+        return self._evictor.idle_on(leader, node_ids)
+
+    @staticmethod
+    def _too_few_exist(job: Job, available: Availability) -> bool:
+        least = num_groups(job)[0] * (len(job.gangs) if job.spec.coscheduling else 1)
+        return sum(available.suitable(bucket, later=True) for bucket in buckets_for(job, available)) < least
+
+    def _would_fit_on(self, leader: Job, away: Collection[str]) -> tuple[str, ...] | None:
+        """Return hosts on which a group fits once what runs there has ended, idle ones first; ``away``: not these."""
+        jobs, idle, now = self._running.jobs, self._evictor.held_ready, self._deadlines.now
+        hosts = [worker for node_id, worker in self._fleet.workers.items() if node_id not in away]
+
+        def stays(attempt: AttemptId) -> bool:
+            held = jobs.get(attempt.job_id)
+            return held is not None and held.spec.spare_for is not None and attempt not in idle
+
+        staying = {who for worker in hosts for who in worker.occupants if stays(who[1])}
+        in_use = {worker.slice_name for worker in hosts if worker.occupants}
+        free = {worker.slice_name for worker in hosts if worker.slice_name and worker.slice_name not in in_use}
+        there = without_what_ends(self._fleet, hosts, now, staying)
+        found = place_on(leader.members, there, now, prefer=free)
+        if isinstance(found, TooFew):
+            return None
+        return tuple(dict.fromkeys(node_id for one in found.assignments for node_id in hosts_of(one)))
+
+    def _fits_on(self, leader: Job, node_ids: Collection[str]) -> bool:
+        """Return whether a group fits on hosts that are promised to it, once what runs there has ended."""
+        hosts = [self._fleet.workers[node_id] for node_id in node_ids]
+        there = without_what_ends(self._fleet, hosts, self._deadlines.now)
+        return isinstance(place_on(leader.members, there, self._deadlines.now), Together)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
 
     def _spread(self, job: Job, lifted: Lifted) -> Spreading:
         spreading = self._spreads.get(job.spec.job_id)
@@ -331,8 +452,7 @@ class Cycle:
         if lifted:
             self._in_vain.clear()
             self._over.clear()
-            for available in (*self._available.values(), *self._elsewhere.values()):
-                available.failed_placements.clear()
+            self._available.forget_failures()
             for spreading in self._spreads.values():
                 spreading.begin_anew()
 
@@ -364,7 +484,7 @@ class Cycle:
 
     def _pass_over(self, job: Job, standing: int) -> None:
         """Keep quota of its team for a job that waits too long, so that the team's lower bands don't take it first."""
-        has_quota = job.promise is not None  # for the hosts that are promised to it
+        has_quota = job.promise is not None or job.members  # for the hosts that are promised to it; none for groups
         if not has_quota and self._waits_too_long(job, job.gangs[next(iter(job.pending))]):
             self._allowances.keep_quota_for(job, standing)
 
@@ -419,44 +539,3 @@ class Cycle:
         reasons, job_id = self._result.pending_reasons, job.spec.job_id
         if job_id not in reasons:
             reasons[job_id] = paused(job, pause_s, cause)
-
-    def _available_to(self, job: Job) -> Availability:
-        """Return what is available to a job. The hosts that it avoids count only if the others are too few.
-
-        In that case the job avoids at least the host that failed last, so it tries all of them in turn.
-        """
-        available = self._available_to_all(job.requirement)
-        if not job.avoided and job.spec.user not in self._fleet.avoided:
-            return available
-        now = self._deadlines.now
-        avoided = self._fleet.avoided_by(job.spec.user, now) + avoided_by(job, now)
-        for some in (avoided, avoided[-1:]) if avoided else ():
-            elsewhere = self._available_without(some, available)
-            if sum(map(elsewhere.suitable, buckets_for(job, elsewhere))) >= num_groups(job)[0]:
-                return elsewhere
-        return available
-
-    def _available_without(self, avoided: tuple[str, ...], available: Availability) -> Availability:
-        key = available.requirement, avoided
-        elsewhere = self._elsewhere.get(key)
-        if elsewhere is None:
-            workers = (self._fleet.workers.get(node_id) for node_id in avoided)
-            elsewhere = available.without([worker for worker in workers if worker is not None])
-            self._elsewhere[key] = elsewhere
-        return elsewhere
-
-    def _available_to_all(self, requirement: Requirement) -> Availability:
-        available = self._available.get(requirement)
-        if available is None:
-            remaining = self._remaining_of(requirement)
-            available = self._available[requirement] = Availability(requirement, remaining, self._deadlines.now)
-        available.catch_up()
-        return available
-
-    def _remaining_of(self, requirement: Requirement) -> RemainingCapacity:
-        key = requirement.shape, requirement.preferences
-        remaining = self._remaining.get(key)
-        if remaining is None:
-            ranking = self._cache.ranking(self._fleet, *key, self._deadlines.now)
-            remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
-        return remaining

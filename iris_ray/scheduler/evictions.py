@@ -161,6 +161,23 @@ class Evictor:
             return None
         return self._taking(job, found, available)
 
+    def idle_on(self, job: Job, node_ids: Collection[str]) -> Taking:
+        """Return that a job takes some hosts, which those leave at once that hold them ready or yield them."""
+        occupants = (who for node_id in node_ids for who in self._fleet.workers[node_id].occupants)
+        victims = frozenset(attempt for _, attempt in occupants if attempt in self._idle)
+        self._costs.leave(victims)
+        self._taken[job.spec.job_id] = victims
+        for attempt in victims:
+            if self._allowances.teams.exist:
+                self._leaves(attempt, job)
+            del self._idle[attempt]
+        return Taking((), tuple(node_ids), tuple(sorted(victims)), self._deadline)
+
+    @property
+    def held_ready(self) -> Collection[AttemptId]:
+        """The attempts of spares and of jobs that yield, which leave for any job before them."""
+        return self._idle.keys()
+
     def find_within_limit(self, job: Job, available: Availability, reached: ReachedLimit) -> Taking | None:
         """Return what a job takes from those in whose place it is within a limit.
 

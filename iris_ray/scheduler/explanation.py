@@ -203,6 +203,16 @@ def limited(job: Job, reached: ReachedLimit, kept: tuple[str, ...]) -> PendingRe
     )
 
 
+def held_back(job: Job) -> PendingReason | None:
+    """Return why a job waits that has not entered the queue yet; None if it has."""
+    awaits = tuple(f"{job_id} has {wanted}" for job_id, wanted in job.awaits.items())
+    if not awaits and job.spec.group is not None and job.forms_group and not job.ready_at:
+        awaits = (f"the other jobs of its group {job.spec.group.name} are submitted, and await no others",)
+    if not awaits or job.state.finished:
+        return None
+    return PendingReason(job.spec.job_id, PendingKind.HELD_BACK, job.requirement, num_groups(job), awaits=awaits)
+
+
 def _name_of(what: int | str, requirement: Requirement) -> str:
     """Return a constraint (by position) or a taint (by name) in words."""
     return what if isinstance(what, str) else str(requirement.constraints[what])

@@ -106,7 +106,7 @@ class Deadlines:
     def timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
         """Return the event that ends a job of which nothing ran within its ``scheduling_timeout``, or None."""
         timeout = job.spec.scheduling_timeout
-        if timeout is None or job.started or self.now - job.submitted_at <= timeout:
+        if timeout is None or job.started or self.now - max(job.submitted_at, job.ready_at) <= timeout:
             return None
         why = f"it did not get to run within its scheduling_timeout of {timeout:g} s"
         first = job.gangs[next(iter(job.pending))].tasks[0]

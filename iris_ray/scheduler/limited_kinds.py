@@ -51,7 +51,8 @@ class LimitedKinds:
             return self.release_all()
         rest = self.rest()
         firsts = (next(iter(jobs.values())) for jobs in rest.by_kind.values())
-        looked_at = (job.spec for jobs in (rest.others.values(), firsts) for job in jobs)
+        others = (one for job in rest.others.values() for one in job.members or (job,))
+        looked_at = (job.spec for jobs in (others, firsts) for job in jobs)
         return self._release(account for specs in (changed, looked_at) for spec in specs for account in self._of(spec))
 
     def release_all(self) -> Reasons:

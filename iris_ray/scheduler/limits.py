@@ -82,11 +82,21 @@ class Allowances:
         return (reached.account,) if is_free else (reached.account, _account(job))
 
     def standing(self, job: Job) -> Standing:
-        """Return with whose quota a job could have the least number of groups that it can use."""
+        """Return with whose quota a job, or the group for which it stands, could have the least that it can use."""
         if not self.teams.exist:
             return Standing.OWN
+        if job.members:
+            return self._standing_of_all(job.members)
         found = self.teams.standing(job, num_groups(job)[0] * chips_per_group(job))
         return found if isinstance(found, Standing) else Standing.BORROWS
+
+    def _standing_of_all(self, members: Sequence[Job]) -> Standing:
+        needed: dict[str | None, tuple[Job, float]] = {}  # by type
+        for job in members:
+            kind = self.teams.kind(job.spec)
+            needed[kind] = job, needed.get(kind, (job, 0.0))[1] + least_chips(job)
+        found = (self.teams.standing(job, chips) for job, chips in needed.values())
+        return max(one if isinstance(one, Standing) else Standing.BORROWS for one in found)
 
     def keep_quota_for(self, job: Job, standing: int) -> None:
         """Keep quota for a job that could run with it, at a standing, if lower bands of its own team had less."""
@@ -171,6 +181,12 @@ class Allowances:
             mine.chips = rounded(mine.chips + chips)
             if mine.is_new(job):
                 mine.started.add(job.spec.job_id)
+
+    def not_granted(self, job: Job, resources: Mapping[str, float]) -> None:
+        """Take back all that the plan has counted of a job that had nothing before."""
+        self.given_back(job, accelerators(resources))
+        if (mine := self._allowance(job)) is not None:
+            mine.started.discard(job.spec.job_id)
 
     def may_take(self, job: Job, chips: float, given_back: float = 0.0) -> bool:
         """Return whether others may leave so many chips to a job, beside what its user's other jobs take or expect.
@@ -259,6 +275,11 @@ def chips_per_group(job: Job) -> float:
     """Return how many chips a gang expects to take of each group."""
     hosts, each = job.spec.replicas if job.spec.coscheduling else 1, accelerators(job.spec.resources)
     return hosts * (max(1.0, each) if job.requirement.chips else each)
+
+
+def least_chips(job: Job) -> float:
+    """Return how many chips all gangs of a job expect to take at least."""
+    return len(job.gangs) * num_groups(job)[0] * chips_per_group(job)
 
 
 def chips_of(names: Sequence[str], available: Availability) -> float:

@@ -16,6 +16,7 @@ class PendingKind(Enum):
 
     PAUSED = "a launch has just failed"
     NOT_LOOKED_AT = "jobs with too many different requirements wait before it"
+    HELD_BACK = "it awaits other jobs"
     LIMITED = "its user has reached a limit"
     NO_SUCH_WORKERS = "no group in the cluster suits the job"
     TOO_FEW = "too few groups suit the job"
@@ -179,6 +180,8 @@ class PendingReason:
         limit: the limit that its user has reached; None if the job waits for something else.
         waits_for: what the groups that it gets wait for, in words.
         asked: what is known of the slices of its type that are asked for: how many, for how long, why they don't come.
+        awaits: what it waits until, before it enters the queue, in words.
+        together: the name of its group, which starts as a whole, and of the group's job that finds too few; or None.
     """
 
     job_id: str
@@ -198,19 +201,25 @@ class PendingReason:
     limit: ReachedLimit | None = None
     waits_for: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
+    awaits: tuple[str, ...] = ()
+    together: tuple[str, str] | None = None
 
     def __str__(self) -> str:
+        if self.awaits:
+            return f"waits until {_some(self.awaits, ' and ')}"
         if self.pause is not None:
             return f"pausing {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}"
         if self.kind is PendingKind.NOT_LOOKED_AT:
             return f"{self.kind.value}: its turn comes in one of the next plans"
         if self.limit is not None:
-            return str(self.limit)
+            return f"{self._whole}; {self.limit}" if self.together else str(self.limit)
         assert self.shortage is not None
         return "; ".join(self._parts(self.shortage))
 
     def _parts(self, shortage: Shortage) -> Iterator[str]:
         """Yield what the job waits for, which job is before it, what is kept for it, and why other groups don't do."""
+        if self.together:
+            yield self._whole
         yield f"waiting for {self._wish}; {self.free} free"
         yield from self.asked
         if self.ahead:
@@ -240,8 +249,14 @@ class PendingReason:
     @property
     def summary(self) -> str:
         """Why the job waits, in sentences for people who know no constraints and no taints. `str()` has the details."""
-        gets = f" It gets {_some(self.kept)}{self._waits}." if self.kept and self.limit is None else ""
+        whole = f" Its {self._whole}." if self.together else ""
+        gets = f"{whole} It gets {_some(self.kept)}{self._waits}." if self.kept and self.limit is None else whole
         return f"{self._cause}{gets} {'; '.join(self.asked)}." if self.asked else f"{self._cause}{gets}"
+
+    @property
+    def _whole(self) -> str:
+        assert self.together is not None
+        return "group {} starts as a whole, and {} can't start".format(*self.together)
 
     @property
     def _waits(self) -> str:
@@ -249,6 +264,8 @@ class PendingReason:
 
     @property
     def _cause(self) -> str:
+        if self.awaits:
+            return f"It waits until {_some(self.awaits, ' and ')}."
         if self.pause is not None:
             return f"It pauses for {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}."
         if self.limit is not None:

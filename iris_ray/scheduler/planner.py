@@ -21,7 +21,13 @@ from iris_ray.scheduler.scheduler import Scheduler
 from iris_ray.scheduler.victims import Running
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
-from iris_ray.state.events import AssignedEvent, TasksAssignedEvent, TaskUnschedulableEvent
+from iris_ray.state.events import (
+    AssignedEvent,
+    GroupAssignedEvent,
+    JobAssignedEvent,
+    TasksAssignedEvent,
+    TaskUnschedulableEvent,
+)
 from iris_ray.state.instructions import FailedEvent, Instructions, ReclaimSlice
 from iris_ray.state.waiting_jobs import WaitingJobs
 
@@ -225,8 +231,15 @@ class Planner:
             self.pending_reasons.update(self._limited.release_all())
             return []
         instructions.add(wanted)
-        positions = assignment.task_indices if isinstance(assignment, TasksAssignedEvent) else (assignment.gang,)
-        return [PlacedGang(job, job.gangs[position], wanted.reclaim) for position in positions]
+        if isinstance(assignment, GroupAssignedEvent):
+            of_each = ((self._state.jobs[one.job_id], gangs_of(one)) for one in assignment.assignments)
+            placed = [(job, job.gangs[position]) for job, positions in of_each for position in positions]
+            slices = [(job, gang, {*gang.groups} if job.requirement.chips else ()) for job, gang in placed]
+            return [
+                PlacedGang(job, gang, [one for one in wanted.reclaim if one.slice_name in names])
+                for job, gang, names in slices
+            ]
+        return [PlacedGang(job, job.gangs[position], wanted.reclaim) for position in gangs_of(assignment)]
 
     def _count(self, result: SchedulingResult) -> None:
         """Log and count the jobs that starve, that are given up, and that are evicted, once each."""
@@ -252,6 +265,11 @@ class Planner:
         """Return whether an attempt is no spare and has no notice yet that it must leave."""
         job = self._state.jobs.get(attempt.job_id)
         return job is not None and job.spec.spare_for is None and job.gangs[attempt.gang].eviction is None
+
+
+def gangs_of(assignment: JobAssignedEvent) -> tuple[int, ...]:
+    """Return the positions of the gangs that an event gives hosts."""
+    return assignment.task_indices if isinstance(assignment, TasksAssignedEvent) else (assignment.gang,)
 
 
 LEFT_OUT_S = 600.0

@@ -25,7 +25,7 @@ from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking
 from iris_ray.scheduler.fair_queue import Deadlines, Place
-from iris_ray.scheduler.limits import Allowances
+from iris_ray.scheduler.limits import Allowances, least_chips
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
 from iris_ray.state.fleet import Fleet
@@ -65,6 +65,7 @@ class Promises:
         plan: the hosts that the plan has given away.
         allowances: what each user may still get. The chips of firm promises count.
         evictor: knows the attempts that are about to leave their hosts to some job. Hosts besides go to others.
+        fits_on: tells whether the group for which a job stands fits on some hosts once all that runs there has ended.
 
     Attributes:
         given_up: whether a job has lost its promise in this plan, since it runs now or can't run for a while.
@@ -78,7 +79,10 @@ class Promises:
         plan: Plan,
         allowances: Allowances,
         evictor: Evictor,
+        fits_on: Callable[[Job, Collection[str]], bool] = lambda job, node_ids: False,
     ) -> None:
+        self._fits_on = fits_on
+        self._group_comes = False  # a group starves, and hosts that it needs are promised to others
         self._fleet = fleet
         self._deadlines = deadlines
         self._plan = plan
@@ -88,7 +92,8 @@ class Promises:
         self._places: dict[str, Place] = {}  # by job id; as they were when first asked for
         for job in lasting:  # so that later jobs of its team leave it the quota
             assert job.promise is not None
-            allowances.teams.promised(job, self._chips(job, job.promise.node_ids))
+            for one in job.members or (job,):
+                allowances.teams.promised(one, self._chips(one, job.promise.node_ids))
             evictor.go_on(job)
         self._before = sorted(lasting, key=self._last_first)  # the jobs of others end now
         self._of: dict[str, _Promise] = {}  # by job id; those that are called off, too
@@ -105,7 +110,10 @@ class Promises:
             promise.is_lost = not self._plan.taken.keys().isdisjoint(job.promise.node_ids)
             promise.reason = self._problem(job, job.promise.node_ids, available_to(job))
             if promise.reason:
-                self._allowances.teams.promised(job, 0.0)
+                for one in job.members or (job,):
+                    self._allowances.teams.promised(one, 0.0)
+            elif job.members:
+                self._keep(promise, job.promise.node_ids)
             else:
                 most = self._within_limit(job, job.promise.node_ids, len(job.pending))
                 self._keep(promise, most or job.promise.node_ids)  # else its turn tells which limit it has reached
@@ -191,7 +199,7 @@ class Promises:
         self.given_up = True
         if not node_ids:
             promise.reason = reason
-        elif job.spec.coscheduling is None and (promise.is_firm or len(room) > 1):
+        elif job.spec.coscheduling is None and not job.members and (promise.is_firm or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
             left = tuple(node_id for node_id in room if node_id not in node_ids)
             promise.node_ids = self._within_limit(job, left, waiting)
@@ -235,6 +243,47 @@ class Promises:
             self._allowances.teams.promised(job, 0.0)
         return names
 
+    def lift_of_group(self, leader: Job) -> Lifted:
+        """Free what is promised to a group for the moment, and count it for none of its jobs."""
+        lifted = self._own(leader)
+        for worker, _ in lifted:
+            self._plan.lift(worker)
+        for job in leader.members if lifted else ():
+            self._allowances.released(job)
+        return lifted
+
+    def keep_for_group(
+        self, leader: Job, lifted: Lifted, find: Callable[[tuple[str, ...]], Taking | None]
+    ) -> tuple[str, ...]:
+        """Keep hosts for a group that did not fit, if it may have some, and return their node ids.
+
+        Args:
+            leader: the job that stands for the group.
+            lifted: the hosts that `lift_of_group` has returned for it.
+            find: returns the hosts that it gets, which are those that it has if it has some, and who leaves them at
+                once; None: there are too few.
+        """
+        if lifted:
+            self.put_back(lifted)
+            self._reserve(self._of[leader.spec.job_id])
+        elif not self._may_have_one(leader, leader.gangs[0]):
+            return ()
+        if (taking := find(self.hosts_of(leader))) is None:
+            return ()
+        promise = self._of[leader.spec.job_id] if lifted else _Promise(leader)
+        promise.taking = taking if taking.leave else None
+        if not lifted:
+            self._of[leader.spec.job_id] = promise
+            self._keep(promise, taking.node_ids)
+        return taking.node_ids
+
+    def group_comes_next(self) -> None:
+        """Promise nothing to jobs after a group that starves, since hosts that it needs are promised to others.
+
+        Its turn comes once these have theirs.
+        """
+        self._group_comes = True
+
     def changes(self, placed: Collection[str]) -> list[PromiseEvent]:
         """Return the events that tell the state what has changed: first the promises that end, then those that begin.
 
@@ -256,7 +305,7 @@ class Promises:
         for job_id, promise in self._of.items():
             before = promise.job.promise.node_ids if promise.job.promise else ()
             if job_id in placed:  # once the plan is committed
-                is_partly_lost = promise.job.spec.coscheduling is None
+                is_partly_lost = promise.job.spec.coscheduling is None and not promise.job.members
                 changed = bool(promise.node_ids or before) if is_partly_lost else bool(promise.node_ids)
             else:
                 is_new = promise.taking is not None or (promise.is_lost and bool(promise.node_ids))
@@ -278,6 +327,13 @@ class Promises:
     def _reserve(self, promise: _Promise) -> None:
         """Count what is promised towards the quota of its team; and to the limit of its user, if it is firm."""
         job, chips = promise.job, self._chips(promise.job, promise.node_ids)
+        for member in job.members:
+            if promise.node_ids:
+                self._allowances.expects(member, self._chips(member, ()))
+            else:
+                self._allowances.released(member)
+        if job.members:
+            return
         if not promise.node_ids:
             self._allowances.released(job)
         elif promise.is_firm:
@@ -286,7 +342,9 @@ class Promises:
             self._allowances.expects(job, chips)
 
     def _chips(self, job: Job, node_ids: Iterable[str]) -> float:
-        """Return how many chips a job takes of its promised hosts."""
+        """Return how many chips a job takes of its promised hosts, which a group shares."""
+        if job.forms_group:
+            return least_chips(job)
         workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
         return sum(accelerators(job.requirement.demand(worker)) for worker in workers)
 
@@ -314,7 +372,7 @@ class Promises:
         # If a job has lost its promise in this plan, jobs before this one may be next: the next plan gives them one.
         if job.yields or job.spec.spare_for is not None:
             return False
-        return self._deadlines.is_starving(job, gang) and not self.given_up
+        return self._deadlines.is_starving(job, gang) and not (self.given_up or self._group_comes)
 
     def _problem(self, job: Job, node_ids: tuple[str, ...], available: Availability) -> str:
         """Return why a promise must be called off; an empty string if it need not.
@@ -326,6 +384,9 @@ class Promises:
             return "it yields"
         if not self._plan.kept.keys().isdisjoint(node_ids) or not self._plan.taken.keys().isdisjoint(node_ids):
             return "a job that comes before it gets some of the hosts"
+        if job.members:
+            fits = all(i in self._fleet.workers for i in node_ids) and self._fits_on(job, node_ids)
+            return "" if fits else "its jobs do not fit on the hosts together any more"
         pauses = all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending)
         if pauses and not job.promise.is_firm:
             return "it pauses"

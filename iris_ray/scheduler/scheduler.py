@@ -14,7 +14,7 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
    Or take hosts from lower bands: `evictions.py`.
 6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
 
-`cycle.py` takes every job through steps 2 to 6.
+`cycle.py` takes every job through steps 2 to 6. `together.py` places the jobs of a group: all in one step, or none.
 
 Between plans the scheduler remembers two things. The evaluations in `candidate_cache.py` decide what a plan costs, and
 not what it says. `EvaluationLimits` and `SearchFairness` decide something: at which jobs a plan looks, and for which it
@@ -141,12 +141,9 @@ class Scheduler:
             ):
                 tried.sort_in(job)
             else:
-                unchanged.append(job_id)
-        if (
-            not unchanged
-            or any(job.promise for job in pending.others.values())
-            or any(r.keeps for r in pending_reasons.apart())
-        ):
+                unchanged += [one.spec.job_id for one in job.members or (job,)]
+        promised = any(job.promise for job in pending.others.values())
+        if not unchanged or promised or any(reason.keeps for reason in pending_reasons.apart()):
             return None  # which groups are kept for a job depends on all other jobs
         result = Cycle(fleet, self._cache, deadlines, most, limits=limits, teams=teams).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}

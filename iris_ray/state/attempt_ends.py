@@ -101,6 +101,10 @@ class AttemptEnds:
         if gang.pending and not job.started:  # else it has run after all
             self._give_up(job, gang, event.reason, change)
 
+    def never_runs(self, job: Job, reason: str, change: Change) -> None:
+        """Give up a job that never ran, because something has not happened that it awaits."""
+        self._give_up(job, job.gangs[0], reason, change)
+
     def dispatch_failed(self, event: TaskDispatchFailedEvent, change: Change) -> None:
         """Requeue a gang whose attempt could not be started. It pauses, and its job avoids the hosts for a while.
 

@@ -28,6 +28,7 @@ from iris_ray.state.events import (
     GangAssignedEvent,
     GangMovedEvent,
     GangReturnedEvent,
+    GroupAssignedEvent,
     JobCancelledEvent,
     JobRestoredEvent,
     JobSubmittedEvent,
@@ -58,12 +59,14 @@ from iris_ray.state.fleet import SUSPICION_S, Allocations, Fleet, Taint, another
 from iris_ray.state.gangs import Gangs, SliceHolders
 from iris_ray.state.instructions import Change, ChangeLog, FailedEvent, Instructions
 from iris_ray.state.invariants import check_state
+from iris_ray.state.job_groups import JobGroups
 from iris_ray.state.job_table import JobTable
 from iris_ray.state.promises import Evictions, Promises
 from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
 from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs, Spares
+from iris_ray.state.successors import Successors
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 from iris_ray.state.waiting_jobs import WaitingJobs
@@ -79,6 +82,7 @@ class ControllerState:
         limits: limits by user, and what counts towards them.
         teams: the teams, and what they hold.
         settings: the cluster's settings.
+        job_groups: what must hold of jobs that belong together.
     """
 
     def __init__(self) -> None:
@@ -98,6 +102,8 @@ class ControllerState:
         self._spare_jobs = SpareJobs(*about_spares, self._promises.release)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
         self._runtimes = RuntimeLimits(self._table, self._notices, self._ends)
+        self.job_groups = JobGroups(self._table, self._ends)
+        self._successors = Successors(self._table, self._ends, self.job_groups)
         about_evictions = self._table, self._promises, self._notices, self._spare_jobs, self._ends, self.teams
         self._evictions = Evictions(*about_evictions)
         self._gangs = Gangs(
@@ -142,6 +148,9 @@ class ControllerState:
                 self._gangs.gang_assigned(event, change)
             case TasksAssignedEvent():
                 self._gangs.tasks_assigned(event, change)
+            case GroupAssignedEvent():
+                self._gangs.group_assigned(event, change)
+                self.job_groups.started(self.jobs[event.job_id])
             case TaskStateChangedEvent():
                 self._gangs.task_reported(event, change)
             case AttemptEndConfirmedEvent():
@@ -151,11 +160,13 @@ class ControllerState:
             case AttemptSavesEvent():
                 self._attempt_saves(event)
             case JobSubmittedEvent():
-                self._table.submit(event.spec, event.now)
+                self._job_submitted(event, change)
             case JobRestoredEvent():
                 self._gangs.job_restored(event.record, change)
                 self._ends.restored(event.record.job, change.now)
                 self._evictions.restored(self.jobs[event.record.job.spec.job_id])
+                self._successors.restored(self.jobs[event.record.job.spec.job_id], change)
+                self.job_groups.settle(self.jobs[event.record.job.spec.job_id], change)
             case JobCancelledEvent():
                 self._ends.job_cancelled(event, change)
             case TaskUnschedulableEvent():
@@ -166,6 +177,7 @@ class ControllerState:
                 self.fleet.time_passed(self._now)
                 self._evictions.time_passed(change)
                 self._runtimes.time_passed(change)
+                self.job_groups.time_passed(change)
             case WorkerDrainedEvent():
                 self._notices.worker_drained(event, change)
             case MaintenanceCalledOffEvent():
@@ -215,8 +227,12 @@ class ControllerState:
     def _follow_up(self, event: Event, about: str, change: Change) -> None:
         """Apply what follows from any event: finished jobs leave the queue, promises and spares are settled."""
         finished = change.instructions.finished
-        for job_id in finished:
+        if (job := self.jobs.get(about)) is not None and job.started:
+            self._successors.started(job, change)
+        for job_id in finished:  # with those that end because of these
             self._table.has_finished(job_id)
+            self.job_groups.ended(self.jobs[job_id], change)
+            self._successors.ended(self.jobs[job_id], change)
             job_table.note_job_ended(self.jobs[job_id], change.now)
             self._promises.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
@@ -231,6 +247,14 @@ class ControllerState:
             self._spare_jobs.settle(change)
         if finished:
             self._table.forget_old(self._allocations)
+
+    def _job_submitted(self, event: JobSubmittedEvent, change: Change) -> None:
+        if event.spec.job_id not in self.jobs:
+            self._successors.require_known(event.spec)
+            self.job_groups.require_equal(event.spec)
+        if (job := self._table.submit(event.spec, event.now)) is not None:
+            self._successors.submitted(job, change)
+            self.job_groups.settle(job, change)
 
     def _worker_registered(self, event: WorkerRegisteredEvent, change: Change) -> None:
         worker = Worker(
@@ -461,6 +485,8 @@ class ControllerState:
         self._spares.check(self.jobs)
         self._evictions.check(self.jobs)
         self._runtimes.check()
+        self._successors.check()
+        self.job_groups.check()
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
         assert held == sorted(self._allocations), "the attempts by band are off"
         assert all(self.heeding[band].keys() <= attempts.keys() for band, attempts in self.attempts.items())

@@ -213,7 +213,26 @@ class TasksAssignedEvent:
     node_id: str
 
 
-AssignedEvent = GangAssignedEvent | TasksAssignedEvent
+JobAssignedEvent = GangAssignedEvent | TasksAssignedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAssignedEvent:
+    """All jobs of a group get hosts, each with all its gangs: the group starts.
+
+    Args:
+        assignments: those of the job that stands for the group come first.
+    """
+
+    assignments: tuple[JobAssignedEvent, ...]
+
+    @property
+    def job_id(self) -> str:
+        """The job that stands for the group."""
+        return self.assignments[0].job_id
+
+
+AssignedEvent = JobAssignedEvent | GroupAssignedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +424,7 @@ Event = (
     | WorkerFailedEvent
     | GangAssignedEvent
     | TasksAssignedEvent
+    | GroupAssignedEvent
     | PromiseEvent
     | JobYieldsEvent
     | TaskUnschedulableEvent

@@ -10,7 +10,13 @@ from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds, has_begun
-from iris_ray.state.events import GangAssignedEvent, TasksAssignedEvent, TaskStateChangedEvent
+from iris_ray.state.events import (
+    GangAssignedEvent,
+    GroupAssignedEvent,
+    JobAssignedEvent,
+    TasksAssignedEvent,
+    TaskStateChangedEvent,
+)
 from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.growth import note_size
 from iris_ray.state.instructions import Change, NotifyGang, ReclaimSlice, StopAttempt
@@ -19,6 +25,11 @@ from iris_ray.state.promises import Promises
 from iris_ray.state.records import JobRecord
 from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs
+
+_Places = tuple[list[tuple[Gang, tuple[str, ...]]], tuple[str, ...]]
+"""Gangs with the node ids of their hosts, and the names of the groups of these."""
+_Taken = dict[str, dict[str, float]]
+"""Node id → resources."""
 
 
 class SliceHolders:
@@ -91,9 +102,59 @@ class Gangs:
 
     # -- assigning -------------------------------------------------------------------------------------------------
 
+    def group_assigned(self, event: GroupAssignedEvent, change: Change) -> None:
+        """Give all jobs of a group their hosts, or refuse them all.
+
+        Raises:
+            IllegalTransitionError: a job or a gang of it is missing, or what one of them gets is not there.
+        """
+        leader = self._table.known(event.job_id)
+        given: Counter[tuple[str, int]] = Counter()
+        for one in event.assignments:
+            positions = one.task_indices if isinstance(one, TasksAssignedEvent) else (one.gang,)
+            given.update((one.job_id, position) for position in positions)
+        if given != Counter((job.spec.job_id, i) for job in leader.members for i in range(len(job.gangs))):
+            raise IllegalTransitionError(f"job {event.job_id} stands for a group, which starts as a whole")
+        taken: _Taken = {}
+        checked = [(one, self._checked(one, taken)) for one in event.assignments]
+        sizes = {(one.job_id, len(node_ids)) for one, (placed, _) in checked for _, node_ids in placed}
+        if len(sizes) > len(leader.members):
+            raise IllegalTransitionError(f"job {event.job_id}: a job of its group gets slices of several sizes")
+        for one, places in checked:
+            self._place(one, places, change)
+
     def gang_assigned(self, event: GangAssignedEvent, change: Change) -> None:
         """Give all tasks of a gang their hosts. Groups of its last attempt that ran keep their numbers."""
+        self._place(event, self._checked(event), change)
+
+    def tasks_assigned(self, event: TasksAssignedEvent, change: Change) -> None:
+        """Give tasks of a job that is not coscheduled their host: to all of them or to none."""
+        self._place(event, self._checked(event), change)
+
+    def _checked(self, event: JobAssignedEvent, taken: _Taken | None = None) -> _Places:
+        """Return the gangs with their hosts, and the names of their groups.
+
+        Args:
+            event: what is assigned.
+            taken: what the same event gives to others of the group, to which this is added; None: it is alone.
+
+        Raises:
+            IllegalTransitionError: it can't be.
+        """
         job = self._table.known(event.job_id)
+        if job.forms_group and taken is None:
+            raise IllegalTransitionError(f"job {event.job_id} gets hosts together with all of its group, or none")
+        if isinstance(event, GangAssignedEvent):
+            return self._checked_gang(job, event, taken)
+        return self._checked_tasks(job, event, taken)
+
+    def _place(self, event: JobAssignedEvent, places: _Places, change: Change) -> None:
+        job, (placed, groups) = self._table.jobs[event.job_id], places
+        if len(placed[0][0].tasks) != len(placed[0][1]):  # another count of slices, or other slices
+            self._resize(job, len(placed[0][1]))
+        self._assign(job, placed, groups, change)
+
+    def _checked_gang(self, job: Job, event: GangAssignedEvent, taken: _Taken | None) -> _Places:
         config, gang = job.spec.coscheduling, self._table.gang(job, event.gang)
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
@@ -106,12 +167,10 @@ class Gangs:
         if len(set(node_ids)) != len(node_ids):
             raise IllegalTransitionError(f"job {event.job_id}: {node_ids} names a worker twice")
         for node_id in node_ids:
-            self._require_room(job, node_id)
-        if len(gang.tasks) != len(node_ids):  # another count of slices, or other slices: another set of tasks
-            if job.attempt and len(job.gangs) > 1:
-                raise IllegalTransitionError(f"job {event.job_id}: its other slices have {len(gang.tasks)} hosts each")
-            self._resize(job, len(node_ids))
-        self._assign(job, [(gang, node_ids)], tuple(groups), change)
+            self._require_room(job, node_id, taken=taken)
+        if len(gang.tasks) != len(node_ids) and job.attempt and len(job.gangs) > 1:
+            raise IllegalTransitionError(f"job {event.job_id}: its other slices have {len(gang.tasks)} hosts each")
+        return [(gang, node_ids)], tuple(groups)
 
     def _resize(self, job: Job, size: int) -> None:
         """Give each gang of a job another number of tasks. All of them wait."""
@@ -120,9 +179,7 @@ class Gangs:
         job.counts = Counter({TaskState.PENDING: len(job.gangs) * size})
         self._table.all_changed(job)
 
-    def tasks_assigned(self, event: TasksAssignedEvent, change: Change) -> None:
-        """Give tasks of a job that is not coscheduled their host: to all of them or to none."""
-        job = self._table.known(event.job_id)
+    def _checked_tasks(self, job: Job, event: TasksAssignedEvent, taken: _Taken | None) -> _Places:
         if job.spec.coscheduling is not None:
             raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
         if not event.task_indices or len({*event.task_indices}) != len(event.task_indices):
@@ -130,9 +187,9 @@ class Gangs:
         gangs = [self._table.gang(job, index) for index in event.task_indices]
         for gang in gangs:
             self._require_pending(job, gang)
-        self._require_room(job, event.node_id, len(gangs))
+        self._require_room(job, event.node_id, len(gangs), taken)
         slice_name = self._fleet.workers[event.node_id].slice_name
-        self._assign(job, [(gang, (event.node_id,)) for gang in gangs], (slice_name or event.node_id,), change)
+        return [(gang, (event.node_id,)) for gang in gangs], (slice_name or event.node_id,)
 
     def _require_groups(self, event: GangAssignedEvent, group_by: str) -> None:
         """Refuse an assignment that splits a gang: each group's hosts share its name, and no two groups share one."""
@@ -150,12 +207,17 @@ class Gangs:
             state = gang.tasks[0].state.name
             raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only PENDING tasks are assigned")
 
-    def _require_room(self, job: Job, node_id: str, tasks: int = 1) -> None:
+    def _require_room(self, job: Job, node_id: str, tasks: int = 1, taken: _Taken | None = None) -> None:
         """Refuse an assignment to a host that is gone or full, as a last check against two tasks on one host."""
-        worker = self._fleet.workers.get(node_id)
+        worker, need = self._fleet.workers.get(node_id), job.requirement
         if worker is not None:
-            others = {r: amount * (tasks - 1) for r, amount in job.requirement.demand(worker).items()}
-            if job.requirement.has_room(worker, others if tasks > 1 else None):
+            demand = need.demand(worker)
+            others = {r: amount * (tasks - 1) for r, amount in demand.items()} if tasks > 1 else None
+            if taken is not None:
+                before, more = taken.get(node_id, {}), others or {}
+                others = {r: before.get(r, 0.0) + more.get(r, 0.0) for r in {**before, **demand}}
+                taken[node_id] = {r: amount + demand.get(r, 0.0) for r, amount in others.items()}
+            if need.has_room(worker, others):
                 return
         raise IllegalTransitionError(f"job {job.spec.job_id}: worker {node_id} is gone or full")
 

@@ -38,7 +38,9 @@ def check_state(
         _check_counts(job)
         waiting = [] if over else [i for i, gang in enumerate(job.gangs) if gang.pending]
         assert sorted(job.pending) == waiting, f"{job_id}: the queue has {list(job.pending)} of it, not {waiting}"
-        assert (job in pending) == bool(waiting), f"{job_id}: in the queue or not?"
+        held_back = job.awaits or (job.forms_group and not job.members)
+        assert (job in pending) == bool(waiting and not held_back), f"{job_id}: in the queue or not?"
+        assert job.forms_group or not job.members, f"{job_id}: it stands for a group that has started"
         for gang in job.gangs:
             _check_gang(job, gang, fleet)
     for worker in fleet.workers.values():

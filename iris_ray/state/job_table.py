@@ -67,7 +67,7 @@ class JobTable:
         waiting = []
         for job_id in self._not_sorted_in:
             job = self.jobs.get(job_id)
-            if job is not None and job.pending and not job.state.finished:
+            if job is not None and _is_queued(job):
                 waiting.append(job)
             else:
                 self._waiting.discard(job_id)
@@ -110,8 +110,8 @@ class JobTable:
 
     # -- changing --------------------------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, now: float) -> None:
-        """Add a new job. A submission that is delivered twice changes nothing.
+    def submit(self, spec: JobSpec, now: float) -> Job | None:
+        """Add a new job, and return it. A submission that is delivered twice changes nothing.
 
         Raises:
             IllegalTransitionError: there is another job of this id.
@@ -120,7 +120,7 @@ class JobTable:
         if known is not None:
             if known.spec != spec:
                 raise IllegalTransitionError(f"job {spec.job_id} is there already, with another spec")
-            return
+            return None
         tasks = new_gangs(spec.job_id, spec.num_gangs, spec.most_tasks_per_gang)
         gangs = [Gang(of_gang, waiting_since=now) for of_gang in tasks]
         self._submitted += 1
@@ -137,6 +137,24 @@ class JobTable:
         self._limits.submitted(spec)
         self.all_changed(job)
         self.queue_changed(spec.job_id)
+        return job
+
+    def hold_back(self, job: Job) -> None:
+        """Take a job out of the queue until `enters`: it awaits other jobs."""
+        self._not_sorted_in.add(job.spec.job_id)
+
+    def enters(self, *jobs: Job, now: float) -> None:
+        """Put a job into the queue that awaited other jobs, or a group whose first job stands for all.
+
+        Their waiting begins now, unless they had entered it under an earlier Controller.
+        """
+        for job in jobs:
+            if not job.ready_at:
+                job.ready_at = now
+                for gang in job.gangs:
+                    gang.waiting_since = now
+                self.all_changed(job)
+        self.queue_changed(jobs[0].spec.job_id)
 
     def restore(self, job: Job) -> None:
         """Add a job that an earlier Controller knew."""
@@ -280,6 +298,13 @@ class JobTable:
         if job.spec.job_id not in self.finished:
             size = self.finished[job.spec.job_id] = _memory_of(job)
             self._finished_bytes += size
+
+
+def _is_queued(job: Job) -> bool:
+    """Return whether a job waits for hosts: not for other jobs, nor behind the first job of its group."""
+    if not job.pending or job.awaits or job.state.finished:
+        return False
+    return bool(job.members) or not job.forms_group
 
 
 def _memory_of(job: Job) -> int:

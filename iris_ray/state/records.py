@@ -22,7 +22,7 @@ from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId
 
-RECORD_VERSION = 13
+RECORD_VERSION = 14
 """Raise it whenever the fields or the module of a class inside a record change; a test compares them with lists."""
 
 GANGS_PER_CHUNK = 256
@@ -33,6 +33,7 @@ _HEADER = _ANY_HEADER + b"%d" % RECORD_VERSION
 # Values go into records without their names and classes: that is faster, and shorter.
 _FROM_GANGS = {
     "kind",
+    "members",
     "requirement",
     "gangs",
     "counts",

@@ -262,6 +262,8 @@ def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
         scheduling_timeout=None,
         max_runtime=None,
         stop_without_progress=None,
+        after={},
+        group=None,
     )
 
 

@@ -15,7 +15,7 @@ from iris_ray.actors.calls.ray_internals import ClusterStore, has_inherited_conn
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
-from iris_ray.model.checks import is_name, is_timeout, require, shown
+from iris_ray.model.checks import is_name, is_timeout, require, shown, unknown
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import ACTIVE
 from iris_ray.model.plain_values import plain
@@ -43,26 +43,33 @@ def register_endpoint(name: str, address: str) -> None:
         _store().put(key, record)
 
 
-def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
-    """Return the address that a task of this job has registered under a name.
+def lookup_endpoint(name: str, timeout: float = 0.0, *, member: str | None = None) -> str:
+    """Return the address that a task of this job, or of another job of its group, has registered under a name.
 
     Args:
         name: the endpoint's name.
         timeout: seconds to wait until a task registers it; ``math.inf`` waits for ever.
+        member: the name of the other job in the group; None: this job.
 
     Raises:
         EndpointNotFoundError: no running task has registered the name.
         ControllerUnavailableError: no Controller answered within the timeout, nor within 20 s.
         InvalidRequestError: called outside a task, or the timeout is not a number.
+        UnknownNameError: the group has no such job, or this job is in no group.
         NoClusterError: called in a process that the task has started.
     """
     me, key = _task(name)
+    job_id = me.job_id
+    if member is not None and (job_id := me.group_jobs.get(member, "")) != me.job_id:
+        if not job_id:
+            raise unknown(f"job of the group of {me.job_id} that is called", member, me.group_jobs)
+        key = endpoint_key(job_id, plain(str, name, "the endpoint's name"))
     require(is_timeout(timeout), "timeout", timeout, "seconds, or math.inf to wait for ever")
     deadline = time.monotonic() + timeout
-    while (address := _registered(me, key, deadline - time.monotonic())) is None:
+    while (address := _registered(me, job_id, key, deadline - time.monotonic())) is None:
         if time.monotonic() > deadline:
             waited = f" within {timeout:g} s" if timeout else ""
-            raise EndpointNotFoundError(f"no task of {me.namespace} that runs has registered {name!r}{waited}")
+            raise EndpointNotFoundError(f"no task of {job_id} that runs has registered {name!r}{waited}")
         time.sleep(ASK_AGAIN_S)
     return address
 
@@ -103,20 +110,21 @@ def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
     }
 
 
-def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
+def _registered(me: JobInfo, job_id: str, key: str, left_s: float) -> str | None:
     run = LocalRun.of_this_task()
     found = _store().get(key) if run is None else run.get(key)
     if found is None:
         return None
     index, attempt, address = pickle.loads(found)
-    if (index, attempt) == (_index(me, run), me.attempt):
+    is_own = job_id == me.job_id
+    if is_own and (index, attempt) == (_index(me, run), me.attempt):
         return str(address)
     if run is not None:
         return None if run.has_ended(index) else str(address)
-    if me.in_gang and attempt != me.attempt:  # it may have had more tasks
+    if is_own and me.in_gang and attempt != me.attempt:  # it may have had more tasks
         return None
     controller = ControllerConnection(patience_s=max(left_s, RESTART_S))
-    holder = controller.ask(ControllerInterface.task_status, me.job_id, index)
+    holder = controller.ask(ControllerInterface.task_status, job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 
 

@@ -27,6 +27,19 @@ def test_docker_prints_from_every_container(tmp_path: Path, monkeypatch: pytest.
         assert engine.containers() == []
 
 
+@pytest.mark.proof
+@pytest.mark.way_in
+def test_group_outlasts_a_lost_slice_of_its_samplers() -> None:
+    output = run("rl_group.py")
+    lost = re.search(r"lost: (v4-8-\d)", output)
+    assert lost is not None
+    assert "trainer: {'attempt': 1," in output, "the trainer has never stopped"
+    assert re.search(r"'sampler \d, attempt 2': 3", output), "the sampler has come back, and found it"
+    assert "trainer: succeeded, no error" in output
+    for name in ("samplers", "prepare"):
+        assert f"{name}: killed, the main jobs of its group rl have succeeded: trainer" in output
+
+
 @pytest.mark.long
 def test_three_users_see_each_others_jobs() -> None:
     rows = [line.split() for line in run("three_users.py").splitlines() if line.startswith("train-")]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
+from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
@@ -20,6 +21,8 @@ from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
     GangAssignedEvent,
+    GroupAssignedEvent,
+    JobAssignedEvent,
     JobSubmittedEvent,
     PromiseEvent,
     TaskDispatchFailedEvent,
@@ -234,11 +237,13 @@ def assigned_tasks(plan: SchedulingResult) -> list[TasksAssignedEvent]:
     return tasks
 
 
-def one_by_one(assignments: Iterable[AssignedEvent]) -> list[AssignedEvent]:
+def one_by_one(assignments: Iterable[AssignedEvent]) -> list[JobAssignedEvent]:
     """The same assignments with an event for each gang and each task."""
-    found: list[AssignedEvent] = []
+    found: list[JobAssignedEvent] = []
     for event in assignments:
-        if isinstance(event, TasksAssignedEvent):
+        if isinstance(event, GroupAssignedEvent):
+            found += one_by_one(event.assignments)
+        elif isinstance(event, TasksAssignedEvent):
             found += [replace(event, task_indices=(index,)) for index in event.task_indices]
         else:
             found.append(event)
@@ -264,3 +269,17 @@ def attempt_id(job: Job, task_index: int = 0, number: int | None = None) -> Atte
         return job.current_attempt(job.gang_of(task_index))
     gang = 0 if len(job.gangs) == 1 else task_index // len(job.gangs[0].tasks)
     return AttemptId(job.spec.job_id, number, gang)
+
+
+def in_group(*specs: JobSpec, name: str = "rl", main: tuple[str, ...] = ()) -> list[JobSpec]:
+    """The same jobs as a group, each under its id; all are main jobs unless told."""
+    ids = tuple(spec.job_id for spec in specs)
+    group = GroupSpec(name, name, tuple(zip(ids, ids, strict=True)), main or ids)
+    return [replace(spec, group=group) for spec in specs]
+
+
+def submit_group(world: World, *specs: JobSpec, **about: Any) -> list[Job]:
+    """Submit jobs as a group."""
+    for spec in in_group(*specs, **about):
+        world.do(JobSubmittedEvent(spec, world.now))
+    return [world.state.jobs[spec.job_id] for spec in specs]

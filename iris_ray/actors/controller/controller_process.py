@@ -44,6 +44,7 @@ from iris_ray.model.cluster_settings import (
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
@@ -266,9 +267,16 @@ class ControllerProcess:
         waits = [(jobs[job_id], why) for job_id, why in self._planner.pending_reasons.items() if job_id in jobs]
         return missing_slices(waits, self._state.fleet)
 
+    def _asks_for_slices(self) -> dict[str, str | None] | None:
+        """Return how missing slices are asked for, and why not as they should be; None if nobody asks for any."""
+        demand = self._demand
+        if demand is None or not demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND)):
+            return None
+        return {"way": demand.way, "problem": demand.problem}
+
     def _waiting(self, job: Job) -> PendingReason | None:
         """Return why a job waits by the latest plan, if it does, and what is known of slices that are asked for."""
-        waiting = self._planner.pending_reasons.get(job.spec.job_id)
+        waiting = held_back(job) or self._planner.pending_reasons.get(job.spec.job_id)
         if waiting is None or job.spec.device is None:
             return waiting
         of_autoscaler = self._demand.words(job.spec.device) if self._demand is not None else ()

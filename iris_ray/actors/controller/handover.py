@@ -5,7 +5,7 @@ See `iris_ray.actors.protocol.export_file` for the format. Times are wall times 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,12 +64,12 @@ def hand_over(journal: Journal) -> HandedOver:
         _add_event(found, event, journal.clock)
     found.lines += user_days(journal.user_times) + fleet_days(journal.fleet_times)
     teams = Teams(team for event in settings if isinstance(event, TeamsSetEvent) for team in event.teams)
+    left = {record.job.spec.job_id for record in records if record.job.over is None}
     for record in records:
         if record.job.spec.spare_for is None:
             is_over = record.job.over is not None
-            found.lines.append(
-                finished_line(record, journal.clock) if is_over else job_line(record, journal.clock, teams)
-            )
+            line = finished_line(record, journal.clock) if is_over else job_line(record, journal.clock, teams, left)
+            found.lines.append(line)
     for aside in journal.contained.records.values():
         found.left_out.append(f"{aside.name}: {aside.why}")
     return found
@@ -117,8 +117,11 @@ def fleet_days(times: FleetTimes) -> list[Line]:
     return [{"kind": "fleet_day", "day": day, "chip_seconds": dict(of)} for day, of in times.since("").items()]
 
 
-def job_line(record: JobRecord, clock: Clock, teams: Teams) -> Line:
-    """Return the line of a job that has not ended, with what is left of its budgets, and a team that exists."""
+def job_line(record: JobRecord, clock: Clock, teams: Teams, left: Collection[str]) -> Line:
+    """Return the line of a job that has not ended, with what is left of its budgets, and a team that exists.
+
+    ``left``: ids of the jobs that have not ended; the group of the job consists of those.
+    """
     job = record.job
     return {
         "kind": "job",
@@ -129,13 +132,22 @@ def job_line(record: JobRecord, clock: Clock, teams: Teams) -> Line:
         "tasks": job.size,
         "succeeded": job.counts[TaskState.SUCCEEDED],
         "yields": job.yields,
-        "spec": spec_line(replace(with_remaining_budgets(job), team=teams.nearest(job.spec.team))),
+        "spec": spec_line(
+            replace(
+                with_remaining_budgets(job),
+                team=teams.nearest(job.spec.team),
+                group=job.spec.group and job.spec.group.without_others(left),
+            )
+        ),
     }
 
 
 def with_remaining_budgets(job: Job) -> JobSpec:
-    """Return what a job asks for, with what is left of its budgets. The gangs of a job with several begin anew."""
-    spec = job.spec
+    """Return what a job asks for, with what is left of its budgets, and of what it awaits.
+
+    The gangs of a job with several begin anew.
+    """
+    spec = replace(job.spec, after=job.awaits)
     if spec.is_one_gang:
         spec = replace(
             spec,

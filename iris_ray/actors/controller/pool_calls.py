@@ -12,15 +12,17 @@ from iris_ray.actors.controller.views import job_status
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.protocol.task_log import LastLines
-from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError
-from iris_ray.model.checks import shown, unknown_number
+from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError, UnknownNameError
+from iris_ray.model.checks import shown, unknown, unknown_number
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import OUR_MOVES
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
+from iris_ray.scheduler.never_fits import never_fits
 from iris_ray.state.events import (
     AttemptMarkedEvent,
     Event,
+    JobCancelledEvent,
     JobSubmittedEvent,
     TaskDispatchFailedEvent,
     WorkerDrainedEvent,
@@ -52,6 +54,8 @@ class PoolCalls(ControllerProcess):
         if known is None:
             team = self._state.teams.teams.team_for(spec.user, spec.team or None)
             spec = spec if team == spec.team else replace(spec, team=team)
+            self._require_predecessors(spec)
+            await self._require_fitting_group(spec)
             self._state.limits.require_room(spec)
         elif replace(spec, team=known.spec.team) != known.spec:
             raise InvalidJobError(f"there is a job {spec.job_id} already, of {known.spec.user}; choose another id")
@@ -61,6 +65,30 @@ class PoolCalls(ControllerProcess):
         if (aside := self._journal.contained.jobs.get(spec.job_id)) is not None:
             raise JobCancelledError(f"job {spec.job_id} was cancelled: {aside.why}")
         return self._state.jobs[spec.job_id].state
+
+    async def _require_fitting_group(self, spec: JobSpec) -> None:
+        """Refuse a job whose group can never start as a whole. Its other jobs end with that reason."""
+        if spec.group is None:
+            return
+        if (why := self._state.job_groups.mismatch(spec)) is not None:
+            raise InvalidJobError(why)
+        there = [self._state.jobs[i] for i in spec.group.job_ids.values() if i in self._state.jobs]
+        if len(there) + 1 < len(spec.group.members) or self._asks_for_slices() or self._capacity.reports():
+            return  # some are still to come, or somebody brings more slices
+        if (why := never_fits([*(job.spec for job in there), spec], self._state.workers.values())) is not None:
+            reason = f"group {spec.group.name} can never start: {why}"
+            await self._events.recorded(JobCancelledEvent(job.spec.job_id, reason) for job in there[:1])
+            raise InvalidJobError(f"{reason}. Ask for fewer, or add what is missing first")
+
+    def _require_predecessors(self, spec: JobSpec) -> None:
+        """Refuse a job that comes after one that is not known, or is forgotten."""
+        for job_id in spec.after:
+            if job_id not in self._state.jobs:
+                problem = unknown("job", job_id, self._state.jobs)
+                raise UnknownNameError(
+                    f"{spec.name or spec.job_id} is to run after {job_id}: {problem}. If that has ended long ago, it is"
+                    " forgotten: leave it out of `after`"
+                )
 
     @checked
     async def report(

@@ -45,7 +45,7 @@ from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameE
 from iris_ray.history.reading import HistoryRows, Value
 from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.checks import unknown, unknown_number
-from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, WasSet, setting_named
+from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
 from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.jobs import Job
@@ -328,13 +328,6 @@ class UserCalls(ControllerProcess):
 
     def _status(self, job: Job) -> JobStatus:
         return job_status(job, self._state, self._clock, self._waiting(job), self._progress.of(job.spec.job_id))
-
-    def _asks_for_slices(self) -> dict[str, str | None] | None:
-        """Return how missing slices are asked for, and why not as they should be; None if nobody asks for any."""
-        demand = self._demand
-        if demand is None or not demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND)):
-            return None
-        return {"way": demand.way, "problem": demand.problem}
 
     def _set_aside(self) -> list[SetAside]:
         """Return jobs that the Controller could not handle or can't place, and records that can't be read."""

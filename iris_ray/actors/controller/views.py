@@ -35,6 +35,7 @@ from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.time_lost import elastic_seconds
 from iris_ray.model.workers import TPU, TPU_TOPOLOGY, Worker, accelerators, string_attribute
+from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
@@ -80,6 +81,8 @@ def job_status(
         failure_domain=spec.failure_domain,
         team=state.teams.teams.nearest(spec.team),
         ends_at=None if job.over or math.isinf(end := ends_at(job)) else clock.wall(end),
+        group=spec.group.name if spec.group else "",
+        group_jobs=tuple(spec.group.job_ids.values()) if spec.group else (),
     )
 
 
@@ -383,7 +386,7 @@ class Overview:
         return self._teams[1]
 
     def _job(self, job: Job) -> JobStatus:
-        return job_status(job, self._state, self._clock, None, self._progress.of(job.spec.job_id))
+        return job_status(job, self._state, self._clock, held_back(job), self._progress.of(job.spec.job_id))
 
     def _waiting(self) -> list[PendingReason]:
         """Return the reasons of waiting jobs without spares, in the order of the latest plan."""

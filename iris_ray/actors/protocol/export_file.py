@@ -11,12 +11,13 @@ before. tests/data/export-format-1.jsonl is of today, and every later version mu
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from iris_ray.actors.protocol.messages import NO_OWNER_YET, ProcessSpec, RunRequest
 from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.secret import SecretValue
@@ -57,6 +58,11 @@ _SPEC: Mapping[str, Codec] = {
         (_same, _same),
     ),
     "priority": (lambda band: band.name, PriorityBand.__getitem__),
+    "after": (dict, dict),
+    "group": (
+        lambda group: group and {**asdict(group), "members": dict(group.members)},
+        lambda line: line and GroupSpec(line["group_id"], line["name"], (*line["members"].items(),), (*line["main"],)),
+    ),
     "coscheduling": (
         lambda config: config and {"group_by": config.group_by, "num_groups": list(config.num_groups)},
         lambda line: line and CoschedulingConfig(line["group_by"], line["num_groups"]),

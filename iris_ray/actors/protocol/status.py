@@ -48,6 +48,8 @@ class JobStatus:
         team: the team for which it counts; empty for none.
         about_team: how that team's quota stands, in a sentence; None without teams, and in lists of jobs.
         ends_at: when its ``max_runtime`` is over, seconds since the epoch; None if it has none, or has not run.
+        group: the name of the group of jobs that it belongs to; empty for none.
+        group_jobs: the ids of all jobs of that group.
     """
 
     number: int
@@ -82,6 +84,8 @@ class JobStatus:
     team: str = ""
     about_team: str | None = None
     ends_at: float | None = None
+    group: str = ""
+    group_jobs: tuple[str, ...] = ()
 
     @property
     def starting(self) -> bool:

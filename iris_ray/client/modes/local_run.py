@@ -16,12 +16,17 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.modes.local_gang import ON_CPU, run_gang
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import Mode, ModeKind, PlannedFault, plan_in_words, require_possible, require_runnable
-from iris_ray.errors import InvalidJobError, TaskCrashedError
+from iris_ray.errors import InvalidJobError, InvalidModeError, TaskCrashedError
 from iris_ray.settings import MODE
 
 
 def run_here(request: RunRequest, mode: Mode) -> list[Any]:
     """Run a request, and return one result per task, by index. Raises like `run_on_pod`."""
+    if request.spec.after:
+        raise InvalidModeError(
+            f"after names jobs of a cluster's queue ({', '.join(request.spec.after)}), and mode {mode.kind} has none;"
+            " leave it out, or the mode"
+        )
     if mode.kind is ModeKind.SIMULATE:
         return run_simulated(request, mode.faults)
     if mode.kind is ModeKind.VALIDATE:

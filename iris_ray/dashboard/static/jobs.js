@@ -55,7 +55,7 @@ function choice(item, show) {
 
 function matches(job) {
   const text = filters.text;
-  return !text || [job.id, job.name, job.user, job.team, job.type ?? "", ...job.groups].some((one) => one.toLowerCase().includes(text));
+  return !text || [job.id, job.name, job.user, job.team, job.group, job.type ?? "", ...job.groups].some((one) => one.toLowerCase().includes(text));
 }
 
 function row(job) {

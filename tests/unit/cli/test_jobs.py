@@ -9,6 +9,7 @@ from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.controller import user_calls
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.client import inspection
+from iris_ray.errors import UnknownNameError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
 from tests.support.command_line import CTRL_C, Terminal, address_of_nobody, invoke
@@ -35,6 +36,23 @@ def test_waiting_job_answers_why_status_tasks_and_cancel(world: ControllerInProc
     assert world.json("job", "status", second)["error"] == "cancelled by ann"
     assert "had already ended: killed" in world.iris("cancel", second).stdout
     assert not world.json("cancel", second)["cancelled"]
+
+
+def test_job_after_another_says_so_and_starts_in_turn(world: ControllerInProcess) -> None:
+    first = world.start("prepare-1a2b3c4d")
+    last = world.submit("train-5e6f7a8b", after=[first])
+    assert "waits until prepare-1a2b3c4d has succeeded" in world.iris("why", last).stdout
+    assert "waits until prepare" in world.iris("job", "status", last).stdout
+    with pytest.raises(UnknownNameError, match="did you mean prepare-1a2b3c4d"):
+        world.submit("train-2", after=["prepare-1a2b3c4e"])
+    world.succeed(first)
+    world.wait_for_attempt(last, 1)
+    world.iris("cancel", last)
+    late = world.submit("late", after={last: "succeeded"})
+    assert world.state(late) is JobState.UNSCHEDULABLE
+    assert (
+        f"once {last} had succeeded, and that has ended as killed: cancelled by ann" in world.iris("why", late).stdout
+    )
 
 
 def test_listing_filters_by_user_and_adds_finished_jobs(world: ControllerInProcess) -> None:

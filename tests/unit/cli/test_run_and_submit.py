@@ -26,11 +26,13 @@ def script(tmp_path: Path) -> str:
 
 
 def test_run_waits_for_job_and_passes_options_on(world: ControllerInProcess, script: str) -> None:
-    seen = []
+    seen, before = [], world.start("prepare-1a2b3c4d")
+    world.succeed(before)
 
     def ends() -> None:
         wait_until(world.has_running_job)
         seen.append(world.status(world.only_job()))
+        assert world.spec(world.only_job()).after == {before: "started"}
         world.succeed(world.only_job())
 
     chosen = ("--constraint", "tpu-topology in (v4-16, v4-32)", "--prefer", "spot=true", "--tolerate", "hot")
@@ -38,6 +40,8 @@ def test_run_waits_for_job_and_passes_options_on(world: ControllerInProcess, scr
         *chosen,
         "--scheduling-timeout",
         "60",
+        "--after",
+        f"{before}=started",
         "--name",
         "again",
         "--priority",
@@ -53,7 +57,7 @@ def test_run_waits_for_job_and_passes_options_on(world: ControllerInProcess, scr
     assert (job.name, job.priority, job.user, job.device) == ("again", PriorityBand.BATCH, "ann", "v4-16")
     assert (job.max_retries_failure, job.max_retries_preemption) == (0, 7)
     assert job.groups == ("v4-16-0", "v4-16-1")
-    assert [j["state"] for j in world.json("ls", "--all")] == ["SUCCEEDED"]
+    assert [j["state"] for j in world.json("ls", "--all")] == ["SUCCEEDED"] * 2
 
 
 def test_local_run_uses_working_directory(world: ControllerInProcess, tmp_path: Path) -> None:

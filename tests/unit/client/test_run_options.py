@@ -110,6 +110,7 @@ DEFAULTS = {
     "tolerations": (),
     "priority": PriorityBand.INTERACTIVE,
     "team": None,
+    "after": (),
     "scheduling_timeout": None,
     "max_runtime": None,
     "keep_warm": 60,

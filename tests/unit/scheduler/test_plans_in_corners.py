@@ -13,7 +13,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobSubmittedEvent, TasksAssignedEvent, WorkerRegisteredEvent
-from tests.support.worlds import S, World, gang_spec, host
+from tests.support.worlds import S, World, gang_spec, host, one_by_one
 
 LONG = BACKFILL_BOUND_S + 1
 
@@ -39,7 +39,8 @@ def submit_gang(world: World, job_id: str, age: float = 0.0, **changes: Any) -> 
 
 
 def placed(world: World) -> dict[str, object]:
-    return {a.job_id: a.node_id if isinstance(a, TasksAssignedEvent) else a.groups for a in world.plan().assignments}
+    assignments = one_by_one(world.plan().assignments)
+    return {a.job_id: a.node_id if isinstance(a, TasksAssignedEvent) else a.groups for a in assignments}
 
 
 RACK = CoschedulingConfig("rack")

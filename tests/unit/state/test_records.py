@@ -8,6 +8,7 @@ import pytest
 from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.goodput import AttemptTimes, JobTimes, Marks
+from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
 from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
@@ -331,18 +332,20 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
         AttemptTimes,
         Marks,
         TimeLost,
+        GroupSpec,
     )
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (13, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (14, FIELDS, MODULES)
 
 
 FIELDS = {
     "JobRecord": ["job", "allocations"],
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
-            "failures", "preemptions", "evictions", "spares_made", "promise", "started", "began_at", "furthest_step",
-            "fruitless", "over", "avoided", "avoided_until", "error", "yields", "times", "kind"],
+            "failures", "preemptions", "evictions", "spares_made", "promise", "awaits", "ready_at", "started",
+            "began_at", "furthest_step", "fruitless", "over", "avoided", "avoided_until", "error", "yields", "times",
+            "members", "kind"],
     "JobTimes": ["attempts", "settled", "settled_until", "has_run", "ended_at", "succeeded", "settled_failures",
                  "back_s"],
     "AttemptTimes": ["number", "chips", "assigned_at", "began_at", "ended_at", "marks", "cause"],
@@ -357,9 +360,10 @@ FIELDS = {
     "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],
     "JobSpec": ["job_id", "owner", "name", "user", "team", "priority", "device", "replicas", "coscheduling",
                 "whole_groups", "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
-                "max_retries_preemption", "max_task_failures", "scheduling_timeout", "max_runtime",
+                "max_retries_preemption", "max_task_failures", "after", "scheduling_timeout", "max_runtime",
                 "stop_without_progress", "spares", "grow_after", "processes_per_host", "failure_domain",
-                "task_placement", "spare_for", "may_evict"],
+                "task_placement", "group", "spare_for", "may_evict"],
+    "GroupSpec": ["group_id", "name", "members", "main"],
     "CoschedulingConfig": ["group_by", "num_groups"],
     "Constraint": ["key", "op", "value", "_compare"],
     "AttributeValue": ["value"],
@@ -375,6 +379,7 @@ MODULES = {
     **dict.fromkeys(("Notice", "NoticeKind"), "model.notices"),
     "PriorityBand": "model.options",
     **dict.fromkeys(("FailureCause", "TimeLost"), "model.time_lost"),
+    "GroupSpec": "model.job_group",
     "JobRecord": "state.records",
 }
 

@@ -13,7 +13,7 @@ import ray
 
 from iris_ray import TaskState, lookup_endpoint, register_endpoint
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
+from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError, UnknownNameError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task import endpoints
 
@@ -59,6 +59,23 @@ def test_address_of_process_counts_while_its_hosts_task_runs(world: World) -> No
     world.act_as(ME)
     assert lookup_endpoint("server") == "10.0.0.9:80"
     assert world.asked == [1]
+
+
+def test_address_of_another_job_of_the_group_is_found_while_its_task_runs(world: World) -> None:
+    group = "trainer=train-1,sampler=job"
+    registered_by(world, replace(ME, job_id="train-1", task_id="train-1/task-0", group=group))
+    world.act_as(replace(ME, attempt=7, group=group))
+    with pytest.raises(EndpointNotFoundError, match="no task of job"):
+        lookup_endpoint("server")
+    assert lookup_endpoint("server", member="trainer") == "10.0.0.9:80"
+    world.attempt = 2
+    with pytest.raises(EndpointNotFoundError, match="no task of train-1"):
+        lookup_endpoint("server", member="trainer")
+    with pytest.raises(UnknownNameError, match="did you mean trainer"):
+        lookup_endpoint("server", member="trainers")
+    world.act_as(ME)
+    with pytest.raises(UnknownNameError, match="no job of the group of job"):
+        lookup_endpoint("server", member="trainer")
 
 
 def test_address_counts_while_its_task_runs(world: World) -> None:

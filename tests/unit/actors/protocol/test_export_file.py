@@ -26,6 +26,7 @@ from iris_ray.actors.protocol.export_file import (
 from iris_ray.actors.protocol.messages import NO_OWNER_YET, ProcessSpec, RunRequest
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.secret import SecretValue
@@ -67,7 +68,12 @@ def test_every_field_of_a_job_travels_or_is_left_out_on_purpose() -> None:
     assert unexported() == set()
 
 
-@pytest.mark.parametrize("spec", [ASKS_FOR_ALL, gang_spec(), JobSpec(job_id="one", owner="pool")])
+OF_GROUP = GroupSpec("rl-1", "rl", (("trainer", "train-1"), ("sampler", "sample-1")), ("trainer",))
+LATER = replace(ASKS_FOR_ALL, after={"prepare-1": "ended"}, group=OF_GROUP)
+"""With what later versions know."""
+
+
+@pytest.mark.parametrize("spec", [ASKS_FOR_ALL, LATER, gang_spec(), JobSpec(job_id="one", owner="pool")])
 def test_request_survives_the_way_through_json(spec: JobSpec) -> None:
     made = request(replace(spec, owner=NO_OWNER_YET), stall_timeout=60.0, host_silence=9.0, exit_grace=1.0)
     line = json.loads(json.dumps({"spec": spec_line(made.spec), "run": run_line(made, b"\x80pickled")}))

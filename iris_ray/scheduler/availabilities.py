@@ -1,0 +1,78 @@
+"""What is available to each job while a plan is made."""
+
+from iris_ray.model.jobs import Job
+from iris_ray.model.requirement import Requirement
+from iris_ray.scheduler.availability import Availability, buckets_for, num_groups
+from iris_ray.scheduler.candidate_cache import CandidateCache
+from iris_ray.scheduler.candidates import Preferences
+from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
+from iris_ray.state.fleet import Fleet
+from iris_ray.state.quarantine import avoided_by
+
+
+class Availabilities:
+    """Makes each `Availability` when it is first asked for.
+
+    Args:
+        fleet: the workers that the plan is made for.
+        cache: the evaluations of their groups.
+        plan: what was given away.
+        now: seconds on the clock of the events.
+    """
+
+    def __init__(self, fleet: Fleet, cache: CandidateCache, plan: Plan, now: float) -> None:
+        self._fleet = fleet
+        self._cache = cache
+        self._plan = plan
+        self._now = now
+        self._available: dict[Requirement, Availability] = {}
+        self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
+        self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
+
+    def __contains__(self, requirement: Requirement) -> bool:
+        return requirement in self._available
+
+    def to(self, job: Job) -> Availability:
+        """Return what is available to a job. The hosts that it avoids count only if the others are too few.
+
+        In that case the job avoids at least the host that failed last, so it tries all of them in turn.
+        """
+        available = self._to_all(job.requirement)
+        if not job.avoided and job.spec.user not in self._fleet.avoided:
+            return available
+        avoided = self._fleet.avoided_by(job.spec.user, self._now) + avoided_by(job, self._now)
+        for some in (avoided, avoided[-1:]) if avoided else ():
+            elsewhere = self._without(some, available)
+            if sum(map(elsewhere.suitable, buckets_for(job, elsewhere))) >= num_groups(job)[0]:
+                return elsewhere
+        return available
+
+    def forget_failures(self) -> None:
+        """Forget which gangs found too few groups: hosts have become free for others."""
+        for available in (*self._available.values(), *self._elsewhere.values()):
+            available.failed_placements.clear()
+
+    def _without(self, avoided: tuple[str, ...], available: Availability) -> Availability:
+        key = available.requirement, avoided
+        elsewhere = self._elsewhere.get(key)
+        if elsewhere is None:
+            workers = (self._fleet.workers.get(node_id) for node_id in avoided)
+            elsewhere = available.without([worker for worker in workers if worker is not None])
+            self._elsewhere[key] = elsewhere
+        return elsewhere
+
+    def _to_all(self, requirement: Requirement) -> Availability:
+        available = self._available.get(requirement)
+        if available is None:
+            remaining = self._remaining_of(requirement)
+            available = self._available[requirement] = Availability(requirement, remaining, self._now)
+        available.catch_up()
+        return available
+
+    def _remaining_of(self, requirement: Requirement) -> RemainingCapacity:
+        key = requirement.shape, requirement.preferences
+        remaining = self._remaining.get(key)
+        if remaining is None:
+            ranking = self._cache.ranking(self._fleet, *key, self._now)
+            remaining = self._remaining[key] = RemainingCapacity(ranking, self._plan)
+        return remaining

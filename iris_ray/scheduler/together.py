@@ -1,0 +1,250 @@
+"""Places all jobs of a group, or none of them.
+
+A trial places them one after the other on a plan of its own, which is dropped if one of them finds too few groups. Jobs
+that suit few groups go first. If one fails, it goes first in the next trial: so long as no trial is decided, at most as
+often as there are jobs. That finds a place for any group whose jobs ask for different slices, or for the same; it may
+miss one for jobs whose constraints overlap in part, and for tasks of several sizes that fill hosts to the last CPU.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from iris_ray.model.jobs import Job
+from iris_ray.model.workers import UNCONFIRMED_S, Occupant, Worker, accelerators
+from iris_ray.scheduler.availabilities import Availabilities
+from iris_ray.scheduler.availability import assign, buckets_for, choose, num_groups, preferred
+from iris_ray.scheduler.candidate_cache import CandidateCache
+from iris_ray.scheduler.limits import Allowances, chips_of
+from iris_ray.scheduler.pending_reason import ReachedLimit
+from iris_ray.scheduler.remaining_capacity import Plan
+from iris_ray.scheduler.spreading import Spreading
+from iris_ray.state.events import JobAssignedEvent, TasksAssignedEvent
+from iris_ray.state.fleet import Fleet
+
+MOST_TRIALS = 8
+"""So often a plan tries to place a group in different orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Where all jobs of a group go.
+
+    Attributes:
+        assignments: of each gang of each job, those of the group's first job first.
+        granted: what each job takes, in the group's order.
+    """
+
+    assignments: tuple[JobAssignedEvent, ...]
+    granted: tuple[tuple[Job, dict[str, float]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TooFew:
+    """A job of a group for which there is nothing left.
+
+    Attributes:
+        job: the job.
+        free: how many groups were free at its turn.
+        beside: whether others of the group had got theirs before it.
+        limit: the limit that the group has reached with it, or None.
+    """
+
+    job: Job
+    free: int
+    beside: bool
+    limit: ReachedLimit | None = None
+
+
+def place_together(
+    members: Sequence[Job],
+    fleet: Fleet,
+    cache: CandidateCache,
+    plan: Plan,
+    available: Availabilities,
+    now: float,
+    allowances: Allowances | None = None,
+    prefer: Collection[str] = (),
+) -> Together | TooFew:
+    """Return where all jobs of a group go, or the job that finds too few groups. Change nothing.
+
+    Args:
+        members: the jobs, none of which has ever had hosts.
+        fleet: the workers.
+        cache: the evaluations of their groups.
+        plan: what was given away.
+        available: what that leaves to each job.
+        now: seconds on the clock of the events.
+        allowances: what each user and team may still get; None: as much as they like.
+        prefer: names of the slices to take first.
+    """
+    for job in members:  # most groups that wait are decided here, without a plan of their own
+        free = choose(job, available.to(job), {}, num_groups(job)[:1], False, False)[1]
+        if free < num_groups(job)[0]:
+            return TooFew(job, free, beside=False)
+    for job in members:  # all groups are evaluated before the trials, which share the evaluations with the plan
+        available.to(job).free_in_all()
+    order = sorted(members, key=lambda job: (not accelerators(job.spec.resources), _choice(job, available), job.number))
+    failure: TooFew | None = None
+    for most in (True, False) if any(len(num_groups(job)) > 1 for job in members) else (False,):
+        for _ in range(min(len(members), MOST_TRIALS)):
+            found = _Trial(fleet, cache, plan, now, allowances, prefer).place(order, most)
+            if not isinstance(found, TooFew):
+                in_order = [(job, found[job.spec.job_id]) for job in members]
+                assignments = (one for _, placed in in_order for one in placed.assignments)
+                return Together(tuple(assignments), tuple((job, placed.granted) for job, placed in in_order))
+            failure = failure or found  # the first one is the easiest to understand
+            if found.limit is not None:
+                break
+            if not found.beside:
+                return found
+            order = [found.job, *(job for job in order if job is not found.job)]
+    assert failure is not None
+    return failure
+
+
+def without_what_ends(fleet: Fleet, hosts: Collection[Worker], now: float, stays: Collection[Occupant] = ()) -> Fleet:
+    """Return a fleet of some hosts as they are once all that runs there has ended.
+
+    Args:
+        fleet: the fleet.
+        hosts: those of it that count.
+        now: seconds on the clock of the events.
+        stays: occupants that don't end by themselves.
+    """
+    found = Fleet()
+    for worker in hosts:
+        stuck = {who for who, since in worker.ending.items() if now >= since + UNCONFIRMED_S}
+        left = {who: held for who, held in worker.occupants.items() if who in stuck or who in stays}
+        found.put(replace(worker, occupants=left, ending={who: worker.ending[who] for who in left if who in stuck}))
+    for user, avoided in fleet.avoided.items():
+        for node_id, until in avoided.items():
+            found.avoid(user, node_id, until)
+    return found
+
+
+def place_on(
+    members: Sequence[Job],
+    fleet: Fleet,
+    now: float,
+    allowances: Allowances | None = None,
+    prefer: Collection[str] = (),
+    given_away: Plan | None = None,
+) -> Together | TooFew:
+    """Return where all jobs of a group go in a fleet of its own, as `place_together` does.
+
+    ``given_away``: what a plan has taken of these hosts; None: nothing.
+    """
+    cache, plan = CandidateCache(), Plan()
+    if given_away is not None:
+        for node_id in given_away.taken.keys() & fleet.workers.keys():
+            plan.take((fleet.workers[node_id],), given_away.taken[node_id], given_away.takers[node_id])
+    available = Availabilities(fleet, cache, plan, now)
+    return place_together(members, fleet, cache, plan, available, now, allowances, prefer)
+
+
+def only(hosts: Iterable[Worker]) -> Fleet:
+    """Return a fleet of some hosts as they are now."""
+    found = Fleet()
+    for worker in hosts:
+        found.put(replace(worker))
+    return found
+
+
+def _choice(job: Job, available: Availabilities) -> int:
+    """Return how many groups a job could do without."""
+    found = available.to(job)
+    return sum(found.suitable(bucket) for bucket in buckets_for(job, found)) - num_groups(job)[0] * len(job.gangs)
+
+
+@dataclass(slots=True)
+class _Placed:
+    """What one job gets in a trial."""
+
+    assignments: list[JobAssignedEvent] = field(default_factory=list)
+    granted: dict[str, float] = field(default_factory=dict)
+
+
+class _Trial:
+    """A plan beside the plan that is made."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        cache: CandidateCache,
+        plan: Plan,
+        now: float,
+        allowances: Allowances | None,
+        prefer: Collection[str],
+    ) -> None:
+        touched = [fleet.workers[node_id] for node_id in {**plan.taken, **plan.kept} if node_id in fleet.workers]
+        self._plan = Plan(dict(plan.taken), dict(plan.kept), dict(plan.takers), touched)
+        self._fleet = fleet
+        self._available = Availabilities(fleet, cache, self._plan, now)
+        self._allowances = allowances
+        self._prefer = dict.fromkeys(prefer, -1)
+
+    def place(self, order: Sequence[Job], most: bool) -> dict[str, _Placed] | TooFew:
+        """Place the jobs in an order; ``most``: each on as many groups as it can use, else on as few."""
+        placed: dict[str, _Placed] = {}
+        failure: TooFew | None = None
+        for job in order:
+            mine = placed[job.spec.job_id] = _Placed()
+            if (failure := self._place(job, mine, most, beside=len(placed) > 1)) is not None:
+                break
+        if self._allowances is not None:
+            for job in order:
+                if (found := placed.get(job.spec.job_id)) is not None:
+                    self._allowances.not_granted(job, found.granted)
+        return placed if failure is None else failure
+
+    def _place(self, job: Job, mine: _Placed, most: bool, beside: bool) -> TooFew | None:
+        """Place all gangs of a job. If there is no room for one, return what was free at its turn."""
+        allowances, available = self._allowances, self._available.to(job)
+        own = {**preferred(job, self._fleet), **self._prefer}
+        spreading = Spreading(job, self._fleet) if job.spec.spreads else None
+        for gang in job.gangs:
+            wanted = num_groups(job)
+            if allowances is not None:
+                if (reached := allowances.reached(job)) is not None:
+                    return TooFew(job, 0, beside, reached)
+                wanted = allowances.num_groups(job)
+            wanted = wanted if most else wanted[:1]
+            available.catch_up()
+            found, free = choose(job, available, own, wanted, False, False)
+            if not found:
+                return TooFew(job, free, beside)
+            if spreading is not None:
+                found = [spreading.host(found[0], available)]
+                spreading.took(found[0])
+            if allowances is not None and len(within := allowances.within(job, found, wanted, available)) < len(found):
+                if not within:
+                    return TooFew(job, free, beside, allowances.short_of_chips(job, chips_of(found, available)))
+                found = within
+            assignment, granted = assign(job, gang, available, found, self._plan)
+            mine.assignments.append(assignment)
+            for resource, amount in granted.items():
+                mine.granted[resource] = mine.granted.get(resource, 0.0) + amount
+            if allowances is not None:
+                allowances.granted(job, granted)
+        return None
+
+
+def take(found: Together, fleet: Fleet, plan: Plan) -> tuple[str, ...]:
+    """Take from a plan what the jobs of a group get. Return the node ids of their hosts."""
+    jobs = {job.spec.job_id: job for job, _ in found.granted}
+    hosts: dict[str, None] = {}
+    for one in found.assignments:
+        need = jobs[one.job_id].requirement
+        for node_id, number in _tasks(one):
+            worker = fleet.workers[node_id]
+            plan.take((worker,), need.demand(worker), one.job_id)
+            plan.take_more(worker, need.demand(worker), number - 1)
+            hosts[node_id] = None
+    return tuple(hosts)
+
+
+def _tasks(assignment: JobAssignedEvent) -> list[tuple[str, int]]:
+    """Return the hosts of an event, each with the number of tasks that it gets."""
+    if isinstance(assignment, TasksAssignedEvent):
+        return [(assignment.node_id, len(assignment.task_indices))]
+    return [(node_id, 1) for group in assignment.groups for node_id in group]
