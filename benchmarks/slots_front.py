@@ -13,9 +13,10 @@ import gc
 import gzip
 import json
 import multiprocessing
+import os
 import statistics
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -93,8 +94,11 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], float, float]] = {
 """What is sent over each connection, how long that stays open in seconds, and after how many seconds the next comes."""
 
 
-def attack(port: int, name: str, pipe: Any) -> None:
-    async def forever() -> None:
+def attack(port: int, names: Sequence[str], pipe: Any) -> None:
+    """Attack until this process is killed."""
+    os.nice(10)  # attackers are elsewhere, and would not take the server's cores
+
+    async def forever(name: str) -> None:
         make, stays_s, every_s = ATTACKS[name]
         data = make()
         pipe.send(None)
@@ -105,7 +109,10 @@ def attack(port: int, name: str, pipe: Any) -> None:
             task.add_done_callback(running.discard)
             await asyncio.sleep(every_s)
 
-    asyncio.run(forever())
+    async def together() -> None:
+        await asyncio.gather(*map(forever, names))
+
+    asyncio.run(together())
 
 
 # -- callers -----------------------------------------------------------------------------------------------------------
@@ -160,7 +167,7 @@ def main() -> None:
         quiet, attacked, failures = list[tuple[float, float]](), list[tuple[float, float]](), 0
         for _ in range(arguments.rounds):  # in turn, because the machine changes
             quiet.append(hundredths(asyncio.run(measure(port, arguments.seconds))[0]))
-            attacker = spawn.Process(target=attack, args=(port, name, there))
+            attacker = spawn.Process(target=attack, args=(port, [name], there))
             attacker.start()
             here.recv()
             time.sleep(0.5)
