@@ -97,7 +97,6 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         ("port = 0", "port = ", "can't be read"),
         ("[[hosts]]", "[hosts]", r"write \[\[hosts\]\]"),
         ('kind = "gpu"', 'kind = "npu"', "kind is 'npu'; give one of"),
-        ("memory_gb = 80", "", "has no memory_gb"),
         ("replicas = 1", "replica = 1", r"\[models.llama\]: there is no 'replica'; did you mean replicas"),
         ("--port {port}", "", r"\[models.llama\]: ServedCommand: command has no {port}"),
         ("memory_gb = 1\n", "memory_gb = -1\n", r"\[models.shout\]: memory_gb is -1"),
