@@ -84,8 +84,8 @@ def test_traces_of_all_tasks_and_use_of_chips_are_brought(cluster: SimulatedClus
 
 def test_task_without_jax_says_so_and_goes_on(cluster: SimulatedCluster, tmp_path: Path) -> None:
     trace = Trace(tmp_path)
-    results = run_on_pod_ray.remote(trace.gang(), "v4-8", keep_warm=0)
-    (task,) = trace.wait_for_tasks(1)
+    results = run_on_pod_ray.remote(trace.gang(), "v4-16", keep_warm=0)
+    task, _ = trace.wait_for_tasks(2)
     done = iris(cluster, "job", "profile", task["job"], "--xprof", "-o", str(tmp_path / "there"), code=FAILED)
     assert "task 0: no process of it uses JAX" in done.stderr
     assert not (tmp_path / "there").exists()
