@@ -118,6 +118,8 @@ def test_page_holds_as_it_is_written(person: Person, tmp_path: Path) -> None:
             elif block.how == "terminals":
                 serve_and_forward(person, *lines)
             else:
+                if block.how == "once it runs":
+                    wait_until(lambda: re.search(r"long-.* running .* step ", person.types("iris-ray ls")), WAIT_S)
                 if block.how == "in the morning":
                     wait_until(lambda: "night" not in person.types("iris-ray ls"), WAIT_S)
                 for line in lines:
@@ -135,7 +137,7 @@ def look_at(person: Person, printed: dict[str, str]) -> None:
         assert sorted(line.partition("| ")[2] for line in printed["cell"].splitlines()) == [
             "'process 0 of 2'", "'process 1 of 2'"
         ]  # fmt: skip
-    assert "running" in printed["iris-ray ls"]
+    assert "long-" in printed["iris-ray ls"]
     assert printed["iris-ray exec long-1a2b3c4d --all -- uptime"].count("load average") == 2
     assert "step 0: loss" in printed['iris-ray logs long-1a2b3c4d --grep "step 0"']
     assert "train.py" in printed["iris-ray job stacks long-1a2b3c4d"]
